@@ -27,8 +27,8 @@ DEVICE_CODE = (TESTS / "standin", TESTS / "backend" / "cuda")
 # What takes longest begins first: else one process works at the end while the others have nothing left.
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
 HIDDEN = "CuPy finds no usable GPU: there is no NVIDIA driver"  # as it is said where there is none
-# Central differences and the like: thousands of operations, which show again that single operations are right.
-LONG_ON_THE_STANDIN = ("gradients", "predictions_are_made_in_batches", "half_learns_what_float_learns")
+# Thousands of operations, which show again that single operations are right.
+LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,6 +1,6 @@
-"""What operations make of arrays that do not fit: NumPy and compiled code alike refuse them, or take them as they are.
+"""Operations refuse arrays that do not fit, on every backend, and take any layout and precision.
 
-Compiled code would read and write whatever lies there: garbage, NaN, or the end of the process.
+Unchecked, compiled code would read and write beyond the arrays: garbage, NaN, or a crash.
 """
 
 from __future__ import annotations

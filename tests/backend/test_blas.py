@@ -13,7 +13,7 @@ from cupynet.core.errors import ConfigError
 
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine of eight cores, in whose environment nothing is said about BLAS."""
+    """A machine of eight cores, without variables for BLAS."""
     for name in (*blas.THREADS_VARIABLES, blas.CORE_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(blas, "available_cores", lambda: 8)
@@ -119,7 +119,7 @@ AVX512 = [*AVX2, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"]
         ("Haswell", None, AVX512, None),
     ],
 )
-def test_an_environment_that_holds_blas_back_is_told(
+def test_an_environment_that_limits_blas_is_reported(
     asked: str | None, used: str | None, flags: list[str], line: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if asked is not None:

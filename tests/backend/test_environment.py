@@ -1,4 +1,4 @@
-"""What is recorded of the machine a result came from."""
+"""The description of the machine that a result came from."""
 
 from __future__ import annotations
 
@@ -151,16 +151,16 @@ def test_a_hooks_repository_is_not_taken_for_the_own(tree: Path, monkeypatch: py
     assert commit(tree) == head
 
 
-def test_a_package_inside_of_somebodys_repository_has_no_commit(tree: Path) -> None:
+def test_a_package_inside_another_repository_has_no_commit(tree: Path) -> None:
     assert commit(tree / "cupynet") is None
 
 
-@pytest.mark.parametrize(("said", "told"), [("5b0f524", "5b0f524"), ("HEAD", None), ("", None)])
-def test_a_copy_without_git_has_the_commit_that_it_is_told(
-    said: str, told: str | None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("variable", "found"), [("5b0f524", "5b0f524"), ("HEAD", None), ("", None)])
+def test_a_copy_without_git_takes_its_commit_from_the_environment(
+    variable: str, found: str | None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("CUPYNET_COMMIT", said)
-    assert commit(tmp_path / "copy") == told
+    monkeypatch.setenv("CUPYNET_COMMIT", variable)
+    assert commit(tmp_path / "copy") == found
     assert commit(tree) == git(tree, "rev-parse", "HEAD"), "git knows better"
 
 

@@ -130,7 +130,7 @@ def test_vectors_may_be_empty(name: str) -> None:
 
 
 def own_methods(backend: type[Backend]) -> dict[str, Any]:
-    """What a backend defines beside the base class, name -> method; what is private is its own affair."""
+    """Public methods that a backend defines itself, by name."""
     return {
         name: value
         for ancestor in backend.__mro__[::-1]
@@ -143,7 +143,7 @@ def own_methods(backend: type[Backend]) -> dict[str, Any]:
 
 
 def broken_contracts(backend: type[Backend]) -> list[str]:
-    """Public methods that the base class does not have, or has with another signature, or that nothing compares."""
+    """Public methods that the base class lacks, or has with another signature, or that are not compared."""
     broken = []
     for name, method in own_methods(backend).items():
         if name not in PUBLIC:
@@ -183,7 +183,7 @@ def test_a_broken_contract_is_seen() -> None:
 
 
 def test_every_fused_pair_is_compared() -> None:
-    """comparisons.fused_pair goes through all of them: whoever adds one adds it there."""
+    """comparisons.fused_pair compares each of them; add new ones there."""
     assert FUSED.keys() == {(Convolution, MaxPool)}
 
 

@@ -1,4 +1,4 @@
-"""Buffers that are lent and taken back."""
+"""The workspace lends buffers and takes them back."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_short_batch_uses_the_buffers_of_a_full_one() -> None:
 
 
 def test_a_long_buffer_is_kept_for_who_needs_it() -> None:
-    """Products (F, O) and logits (N, O) share a width: whoever comes first must not take the longer one."""
+    """Products (F, O) and logits (N, O) share a width: the first request must not take the longer one."""
     backend = numpy_backend()
     short, long = backend.borrow((4, 3)), backend.borrow((9, 3))
     backend.give_back(short, long)
@@ -141,7 +141,7 @@ def test_an_exception_gives_back_what_was_borrowed_meanwhile(name: str) -> None:
     between = backend.borrow((4, 4))
     assert backend.workspace.on_loan == 3, "nothing went wrong"
     backend.give_back(first)
-    again = backend.borrow((3, 3))  # the same buffer, lent to somebody else
+    again = backend.borrow((3, 3))  # the same buffer, lent again
     assert backend.address(again) == backend.address(first)
     with pytest.raises(KeyError), loans:
         backend.borrow((5, 5))

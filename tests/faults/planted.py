@@ -129,7 +129,7 @@ REFERENCE = [
         "cupynet/backend/reference/dropout.py",
         "kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))",
         "kept = rows.astype(self.policy.accumulate)",
-        ("tests/nn/test_dropout.py::test_what_is_kept_makes_up_for_what_is_dropped",),
+        ("tests/nn/test_dropout.py::test_dropout_keeps_the_mean",),
     ),
     Fault(
         "clipping-lengthens-short-gradients",
@@ -334,7 +334,7 @@ KERNELS = [
         'better = b.fcmp_ordered(">=", sums[p][v], best)',
         (
             f"{OPERATIONS}[fused_pair-numba]",
-            "tests/nn/test_pool.py::test_where_relu_lets_nothing_through_pooling_does_not_either",
+            "tests/nn/test_pool.py::test_a_closed_relu_passes_no_gradient_through_a_pool",
         ),
     ),
     Fault(
@@ -555,7 +555,7 @@ NETWORKS = [
         "cupynet/nn/params.py",
         "            self.buffers[...] = self._kept\n",
         "            self._kept[...] = self.buffers\n",
-        ("tests/nn/test_norm.py::test_what_moved_buffers_is_taken_back",),
+        ("tests/nn/test_norm.py::test_a_skipped_batch_restores_the_buffers",),
     ),
     Fault(
         "layers-behind-a-pool-pass-no-gradient",

@@ -387,8 +387,8 @@ def test_layers_of_keras_in_branches_are_named(tmp_path: Path) -> None:
               for layer in there for number, own in enumerate(("weight", "bias"))}  # fmt: skip
     path = write(tmp_path / "a.weights.h5", stored)
     for names in ({}, {first: "conv2d_1"}):
-        said = rf"^layers '{first}' and '{second}' have the same size, in two branches"
-        with pytest.raises(ConfigError, match=said):
+        line = rf"^layers '{first}' and '{second}' have the same size, in two branches"
+        with pytest.raises(ConfigError, match=line):
             import_keras(found, path, names)
     import_keras(found, path, {first: "conv2d_1", second: "conv2d"})
     for name, weight in arrays.items():

@@ -128,7 +128,7 @@ def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
     assert {"conv1.weight", "block.shortcut.bias", "norm1.variance"} <= {each.name for each in file.graph.initializer}
 
 
-def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_unknown_layers_are_refused(tmp_path: Path) -> None:
     model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
     with pytest.raises(ConfigError, match="^layer 'mine' is an Around of tests.support.networks, .* ONNX"):
         export_onnx(model, tmp_path / "a.onnx")

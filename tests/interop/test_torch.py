@@ -141,7 +141,7 @@ def test_each_branch_is_fed_the_flattened_image() -> None:
         np.testing.assert_array_equal(found[name], [*range(6), *(6 + expected)])
 
 
-def test_an_image_of_one_channel_is_flattened_alike() -> None:
+def test_images_of_one_channel_are_flattened_the_same_way() -> None:
     for image in (Image(3, 4, 1), Image(1, 1, 5)):
         assert orders(model_of(Sequential([Flatten(), Dense(2)]), image).network) == {}
     pooled = model_of(Sequential([GlobalAvgPool2D(), Dense(2)]), Image(3, 4, 5))
@@ -158,7 +158,7 @@ def test_two_orders_are_not_added_up(tmp_path: Path) -> None:
     export_torch(plain, tmp_path / "a")
 
 
-def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_unknown_layers_are_refused(tmp_path: Path) -> None:
     model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
     for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):
         with pytest.raises(ConfigError, match="layer 'mine' is an Around of tests.support.networks"):

@@ -187,7 +187,7 @@ def test_arguments_are_checked(arguments: dict[str, object], message: str) -> No
     assert message in str(caught.value)
 
 
-def test_what_cannot_be_convolved_is_refused_by_name() -> None:
+def test_inputs_that_cannot_be_convolved_are_refused() -> None:
     scope, backend = Params().scope("conv2"), create_backend("numpy")
     with pytest.raises(ConfigError, match=r"Conv2D 'conv2' needs an Image, got Flat\(500\): put it before the first"):
         Conv2D(4, 3).build(Flat(500), scope, backend)

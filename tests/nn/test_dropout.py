@@ -41,7 +41,7 @@ def dropped(layer: Layer, context: Context, count: int = len(SAMPLES)) -> Any:
 
 @every_backend
 @every_dtype
-def test_the_same_values_are_dropped_everywhere(name: str, dtype: str) -> None:
+def test_dropout_follows_from_seed_epoch_and_sample(name: str, dtype: str) -> None:
     layer = built(Image(3, 5, 3), create_backend(name, dtype))
     found = dropped(layer, Context(train=True, epoch=2, seed=17, samples=SAMPLES))
     drawn = of_examples(np, SAMPLES, 2, key_of(17, "drop"), 45).reshape(5, 3, 5, 3)
@@ -69,7 +69,7 @@ def test_other_epochs_seeds_and_layers_drop_others(name: str) -> None:
 
 @every_backend
 @every_dtype
-def test_what_is_kept_makes_up_for_what_is_dropped(name: str, dtype: str) -> None:
+def test_dropout_keeps_the_mean(name: str, dtype: str) -> None:
     backend = create_backend(name, dtype)
     layer = built(Flat(5000), backend, 0.2)
     y, _ = layer.forward(backend.asarray(np.full((4, 5000), 3.0, backend.policy.storage)), Context(train=True))
@@ -96,7 +96,7 @@ def test_gradients() -> None:
 
 
 @every_backend
-def test_what_is_dropped_may_be_anything(name: str) -> None:
+def test_dropout_drops_nan_too(name: str) -> None:
     backend = create_backend(name)
     layer = built(Flat(4000), backend, 0.5)
     x = backend.asarray(np.full((1, 4000), np.nan, np.float32))

@@ -49,7 +49,7 @@ def test_half_learns_what_float_learns(name: str, dtype: str) -> None:
 @every_backend
 @every_narrow_dtype
 @pytest.mark.parametrize("kind", ["lenet", "blocks"])
-def test_what_is_stored_is_narrow_and_what_is_added_up_is_not(name: str, kind: str, dtype: str) -> None:
+def test_weights_are_stored_narrow_and_summed_wide(name: str, kind: str, dtype: str) -> None:
     backend = create_backend(name, dtype)
     narrow = backend.policy.storage
     model = Model(small_networks()[kind], SMALL, backend)

@@ -105,7 +105,7 @@ def test_orthogonal_weights_are_drawn_evenly() -> None:
 
 
 @pytest.mark.parametrize(("init", "value"), [("zeros", 0.0), ("ones", 1.0), (Filled(-2.5), -2.5)])
-def test_some_numbers_are_the_same_everywhere(init: Any, value: float) -> None:
+def test_constant_initializers(init: Any, value: float) -> None:
     for shape in ((3, 4), (5,)):
         values = initializer(init)(np.random.default_rng(0), shape)
         assert values.shape == shape and (values == value).all()
@@ -150,7 +150,7 @@ def test_a_vector_has_no_inputs_and_outputs(name: str) -> None:
 
 @pytest.mark.parametrize("make", [lambda **of: Dense(4, **of), lambda **of: Conv2D(4, 1, groups=2, **of)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_what_biases_begin_with(backend: str, make: Any) -> None:
+def test_initial_biases(backend: str, make: Any) -> None:
     def bias(**of: Any) -> Any:
         return Model(make(**of), Image(1, 1, 6), create_backend(backend, "double"), seed=7, loss=Loss()).weights()[
             "bias"
@@ -166,7 +166,7 @@ def test_what_biases_begin_with(backend: str, make: Any) -> None:
     np.testing.assert_array_equal(drawn, bias(bias_init=Normal(2.0), init="orthogonal"))
 
 
-def test_biases_are_part_of_what_a_layer_makes() -> None:
+def test_biases_are_added_and_not_decayed() -> None:
     model = Model(Dense(2, init="zeros", bias_init=0.5), Flat(3), create_backend("numpy", "double"))
     np.testing.assert_array_equal(model.scores(np.ones((1, 3)))[1], [[0.5, 0.5]])
     assert [p.decay for _, p in model.params.named()] == [True, False]
@@ -195,7 +195,7 @@ def test_initial_biases_are_checked(wrong: Any, line: str) -> None:
 
 
 @pytest.mark.parametrize("strange", [Shift(1), Step(0.1, 0.5, 3)], ids=["Shift", "Step"])
-def test_what_is_called_with_other_things_is_no_initialiser(strange: Any) -> None:
+def test_other_callables_are_no_initializers(strange: Any) -> None:
     for refused in (lambda: Dense(2, init=strange), lambda: Conv2D(2, 1, bias_init=strange)):
         with pytest.raises(
             ConfigError, match=rf"init={type(strange).__name__}\(.*\): must be one of xavier, .*, or such an"
@@ -221,7 +221,7 @@ OWN = r"weight 'conv.weight': its initialiser made "
         (lambda r, s: np.full(s, 1e300), "numbers that are not finite in float32: let it make smaller ones"),
     ],
 )
-def test_what_an_initialiser_of_ones_own_makes_is_looked_at(init: Any, line: str) -> None:
+def test_the_result_of_a_users_initializer_is_checked(init: Any, line: str) -> None:
     def model(dtype: str = "float", groups: int = 1) -> Model:
         network = Sequential({"conv": Conv2D(4, 1, init=init, groups=groups)})
         return Model(network, Image(3, 3, 2), create_backend("numpy", dtype))
@@ -232,7 +232,7 @@ def test_what_an_initialiser_of_ones_own_makes_is_looked_at(init: Any, line: str
         model(groups=2)
 
 
-def test_numbers_that_half_does_not_hold_are_refused_there() -> None:
+def test_initial_weights_beyond_the_range_of_half_are_refused() -> None:
     network, numbers = Dense(3, init=Filled(1e5)), create_backend("numpy", "half")
     with pytest.raises(
         ConfigError, match="weight 'weight': its initialiser made numbers that are not finite in float16"

@@ -1,4 +1,4 @@
-"""Chains of layers: gradients of whole networks, buffers on loan, passes in flight, names."""
+"""Sequential networks: gradients, buffers on loan, passes in flight, names."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_training_and_inference_give_the_same_output(name: str) -> None:
 
 
 def test_a_block_never_gives_back_its_callers_input() -> None:
-    """Not even in another shape: the caller would lend it out while somebody still reads it."""
+    """Not even in another shape: the workspace would lend it out while it is still read."""
     backend, params = create_backend("numpy"), Params()
     block = Sequential({"flat": Flatten(), "a": Dense(3), "b": Dense(3)})
     block.build(SMALL, params.scope("block"), backend)
@@ -250,7 +250,7 @@ def test_a_gradient_check_sees_a_layer_that_changes_the_output_of_its_branch() -
         check_layer(AddsIntoTheBranch(branch), SMALL)
 
 
-def test_a_built_layer_knows_where_it_stands_and_what_it_does() -> None:
+def test_a_built_layer_knows_its_path_and_shapes() -> None:
     network = small_networks()["residual"]
     model = Model(network, SMALL, create_backend("numpy"))
     layers = {layer.path: layer for layer in model.network.walk()}
@@ -363,7 +363,7 @@ def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
     assert all((value == named.weights()[name]).all() for name, value in model.weights().items())
 
 
-def test_what_is_no_chain_of_layers_is_refused() -> None:
+def test_invalid_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one layer"):
         Sequential({})
     for name in ("a.b", "", 3):
@@ -428,7 +428,7 @@ class Quartered(BatchNorm):
 
 
 @every_backend
-def test_what_is_made_from_a_layer_computes_what_it_says(name: str) -> None:
+def test_subclasses_of_layers_are_not_fused(name: str) -> None:
     """Also where the backend would make one operation of the layer it is made from and the next."""
     x = np.random.default_rng(1).normal(size=(3, 6, 6, 2))
 

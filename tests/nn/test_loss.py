@@ -82,7 +82,7 @@ def test_scores_are_probabilities(name: str) -> None:
     np.testing.assert_allclose(scores, [[0.25, 0.75], [0.5, 0.5]], rtol=1e-6)
 
 
-def test_what_is_no_row_of_logits_is_refused() -> None:
+def test_outputs_that_are_no_rows_of_logits_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"SoftmaxNLL needs logits \(N, O\), got \(2, 3, 3, 1\): end in a Dense"):
         SoftmaxNLL()(create_backend("numpy"), np.zeros((2, 3, 3, 1), np.float32), np.zeros(2, np.int64))
 
@@ -153,7 +153,7 @@ def test_scores_grow_with_what_is_predicted(name: str) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_what_applies_an_activation_itself_is_not_given_it(loss: Loss) -> None:
+def test_a_loss_refuses_the_activation_that_it_applies_itself(loss: Loss) -> None:
     network = Sequential({"output": Dense(3, activation="softmax")})
     if loss.applies is None:
         Model(network, Flat(4), create_backend("numpy"), loss=loss)

@@ -179,10 +179,10 @@ def test_bytes_in_floating_point_are_refused(classified: bool) -> None:
         fractions[:0],
     ):
         assert len(asked(taken)) == len(taken)
-    said = (
+    line = (
         r"images of float32 up to 25\d.*: floating point is taken as it is, and pixels are scaled to 0\.\.1 here: give"
     )
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=line):
         asked(fractions * 255)
     model.pixels = PixelScale.of([0.5, 0.25], [0.5, 0.25])
     asked(fractions * 4 - 1)

@@ -1,4 +1,4 @@
-"""Normalisation: against PyTorch's numbers, against differences, and what becomes of the running estimates."""
+"""Normalization compared with PyTorch and with differences, and its running estimates."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_no_other_activation_is_taken_for_a_relu() -> None:
 
 @every_backend
 @every_dtype
-def test_what_is_large_beside_its_spread_keeps_its_variance(name: str, dtype: str) -> None:
+def test_the_variance_is_exact_if_the_mean_is_large(name: str, dtype: str) -> None:
     """A sum of squares less the square of a sum would have lost it in single precision."""
     backend, rng = create_backend(name, dtype), np.random.default_rng(1)
     x = backend.asarray((rng.normal(size=(40, 9, 9, 3)) * 4 + 1000).astype(backend.policy.storage))
@@ -163,7 +163,7 @@ def test_what_is_large_beside_its_spread_keeps_its_variance(name: str, dtype: st
 
 @every_backend
 def test_long_rows_keep_their_mean(name: str) -> None:
-    """What rounding makes of a sum of 25,088 equal values, and of 10^6 that are large beside their spread."""
+    """A sum of 25,088 equal values, and one of 10^6 values whose mean is far above their deviation."""
     backend, epsilon = create_backend(name, "float"), 1e-5
     many = (100 + np.random.default_rng(0).normal(size=(1, 10**6))).astype(np.float32)
     for rows, within in ((np.full((2, 25088), 123.4, np.float32), 5e-3), (many, 2e-5)):
@@ -289,7 +289,7 @@ def test_a_name_is_a_weight_or_a_buffer() -> None:
 
 
 @every_backend
-def test_what_moved_buffers_is_taken_back(name: str) -> None:
+def test_a_skipped_batch_restores_the_buffers(name: str) -> None:
     model = Model(network(), Image(4, 4, 1), create_backend(name))
     x = model.backend.asarray(np.random.default_rng(0).normal(size=(5, 4, 4, 1)).astype(np.float32))
     before = model.weights()["norm.mean"]

@@ -118,7 +118,7 @@ def naive_gradient(x: Any, dy: Any, kernel: int, stride: int) -> Any:
 
 @every_backend
 @pairwise(dtype=("half", "float", "double"), kernel=(1, 2, 3), stride=(1, 2, 3))
-def test_of_equal_values_the_first_gets_it_all(name: str, dtype: str, kernel: int, stride: int) -> None:
+def test_ties_send_the_gradient_to_the_first(name: str, dtype: str, kernel: int, stride: int) -> None:
     rng = np.random.default_rng(kernel * 10 + stride)
     x = rng.integers(-1, 2, (3, 7, 6, 2)).astype(float)  # three values: nearly every window has a tie
     x[0] = 0  # what ReLU leaves: all equal
@@ -140,7 +140,7 @@ def test_arguments_are_checked(kernel: Any, stride: Any) -> None:
         MaxPool2D(kernel, stride)
 
 
-def test_what_cannot_be_pooled_is_refused_by_name() -> None:
+def test_inputs_that_cannot_be_pooled_are_refused() -> None:
     scope, backend = Params().scope("pool1"), create_backend("numpy")
     with pytest.raises(ConfigError, match=r"MaxPool2D 'pool1' needs an Image, got Flat\(9\): put it before"):
         MaxPool2D(2).build(Flat(9), scope, backend)
@@ -269,7 +269,7 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
 
 
 @every_backend
-def test_a_gradient_that_is_nan_stays_in_its_place(name: str) -> None:
+def test_a_nan_in_the_gradient_stays_in_its_place(name: str) -> None:
     """Times zero it would spread over the window, or through what ReLU has closed."""
     backend = create_backend(name, "float")
     dy = np.full((1, 2, 2, 1), np.nan, np.float32)
@@ -283,7 +283,7 @@ def test_a_gradient_that_is_nan_stays_in_its_place(name: str) -> None:
 
 @every_backend
 @pytest.mark.parametrize("bias", [-100.0, 0.0])
-def test_where_relu_lets_nothing_through_pooling_does_not_either(name: str, bias: float) -> None:
+def test_a_closed_relu_passes_no_gradient_through_a_pool(name: str, bias: float) -> None:
     backend, params = create_backend(name, "float"), Params()
     network = Sequential({"conv": Conv2D(2, 3, activation="relu"), "pool": MaxPool2D(2)})
     network.build(Image(6, 6, 1), params.scope(), backend)

@@ -147,7 +147,7 @@ def test_a_layer_is_limited_by_itself(name: str, dtype: str) -> None:
 
 @every_backend
 def test_penalties_are_for_weights_alone(name: str) -> None:
-    """Without a gradient, sign(w), w and the decay beside the step are what is left."""
+    """Without a gradient, only sign(w), w and the decoupled decay are left."""
     backend = create_backend(name, "double")
     for optimizer, expected in (
         (SGD(0.5, l1=0.1), [0.95, -1.95, 0.0]),

@@ -103,7 +103,7 @@ def test_a_second_fit_is_a_cycle_of_its_own(first: int, second: int, warmup: flo
 
 def test_a_fit_that_is_resumed_keeps_its_start() -> None:
     resumed = OneCycle(0.5)
-    resumed.span(100, 110)  # what was told before iteration 104 was the last one
+    resumed.span(100, 110)  # the last span before iteration 104
     whole = OneCycle(0.5)
     whole.span(100, 110)
     before = [whole(i) for i in range(100, 104)]

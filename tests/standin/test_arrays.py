@@ -24,7 +24,7 @@ def cupy() -> Any:
     return cupy
 
 
-def test_it_is_there_and_gone_again() -> None:
+def test_the_standin_is_installed_and_removed() -> None:
     import cupy
 
     assert cupy.__version__ == "14.2.0" and sys.modules["cupy.cuda"] is cupy.cuda
@@ -36,7 +36,7 @@ def test_it_is_there_and_gone_again() -> None:
     assert sys.modules["cupy"] is cupy and cupy.cuda.runtime.getDeviceCount() == 2
 
 
-def test_what_it_lacks_it_says(cupy: Any) -> None:
+def test_missing_attributes_are_named(cupy: Any) -> None:
     with pytest.raises(AttributeError, match="the stand-in has no cupy.fft: look up what CuPy does"):
         cupy.fft  # noqa: B018
     with pytest.raises(AttributeError, match="the stand-in has no cupy.cuda.profiler"):
@@ -45,7 +45,7 @@ def test_what_it_lacks_it_says(cupy: Any) -> None:
         cupy.ones(3).sort()
 
 
-def test_what_was_swallowed_is_told_at_the_end() -> None:
+def test_a_swallowed_misuse_is_raised_at_the_end() -> None:
     with pytest.raises(Unwritten, match="nothing or not all was written"), installed():
         import cupy
 
@@ -135,7 +135,7 @@ def test_sums_and_products_of_halves_are_made_in_float(cupy: Any) -> None:
     assert float((ones @ ones.T)[0, 0]) == 4096 and (ones @ ones.T).dtype == np.float16
 
 
-def test_operations_write_where_they_are_told(cupy: Any) -> None:
+def test_operations_write_to_out(cupy: Any) -> None:
     x = cupy.asarray(np.arange(6.0).reshape(2, 3))
     y = cupy.empty((2, 3))
     assert cupy.maximum(x, 2, out=y) is y and y.get().tolist() == [[2, 2, 2], [3, 4, 5]]
@@ -156,7 +156,7 @@ def test_operations_write_where_they_are_told(cupy: Any) -> None:
         x[...] = cupy.ones((3, 2))
 
 
-def test_memory_that_nobody_wrote_is_not_read(cupy: Any) -> None:
+def test_reading_unwritten_memory_is_refused(cupy: Any) -> None:
     x = cupy.empty((4, 4), np.float32)
     for read in (lambda: x + 1, lambda: x.get(), lambda: x[0].sum(), lambda: x.__iadd__(1), lambda: float(x[0, 0])):
         with caught(Unwritten, r"reads 64 bytes of device 0, allocated at .*test_arrays.py:\d+"):

@@ -78,7 +78,7 @@ DIFFERENT = {
 
 
 @pytest.mark.parametrize("what", DIFFERENT.values(), ids=DIFFERENT)
-def test_ranks_that_do_not_make_the_same_call_are_all_told(what: Any, machine: Machine) -> None:
+def test_ranks_that_do_not_make_the_same_call_all_fail(what: Any, machine: Machine) -> None:
     def work(nccl: Any, communicator: Any, rank: int) -> None:
         x = vector(1, 2, dtype=np.float64 if rank and what is DIFFERENT["another precision"] else np.float32)
         communicator.meet()
@@ -101,7 +101,7 @@ def test_one_collective_too_many_is_a_deadlock(machine: Machine) -> None:
     assert isinstance(machine.misuses[0], Deadlock)
 
 
-def test_a_rank_that_never_comes_is_waited_for_so_long(machine: Machine) -> None:
+def test_a_missing_rank_is_waited_for_until_the_timeout(machine: Machine) -> None:
     import cupy
     from cupy.cuda import nccl
 
@@ -234,7 +234,7 @@ def test_a_collective_is_ordered_on_the_stream_it_was_given(machine: Machine) ->
     assert all(isinstance(each, Unordered) and "nccl.allReduce" in str(each) for each in found)
 
 
-def test_after_the_end_nothing_is_asked_for(machine: Machine) -> None:
+def test_a_communicator_is_not_used_after_its_end(machine: Machine) -> None:
     from cupy.cuda import nccl
 
     def work(nccl: Any, communicator: Any, rank: int) -> Any:

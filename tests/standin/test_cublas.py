@@ -81,7 +81,7 @@ class Product:
         return status
 
 
-def test_it_multiplies_columns(library: Any, cupy: Any) -> None:
+def test_matrices_are_read_by_columns(library: Any, cupy: Any) -> None:
     product, rng = Product(library, cupy), np.random.default_rng(0)
     a, b = rng.normal(size=(2, 3)).astype("f"), rng.normal(size=(3, 4)).astype("f")
     product.a.set(np.ascontiguousarray(a.T))
@@ -96,7 +96,7 @@ def test_it_multiplies_columns(library: Any, cupy: Any) -> None:
     np.testing.assert_allclose(product.c.get().T, np.array([[3.0], [2.0]]) * (a @ b), rtol=1e-6)
 
 
-def test_it_rounds_to_tf32_where_it_is_asked_to(library: Any, cupy: Any) -> None:
+def test_tf32_rounds_if_asked_for(library: Any, cupy: Any) -> None:
     product = Product(library, cupy)
     for number, rounded in ((1 + 2**-10, 1 + 2**-10), (1 + 2**-11, 1.0), (1 + 3 * 2**-11, 1 + 2**-9), (np.inf, np.inf)):
         product.a.fill(number)
@@ -105,7 +105,7 @@ def test_it_rounds_to_tf32_where_it_is_asked_to(library: Any, cupy: Any) -> None
             assert float(product.c[0, 0]) == pytest.approx(3 * expected, rel=1e-6)
 
 
-def test_it_adds_up_halves_in_half_unless_it_is_told_not_to(library: Any, cupy: Any) -> None:
+def test_halves_are_summed_in_half_unless_asked_otherwise(library: Any, cupy: Any) -> None:
     product = Product(library, cupy, "float16")
     product.a.set(np.array([[1, 1], [3, 3], [0, 0]], np.float16))
     product.b.set(np.array([[1, 683, 0]] * 4, np.float16))
@@ -134,14 +134,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("changes", "status"), REFUSED.values(), ids=REFUSED)
-def test_what_cublas_refuses_it_refuses(changes: dict[str, Any], status: int, library: Any, cupy: Any) -> None:
+def test_invalid_arguments_return_the_status_of_cublas(
+    changes: dict[str, Any], status: int, library: Any, cupy: Any
+) -> None:
     product = Product(library, cupy)
     assert product() == OK
     assert product(**changes) == status
     assert library.cublasGetStatusName(status) == NAMES[status]
 
 
-def test_handles_and_workspaces_are_refused_too(library: Any, cupy: Any) -> None:
+def test_invalid_handles_and_workspaces_are_refused(library: Any, cupy: Any) -> None:
     workspace = cupy.empty(SIZE, np.uint8)
     for call in (library.cublasSetStream_v2, library.cublasSetMathMode):
         assert call(0, 0) == NOT_INITIALIZED
@@ -171,7 +173,7 @@ def test_wrong_arguments_are_found(kind: type[Misuse], words: str, wrong: Any, l
     assert product() == OK
 
 
-def test_what_is_read_must_be_written(library: Any, cupy: Any) -> None:
+def test_operands_must_have_been_written(library: Any, cupy: Any) -> None:
     product, blank = Product(library, cupy), cupy.empty((4, 2), np.float32)
     for reads in ({"a": blank.data.ptr}, {"c": blank.data.ptr, "beta": ctypes.byref(ONE)}):
         with caught(Unwritten, "cublasGemmEx .* nothing or not all was written"):
@@ -179,7 +181,7 @@ def test_what_is_read_must_be_written(library: Any, cupy: Any) -> None:
     assert product(c=blank.data.ptr) == OK and float(blank.sum()) == 24
 
 
-def test_parameters_must_be_told_to_ctypes(library: Any, cupy: Any) -> None:
+def test_parameter_types_must_be_declared_to_ctypes(library: Any, cupy: Any) -> None:
     product = Product(library, cupy)
     library.cublasGemmEx.argtypes = None
     with caught(Misuse, "cublasGemmEx is called with parameters of other types"):
@@ -277,7 +279,7 @@ def test_streams_keep_their_order(library: Any, cupy: Any) -> None:
     del third
 
 
-def test_it_is_recorded_by_a_stream_that_captures(library: Any, cupy: Any) -> None:
+def test_a_product_is_captured_by_its_stream(library: Any, cupy: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         product = Product(library, cupy, stream=stream)

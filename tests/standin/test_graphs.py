@@ -21,7 +21,7 @@ def cupy() -> Any:
 
 
 @pytest.mark.smoke
-def test_what_is_recorded_runs_when_it_is_launched(cupy: Any) -> None:
+def test_captured_work_runs_when_the_graph_is_launched(cupy: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x, y = cupy.ones(3), cupy.zeros(3)
@@ -55,7 +55,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_recorded_is_refused(what: Any, cupy: Any) -> None:
+def test_calls_that_cannot_be_captured_are_refused(what: Any, cupy: Any) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         x, y = cupy.ones((2, 2)), cupy.ones((2, 2))

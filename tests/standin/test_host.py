@@ -30,7 +30,7 @@ extern "C" __global__ void unseen(float* y) { y[threadIdx.x] = blockDim.x; }
 """
 
 
-def test_a_text_is_compiled_as_a_file_is(tmp_path: Path) -> None:
+def test_source_text_is_compiled_like_a_file(tmp_path: Path) -> None:
     path = tmp_path / "some.cu"
     path.write_text(TEXT)
     of_file, of_text = host_library(path), host_library(TEXT)
@@ -45,7 +45,7 @@ def test_a_text_is_compiled_as_a_file_is(tmp_path: Path) -> None:
         assert y.tolist() == [1, 1, 3]
 
 
-def test_what_macros_make_is_found_and_names_are_given_from_outside() -> None:
+def test_kernels_made_by_macros_are_found() -> None:
     text = TEXT + "ADD(float, float) ADD(chosen, CHOSEN)"
     library = host_library(text, options=("-DCHOSEN=int", "-std=c++17", "--use_fast_math"))
     assert library["add_chosen"].takes == ["in:int32", "out:int32", "int32"]
@@ -78,12 +78,12 @@ def test_headers_beside_a_file_and_in_a_folder_are_found_and_watched(tmp_path: P
         ((np.zeros(3), np.zeros(3), np.int32(0)), "argument 2 must be a NumPy uint8"),
     ],
 )
-def test_what_a_kernel_does_not_take_is_refused(arguments: tuple[object, ...], expected: str) -> None:
+def test_wrong_kernel_arguments_are_refused(arguments: tuple[object, ...], expected: str) -> None:
     with pytest.raises(LaunchError, match=expected):
         host_library(TEXT)["add_double"]((1,), (1,), arguments)
 
 
-def test_what_does_not_compile_says_where() -> None:
+def test_compile_errors_name_the_line() -> None:
     with pytest.raises(LaunchError, match="'?.?wrong.? was not declared"):
         host_library('extern "C" __global__ void k(float* y) { y[0] = wrong; }')
 

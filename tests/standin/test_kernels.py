@@ -129,7 +129,7 @@ def test_a_launch_has_sizes_that_a_device_has(cupy: Any, kernels: Any) -> None:
         kernels("gone")((1,), (8,), given)
 
 
-def test_a_kernel_that_writes_beside_its_array_is_named(cupy: Any, kernels: Any) -> None:
+def test_a_kernel_that_writes_outside_its_array_is_named(cupy: Any, kernels: Any) -> None:
     careless, x, y = kernels("careless"), cupy.ones(1, np.float32), cupy.zeros(10, np.float32)
     careless((1,), (10,), (x, y, np.int32(0), np.int32(10)))
     with caught(Overrun, r"careless \(.*has written behind the memory of 40 bytes of device 0, allocated at .*kernels"):
@@ -141,7 +141,7 @@ def test_a_kernel_that_writes_beside_its_array_is_named(cupy: Any, kernels: Any)
         careless((1,), (11,), (x, flat[10:20], np.int32(0), np.int32(11)))  # into the neighbour of a view
 
 
-def test_what_a_kernel_has_not_written_is_not_written(cupy: Any, kernels: Any) -> None:
+def test_memory_a_kernel_left_alone_stays_unwritten(cupy: Any, kernels: Any) -> None:
     y = cupy.empty(8, np.float32)
     kernels("halfway")((1,), (8,), (y, np.int32(5)))
     assert y[:5].get().tolist() == [0, 1, 2, 3, 4]
@@ -165,7 +165,7 @@ def test_kernels_are_ordered_like_all_operations(cupy: Any, kernels: Any) -> Non
     y[...] = 0
 
 
-def test_threads_that_wait_for_others_for_ever_are_found(cupy: Any, kernels: Any) -> None:
+def test_a_barrier_that_some_threads_never_reach_is_found(cupy: Any, kernels: Any) -> None:
     with caught(BadLaunch, "came to the end while others waited"):
         kernels("stuck")((1,), (8,), (cupy.zeros(8, np.float32),))
     x, y = cupy.asarray(np.arange(8, dtype=np.float32)), cupy.empty(8, np.float32)

@@ -43,7 +43,7 @@ def test_a_pool_rounds_keeps_and_gives_back(cupy: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 1 << 18, (1 << 18) + 3])
-def test_what_nobody_wrote_is_nan_however_large_the_block(cupy: Any, size: int) -> None:
+def test_unwritten_memory_is_nan_in_blocks_of_any_size(cupy: Any, size: int) -> None:
     """What one block was written with is in no other, and not in the next one at its place."""
     for _ in range(2):
         x, y = cupy.empty(size, np.float32), cupy.empty(size, np.float32)
@@ -115,7 +115,7 @@ def test_a_device_has_so_much_memory() -> None:
         cupy.empty(4096, np.uint8)
 
 
-def test_a_pool_of_ones_own_is_used_by_one_thread(cupy: Any) -> None:
+def test_a_separate_pool_is_used_by_one_thread(cupy: Any) -> None:
     own, default = cupy.cuda.MemoryPool(), cupy.get_default_memory_pool()
     with cupy.cuda.using_allocator(own.malloc):
         x = cupy.zeros(10)
@@ -131,7 +131,7 @@ def test_an_array_does_not_reach_behind_its_memory(cupy: Any) -> None:
 
 
 @pytest.mark.parametrize(("byte", "side"), [(-1, "before"), (24, "behind"), (511, "behind"), (530, "behind")])
-def test_what_is_written_beside_a_block_is_found_at_its_end(byte: int, side: str, cupy: Any) -> None:
+def test_writes_outside_a_block_are_found_when_it_is_freed(byte: int, side: str, cupy: Any) -> None:
     import ctypes
 
     x = cupy.zeros(3)
@@ -190,7 +190,7 @@ def test_pinned_memory_is_not_changed_while_it_is_sent(cupy: Any) -> None:
     assert float(y.sum()) == 3
 
 
-def test_what_is_fetched_into_pinned_memory_comes_when_it_is_waited_for(cupy: Any) -> None:
+def test_a_fetch_into_pinned_memory_is_there_after_a_wait(cupy: Any) -> None:
     host, stream = pinned_array(cupy), cupy.cuda.Stream(non_blocking=True)
     with stream:
         x = cupy.asarray(np.arange(3.0))

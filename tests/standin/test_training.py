@@ -200,7 +200,7 @@ def test_others_wait_while_a_step_is_recorded() -> None:
 
 @pytest.mark.standin
 @pytest.mark.parametrize(("workers", "devices"), [(2, [0]), (4, [0, 1])])
-def test_it_is_all_the_same_how_batches_come_to_a_device(
+def test_the_way_batches_reach_a_device_does_not_change_the_bits(
     workers: int, devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bit for bit; nothing of them is left there, and workers of a device share what is uploaded."""

@@ -204,8 +204,8 @@ def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
         dy = call.stored(*y.shape)
         backend.give_back(y)
         weight_grad, bias_grad = call.wide(*sizes), call.wide(sizes[3]) if shape.flag else None
-        told = {"need_dx": shape.need_dx, "groups": groups}
-        dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **told)
+        options = {"need_dx": shape.need_dx, "groups": groups}
+        dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **options)
         backend.give_back(kept)
         results = {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
         found |= {f"{way}: {name}": array for name, array in results.items()}

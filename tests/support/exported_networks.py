@@ -1,4 +1,4 @@
-"""Networks that are exported, with weights and running statistics of no particular kind."""
+"""Networks for tests of export, with random weights and running statistics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model_of(network: Layer, image: Image, dtype: str = "double", seed: int = 3,
 
 
 def everything() -> Sequential:
-    """Every layer, with what can be said of it; images of 13 x 10 with 2 channels."""
+    """Every layer, with all its options; images of 13 x 10 with 2 channels."""
     return Sequential(
         {
             "conv1": Conv2D(6, kernel=(3, 2), padding="same", activation="leaky_relu"),

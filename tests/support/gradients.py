@@ -1,8 +1,8 @@
-"""Gradients against central differences: of any layer, network or loss, with respect to input and weights.
+"""Check gradients of any layer, network or loss by central differences, with respect to input and weights.
 
-In double precision and with a step of 1e-5 a right derivative is reproduced to about 1e-9 of the largest; a wrong one
-is not. A function with kinks (ReLU, the maximum of a window) has no derivative there: a point so close to one that a
-step crosses it is refused by name, so that the test chooses another.
+In double precision and with a step of 1e-5, a right derivative agrees to about 1e-9 of the largest entry. A function
+with kinks (ReLU, the maximum of a window) has no derivative there: `OnAKink` is raised if a step crosses one, and the
+test has to choose another point.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def check_layer(
 
 
 def distinct(shape: tuple[int, ...], seed: int = 0) -> Array:
-    """Values at least 0.01 apart, in random order: no two in a window are equal, and none lies at zero."""
+    """Values at least 0.01 apart, in random order: no two in a window are equal, and none is zero."""
     size = int(np.prod(shape))
     values = (np.random.default_rng(seed).permutation(size) - size / 2 + 0.25) * max(0.01, 4 / size)
     return values.reshape(shape)

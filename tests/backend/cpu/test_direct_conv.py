@@ -84,7 +84,7 @@ def test_images_too_large_for_32_bits_are_left_to_numpy() -> None:
 
 
 def test_windows_that_see_no_pixel_are_left_to_numpy() -> None:
-    """A window of 1x1 that lies on the padding alone: what comes out is the bias."""
+    """A window of 1x1 on the padding alone gives the bias."""
     window, weight, bias = Window((1, 1), (2, 2), ROOM), np.ones((1, 1, 2, 3), np.float32), np.arange(3, dtype="f")
     x, grads = np.ones((4, 1, 1, 2), np.float32), (np.zeros_like(weight), np.zeros_like(bias))
     backend = create_backend("numba")

@@ -27,8 +27,8 @@ def cupy() -> Any:
 
 
 @pytest.mark.smoke
-def test_whatever_thread_asks_it_happens_on_the_workers_device_and_stream(cupy: Any) -> None:
-    """A prefetcher's thread begins on device 0 and the null stream, which waits for nobody."""
+def test_calls_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -> None:
+    """A prefetcher's thread begins on device 0 and the null stream, which waits for no other."""
     backend = create_backend("cupy", device=1)
 
     def work() -> Any:
@@ -99,7 +99,7 @@ def test_arrays_are_on_the_backends_device_before_a_worker_is_there(cupy: Any) -
     assert backend.allocate((2,), np.float32).device.id == 1
 
 
-def test_what_is_allocated_is_arbitrary_until_it_is_written() -> None:
+def test_allocated_memory_is_arbitrary_until_it_is_written() -> None:
     with pytest.raises(Unwritten):
         create_backend("cupy").allocate((2,), np.float32).sum()
     active().misuses.clear()
@@ -124,7 +124,7 @@ def test_one_device_alone_is_tried(cupy: Any) -> None:
     assert held == [False, True]
 
 
-def test_what_limits_a_pool_is_known(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_pool_is_known(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     limit_pools([0, 1], None)
     assert (pool(0).limit, pool(0).limited_by) == (None, "")
     with cupy.cuda.Device(1):
@@ -196,7 +196,7 @@ def test_a_cupy_that_cannot_compile_is_a_reason_and_not_a_bug(cupy: Any, monkeyp
         (12040, None, "none is there (the driver takes CUDA up to 12.4, CuPy was made for 12.9)"),
     ],
 )
-def test_what_is_missing_is_said_precisely(
+def test_the_reason_why_cupy_cannot_be_used_is_precise(
     cupy: Any, monkeypatch: pytest.MonkeyPatch, driver: int, error: str | None, reason: str
 ) -> None:
     def count() -> int:

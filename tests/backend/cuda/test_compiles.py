@@ -1,4 +1,4 @@
-"""Every .cu file through CUDA's own compiler, for every architecture from Turing on; no GPU is needed for it."""
+"""CUDA's compiler (NVRTC) compiles every .cu file, for architectures from Turing on; it needs no GPU."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ONE_WAY = {"sum_vector": "ld", "stretch_squares": "ld", "widen": "st", "narrow":
 
 
 def has_nvrtc() -> bool:
-    """Whether the wheels of the dev extra are there (Linux on x86_64 has them)."""
+    """Return True if the wheels of the dev extra are installed (Linux on x86_64 has them)."""
     try:
         return importlib.util.find_spec("cuda.bindings") is not None and bool(includes())
     except ModuleNotFoundError:
@@ -42,7 +42,7 @@ def has_nvrtc() -> bool:
 
 
 def includes() -> list[Path]:
-    """Where CUDA's headers lie."""
+    """The folders of CUDA's headers."""
     found = importlib.util.find_spec("nvidia")
     places = [] if found is None else list(found.submodule_search_locations or ())
     return [header.parent for place in places for header in sorted(Path(place).glob("*/include/cuda_fp16.h"))]
@@ -54,26 +54,34 @@ needs_nvrtc = pytest.mark.skipif(
 )
 
 
-def compiled(text: str, architecture: str, *more: str, beside: Path | None = None) -> tuple[bytes, str]:
-    """The machine code of a file, and what the compiler has to say. ValueError: it does not compile.
+def compiled(text: str, architecture: str, *more: str, headers_in: Path | None = None) -> tuple[bytes, str]:
+    """Compile a file, once for each text and each version of the compiler and of CUDA's headers.
 
-    For an architecture that is a virtual one, `compute_90`, the PTX: text, in which accesses are still to be read.
-    Compiled once for each text, by each version of the compiler and of CUDA's headers, as the kernels for a host are.
+    Args:
+        text: of the file.
+        architecture: a real one for machine code; a virtual one, such as compute_90, for PTX.
+        more: options of the compiler.
+        headers_in: the folder of our headers that it includes; None if it includes none.
 
-    beside: the folder of the headers that it includes; None where it includes none of ours.
+    Returns:
+        The machine code or the PTX, and the messages of the compiler.
+
+    Raises:
+        ValueError: it does not compile.
     """
     flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
-    headers = [] if beside is None else [header.read_text() for header in sorted(beside.glob("*.cuh"))]
+    headers = [] if headers_in is None else [header.read_text() for header in sorted(headers_in.glob("*.cuh"))]
     key = hashlib.sha256("\0".join([text, *headers, *flags, *compiler()]).encode()).hexdigest()[:20]
     built = kept() / f"{architecture}-{key}.cubin"
     if not built.exists():
-        code, log = _compiled(text, [*flags, *([] if beside is None else [f"-I{beside}"]), f"-I{includes()[-1]}"])
+        folders = [f"-I{folder}" for folder in (headers_in, includes()[-1]) if folder is not None]
+        code, log = _compiled(text, [*flags, *folders])
         with tempfile.TemporaryDirectory(dir=built.parent) as folder:
             made = Path(folder) / "made.cubin"
             made.write_bytes(log.encode() + b"\0" + code)
             os.replace(made, built)
-    said, _, code = built.read_bytes().partition(b"\0")
-    return code, said.decode()
+    log_bytes, _, code = built.read_bytes().partition(b"\0")
+    return code, log_bytes.decode()
 
 
 @functools.cache
@@ -121,16 +129,16 @@ def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) ->
 
 @needs_nvrtc
 @every_file
-def test_a_file_compiles_as_it_stands(file: str) -> None:
-    """With its header beside it, as nvcc and editors read it, and not put together as for CuPy."""
-    code, log = compiled((FOLDER / f"{file}.cu").read_text(), "sm_90", QUICKLY, beside=FOLDER)
+def test_a_file_compiles_with_its_header_beside_it(file: str) -> None:
+    """As nvcc and editors read it, not assembled into one text as for CuPy."""
+    code, log = compiled((FOLDER / f"{file}.cu").read_text(), "sm_90", QUICKLY, headers_in=FOLDER)
     assert log == "" and not missing(file, code)
 
 
 @needs_nvrtc
 @pytest.mark.parametrize("file", sorted(FLAT))
 def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
-    """Read and written, in every precision: of two that differ the wider one."""
+    """Reads and writes in every precision; of two precisions, the wider one."""
     code, _ = compiled(source(file), "compute_90")
     bodies = {text.partition("(")[0]: text for text in code.decode().split(".visible .entry ")[1:]}
     for kernel in FLAT[file]:

@@ -1,4 +1,4 @@
-"""Products by cuBLAS on the stand-in's: against NumPy, in every precision; what is refused; what a graph replays."""
+"""Products by cuBLAS, on the stand-in: compared with NumPy, refused, captured in graphs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cupy() -> Any:
 
 
 def matrix(shape: tuple[int, int], dtype: str, seed: int, turned: bool = False) -> tuple[Any, Any]:
-    """On the device, and in double; turned: as a view of what lies there the other way."""
+    """A matrix on the device, and in double. turned: a transposed view."""
     import cupy
 
     host = np.random.default_rng(seed).normal(size=shape).astype(stored_dtype(dtype))
@@ -126,7 +126,7 @@ def elsewhere(shape: tuple[int, ...]) -> Any:
 
 @standin
 @pytest.mark.parametrize("wrong", REFUSALS.values(), ids=REFUSALS)
-def test_what_cannot_be_multiplied_is_refused(wrong: Any, cupy: Any) -> None:
+def test_invalid_operands_are_refused(wrong: Any, cupy: Any) -> None:
     a, b, c = cupy.zeros((2, 3), np.float32), cupy.zeros((3, 4), np.float32), cupy.zeros((2, 4), np.float32)
     own = Cublas(cupy)
     own.gemm(a, b, c)
@@ -136,7 +136,7 @@ def test_what_cannot_be_multiplied_is_refused(wrong: Any, cupy: Any) -> None:
 
 
 @standin
-def test_sizes_that_cublas_cannot_be_told_are_refused(cupy: Any) -> None:
+def test_sizes_beyond_31_bits_are_refused(cupy: Any) -> None:
     """ctypes would cut them off."""
     shapes = [(2**31, 3), (3, 4), (2**31, 4)]
     flags = SimpleNamespace(c_contiguous=True)
@@ -224,7 +224,7 @@ def test_each_stream_has_its_workspace_and_a_handle_is_taken_over(cupy: Any) -> 
 
 
 @standin
-def test_whatever_thread_asks_the_product_is_made_on_the_workers_device_and_stream(cupy: Any) -> None:
+def test_products_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -> None:
     backend = CupyBackend("float", 1)
 
     def work() -> Any:
@@ -256,7 +256,7 @@ def test_the_workspace_is_as_large_as_the_architecture_wants(
 
 @standin
 @pytest.mark.parametrize("dtype", ["half", "float"])
-def test_what_has_gaps_is_multiplied_from_a_copy(dtype: str, cupy: Any) -> None:
+def test_strided_operands_are_copied(dtype: str, cupy: Any) -> None:
     backend = CupyBackend(dtype)
     host = np.arange(12.0).reshape(3, 4)
     x = backend.asarray(host, backend.policy.storage)
@@ -327,7 +327,7 @@ class Loaded:
 
 
 def paths(monkeypatch: pytest.MonkeyPatch, found: Any, there: set[str]) -> list[str]:
-    """The paths that are tried, where the search of NVIDIA's wheels ends as said and the system knows those."""
+    """Make the search of NVIDIA's wheels end in `found`, and these paths loadable; returns the paths that are tried."""
     tried = []
 
     def load(path: str) -> Any:

@@ -1,8 +1,8 @@
-"""Each kernel as it stands in its file, run on the CPU, against NumPy in double: what a backend's calls do not reach.
+"""Each CUDA kernel by itself, run on the CPU and compared with NumPy in double.
 
-Vectors that begin anywhere and have any length, grids of a few threads, NaN and ties, what lies beside an array. The
-same tests run once more under the sanitizers (test_sanitized.py), where an access beyond an array ends the process: so
-every array ends where its memory ends.
+For what the calls of a backend do not reach: vectors of any alignment and length, grids of a few threads, NaN and ties.
+test_sanitized.py runs the same tests under sanitizers, which end the process at an access beyond an array: so every
+array ends where its memory ends.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ every_kind = pytest.mark.parametrize("kind", EVERY_KIND)
 
 
 class DeviceKernel:
-    """A kernel on the GPU, which is given arrays of the host as `HostKernel` is.
+    """A kernel on the GPU that takes arrays of the host, as `HostKernel` does.
 
-    They go there with the memory that they are part of, and come back so.
+    The whole memory that an array is part of is copied to the GPU and back.
     """
 
     def __init__(self, file: str, name: str) -> None:
@@ -100,13 +100,13 @@ def place(request: pytest.FixtureRequest) -> Iterator[None]:
 def kernel(file: str, name: str) -> Any:
     if _kernel is not None:
         return _kernel(file, name)
-    if SANITIZED:  # as it stands, so that what is found says in which file
+    if SANITIZED:  # from the file itself, so that the sanitizer names it
         return host_library(FOLDER / f"{file}.cu", True)[name]
-    return host_library(source(file), options=OPTIONS)[name]  # what the stand-in of CuPy compiles too
+    return host_library(source(file), options=OPTIONS)[name]  # as the stand-in of CuPy compiles it
 
 
 def types(kind: str) -> tuple[Any, Any]:
-    """What is stored and what is accumulated in."""
+    """The dtypes of storage and of accumulation."""
     stored, wide = (stored_dtype(name) for name in KINDS[kind])
     return stored, wide
 
@@ -198,7 +198,7 @@ def test_precisions_are_converted(kind: str, launch: Any, start: int) -> None:
 
 
 def update(rule: Rule, kind: str, size: int, start: int, move: Move, controls: Any = NULL, copied: bool = True) -> Any:
-    """A kernel of updates and what it is given: its vectors by name, and its arguments."""
+    """The vectors of an update by name, the copy of the weights, and the arguments of the kernel."""
     (stored, wide), rng = types(kind), np.random.default_rng(size)
     vectors = {name: array(rng.normal(size=size), wide, start) for name in ("weight", "grad", *rule.states)}
     for name in set(rule.states) - {"velocity", "mean"}:
@@ -217,7 +217,7 @@ MOVES = {
 
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), copied=(True, False), move=tuple(MOVES), rule=tuple(RULES))
 def test_updates_follow_the_rule(kind: str, launch: Any, start: int, copied: bool, move: str, rule: str) -> None:
-    """As the array code has it, in double."""
+    """As on arrays, in double."""
     (stored, wide), one = types(kind), RULES[rule]
     how = replace(MOVES[move], numbers=(0.5, 0.25, 2.0), factors=(0.9, 0.8, 0.01))
     for size in SIZES:
@@ -233,13 +233,13 @@ def test_updates_follow_the_rule(kind: str, launch: Any, start: int, copied: boo
 
 
 def controls_of(**values: float) -> Any:
-    """The controls of a step, with these numbers in them."""
+    """The controls of a step with these values; the others are 0."""
     return array([values.get(place.name, 0.0) for place in Control], np.float64)
 
 
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), rule=tuple(RULES))
 def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, start: int, rule: str) -> None:
-    """The same as with these numbers in the launch, bit for bit; and nothing moves where the step is left out."""
+    """Bit for bit as with the numbers in the launch; a skipped step moves nothing."""
     one, factors = RULES[rule], (0.5, 0.25, 0.125)
     given = Move(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=factors)
     move = Move(0.5, 0.5, l2=0.5, decay=0.25, factors=factors)
@@ -268,7 +268,7 @@ def stretches(size: int) -> Any:
 
 
 @pairwise(kind=WIDE, launch=launches(((1, 1), (1,)), ((3, 2), (32,)), ((2, 3), (8,))))
-def test_layers_are_measured_and_clipped_each_by_itself(kind: str, launch: Any) -> None:
+def test_layers_are_clipped_by_their_own_norms(kind: str, launch: Any) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(8)
     for size in (0, 3, 17, 101):
         grad, table = array(rng.normal(size=size), wide), stretches(size)
@@ -291,7 +291,7 @@ def test_layers_are_measured_and_clipped_each_by_itself(kind: str, launch: Any) 
 
 
 @pairwise(kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((3, 2), (32,))), go=(None, 1, 0))
-def test_weights_move_by_a_part_of_their_own_length(kind: str, launch: Any, go: int | None) -> None:
+def test_trust_ratios_scale_the_steps(kind: str, launch: Any, go: int | None) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(9)
     for size in (3, 17, 101):
         weight, grad, table = (*(array(rng.normal(size=size), wide) for _ in range(2)), stretches(size))
@@ -312,7 +312,7 @@ def test_weights_move_by_a_part_of_their_own_length(kind: str, launch: Any, go: 
 
 
 @pytest.mark.parametrize("kind", WIDE)
-def test_the_length_that_a_gradient_may_have_is_that_of_its_scale(kind: str) -> None:
+def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
     _, wide = types(kind)
     grad = array([3.0, 4.0], wide)
     arguments = grad, array([25.0], wide), wide.type(0.5), controls_of(USED=4, SCALE=8), np.int64(2)
@@ -321,7 +321,7 @@ def test_the_length_that_a_gradient_may_have_is_that_of_its_scale(kind: str) -> 
 
 
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
-    """What steps with these sums of losses and squared norms, each of 8 samples, leave behind."""
+    """The controls after steps with these sums of losses and squared norms, of 8 samples each."""
     _, wide = types(kind)
     for loss, square in zip(losses, squares, strict=True):
         how = np.int32(8), np.int32(grow_after), np.float64(1.0), np.float64(most)
@@ -331,8 +331,8 @@ def steps(kind: str, losses: list[float], squares: list[float], controls: Any, g
 
 
 @pytest.mark.parametrize("kind", WIDE)
-def test_a_step_is_judged_as_the_host_would(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against `LossScaler`, over gradients of which a third overflows."""
+def test_steps_are_judged_as_on_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by `LossScaler`, on gradients of which a third overflows."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 4)
     rng = np.random.default_rng(13)
     for seed in range(5):
@@ -357,7 +357,7 @@ def test_a_step_is_judged_as_the_host_would(kind: str, monkeypatch: pytest.Monke
     ([1, np.nan, 1], [1, 1, 1], 64, 4, 2), ([1, 1, 1], [1, np.inf, 1], 64, 0, 2), ([1, 1], [np.nan, 1], 1, 4, 1),
     ([np.inf, 1], [np.inf, 1], 64, 4, 1), ([1, 1, 1], [1, np.inf, np.nan], 2, 4, 3), ([1, 1], [np.inf, 1], 64, 4, 0),
 ])  # fmt: skip
-def test_what_is_not_finite_halts_and_nothing_is_counted_from_then_on(
+def test_a_nonfinite_step_halts_the_stretch(
     kind: str, losses: list[float], squares: list[float], scale: float, grow_after: int, halted: int
 ) -> None:
     found = steps(kind, losses, squares, controls_of(SCALE=scale), grow_after, 2.0**24)
@@ -373,7 +373,7 @@ def test_the_loss_scale_stops_growing_at_the_most(kind: str) -> None:
     assert found["SCALE"] == 2.0**24
 
 
-def test_numbers_travel_with_a_launch() -> None:
+def test_numbers_are_passed_with_a_launch() -> None:
     controls = controls_of(RATE=1, SCALE=2)
     given = [np.float64(number) for number in (0.1, 0.2, 0.3, 0.4)]
     kernel("update", "steer_double")((2,), (32,), (controls, *given))
@@ -388,7 +388,7 @@ def test_a_new_stretch_keeps_what_was_given() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_weight_that_is_not_decayed_is_not_multiplied_by_zero(rule: str) -> None:
+def test_an_infinite_weight_without_decay_stays_infinite(rule: str) -> None:
     vectors, _, arguments = update(RULES[rule], "float", 1, 0, Move(0.5, factors=(0.5, 0.5, 0.5)), copied=False)
     vectors["weight"][0] = np.inf
     kernel("update", f"{rule}_update_float")((1,), (32,), arguments)
@@ -476,7 +476,7 @@ def test_losses_of_each_output(kind: str, launch: Any, shape: tuple[int, int], l
 
 
 @every_kind
-def test_a_row_with_nan_and_a_label_that_is_no_class_are_nan_and_others_are_not(kind: str) -> None:
+def test_nan_and_invalid_labels_stay_in_their_rows(kind: str) -> None:
     stored, wide = types(kind)
     logits = array([[0, np.nan, 1], [0, 1, 2], [0, 1, 2], [3, 2, 1]], stored)
     logits[3, 1] = -np.inf
@@ -557,7 +557,7 @@ POOLS = [name for name, (window, _) in WINDOWS.items() if not window.dilates]
 
 
 def geometry(window: Window, shape: tuple[int, ...]) -> tuple[Any, ...]:
-    """What a kernel over windows is told."""
+    """The sizes that a kernel over windows takes."""
     (top, _), (left, _) = window.padding
     sizes = (*shape, *window.output(*shape[1:3]), *window.kernel, *window.stride, top, left)
     return tuple(map(np.int32, sizes))
@@ -580,7 +580,7 @@ def test_windows_become_rows_and_back(kind: str, launch: Any, case: str) -> None
 
 
 @pairwise(kind=EVERY_KIND, repeat=(1, 3), launch=launches(((1, 1), (1,)), ((3, 2), (16,))), case=tuple(WINDOWS))
-def test_filters_that_see_one_channel(kind: str, launch: Any, case: str, repeat: int) -> None:
+def test_depthwise_convolutions(kind: str, launch: Any, case: str, repeat: int) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(15)
     (window, shape), reference = WINDOWS[case], Reference("double")
     channels = shape[3]
@@ -644,7 +644,7 @@ def test_pools_of_means(kind: str, launch: Any, case: str) -> None:
 
 
 @pairwise(kind=EVERY_KIND, relu=(0, 1), winners=("uint8", "int32"))
-def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(kind: str, relu: int, winners: str) -> None:
+def test_max_pools_with_bias_and_relu(kind: str, relu: int, winners: str) -> None:
     (stored, wide), rng = types(kind), np.random.default_rng(12)
     window, shape = Window((2, 2), (2, 2)), (2, 5, 4, 3)
     x, bias = array(rng.normal(size=shape) - 1, stored), array(rng.normal(size=3), stored)
@@ -661,7 +661,7 @@ def test_a_pool_may_add_the_bias_and_close_what_is_not_positive(kind: str, relu:
 
 
 def test_winners_of_windows_with_256_places() -> None:
-    """The last one's number is 255, which says closed only behind a ReLU."""
+    """The number of the last place is 255, which means `closed` only after a ReLU."""
     x = array(np.zeros((1, 16, 16, 1)), np.float32)
     x[0, 15, 15, 0] = 1
     y, places, dx = array([1.0], np.float32), array([0], np.uint8), array(np.ones(256), np.float32)
@@ -674,7 +674,7 @@ def test_winners_of_windows_with_256_places() -> None:
 @pytest.mark.smoke
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), count=(1, 3, 16))
 def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: int, count: int) -> None:
-    """Bit for bit, where NumPy rounds once too; what is null is not read, and one of the parts may be written to."""
+    """Bit for bit if NumPy rounds once, too. Null pointers are not read; the sum may go into one of its parts."""
     (stored, _), rng = types(kind), np.random.default_rng(2)
     for size in SIZES:
         parts = [array(rng.normal(size=size), stored, start) for _ in range(count)]
@@ -703,7 +703,7 @@ def precise(kind: str) -> str:
 
 
 def normalised(kind: str, shape: tuple[int, int], start: int = 0) -> tuple[Any, ...]:
-    """x, dy, mean, variance and scale, as kernels are given them; and the same in double, with x̂ in the place of x."""
+    """x, dy, mean, variance and scale as arguments of kernels; and in double, with x̂ in place of x."""
     rows, columns = shape
     (stored, wide), rng = types(kind), np.random.default_rng(rows * 50 + columns)
     x, dy = (array(rng.normal(size=(rows, columns)) + 2, stored, start) for _ in range(2))
@@ -730,7 +730,7 @@ def test_moments_of_parts_are_those_of_all(kind: str, launch: Any, shape: tuple[
 
 
 @pairwise(kind=WIDE, launch=ONE_AXIS)
-def test_running_estimates_learn_of_a_batch(kind: str, launch: Any) -> None:
+def test_running_estimates_follow_the_batch(kind: str, launch: Any) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(4)
     mean, variance, moments = (array(rng.random(size), wide) for size in (37, 37, (2, 37)))
     expected = 0.75 * mean.astype(np.float64) + 0.25 * moments[0], 0.75 * variance + 0.25 * 1.5 * moments[1]
@@ -817,7 +817,7 @@ def test_rows_are_normalised_and_differentiated(kind: str, launch: Any, shape: t
 @pairwise(
     kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((2, 2), (32,))), size=(1, 3, 4, 5, 130), in_place=(False, True)
 )
-def test_what_is_dropped_is_what_the_reference_drops(kind: str, launch: Any, size: int, in_place: bool) -> None:
+def test_dropout_equals_the_reference(kind: str, launch: Any, size: int, in_place: bool) -> None:
     """The integers of backend/philox.py, for samples and epochs of any size."""
     (stored, wide), rng = types(kind), np.random.default_rng(size)
     samples, epoch, key = np.array([3, (1 << 40) + 5, 0]), np.array([7]), 0xFEDCBA9876543210
@@ -832,7 +832,7 @@ def test_what_is_dropped_is_what_the_reference_drops(kind: str, launch: Any, siz
 
 
 @pairwise(kind=WIDE, launch=ONE_AXIS, start=(0, 1), go=(0, 1))
-def test_what_a_step_has_moved_is_taken_back_where_it_is_left_out(kind: str, launch: Any, start: int, go: int) -> None:
+def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int) -> None:
     (_, wide), rng = types(kind), np.random.default_rng(3)
     for size in SIZES:
         vector, kept = array(rng.normal(size=size), wide, start), array(rng.normal(size=size), wide)

@@ -133,7 +133,7 @@ def other_device() -> Any:
         (lambda x: (x, 8, 8), "takes 2 arguments, was given 3"),
     ],
 )  # fmt: skip
-def test_what_a_kernel_would_misread_is_refused(arguments: Any, line: str, xp: Recorded) -> None:
+def test_arguments_that_a_kernel_would_misread_are_refused(arguments: Any, line: str, xp: Recorded) -> None:
     x = asarray(np.zeros(8, np.float32))
     with pytest.raises(ConfigError, match=f"^kernel relu_float: {line}$"):
         kernels(xp).launch("relu_float", (1,), (32,), *arguments(x))
@@ -185,15 +185,15 @@ def test_bounds_out_of_range_are_refused(limits: dict[str, int]) -> None:
 
 
 @on_devices
-def test_a_backend_tells_how_to_make_another_like_it() -> None:
+def test_options_make_another_backend_like_this_one() -> None:
     backend = create_backend("cupy", "half", max_block_size=64, max_grid_size=5)
     other = create_backend(backend.name, backend.policy.name, 1, **backend.options)
     assert dict(other.options) == {"max_block_size": 64, "max_grid_size": 5, "tf32": False}
     assert create_backend("numpy", **create_backend("numpy").options).options == {}
 
 
-def test_the_header_stands_in_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CuPy finds a compiled kernel by its text: a header beside it could change unseen."""
+def test_the_header_is_included_in_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy caches a compiled kernel by its text: it would not notice a change of a header."""
     for file in FILES:
         text = source(file)
         assert "common.cuh" not in text.replace("CUPYNET_COMMON", "") and "#define KERNEL" in text

@@ -1,6 +1,4 @@
-"""The tests of the kernels once more, with kernels that watch every access (AddressSanitizer) and every conversion
-(UndefinedBehaviorSanitizer); and a kernel that reaches too far, to see that they would say so.
-"""
+"""The tests of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer, and accesses that they must find."""
 
 from __future__ import annotations
 
@@ -17,13 +15,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def asan() -> str | None:
-    """The library that has to be loaded first; None where the compiler has none."""
+    """The library that has to be loaded first; None if the compiler has none."""
     found = compiler()
     if found is None:
         return None
     command = [found, "-print-file-name=libasan.so"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    return said if Path(said).is_absolute() else None
+    path = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return path if Path(path).is_absolute() else None
 
 
 LIBRARY = asan()
@@ -50,7 +48,7 @@ def under_sanitizers(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @needs_asan
-def test_the_kernels_reach_nothing_beyond_their_arrays() -> None:
+def test_kernels_stay_within_their_arrays() -> None:
     """In two precisions: one process, as compiling is what takes the time."""
     tests = [
         "-p",
@@ -69,15 +67,15 @@ def test_the_kernels_reach_nothing_beyond_their_arrays() -> None:
 PLANTED = """
 import numpy as np
 from tests.backend.cuda.test_kernels import array, kernel
-x = array(np.ones({has}), np.float32, {start})
-kernel("activation", "relu_float")((1,), (32,), (x, np.int64({told})))
+x = array(np.ones({length}), np.float32, {start})
+kernel("activation", "relu_float")((1,), (32,), (x, np.int64({size})))
 print("done")
 """
 
 
 @needs_asan
-@pytest.mark.parametrize(("has", "start", "told"), [(100, 0, 101), (100, 1, 104)])
-def test_a_kernel_that_reaches_too_far_is_seen(has: int, start: int, told: int) -> None:
-    done = under_sanitizers("-c", PLANTED.format(has=has, start=start, told=told))
+@pytest.mark.parametrize(("length", "start", "size"), [(100, 0, 101), (100, 1, 104)])
+def test_the_sanitizer_finds_an_access_beyond_an_array(length: int, start: int, size: int) -> None:
+    done = under_sanitizers("-c", PLANTED.format(length=length, start=start, size=size))
     assert done.returncode != 0 and done.stdout == ""
     assert "heap-buffer-overflow" in done.stderr and "common.cuh" in done.stderr

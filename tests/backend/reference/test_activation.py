@@ -1,4 +1,4 @@
-"""Activations of one value at a time: against the C library, near zero and far from it, NaN and infinity."""
+"""Pointwise activations compared with the C library, near zero and far from it, for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def test_the_error_function() -> None:
     np.testing.assert_allclose(pointwise.erfc(np, z), [math.erfc(value) for value in z], rtol=5e-15, atol=1e-300)
 
 
-def test_what_is_said_to_be_monotone_is() -> None:
+def test_monotone_activations_are_marked() -> None:
     backend, x = create_backend("numpy", "double"), np.linspace(-9, 9, 500)
     monotone = {name: activation_function(name).monotone for name in ACTIVATIONS}
-    for name, said in monotone.items():
+    for name, expected in monotone.items():
         y: Any = activation_function(name).into(backend, x, np.empty_like(x))
-        assert said == bool((np.diff(y) >= 0).all()) or name == "softmax", name
+        assert expected == bool((np.diff(y) >= 0).all()) or name == "softmax", name
     assert not monotone["softmax"] and not monotone["gelu"] and not monotone["silu"]
 
 

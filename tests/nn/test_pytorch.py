@@ -1,6 +1,6 @@
-"""Values of an independent implementation (PyTorch, see tests/golden/make_layers.py): layers and their gradients.
+"""Layers and their gradients compared with PyTorch.
 
-Kept ones on every backend; where PyTorch is installed, windows of all kinds besides.
+With stored values (tests/golden/make_layers.py) on every backend, and with PyTorch itself if it is installed.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_all_that_is_kept_is_compared() -> None:
     assert FILE.stat().st_size < 200_000
 
 
-# beside PyTorch itself ------------------------------------------------------------------------------------------------
+# PyTorch itself -------------------------------------------------------------------------------------------------------
 
 small = st.tuples(st.integers(1, 3), st.integers(1, 3))
 zeros = st.tuples(st.integers(0, 2), st.integers(0, 2))
