@@ -1496,7 +1496,10 @@ INTEROP = [
         "cupynet/interop/torch.py",
         "Conv2D: Equivalent(_conv, axes=(3, 2, 0, 1))",
         "Conv2D: Equivalent(_conv, axes=(3, 2, 1, 0))",
-        ("tests/interop/test_torch.py::test_as_pytorch_took_it_once", "tests/interop/test_importing.py::test_pytorch"),
+        (
+            "tests/interop/test_torch.py::test_as_pytorch_took_it_once",
+            "tests/interop/test_torch.py::test_imported_weights_give_the_logits_of_pytorch",
+        ),
     ),
     Fault(
         "flattened-order-inverted",
@@ -1504,7 +1507,7 @@ INTEROP = [
         "cupynet/interop/torch.py",
         "    weight[order] = tensor\n",
         "    weight[...] = tensor[order]\n",
-        ("tests/interop/test_importing.py::test_pytorch",),
+        ("tests/interop/test_torch.py::test_imported_weights_give_the_logits_of_pytorch",),
     ),
     Fault(
         "running-mean-and-variance-swapped",
@@ -1512,7 +1515,7 @@ INTEROP = [
         "cupynet/interop/torch.py",
         '"mean": "running_mean", "variance": "running_var"',
         '"mean": "running_var", "variance": "running_mean"',
-        ("tests/interop/test_importing.py::test_normalisation_of_pytorch_and_its_running_statistics",),
+        ("tests/interop/test_torch.py::test_normalization_and_its_running_statistics_are_imported",),
     ),
     Fault(
         "keras-weights-numbered-from-one",
@@ -1520,7 +1523,7 @@ INTEROP = [
         "cupynet/interop/keras.py",
         'names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind',
         'names[layer.path] = f"{kind}_{counts[kind] + 1}" if kind in counts else kind',
-        ("tests/interop/test_importing.py::test_keras",),
+        ("tests/interop/test_keras.py::test_imported_weights_give_the_same_logits",),
     ),
     Fault(
         "onnx-padding-order",

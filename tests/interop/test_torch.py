@@ -1,4 +1,4 @@
-"""PyTorch takes exported weights with `load_state_dict` and computes the same logits, live and as it did once."""
+"""Export to PyTorch and import from it: both compute the same logits, with PyTorch itself and with stored values."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from cupynet import ConfigError, DataError, export_torch, import_torch
+from cupynet.backend import create_backend
 from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
 from cupynet.interop import torch_source
@@ -27,15 +28,25 @@ from cupynet.nn import (
     Image,
     Layer,
     LayerNorm,
+    MaxPool2D,
     Model,
     Residual,
     Sequential,
 )
 from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
+from tests.support.imported_networks import (
+    GOLDEN,
+    NORMS,
+    NORMS_NAMES,
+    SMALL,
+    SMALL_NAMES,
+    normalized_model,
+    small_model,
+    torch_logits,
+)
 from tests.support.networks import Around
 from tests.support.settings import CHOICES, settings_of
 
-GOLDEN = Path(__file__).parents[1] / "golden"
 MODELS = [name for group, name in CHOICES if group == "model"]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -170,3 +181,132 @@ def test_weights_of_another_network_do_not_fit(tmp_path: Path) -> None:
     export_torch(everything_as_model(), tmp_path / "a")
     with pytest.raises(DataError, match="belongs to no layer|its shape .* does not fit|lacks"):
         import_torch(model_of(Sequential({"output": Dense(3)}), Image(3, 2, 1)), tmp_path / "a")
+
+
+# import ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def golden() -> dict[str, Any]:
+    return torch_logits()
+
+
+@pytest.mark.parametrize("flatten", [False, True])
+@pytest.mark.parametrize(("dtype", "bound"), [("double", 1e-12), ("float", 1e-5)])
+def test_imported_weights_give_the_logits_of_pytorch(golden: Any, flatten: bool, dtype: str, bound: float) -> None:
+    found = small_model(flatten=flatten, dtype=dtype)
+    import_torch(found, SMALL, SMALL_NAMES)
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=bound)
+
+
+def test_single_weights_are_imported_by_name(golden: Any, tmp_path: Path) -> None:
+    tensors = load_file(SMALL)
+    same = {name: there for name, there in SMALL_NAMES.items() if name != "conv1"}
+    renamed = {
+        f"{name}.{own}": tensors[f"{there}.{own}"]
+        for name, there in same.items()
+        for own in ("weight", "bias")
+        if f"{there}.{own}" in tensors
+    }
+    renamed |= {"first": tensors["0.weight"], "second": tensors["0.bias"], "bn.num_batches_tracked": np.array(3)}
+    save_file(renamed, tmp_path / "a.safetensors")
+    found = small_model()
+    import_torch(found, tmp_path / "a.safetensors", {"conv1.weight": "first", "conv1.bias": "second"})
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
+
+
+def test_nested_layers_are_imported(golden: Any) -> None:
+    inner = Sequential({"a": Conv2D(4, kernel=(3, 2), activation="relu"), "b": MaxPool2D(2)})
+    rest = {"conv2": Conv2D(5, kernel=2, bias=False), "dense1": Dense(6, activation="relu"), "output": Dense(3)}
+    outer = Sequential({"block": inner, **rest})
+    found = Model(outer, Image(9, 8, 3), create_backend("numba", "double"))
+    names = {"block.a": "0", "conv2": "3", "dense1": "5", "output": "7"}
+    import_torch(found, SMALL, names)
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+def test_normalization_and_its_running_statistics_are_imported(golden: Any, backend: str) -> None:
+    found = normalized_model(backend=backend)
+    import_torch(found, NORMS, NORMS_NAMES)
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
+    tensors = load_file(NORMS)
+    np.testing.assert_array_equal(found.weights()["norm1.mean"], tensors["1.running_mean"])
+    np.testing.assert_array_equal(found.weights()["norm1.variance"], tensors["1.running_var"])
+
+
+def test_missing_running_statistics_are_named(tmp_path: Path) -> None:
+    tensors = load_file(NORMS)
+    del tensors["8.running_var"]
+    save_file(tensors, tmp_path / "a.safetensors")
+    with pytest.raises(DataError, match=r"lacks '8\.running_var', for weight 'norm4\.variance'"):
+        import_torch(normalized_model(), tmp_path / "a.safetensors", NORMS_NAMES)
+
+
+def test_single_weights_of_a_normalization_are_imported_by_name(golden: Any, tmp_path: Path) -> None:
+    tensors = load_file(NORMS)
+    tensors["mu"] = tensors.pop("1.running_mean")
+    save_file(tensors, tmp_path / "a.safetensors")
+    found = normalized_model()
+    import_torch(found, tmp_path / "a.safetensors", NORMS_NAMES | {"norm1.mean": "mu"})
+    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_network_of_pytorch_itself_is_imported(seed: int) -> None:
+    torch = pytest.importorskip("torch")
+    torch.manual_seed(seed)
+    net = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 6, 3), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(6 * 3 * 4, 5)
+    ).double()
+    found = Model(
+        Sequential({"0": Conv2D(6, kernel=3), "1": MaxPool2D(2), "3": Dense(5)}),
+        Image(8, 10, 2),
+        create_backend("numba", "double"),
+    )
+    found_weights = {name: value.numpy() for name, value in net.state_dict().items()}
+    images = np.random.default_rng(seed).normal(size=(4, 8, 10, 2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cupynet.interop.torch.load_tensors", lambda path: found_weights)
+        import_torch(found, "nowhere")
+    with torch.no_grad():
+        expected = net(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
+    np.testing.assert_allclose(found.scores(images)[1], expected, atol=1e-12)
+
+
+SPOILT = [
+    ({"5.bias": None}, "lacks '5.bias', for weight 'dense1.bias'"),
+    ({"9.bias": np.zeros(3)}, "'9.bias' belongs to no layer"),
+    ({"0.weight": np.zeros((4, 3, 2, 3))}, "weight conv1.weight of '0.weight': its shape (4, 3, 2, 3) does not fit"),
+    ({"7.weight": np.zeros((3, 7))}, "weight output.weight of '7.weight': its shape (3, 7) does not fit the (6, 3)"),
+    ({"7.weight": np.zeros((6, 3))}, "weight output.weight of '7.weight': its shape (6, 3) does not fit the (6, 3)"),
+]
+
+
+@pytest.mark.parametrize(("change", "expected"), SPOILT, ids=[text for _, text in SPOILT])
+def test_weights_that_do_not_fit_are_named(change: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    tensors = load_file(SMALL) | change
+    path = tmp_path / "a.safetensors"
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
+    found = small_model()
+    before = found.weights()
+    with pytest.raises(DataError) as caught:
+        import_torch(found, path, SMALL_NAMES)
+    assert str(caught.value).startswith(f"{path}: {expected}") and "\n" not in str(caught.value)
+    for name, weight in found.weights().items():
+        np.testing.assert_array_equal(weight, before[name])
+
+
+def test_unknown_names_and_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="names: this model has no layer or weight 'conv9', but conv1.weight, "):
+        import_torch(small_model(), SMALL, {"conv9": "0"})
+    (tmp_path / "text").write_text("text")
+    with pytest.raises(DataError, match="text: cannot be read as weights"):
+        import_torch(small_model(), tmp_path / "text")
+
+
+@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02\x8a"], ids=["zip", "pickle"])
+def test_a_file_of_torch_save_is_refused(start: bytes, tmp_path: Path) -> None:
+    (tmp_path / "net.pt").write_bytes(start + bytes(100))
+    with pytest.raises(DataError, match=r"net\.pt: .*safetensors\.torch\.save_file\(net\.state_dict\(\), path\)"):
+        import_torch(small_model(), tmp_path / "net.pt")

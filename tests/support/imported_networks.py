@@ -1,0 +1,65 @@
+"""Networks whose weights PyTorch made (tests/golden/make_importing.py), for tests of import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend import create_backend
+from cupynet.nn import (
+    Activation,
+    BatchNorm,
+    Conv2D,
+    Dense,
+    Dropout,
+    Flatten,
+    Image,
+    LayerNorm,
+    MaxPool2D,
+    Model,
+    Sequential,
+)
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SMALL, NORMS = GOLDEN / "torch_small.safetensors", GOLDEN / "torch_norms.safetensors"
+# layer here -> layer there
+SMALL_NAMES = {"conv1": "0", "conv2": "3", "dense1": "5", "output": "7"}
+NORMS_NAMES = {"conv": "0", "norm1": "1", "norm2": "4", "norm3": "6", "dense": "7", "norm4": "8", "output": "10"}
+
+
+def torch_logits() -> dict[str, Any]:
+    """The images, and the logits that PyTorch computed of them with both networks."""
+    with np.load(GOLDEN / "torch_logits.npz", allow_pickle=False) as file:
+        return {name: file[name] for name in file.files}
+
+
+def small_model(*, flatten: bool = False, dtype: str = "double", backend: str = "numba") -> Model:
+    layers: dict[str, Any] = {
+        "conv1": Conv2D(4, kernel=(3, 2), activation="relu"),
+        "pool1": MaxPool2D(2),
+        "conv2": Conv2D(5, kernel=2, bias=False),
+        **({"flat": Flatten(), "again": Activation("identity")} if flatten else {}),
+        "dense1": Dense(6, activation="relu"),
+        "output": Dense(3),
+    }
+    return Model(Sequential(layers), Image(9, 8, 3), create_backend(backend, dtype), seed=1)
+
+
+def normalized_model(backend: str = "numba") -> Model:
+    layers: dict[str, Any] = {
+        "conv": Conv2D(6, kernel=3, bias=False),
+        "norm1": BatchNorm(epsilon=1e-3),
+        "relu1": Activation("relu"),
+        "pool": MaxPool2D(2),
+        "norm2": LayerNorm(),
+        "flat": Flatten(),
+        "drop": Dropout(0.5),
+        "norm3": BatchNorm(),
+        "dense": Dense(5),
+        "norm4": BatchNorm(),
+        "relu2": Activation("relu"),
+        "output": Dense(3),
+    }
+    return Model(Sequential(layers), Image(9, 8, 3), create_backend(backend, "float"), seed=1)
