@@ -110,10 +110,15 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         if wrapper.blas_threads:
             log.info("BLAS threads per worker: %d", wrapper.blas_threads)
         experiment.limit_memory()
+        if experiment.backend_name != "numpy":
+            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
         compile_s = wrapper.warm_up(settings.batch_size)
         log.info("kernels ready after %.1f s", compile_s)
-        if settings.resume is not None and not _goes_on(experiment, wrapper, run):
-            return None
+        if settings.resume is not None:
+            if not _goes_on(experiment, wrapper, run):
+                return None
+            clock = wrapper.trainer.statistics.clock
+            began -= clock.rounds_s + clock.evaluate_s  # of the processes before this one
         config.keep_settings()
         if experiment.rank == 0:
             run.describe(_start(experiment, wrapper, data, run))
@@ -188,7 +193,7 @@ def _start(experiment: Experiment, wrapper: ParallelWrapper, data: Data, run: Ru
         overrides, own = config.overrides_of(run.folder), config.own_folder(sys.argv[1:])
     return Start(
         setup=_setup(experiment, wrapper, data),
-        started=time.strftime("%Y-%m-%d %H:%M:%S"),
+        started=run.started() or time.strftime("%Y-%m-%d %H:%M:%S"),
         epochs=settings.epochs,
         overrides=overrides,
         config_dir=None if own is None else str(own),
@@ -269,7 +274,7 @@ def _left(run: Run, *, complete: bool = False) -> str:
     if not run.saved and not steps:
         return "nothing of this run was saved"
     what = "what was trained" if run.saved else "its last checkpoint"
-    how = f"; {shlex.quote(f'resume={run}')} resumes it" if steps else ""
+    how = f"; to resume: cupynet train {shlex.quote(f'resume={run}')}" if steps else ""
     return f"{what} is in {run}{how}"
 
 

@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from cupynet import config
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
@@ -162,6 +164,9 @@ class Trained:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise DataError(f"{self.path}: its description of images is not valid ({error})") from error
+        for name, weight in self.weights.items():
+            if not np.isfinite(weight).all():
+                raise DataError(f"{self.path}: weights {name} are not finite: train with a lower learning_rate")
         try:
             model.load_weights(self.weights)
         except ConfigError as error:

@@ -149,7 +149,7 @@ def refuse_taken(folder: Path) -> None:
     sweep, resumable = (folder / SWEEP).is_file(), bool(_checkpoints(folder))
     if not sweep and ((folder / TRIAL).is_file() or not (resumable or (folder / SUMMARY).is_file())):
         return
-    hint = f"; {shlex.quote(f'resume={folder}')} resumes it" if resumable else ""
+    hint = f"; to resume: cupynet train {shlex.quote(f'resume={folder}')}" if resumable else ""
     raise ConfigError(f"{folder}: already holds a {'sweep' if sweep else 'run'}: name another folder{hint}")
 
 

@@ -79,6 +79,11 @@ def seconds(key: str, value: Any) -> float:
     return checks.number(key, value, above=0, below=threading.TIMEOUT_MAX, unit="seconds")
 
 
+def at_least_one_second(key: str, value: Any) -> float:
+    """A timeout of a round, which may take long."""
+    return checks.number(key, value, minimum=1, below=threading.TIMEOUT_MAX, unit="seconds")
+
+
 def positive(key: str, value: Any) -> float:
     """A number above 0."""
     return checks.number(key, value, above=0)
@@ -193,7 +198,7 @@ class ParallelSettings(Group):
     report_score_after_averaging: Any = setting(True, checks.flag)
     average_updaters: Any = setting(True, checks.flag)
     learning_rate_scale: Any = setting("none", checks.learning_rate_scale)
-    timeout_s: float = setting(300.0, seconds)
+    timeout_s: float = setting(300.0, at_least_one_second)
     launcher: str = setting("thread", one_of("thread", "mpi"))
     reduce: str = setting("auto", one_of("auto", "nccl", "device", "host"))
     synchronizer: Any = part()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import errno
+import faulthandler
 import io
 import logging
 import os
@@ -28,7 +29,8 @@ UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or
 def steady_streams() -> None:
     """Open streams that were closed (`>&-`) on the null device; print "?" for characters that an encoding lacks.
 
-    A command calls this first: the next file that it opens would get the number of a closed stream.
+    A command calls this first: the next file that it opens would get the number of a closed stream. From here on, a
+    crash of native code prints the stack of each thread.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -36,6 +38,8 @@ def steady_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
         elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
+    with contextlib.suppress(io.UnsupportedOperation):  # stderr is not a file: in a notebook, in a test
+        faulthandler.enable()
 
 
 class Arguments(argparse.ArgumentParser):

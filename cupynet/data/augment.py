@@ -103,7 +103,7 @@ def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: in
 
 
 class Shift(Augmentation):
-    """Moved by whole pixels, from -pixels to pixels down and across."""
+    """Moved by whole pixels, from -pixels to pixels down and across. ConfigError for no less than an image's side."""
 
     def __init__(self, pixels: int = 2) -> None:
         self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
@@ -111,11 +111,11 @@ class Shift(Augmentation):
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
         most = self.pixels
-        by, beside = min(most, height), min(most, width)  # an image that moves farther is outside as a whole
-        padded = np.pad(images, ((0, 0), (by, by), (beside, beside), (0, 0)))
+        if most >= min(height, width):
+            raise ConfigError(f"Shift pixels={most}: must be below {min(height, width)}, the length of an image's side")
+        padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, y, x, C, H, W)
-        down = np.clip(draws.integers(0, 2 * most) - most, -by, by) + by
-        across = np.clip(draws.integers(0, 2 * most) - most, -beside, beside) + beside
+        down, across = draws.integers(0, 2 * most), draws.integers(0, 2 * most)
         return np.ascontiguousarray(windows[np.arange(len(images)), down, across].transpose(0, 2, 3, 1))
 
 
@@ -179,7 +179,7 @@ class Elastic(Augmentation):
 
     Args:
         alpha: strength, in pixels.
-        sigma: standard deviation of the Gaussian, in pixels; it is cut off at three of them, or where the image ends.
+        sigma: standard deviation of the Gaussian, in pixels, at most an image's side; cut off at three of them.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
@@ -188,6 +188,8 @@ class Elastic(Augmentation):
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
+        if self.sigma > max(height, width):
+            raise ConfigError(f"Elastic sigma={self.sigma:g}: must be at most {max(height, width)}, an image's side")
         field = draws.uniform(-self.alpha, self.alpha, 2, height, width)
         field = self._smooth(self._smooth(field, 2), 3)  # (N, 2, H, W)
         field[:, 0] += np.arange(height, dtype=np.float32)[:, np.newaxis]

@@ -50,9 +50,11 @@ class SoftmaxNLL(Loss):
 
     Args:
         label_smoothing: the share of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: the factor of each class's examples, in the order of the labels, a list or an array, or by label,
-            `{0: 1.0, 1: 3.0}`; None for 1. The mean is taken over the number of examples, not over the sum of their
-            weights as in PyTorch: then means of parts of a batch are worth what their examples are.
+        class_weights: the factor of each class's term of the loss, in the order of the labels, a list or an array, or
+            by label, `{0: 1.0, 1: 3.0}`; None for 1. Without label smoothing that is the factor of the class's
+            examples. With it, every example has a term of every class, so examples of a class of weight 0 still train
+            the others, as in PyTorch. The mean is taken over the number of examples, not over the sum of their weights
+            as in PyTorch: means of parts of a batch can then be averaged by their numbers of examples.
 
     Raises:
         ConfigError: an argument cannot work.

@@ -265,7 +265,9 @@ class Model:
         rows = self.rows()
         header = rows[0]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        cells = [[cell.ljust(w) for cell, w in zip(row[:4], widths[:4], strict=True)] for row in rows]
+        figures = [[cell.rjust(w) for cell, w in zip(row[4:], widths[4:], strict=True)] for row in rows]
+        lines = ["  ".join([*left, *right]).rstrip() for left, right in zip(cells, figures, strict=True)]
         lines.insert(1, "-" * max(map(len, lines)))
         total = sum(each.multiply_adds() for each in self.network.walk())
         work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"

@@ -90,8 +90,9 @@ class Cost:
 
     Attributes:
         images_per_s: training images per second of their rounds, after the first 10.
-        wall_s: of the whole run; compile_s: until the kernels were ready; train_s, evaluate_s, data_s, averaging_s: see
-            `Clock`.
+        wall_s: of the last process, and the training and evaluation of those that it resumed.
+        compile_s: until the kernels of the last process were ready.
+        train_s, evaluate_s, data_s, averaging_s: see `Clock`.
         bytes_sent: by all workers to each other; spent: by each worker, see `Spent`.
         pipeline: if there are several stages: `layers` of each, `micro_batches`, `work_s` of each for a micro-batch,
             `bound` of the speed-up over one worker, `speed_up` reached.
@@ -161,7 +162,7 @@ class Start:
 
     Attributes:
         setup: its fields are written beside the others.
-        started: local time.
+        started: local time; of a resumed run, when it first started.
         epochs: as requested.
         overrides: of the command line; None if unknown.
         config_dir: of --config-dir.
@@ -241,6 +242,15 @@ class Run:
             Checkpoints(self.checkpoints_path).clean()
         except OSError as error:
             raise OutputError(f"{self.folder}: what was left half-written cannot be removed ({error})") from error
+
+    def started(self) -> str | None:
+        """Return when the run first started, from started.json; None if it has not, or the file cannot be read."""
+        try:
+            require_plain(self.started_path)
+            found = json.loads(self.started_path.read_text(encoding="utf-8"))
+        except (DataError, OSError, ValueError, RecursionError):
+            return None
+        return found["started"] if isinstance(found, dict) and isinstance(found.get("started"), str) else None
 
     def describe(self, start: Start) -> None:
         """Write started.json. OutputError."""

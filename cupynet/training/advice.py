@@ -1,4 +1,4 @@
-"""One sentence of advice from a run's times, and one if the network has not learned."""
+"""One sentence of advice from a run's times, and one if the network has hardly learned."""
 
 from __future__ import annotations
 
@@ -119,6 +119,6 @@ def unlearned(evaluation: Evaluation) -> str | None:
     if not 0 < share < 1 or evaluation.accuracy > share + SURELY * deviation:
         return None
     return (
-        f"it has not learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, the commonest class alone "
-        f"gives {percent(share)}; loss {evaluation.loss:.4g}: lower learning_rate, or train longer"
+        f"it has hardly learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, the commonest class "
+        f"alone gives {percent(share)}; loss {evaluation.loss:.4g}: lower learning_rate, or train longer"
     )

@@ -308,8 +308,9 @@ class Replica:
         samples = np.zeros(batch_size, np.int64)
         images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
         labels = self.backend.asarray(samples)
-        scratch.backpropagate(Batch(index=0, epoch=0, images=images, labels=labels, samples=samples))
-        scratch.update(0)
+        with np.errstate(over="ignore", invalid="ignore"):  # training finds weights that are not finite
+            scratch.backpropagate(Batch(index=0, epoch=0, images=images, labels=labels, samples=samples))
+            scratch.update(0)
         for vector in scratch.params.vectors:
             moved(vector, vector)  # what a fit ends with
         self.backend.synchronize()

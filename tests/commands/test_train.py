@@ -99,12 +99,12 @@ def test_a_run_that_has_not_learned_says_so(finished, tmp_path):
     stdout, stderr = run(tmp_path, *QUICK, "workers=1", "optimizer.learning_rate=10")
     (warning,) = [line for line in stdout.splitlines() if "warning: " in line]
     assert (
-        "it has not learned: accuracy 1" in warning
+        "it has hardly learned: accuracy 1" in warning
         and warning.endswith(": lower learning_rate, or train longer")
         and stderr == ""
     )
-    assert "it has not learned" in (run_folder(tmp_path) / "train.log").read_text()
-    assert "it has not learned" not in finished[1]
+    assert "it has hardly learned" in (run_folder(tmp_path) / "train.log").read_text()
+    assert "it has hardly learned" not in finished[1]
 
 
 def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):

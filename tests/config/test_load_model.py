@@ -234,3 +234,13 @@ def test_the_likeliest_classes() -> None:
 def test_one_image(shape: tuple[int, ...]) -> None:
     model, some = small(), np.random.default_rng(1).integers(0, 256, (7, 4, 5, 1), np.uint8)
     np.testing.assert_array_equal(model.predict(some[0].reshape(shape)), model.predict(some)[:1])
+
+
+def test_weights_that_are_not_finite_are_refused(finished: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    weights = load_weights(folder / "weights.safetensors")
+    weights["conv1.weight"][0] = np.nan
+    save_weights(folder / "weights.safetensors", weights)
+    with pytest.raises(DataError, match="weights conv1.weight are not finite"):
+        load_model(folder)

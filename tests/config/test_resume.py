@@ -18,6 +18,7 @@ from cupynet.config import resume
 from cupynet.core.errors import ConfigError
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
+from cupynet.runs.run import Run
 from tests.support.commands import QUICK, environment, run
 
 FAULT = """
@@ -69,11 +70,15 @@ def test_a_run_that_ended_goes_on_bit_for_bit(tmp_path, settings, iteration, end
     code = -9 if end == "SIGKILL" else 143
     _, stderr = started(tmp_path, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
     if end == "SIGTERM":
-        assert f"resume={tmp_path / 'parts'} resumes it" in stderr
+        assert f"to resume: cupynet train resume={tmp_path / 'parts'}" in stderr
+    began = json.loads((tmp_path / "parts" / "started.json").read_text())["started"]
     stdout, stderr = run(tmp_path, "resume=parts", FAULTY[0])
     assert stderr == "" and "going on after iteration" in stdout
     assert ("the run that had this folder was killed (process " in stdout) == (end == "SIGKILL")
     assert same(tmp_path / "whole", tmp_path / "parts")
+    cost = Run(tmp_path / "parts").summary().cost
+    assert cost.wall_s >= cost.train_s + cost.evaluate_s
+    assert json.loads((tmp_path / "parts" / "started.json").read_text())["started"] == began
     assert not [entry for entry in (tmp_path / "parts" / "checkpoints").iterdir() if "." in entry.name]
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir() and entry.name[0] != "_") == [
         "parts",
@@ -172,7 +177,9 @@ def test_beginning_anew_loses_no_work(stopped, tmp_path):
     folder, store = tmp_path / "outputs/day/run", Checkpoints(tmp_path / "outputs/day/run/checkpoints")
     steps = store.steps()
     _, stderr = run(tmp_path, *QUICK, "hydra.run.dir=outputs/day/run", code=2)
-    assert "outputs/day/run: already holds a run" in stderr and "resume=outputs/day/run resumes" in stderr
+    assert (
+        "outputs/day/run: already holds a run" in stderr and "to resume: cupynet train resume=outputs/day/run" in stderr
+    )
     assert store.steps() == steps
     run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     kept = (folder / "summary.json").read_bytes()

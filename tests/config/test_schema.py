@@ -204,3 +204,9 @@ def test_nothing_stands_in_for_data_that_were_asked_for(asked: tuple[str, ...], 
     assert without_stand_in({"data": {"fallback": fallback}}, asked) == {"data": {"fallback": found}}
     for other in ({}, {"data": None}, {"data": {}}):
         assert without_stand_in(dict(other), asked) == other
+
+
+def test_a_round_may_take_a_second() -> None:
+    assert read(Settings, given("parallel.timeout_s", 1)).parallel.timeout_s == 1
+    with pytest.raises(ConfigError, match="^parallel.timeout_s=0.5: must be a number of seconds of at least 1"):
+        read(Settings, given("parallel.timeout_s", 0.5))

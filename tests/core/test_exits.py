@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import pty
+import signal
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 import cupynet.__main__
 from cupynet.core.errors import ConfigError, annotate
 from cupynet.core.exits import Console, LogFile, out_of_memory, say_error, steady_streams, tell
-from tests.support.commands import QUICK, environment, run_folder
+from tests.support.commands import QUICK, ROOT, environment, run_folder
 
 CLOSED = """
 import os, sys
@@ -292,3 +293,9 @@ def test_text_from_files_cannot_control_the_terminal(capsys):
     out, err = capsys.readouterr()
     for text in (out, err):
         assert "\ufffd" in text and not {"\x1b", "\x07", "\u202e"} & set(text)
+
+
+def test_a_crash_of_native_code_prints_where_it_was() -> None:
+    code = "import ctypes; from cupynet.core import exits; exits.steady_streams(); ctypes.string_at(0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in done.stderr

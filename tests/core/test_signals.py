@@ -138,7 +138,7 @@ def test_a_second_signal_waits_for_the_checkpoint_and_then_ends_the_run_at_once(
     _, stderr = run(tmp_path, *arguments, *fault, code=130)
     first, last = stderr.splitlines()
     assert first == "cupynet: SIGTERM: stopping after this round and saving; again: at once"
-    saved = f"its last checkpoint is in {tmp_path}/a b; 'resume={tmp_path}/a b' resumes it"
+    saved = f"its last checkpoint is in {tmp_path}/a b; to resume: cupynet train 'resume={tmp_path}/a b'"
     assert last == f"cupynet: stopped by SIGINT: {saved}"
     (step,) = Checkpoints(tmp_path / "a b" / "checkpoints").steps()
     assert 7 <= step <= 10 and not list(tmp_path.glob("a b/checkpoints/*.*"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from cupynet.core.checks import integer, one_of
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, OutputError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -62,6 +62,11 @@ class Checkpoint(Callback):
             raise ConfigError("Checkpoint needs a path if there is no run folder: Checkpoint(path='checkpoints')")
         self._written, self._for_good, self._best_step, self._best_score = 0, [], -1, math.nan
         self._store = Checkpoints(path)
+        if self._path is not None and trainer.rank == 0:
+            try:
+                path.mkdir(parents=True, exist_ok=True)  # an error here comes before the training, not after an epoch
+            except OSError as error:
+                raise OutputError(f"{path}: checkpoints cannot be written ({error.strerror})") from error
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         self._made = made_by(trainer) if trainer.rank == 0 else None

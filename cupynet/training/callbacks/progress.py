@@ -113,7 +113,7 @@ def _bar() -> Bar:
 
 
 class Progress(Callback):
-    """One line per epoch, and on a terminal a bar over all rounds of a fit below them.
+    """One line per epoch, and on a terminal a bar over the rounds of the current epoch below them.
 
     The lines are log records of level INFO; if nothing handles such records, as in a notebook, they are printed. A bar
     that fails is replaced by lines, with a warning.
@@ -126,6 +126,7 @@ class Progress(Callback):
     def __init__(self, style: str = "auto") -> None:
         self.style = one_of("style", style, STYLES)
         self._bar: Bar | None = None
+        self._rounds = 0  # of an epoch
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         if self.style == "auto":
@@ -135,11 +136,12 @@ class Progress(Callback):
         if self.style != "bar":
             return
         self.close()
-        self._bar = bar = _bar()
+        self._bar, self._rounds = _bar(), _rounds(trainer)
+        bar = self._bar
         self._task = bar.add_task(
             "",
-            total=trainer.total_iterations,
-            completed=trainer.iteration,
+            total=self._rounds,
+            completed=trainer.round,
             epoch=_current(trainer),
             epochs=trainer.total_epochs,
             workers=trainer.workers,
@@ -149,9 +151,9 @@ class Progress(Callback):
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if trainer.iteration == trainer.total_iterations:
-            self._show(completed=trainer.iteration, loss=None)  # the last report is some rounds old
-        elif trainer.iteration % 5 == 0:
-            self._show(completed=trainer.iteration, epoch=_current(trainer))
+            self._show(completed=trainer.round, loss=None)  # the last report is some rounds old
+        elif trainer.round == self._rounds or trainer.round % 5 == 0:
+            self._show(completed=trainer.round)
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
         loss = None if math.isnan(report.loss) else report.loss
@@ -160,12 +162,14 @@ class Progress(Callback):
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         self._say(describe(record, trainer.total_epochs))
         loss = None if math.isnan(record.loss) else record.loss
-        self._show(completed=trainer.iteration, epoch=_current(trainer), loss=loss, images_per_s=record.images_per_s)
-        if record.evaluation is not None:
-            self._show(accuracy=record.evaluation.accuracy)
+        known = {} if record.evaluation is None else {"accuracy": record.evaluation.accuracy}
+        self._show(loss=loss, images_per_s=record.images_per_s, **known)
+        if self._bar is not None and trainer.epoch < trainer.total_epochs:
+            bar = self._bar
+            self._draw(lambda: bar.reset(self._task))
+            self._show(epoch=_current(trainer))
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        self._show(completed=trainer.iteration)
         self.close()
 
     def close(self) -> None:
@@ -198,6 +202,12 @@ class Progress(Callback):
                 bar.stop()  # restores stdout
             kind = type(drawn_on.failure).__name__
             log.warning("the progress bar is given up (%s: %s)", kind, one_line(drawn_on.failure))
+
+
+def _rounds(trainer: TrainerView) -> int:
+    """Return the number of rounds in an epoch, at the start of a fit."""
+    epochs = trainer.total_epochs - trainer.epoch
+    return (trainer.total_iterations - trainer.iteration + trainer.round) // max(epochs, 1)
 
 
 def _current(trainer: TrainerView) -> int:

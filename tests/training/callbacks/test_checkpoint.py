@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError, DataError, OutputError
 from cupynet.data import Dataset, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline
@@ -282,3 +282,11 @@ def test_a_callback_in_a_new_wrapper_forgets_the_best_score(tmp_path):
             assert callback._best_step == wrapper.trainer.iteration
             assert callback._best_score == wrapper.trainer.evaluation.loss
         callback._best_score = 1e-9  # as of a network that was better
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path):
+    (tmp_path / "file").touch()
+    checkpoint = Checkpoint(path=tmp_path / "file" / "below")
+    refused = pytest.raises(OutputError, match="file/below: checkpoints cannot be written")
+    with ParallelWrapper(small_model(), workers=1, callbacks=[checkpoint]) as wrapper, refused:
+        wrapper.warm_up(4)

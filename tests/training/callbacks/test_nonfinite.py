@@ -341,3 +341,10 @@ def test_a_guard_of_another_wrapper_begins_anew():
         with ParallelWrapper(network_with(poisoned), 1, callbacks=[guard, seen]) as wrapper:
             wrapper.fit(loader, 1)
             assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out
+
+
+def test_a_learning_rate_that_overflows_warns_of_nothing_before_training():
+    """Training finds the weights that are not finite and names them; here pytest makes an error of any warning."""
+    model = small_model("float", "numba")
+    with ParallelWrapper(model, 1, optimizer=Nesterov(3e38)) as wrapper:
+        wrapper.warm_up(4)

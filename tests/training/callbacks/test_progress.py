@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from cupynet.runs.run import Run, Summary
-from cupynet.training import EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
+from cupynet.training import Callback, EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
 from cupynet.training.callbacks.progress import describe, figure, result_table
 from tests.support.summaries import SUMMARY, changed
 from tests.support.training import small_dataset, small_model
@@ -199,3 +199,22 @@ def test_a_loss_has_four_digits(value, text, capsys):
     assert describe(record, 2) == f"{line}, test accuracy 100.00 %, loss {text}"
     bare = replace(record, evaluation=None, loss=math.nan)
     assert describe(bare, 2) == "epoch 1/2: 1 image in 1.0 s (1/s), learning rate 0.01"
+
+
+def test_the_bar_shows_the_share_of_the_epoch(monkeypatch):
+    shares = []
+
+    class Looks(Callback):
+        last = True
+
+        def on_iteration_end(self, trainer):
+            (task,) = callback._bar.tasks
+            shares.append((task.fields["epoch"], task.completed, task.total))
+
+    callback = Progress("bar")
+    monkeypatch.setattr(sys, "stdout", Screen())
+    data = small_dataset(40)
+    with ParallelWrapper(small_model(), workers=1, callbacks=[callback, Looks()]) as wrapper:
+        wrapper.fit(data, 2, batch_size=8)
+    assert {total for *_, total in shares} == {5}
+    assert [(epoch, done) for epoch, done, _ in shares if done] == [(1, 5), (2, 5)]
