@@ -96,7 +96,7 @@ def test_bytes_that_lie_in_another_order_are_copied_once() -> None:
     assert Dataset("x", whole[::2], [0] * 3, 10).images.flags.c_contiguous
 
 
-def test_data_are_held_against_what_their_source_promised() -> None:
+def test_data_must_match_their_source() -> None:
     train, test = numbered(), Dataset("others", pixels(4, 3, 3, 1), [0] * 4, 10)
     Data("x", train, None, train).check((2, 2, 1), 10)
     for data in (Data("x", train, None, test), Data("x", test, None, train), Data("x", train, test, train)):
@@ -181,6 +181,6 @@ def test_shapes_are_known_without_loading() -> None:
         assert (source.image_shape, source.classes, source.seed) == ((28, 28, 1), 10, 12345)
 
 
-def test_numpy_integers_are_whole_numbers() -> None:
+def test_numpy_integers_are_accepted() -> None:
     source = Synthetic(train=np.int32(30), limit=np.int64(4), seed=np.uint64(2**64 - 1))
     assert type(source.limit) is int and len(source.load().train) == 4

@@ -84,7 +84,7 @@ def test_a_file_that_is_there_is_left_alone(mirror: Any, tmp_path: Path) -> None
         (lambda mirror: lambda handler: None, 3, "Remote end closed connection without response"),
     ],
 )
-def test_what_goes_wrong(
+def test_failing_downloads_give_the_reason(
     mirror: Any, tmp_path: Path, monkeypatch: Any, reply: Callable[[Any], Any], asked: int, reason: str
 ) -> None:
     if "0.3 s" in reason:
@@ -171,7 +171,7 @@ def test_mnist_gives_up_after_30_s_of_silence() -> None:
     assert MNIST().timeout_s <= 30
 
 
-def test_a_name_that_is_not_known_ends_it_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_host_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def unknown(host: str, *_: Any, **__: Any) -> None:
@@ -224,14 +224,14 @@ def test_a_full_disk(mirror: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert refused(tmp_path, mirror.url) == f"{tmp_path} cannot be written (No space left on device)"
 
 
-def test_what_a_killed_process_left_is_removed(mirror: Any, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(mirror: Any, tmp_path: Path) -> None:
     (tmp_path / ".lock").touch()
     (tmp_path / f".{NAME}.999999.part").write_bytes(GOOD[:700])
     mirror.offer({NAME: GOOD})
     get(tmp_path, mirror.url)
 
 
-def test_a_process_that_downloads_nothing_is_waited_for_until_time_is_up(mirror: Any, tmp_path: Path) -> None:
+def test_an_idle_lock_of_another_process_times_out(mirror: Any, tmp_path: Path) -> None:
     with FileLock(tmp_path / ".lock"):
         reason = refused(tmp_path, mirror.url, timeout_s=0.3)
     assert reason == f"another process is still downloading into {tmp_path}" and mirror.requests == []

@@ -67,8 +67,8 @@ def sharded(dataset: Dataset, folder: Path) -> ShardedLoader:
     ("on_device", "ahead", "dtype"),
     [(True, 0, "half"), (True, 3, "float"), (False, 0, "double"), (False, 1, "float"), (False, 3, "half")],
 )
-def test_batches_are_those_of_the_cpu_bit_for_bit(on_device: bool, ahead: int, dtype: str) -> None:
-    """Short ones, those of an epoch that goes on in its middle, and those of a worker among several."""
+def test_batches_equal_those_of_the_cpu_bit_for_bit(on_device: bool, ahead: int, dtype: str) -> None:
+    """Including short batches, an epoch that starts in its middle, and one worker of several."""
     loader, backend = Loader(pictures(), 4, seed=2), worker(dtype)
     for rank, size in ((0, 1), (1, 3)):
         with BatchFeed(loader, backend, rank, size, prefetch=ahead, on_device=on_device) as feed:
@@ -88,7 +88,7 @@ def test_batches_of_a_shard_are_those_of_the_cpu(on_device: bool, ahead: int, tm
 
 
 def computed(backend: Any, batch: Batch, total: Any) -> None:
-    """Work of the worker that nobody waits for on the host."""
+    """Compute on the batch without waiting on the host."""
     backend.convert(batch.images, backend.workspace.borrow(batch.images.shape, batch.images.dtype))
     backend.workspace.reclaim([range(backend.workspace.lent)])
     with backend.here():
@@ -207,9 +207,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @every_way
-def test_the_thread_that_makes_batches_ahead_allocates_nothing(
-    on_device: bool, ahead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_prefetch_thread_allocates_nothing(on_device: bool, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does the worker, once it has begun."""
     loader, backend, asked = Loader(pictures(), 4, seed=2), worker(), allocations(monkeypatch)
     with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
@@ -235,9 +233,7 @@ def test_the_thread_that_makes_batches_ahead_allocates_nothing(
         (0, False, RingTransfer),
     ],
 )
-def test_data_stay_on_a_device_where_they_take_a_quarter_of_what_is_free(
-    limit: int, on_device: Any, kind: type
-) -> None:
+def test_data_stay_on_a_device_with_four_times_their_size_free(limit: int, on_device: Any, kind: type) -> None:
     import cupy
 
     loader, backend = (
@@ -330,7 +326,7 @@ def test_images_that_cannot_be_read_are_an_error_of_the_data(on_device: bool) ->
     assert used() == before
 
 
-def test_an_error_in_the_middle_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_user_is_not_hidden_by_one_of_close(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: Any) -> None:
         raise RuntimeError("the device has failed")
 
@@ -346,7 +342,7 @@ def test_an_error_in_the_middle_is_the_one_that_is_told(monkeypatch: pytest.Monk
 
 
 class Early:
-    """An event that is never recorded: whoever waits for it waits for nothing."""
+    """An event that is never recorded, so waiting for it has no effect."""
 
     clock: dict[int, int] = {}
     captured = False
@@ -380,7 +376,7 @@ def race(backend: Any, feed: Any, total: Any, ahead: int) -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_there_is_room_for_what_a_prefetcher_makes_at_its_fastest(ahead: int) -> None:
+def test_the_ring_has_room_for_the_fastest_prefetcher(ahead: int) -> None:
     backend, feed, total = ring(ahead)
     race(backend, feed, total, ahead)
     feed.close()
@@ -397,7 +393,7 @@ def test_a_slot_that_is_too_few_is_found() -> None:
 
 
 @pytest.mark.parametrize(("event", "text"), [("free", "memcpyAsync .*which reads"), ("made", "add.reduce .*which wri")])
-def test_a_batch_that_nobody_waits_for_is_found(event: str, text: str) -> None:
+def test_a_missing_wait_for_a_batch_is_found(event: str, text: str) -> None:
     backend, feed, total = ring(2)
     for slot in feed._slots:
         setattr(slot, event, Early())

@@ -39,9 +39,7 @@ def test_mirrors_are_asked_by_https_and_every_file_has_a_digest() -> None:
     assert len(FILES) == 4 and all(len(bytes.fromhex(file.sha256)) == 32 for file in FILES)
 
 
-def test_nothing_but_the_listed_files_of_the_listed_mirrors_is_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_listed_files_of_listed_mirrors_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
 
     def refuses(_: Any, request: urllib.request.Request, *__: Any, **___: Any) -> None:

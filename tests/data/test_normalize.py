@@ -21,7 +21,7 @@ def small(**options: Any) -> Synthetic:
     return Synthetic(train=60, test=20, **options)
 
 
-def test_fractions_are_what_they_always_were() -> None:
+def test_pixels_are_fractions_by_default() -> None:
     assert FRACTIONS.scale == (1 / 255,) and FRACTIONS.shift == (0.0,) and FRACTIONS.normalization() is None
     assert small().load().train.pixels == FRACTIONS
 
@@ -38,7 +38,7 @@ def test_mean_and_deviation_of_the_training_images() -> None:
     assert statistics(images[:0]) == ([0.0] * 3, [1.0] * 3)
 
 
-def test_auto_looks_at_what_is_trained_on_alone() -> None:
+def test_auto_uses_the_training_images_only() -> None:
     data: Any = small(normalize="auto", validation=10, limit=30).load()
     assert len(data.train) == 30
     expected = PixelScale.of(*statistics(data.train.images))

@@ -86,7 +86,7 @@ def test_an_error_wakes_a_consumer_that_waits() -> None:
 @pytest.mark.parametrize(
     ("error", "capacity"), [(SystemExit(3), 1), (KeyboardInterrupt(), 0), (GeneratorExit(), 3), (MemoryError(), 1)]
 )
-def test_whatever_ends_the_producer_reaches_the_consumer(error: BaseException, capacity: int) -> None:
+def test_any_exception_of_the_producer_reaches_the_consumer(error: BaseException, capacity: int) -> None:
 
     class Failing:
         def __iter__(self) -> Failing:
@@ -230,7 +230,7 @@ def test_many_prefetchers_closed_at_any_moment() -> None:
             assert [next(prefetcher) for _ in range(i % 7)] == list(range(i % 7))
 
 
-def test_capacity_0_makes_nothing_ahead_and_has_no_thread() -> None:
+def test_capacity_0_prefetches_nothing_and_has_no_thread() -> None:
     made = []
     prefetcher = Prefetcher((made.append(i) or i for i in range(5)), 0)  # type: ignore[func-returns-value]
     assert not producers() and made == []
@@ -274,14 +274,14 @@ def test_capacity_is_refused_by_name(capacity: object) -> None:
 
 
 @pytest.mark.parametrize("capacity", CAPACITIES)
-def test_each_item_is_taken_in_the_consumers_thread_before_it_has_it(capacity: int) -> None:
-    told: list[tuple[int, str]] = []
+def test_take_runs_in_the_consumers_thread_before_each_item(capacity: int) -> None:
+    log: list[tuple[int, str]] = []
     taken = iter(range(5))
 
     def take() -> None:
-        told.append((next(taken), threading.current_thread().name))
+        log.append((next(taken), threading.current_thread().name))
 
     with Prefetcher(range(5), capacity, take) as prefetcher:
         for item in prefetcher:
-            assert [number for number, _ in told] == list(range(item + 1))
-    assert {name for _, name in told} == {threading.current_thread().name} and next(taken, None) is None
+            assert [number for number, _ in log] == list(range(item + 1))
+    assert {name for _, name in log} == {threading.current_thread().name} and next(taken, None) is None

@@ -106,7 +106,7 @@ def test_labels_without_images(tmp_path: Path) -> None:
     assert len(batches) == 4 and all(batch.images is None for batch in batches)
 
 
-def test_signatures_tell_sets_of_shards_apart(tmp_path: Path) -> None:
+def test_signatures_differ_with_shards_and_order(tmp_path: Path) -> None:
     one = cut(30, 2, tmp_path / "a")
     loaders = [ShardedLoader(one, 4), ShardedLoader(cut(30, 3, tmp_path / "b"), 4), ShardedLoader(one, 5)]
     loaders += [
@@ -141,7 +141,7 @@ def test_arguments_are_refused_by_name(arguments: dict[str, Any], message: str, 
         ShardedLoader(Dataset("x", np.zeros((1, 2, 2, 1), np.uint8), [0], 1), 4)  # type: ignore[arg-type]
 
 
-def test_a_shard_that_is_replaced_or_removed_while_it_is_read_stays_as_it_was(tmp_path: Path) -> None:
+def test_an_open_shard_survives_its_replacement_and_removal(tmp_path: Path) -> None:
     loader = ShardedLoader(cut(40, 2, tmp_path), 4, seed=1)
 
     def labels() -> list[int]:

@@ -89,7 +89,7 @@ def another_set(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (lambda folder: shutil.rmtree(folder), "rows: cannot be read"),
         (lambda folder: [shutil.rmtree(folder / str(number)) for number in range(3)], "found no 0"),
@@ -112,9 +112,9 @@ def another_set(folder: Path) -> None:
     ],
     ids=range(18),
 )
-def test_damaged_shards_are_refused(damage: Callable[[Path], None], said: str, folder: Path) -> None:
+def test_damaged_shards_are_refused(damage: Callable[[Path], None], message: str, folder: Path) -> None:
     damage(folder)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         shards = Shards(folder)
         for number in range(len(shards.counts)):
             shards.open(number)
@@ -152,9 +152,9 @@ NO_ARRAYS: dict[str, Callable[[Path], Any]] = {
 def test_files_that_are_no_arrays_are_refused(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
     NO_ARRAYS[name](folder / "0" / "images.npy")
-    with pytest.raises(DataError, match="0/images.npy: ") as told:
+    with pytest.raises(DataError, match="0/images.npy: ") as caught:
         Shards(folder)
-    assert "\n" not in str(told.value) and [path.name for path in folder.parent.iterdir()] == ["rows"]
+    assert "\n" not in str(caught.value) and [path.name for path in folder.parent.iterdir()] == ["rows"]
 
 
 def test_a_source_of_them(folder: Path) -> None:
@@ -171,7 +171,7 @@ def test_a_source_of_them(folder: Path) -> None:
     assert all(part.classes == 6 and part.pixels.mean == (0.5,) for part in parts)
 
 
-def test_what_a_source_of_them_refuses(folder: Path) -> None:
+def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="folder=null .*: name the folder"):
         Sharded().load()
     with pytest.raises(ConfigError, match="normalize=auto: .* give a mean and a deviation"):

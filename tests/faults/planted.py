@@ -1218,7 +1218,7 @@ TRAINING = [
         "cupynet/training/callbacks/early_stopping.py",
         'self._epochs, self._waited = int(state["epochs"]), int(state["waited"])',
         'self._epochs = int(state["epochs"])',
-        ("tests/training/callbacks/test_early_stopping.py::test_it_resumes_from_its_state",),
+        ("tests/training/callbacks/test_early_stopping.py::test_early_stopping_resumes_from_its_state",),
     ),
     Fault(
         "loss-scale-grows-a-round-late",
@@ -1226,7 +1226,7 @@ TRAINING = [
         "cupynet/training/loss_scaling.py",
         "return self.steady >= GROW_AFTER and",
         "return self.steady > GROW_AFTER and",
-        ("tests/training/test_loss_scaling.py::test_it_grows_and_shrinks",),
+        ("tests/training/test_loss_scaling.py::test_the_loss_scale_grows_and_shrinks",),
     ),
     Fault(
         "loss-scale-rounds-not-restored",
@@ -1234,7 +1234,7 @@ TRAINING = [
         "cupynet/training/loss_scaling.py",
         "self.steady, self.skipped = rounds, skipped",
         "self.skipped = skipped",
-        ("tests/training/test_loss_scaling.py::test_it_goes_on_from_its_state",),
+        ("tests/training/test_loss_scaling.py::test_the_loss_scale_resumes_from_its_state",),
     ),
     Fault(
         "replicas-take-the-largest-loss-scale",
@@ -1293,7 +1293,7 @@ TRAINING = [
         "cupynet/training/clock.py",
         "        self.samples, self.unread = 0, 0.0\n        return samples, losses",
         "        return samples, losses",
-        ("tests/training/test_epoch_loss.py::test_it_is_the_mean_over_all_replicas_samples",),
+        ("tests/training/test_epoch_loss.py::test_the_loss_is_the_mean_over_the_samples_of_all_replicas",),
     ),
     Fault(
         "wish-of-the-highest-rank",
@@ -1309,7 +1309,7 @@ TRAINING = [
         "cupynet/training/callbacks/nonfinite.py",
         'self._count, self._resumed = int(state.get("count", 0)), True',
         "self._count, self._resumed = 0, True",
-        ("tests/training/callbacks/test_nonfinite.py::test_what_was_left_out_counts_after_a_resume_as_before",),
+        ("tests/training/callbacks/test_nonfinite.py::test_skipped_batches_count_across_a_resume",),
     ),
     Fault(
         "one-more-skipped-batch-than-allowed",

@@ -85,7 +85,7 @@ def train_on_device(
 def assert_same(found: dict[str, Any], expected: dict[str, Any], *, scores: bool = True) -> None:
     """Compare two runs bit for bit, except for sums of losses.
 
-    scores: whether to compare the scores of averages. A single replica has none until somebody looks.
+    scores: whether to compare the scores of averages. A single replica has none until they are computed on demand.
     """
     for name, weight in expected["weights"].items():
         np.testing.assert_array_equal(found["weights"][name], weight, err_msg=name)

@@ -1,4 +1,4 @@
-"""What loggers wrote, read back by the packages' own message types and clients."""
+"""Reads the files of loggers back with the packages' own message types and clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Figures = dict[tuple[str, int], list[float]]  # (name, iteration) -> values, in 
 
 
 def tensorboard_events(folder: Path) -> list[Any]:
-    """All events of a folder of event files, in order; each record's length and checksums are checked."""
+    """Read all events of a folder in order, checking the length and checksums of each record."""
     from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event
 
@@ -34,7 +34,7 @@ def tensorboard_events(folder: Path) -> list[Any]:
 
 
 def tensorboard_figures(folder: Path) -> Figures:
-    """The scalars, by TensorBoard's rule: where a session starts, what there was from its step on does not count."""
+    """Read the scalars as TensorBoard does: a new session discards earlier figures from its step on."""
     figures: Figures = {}
     for event in tensorboard_events(folder):
         if event.HasField("session_log"):
@@ -60,7 +60,7 @@ def mlflow_run(uri: str, experiment: str = "cupynet") -> tuple[Any, Figures]:
 
 
 def wandb_records(path: Path) -> list[Any]:
-    """The records of a finished offline run, which a process of W&B's own writes: it may take a moment."""
+    """Read the records of a finished offline run, waiting for the process that writes them."""
     for _ in range(200):
         found = _records(path.read_bytes())
         if any(record.HasField("exit") for record in found):
@@ -70,7 +70,7 @@ def wandb_records(path: Path) -> list[Any]:
 
 
 def _records(content: bytes) -> list[Any]:
-    """The whole ones in a log of blocks of 32 KiB, as LevelDB has it."""
+    """Parse the complete records of a LevelDB log, which has blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     at, found, open_ = 7, [], b""
@@ -105,7 +105,7 @@ def wandb_figures(path: Path) -> Figures:
 
 
 def expected(history: list[dict[str, Any]]) -> Figures:
-    """What the rows of history.jsonl come to, by the names of loggers."""
+    """Convert rows of history.jsonl to the names that loggers use."""
     found: Figures = {}
     reports = {
         "train/loss": "loss",

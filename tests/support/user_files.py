@@ -1,4 +1,4 @@
-"""Digits that nobody has tuned anything to, and the ways in which people keep such data."""
+"""Small real digits, written as users keep data: IDX files, .npz, image folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Parts(NamedTuple):
 
 
 def digits(train: int = 1500, test: int = 297) -> Parts:
-    """Of 8 x 8 pixels, sorted by class as folders are: all ways to keep them have one order."""
+    """Return digits of 8 x 8 pixels, sorted by class like image folders, so that all formats have one order."""
     with np.load(GOLDEN, allow_pickle=False) as file:
         images, labels = (file["x"] * np.float32(255 / 16)).astype(np.uint8), file["y"]
     first, second = slice(train), slice(train, train + test)

@@ -1,4 +1,4 @@
-"""What worker threads borrow from their workspaces."""
+"""The workspaces of worker threads and what they have on loan."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from cupynet.training import ParallelWrapper
 
 
 def workspaces(wrapper: ParallelWrapper) -> list[Workspace]:
-    """The workspace of each worker's own thread, in rank order."""
+    """Return the workspace of each worker's thread, in rank order."""
     found: dict[int, Workspace] = {}
     wrapper.on_workers(lambda trainer: found.update({trainer.rank: trainer.backend.workspace}))
     return [found[rank] for rank in sorted(found)]
 
 
 def on_loan(wrapper: ParallelWrapper) -> list[int]:
-    """How many buffers each worker has on loan, in rank order; zeros between tasks."""
+    """Count the buffers each worker has on loan, in rank order; zeros between tasks."""
     return [workspace.on_loan for workspace in workspaces(wrapper)]

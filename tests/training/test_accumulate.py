@@ -63,7 +63,7 @@ def test_with_several_workers(synchronizer: Any, backend: str) -> None:
 
 
 def test_batch_norm_normalises_each_part() -> None:
-    """Not what the whole batch comes to: the running mean learns from each of its parts in turn."""
+    """The running mean is updated by each part in turn, so it differs from that of the whole batch."""
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
     for accumulate in (1, 4):
         network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
@@ -81,7 +81,7 @@ def test_half_precision() -> None:
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=2e-2)
 
 
-def test_it_needs_less_memory() -> None:
+def test_accumulation_needs_less_memory() -> None:
     """What is on loan at most, in the course of a gradient."""
     most = []
     for accumulate in (1, 4):

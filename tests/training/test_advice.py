@@ -60,7 +60,7 @@ def test_one_worker_has_no_averages_to_save():
 
 
 def test_waiting_for_a_slow_worker_is_not_a_cost_of_averaging():
-    """The last one to come waits for nobody; a lower frequency would help none of them."""
+    """The slow worker itself does not wait, and a lower frequency would not help the others."""
     assert "worker 1 is 2.0 times slower" in advise(spent(averaging=(50, 1), compute=(49, 98)), 1)
 
 
@@ -99,7 +99,7 @@ def test_the_cost_of_a_pipeline(waiting, speed, cores, sentence):
     assert advise(spent(waiting=waiting), 3, speed=speed, stages=2, cores=cores) == sentence
 
 
-def test_evaluated_epochs_average_whatever_the_frequency():
+def test_evaluated_epochs_average_at_any_frequency():
     costly = spent(averaging=(40, 40))
     assert advise(costly, 3) == "averaging costs 40 % of the time: frequency 35 would cost 5 %"
     assert "frequency 19 would cost 10 %" in advise(costly, 3, rounds=19)
@@ -163,6 +163,6 @@ def test_a_better_network_has_learned(right, wrong, commonest):
     assert unlearned(evaluated(right, wrong, 99.0, commonest=commonest)) is None
 
 
-def test_one_class_or_none_says_nothing():
+def test_no_advice_about_learning_with_one_class():
     assert unlearned(evaluated(3, 0, 0.0, classes=1)) is None
     assert unlearned(Evaluation(3)) is None

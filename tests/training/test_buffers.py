@@ -134,7 +134,7 @@ def test_synchronised_statistics_equal_one_replica_on_the_concatenated_batch(
 
 
 @pytest.mark.parametrize("way", ["weights", "gradients"])
-def test_a_last_batch_of_one_example_is_trained_on_alike(way: str) -> None:
+def test_a_last_batch_of_one_example_equals_one_replica(way: str) -> None:
     """Alone in its round it changes no running statistics, but its loss moves the layers above."""
     synchronizer = ParameterAveraging(1) if way == "weights" else GradientSharing()
     several = trained(2, data=small_dataset(25), synchronizer=synchronizer, sync=True)
@@ -176,7 +176,7 @@ def test_batches_too_small_for_their_statistics_are_refused_before_training() ->
         together.fit(small_dataset(3), batch_size=1)  # the second round has one example
 
 
-def test_statistics_of_each_worker_are_something_else() -> None:
+def test_statistics_without_sync_differ_from_one_replica() -> None:
     """Without `sync` each worker normalises by its own batch, so the identity above does not hold."""
     data = small_dataset(60)
     several, one = trained(2, data=data)[0], trained(1, data=data, batch_size=12)[0]
@@ -188,7 +188,7 @@ def test_each_replica_may_have_a_loss_scale_of_its_own() -> None:
     near(weights(found[0]), weights(expected[0]), 1e-12)
 
 
-def test_with_one_replica_there_is_nothing_to_synchronise() -> None:
+def test_sync_makes_no_difference_for_one_replica() -> None:
     same(weights(trained(1, sync=True)[0]), weights(trained(1)[0]))
 
 
@@ -488,7 +488,7 @@ def test_dropout_does_not_see_micro_batches(monkeypatch: pytest.MonkeyPatch) -> 
     near(piped(1, 2, 3).weights(), piped(1, 1, 1).weights(), 1e-12)
 
 
-def test_a_pipeline_refuses_what_meets_other_replicas() -> None:
+def test_a_pipeline_refuses_layers_that_synchronise_replicas() -> None:
     with pytest.raises(ConfigError, match="^layer 'norm' meets the other replicas in every pass, .*give it sync=false"):
         piped(2, 2, 2, sync=True)
 

@@ -172,9 +172,9 @@ def test_a_lost_device_ends_the_run(after: int) -> None:
 @on_standin
 @pytest.mark.parametrize("late_s", [0.0, 0.3])
 def test_a_device_lost_before_a_collective_ends_all_workers(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All have met, and one device never comes: who fails ends the collective, and with it the others' waiting.
+    """One device never joins the collective: the failing worker ends it, and the others stop waiting.
 
-    late_s: the others' hosts may have gone on meanwhile, and each has its own device's part to end.
+    late_s: lets the other hosts run ahead; each must end its own device's part.
     """
     really = DeviceMeans._sum_here
 
@@ -212,7 +212,7 @@ def test_a_lost_device_ends_the_run_with_every_way_to_reduce(workers: int, devic
 
 @on_standin
 def test_a_failure_of_nccl_is_not_reported_as_a_lost_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has the same words for a device that is lost and for memory that it does not get; so the device is asked."""
+    """NCCL reports a lost device and a failed allocation alike, so the device is checked."""
     really = NcclSum.sum
 
     def fails(self: NcclSum, arrays: Any) -> None:
@@ -232,7 +232,7 @@ def test_a_failure_of_nccl_is_not_reported_as_a_lost_device(monkeypatch: pytest.
 
 @on_standin
 def test_an_illegal_address_keeps_its_traceback() -> None:
-    """An address that is wrong is a bug of a kernel: with its traceback."""
+    """A wrong address is a bug in a kernel, not a failing device."""
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     made = wrapper(2, callbacks=[At(1, 2, lambda: active().lose(1, 3, wrong))])
     with made, pytest.raises(RuntimeError, match="cudaErrorIllegalAddress") as caught:
@@ -323,7 +323,7 @@ def test_workers_with_different_numbers_of_batches_equal_the_host() -> None:
 @on_standin
 @pytest.mark.parametrize("late", [0, 2])
 def test_one_worker_per_device_trims_its_pool_between_two_barriers(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first on each device; nobody before all are there, and nobody goes on before all are done."""
+    """The first worker on each device trims; no worker continues before all pools are trimmed."""
     from cupynet.backend import cuda
 
     events: list[tuple[str, Any]] = []
@@ -352,7 +352,7 @@ def test_one_worker_per_device_trims_its_pool_between_two_barriers(late: int, mo
 
 @on_standin
 def test_pools_are_trimmed_after_every_epoch() -> None:
-    """Of what is kept beyond the bound nothing is left, on any device; without one all is kept."""
+    """Memory above the bound is freed on every device; without a bound it is kept."""
     kept_then: dict[bool, list[int]] = {True: [], False: []}
 
     class Look(Callback):
@@ -377,7 +377,7 @@ def test_pools_are_trimmed_after_every_epoch() -> None:
 
 @pytest.mark.usefixtures("devices")
 def test_arrays_of_a_failed_call_are_freed() -> None:
-    """Though somebody keeps the error: a GPU's memory does not wait for it."""
+    """Memory is freed even while the error is referenced."""
     backend, gone = create_backend("cupy"), []
 
     def allocates() -> None:
@@ -414,7 +414,7 @@ def test_pool_statistics_after_a_fit() -> None:
 
 @pytest.mark.usefixtures("devices")
 def test_pool_statistics_include_memory_held_before_trimming() -> None:
-    """A large array comes and goes in the last round of an epoch; the pools are emptied after each."""
+    """A large array is allocated and freed in the last round of an epoch, and the pools are emptied after it."""
     import cupy
 
     gc.collect()  # backends of tests before this one
@@ -436,7 +436,7 @@ def test_every_process_manages_its_own_pools() -> None:
 @on_standin
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL has connected the others, who are about to add up for the first time: on the device nobody hears of it."""
+    """The other workers are connected and wait in their first sum on the device, which no error reaches."""
     from cupy.cuda import nccl
 
     original = nccl.NcclCommunicator
@@ -444,7 +444,7 @@ def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytes
     def connected(size: int, identifier: Any, place: int) -> Any:
         made = original(size, identifier, place)
         if place == rank:
-            kept.append(made)  # of whose end nobody is told
+            kept.append(made)  # its end is never signalled
             raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: on purpose")
         return made
 

@@ -1,4 +1,4 @@
-"""What is measured beside the loss: who spent what on which part, what was sent, how far replicas are apart."""
+"""Measurements besides the loss: time spent by each worker, traffic, divergence of replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.training import Recorder, small_dataset, small_model, train
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_an_epoch_tells_what_each_worker_spent(workers):
+def test_an_epoch_records_the_time_of_each_worker(workers):
     run = train(workers, lambda: SGD(0.05), samples=61, batch_size=4, epochs=2, frequency=2)
     for number, record in enumerate(run.recorders[0].epochs):
         batches = [range(16)[rank::workers] for rank in range(workers)]
@@ -54,7 +54,7 @@ def test_a_slow_worker_is_seen():
 
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("frequency", [1, 4])
-def test_what_was_sent_is_counted_over_all_workers(workers, frequency):
+def test_traffic_is_counted_over_all_workers(workers, frequency):
     recorder = Recorder()
     averaging = ParameterAveraging(frequency, measure_every=0)
     with ParallelWrapper(
@@ -78,7 +78,7 @@ def test_one_worker_alone_sends_nothing():
     assert run.recorders[0].reports and {report.bytes_sent for report in run.recorders[0].reports} == {0}
 
 
-def test_what_was_sent_is_counted_over_fits_and_resumed_runs():
+def test_traffic_is_counted_over_fits_and_resumed_runs():
     with ParallelWrapper(small_model(), 2, 1) as wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 1)
         first, state = sum(wrapper.trainer.spent.bytes_sent), wrapper.trainer.state()
@@ -101,7 +101,7 @@ class Layers(ParameterAveraging):
         return Average(average.score, 0.5 + iteration, {"conv1": 0.25, "dense1": math.nan})
 
 
-def test_the_divergence_by_layer_is_reported_once_it_is_measured(tmp_path):
+def test_the_divergence_by_layer_is_reported_when_measured(tmp_path):
     recorder, run = Recorder(), Run(tmp_path)
     callbacks = [recorder, History()]
     with ParallelWrapper(
@@ -142,11 +142,11 @@ def test_the_divergence_of_stages_is_that_of_the_whole_network(stages, tmp_path)
     for (whole, layers), (bound, found) in ((first, known), *[[(each.divergence, each.by_layer) for each in measured]]):
         assert list(found) == ["conv1", "dense1", "output"] and found == pytest.approx(layers, rel=1e-9)
         assert whole <= bound * (1 + 1e-12) and bound <= max(layers.values()) * (1 + 1e-12)
-    told = [row["divergence_by_layer"] for row in map(json.loads, run.history_path.read_text().splitlines()[:5])]
-    assert told == [{}, {}, known[1], {}, {}]
+    by_layer = [row["divergence_by_layer"] for row in map(json.loads, run.history_path.read_text().splitlines()[:5])]
+    assert by_layer == [{}, {}, known[1], {}, {}]
 
 
-def test_no_round_meets_to_tell_what_was_spent(monkeypatch):
+def test_times_are_exchanged_with_the_stop_consensus(monkeypatch):
     """It travels with the agreement on whether to stop: at the start, after each round until one knows how fast rounds
     are, and after rounds 10 and 20."""
     monkeypatch.setattr(consensus, "HEARD_S", 60.0)

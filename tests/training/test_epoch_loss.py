@@ -29,7 +29,7 @@ STILL = 1e-300  # a learning rate at which no weight moves
 
 
 class Summed(Callback):
-    """Adds up, on every worker, the losses of each epoch as they arise."""
+    """Adds up the losses of each epoch on every worker."""
 
     every_rank = True
 
@@ -53,7 +53,7 @@ def records(
     epochs: int = 1,
     states=None,
 ) -> list[list[EpochRecord]]:
-    """What each worker was told at the ends of epochs; each has one of the callbacks."""
+    """Train with one worker per callback and return the epoch records of each."""
 
     def task(communicator):
         recorder = Recorder()
@@ -73,7 +73,7 @@ def records(
 
 
 @pytest.mark.parametrize(("workers", "report_every"), [(1, 2), (2, 0), (3, 1), (3, 7)])
-def test_it_is_the_mean_over_all_replicas_samples(workers, report_every):
+def test_the_loss_is_the_mean_over_the_samples_of_all_replicas(workers, report_every):
     sums = [Summed() for _ in range(workers)]
     found = records(sums, small_dataset(57), 0.2, report_every=report_every, epochs=3)
     for epoch, record in enumerate(found[0]):
@@ -93,7 +93,7 @@ def test_a_worker_without_a_batch_has_none():
 
 @pytest.mark.parametrize(("stages", "workers"), [(3, 1), (2, 2)])
 def test_the_last_stages_of_a_pipeline_have_it(stages, workers):
-    def told(pipeline):
+    def epochs_with(pipeline):
         recorder = Recorder()
         with ParallelWrapper(
             small_model(), workers, 1, optimizer=SGD(0.2), pipeline=pipeline, callbacks=[recorder], report_every=2
@@ -101,7 +101,7 @@ def test_the_last_stages_of_a_pipeline_have_it(stages, workers):
             wrapper.fit(Loader(small_dataset(61), 6, seed=3), 2)
         return recorder.epochs
 
-    for whole, split in zip(told(None), told(Pipeline(stages, micro_batches=2)), strict=True):
+    for whole, split in zip(epochs_with(None), epochs_with(Pipeline(stages, micro_batches=2)), strict=True):
         assert split.loss == pytest.approx(whole.loss, rel=1e-12)
         assert len(split.losses) == stages * workers
         np.testing.assert_allclose(split.losses[stages - 1 :: stages], whole.losses, rtol=1e-12)

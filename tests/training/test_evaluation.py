@@ -67,8 +67,8 @@ def test_classes_with_0_over_0_are_left_out_of_the_averages() -> None:
     assert evaluation.f1 == pytest.approx((4 / 5 + 2 / 3 + 0 + 0) / 4, abs=1e-15)  # 0/0 for no class
 
 
-def test_f1_is_0_for_a_class_that_is_never_predicted_and_nothing_only_for_one_that_is_not_there_either() -> None:
-    """Or a network that names one class whatever it sees would look good where F1 chooses."""
+def test_f1_is_0_for_a_class_never_predicted_and_undefined_for_an_absent_one() -> None:
+    """Otherwise a network that always answers one class would have a good F1."""
     collapsed = Evaluation(11)
     collapsed.add(one_hot([0] * 100, 11), [n % 10 for n in range(100)], np.zeros(100))
     rows = collapsed.per_class()
@@ -174,7 +174,7 @@ def test_stats_report() -> None:
     )
 
 
-def test_stats_say_what_the_averages_leave_out() -> None:
+def test_stats_name_classes_left_out_of_averages() -> None:
     report = undefined().stats()
     assert " F1 Score:        0.3667\n" in report
     assert "Warning: the average precision excludes classes where it is 0/0: [2]" in report
@@ -187,7 +187,7 @@ def test_stats_say_what_the_averages_leave_out() -> None:
     assert "excludes" not in small().stats()
 
 
-def test_top_n_is_reported_only_where_it_says_something() -> None:
+def test_top_n_is_reported_only_between_1_and_the_number_of_classes() -> None:
     for top_n, shown in ((1, False), (2, True), (3, False), (4, False)):
         assert (f"Top {top_n} Accuracy:" in Evaluation(3, top_n).stats()) is shown
 
@@ -338,8 +338,8 @@ def test_to_dict_is_json_without_nan(drawn: Samples) -> None:
 
 
 @pytest.mark.parametrize("losses", [[0.25, 1e-300, 1e200, 3.5], [0.1, math.nan, 2.0, 1.0], [math.inf, 0.5, 0.25, 1.0]])
-def test_packed_and_unpacked_it_is_the_same_evaluation(losses):
-    """What workers send each other: every figure, to the last bit, and merging goes on as before."""
+def test_unpacking_a_packed_evaluation_gives_it_back(losses):
+    """Workers exchange evaluations without losing a bit, and unpacked ones can be merged."""
     evaluation = Evaluation(3)
     scores = np.array([[0.5, 0.2, 0.3], [0.1, 0.8, 0.1], [np.nan, 0.0, 1.0], [0.2, 0.2, 0.6]])
     evaluation.add(scores, np.array([0, 2, 1, 2]), np.array(losses))
@@ -375,7 +375,7 @@ def test_the_most_confident_mistakes_are_the_same_however_samples_are_split(
     assert merged.mistakes == sorted(wrong)[:24]
 
 
-def test_mistakes_of_samples_that_nobody_numbered_are_not_remembered():
+def test_mistakes_of_unnumbered_samples_are_not_kept():
     assert small().mistakes == [] and small().to_dict()["mistakes"] == []
 
 
@@ -398,7 +398,7 @@ def test_the_vector_has_room_for_the_longest_exact_sum():
     assert Evaluation.unpack(evaluation.pack(), 2)._loss_sum == evaluation._loss_sum
 
 
-def test_names_stand_beside_the_numbers_of_classes() -> None:
+def test_class_names_appear_next_to_their_numbers() -> None:
     plain, named = small().stats(), small().stats(("cat", "d\x1bog", "eel"))
     assert "     0     0.6667   0.5000   0.5714        4  cat\n" in named and " 1 2 0 | 1  d\ufffdog\n" in named
     assert "cat" not in plain and len(named.splitlines()) == len(plain.splitlines())

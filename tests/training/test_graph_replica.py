@@ -140,7 +140,7 @@ LOSSES = {
 @on_devices
 @pytest.mark.parametrize("loss", LOSSES)
 def test_losses_read_the_loss_scale_on_the_device(loss: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far too large at first, so that it changes while steps run ahead; and the mean of the weights is followed."""
+    """It starts far too large and so changes while steps run ahead. A mean of the weights is taken too."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
     def model() -> Model:
@@ -174,7 +174,7 @@ def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: An
 @on_devices
 @pytest.mark.parametrize("way", ["every 3", "gradients"], ids=["averaging", "sharing"])
 def test_the_loss_scale_is_found_on_the_device(way: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Far too large at first: steps are left out and it is halved; then it grows every fifth time."""
+    """It starts far too large, so steps are skipped and it is halved; then it grows every fifth step."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     options: dict[str, Any] = {"scale": 2.0**24, "synchronizer": WAYS[way]}
     found = train_on_device("half", **options)
@@ -199,7 +199,7 @@ def test_from_the_third_time_a_step_is_one_graph_launch(monkeypatch: pytest.Monk
 
 @on_devices
 def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nobody looks between, all of it comes at a report or at the end of an epoch."""
+    """It is counted at a report or at the end of an epoch, when the host first waits."""
     settle, slow = graph_replica.GraphReplica.settle, 0.05
 
     def slowly(self: Any) -> Any:
@@ -232,7 +232,7 @@ def test_a_batch_in_the_captured_buffer_is_not_copied(on_device: bool, monkeypat
 
 @on_standin
 def test_capture_refuses_allocations() -> None:
-    """CuPy would let it, and the next launch would write to what somebody else has by then."""
+    """CuPy would allow it, and the next launch would write to memory that has been freed."""
     import cupy
 
     backend = create_backend("cupy")
@@ -265,7 +265,7 @@ def test_training_in_the_callers_thread_restores_its_stream_and_device() -> None
 
 @on_devices
 def test_a_callback_may_use_its_own_stream() -> None:
-    """What it asks of the model goes in the order of the worker's stream all the same."""
+    """Its predictions are still ordered with the work of the worker's stream."""
     import cupy
 
     class Beside(Callback):
@@ -278,7 +278,7 @@ def test_a_callback_may_use_its_own_stream() -> None:
 
 
 def many_layers() -> Sequential:
-    """What is beside the layers of LeNet."""
+    """All kinds of layers that LeNet lacks."""
     return Sequential(
         {
             "stem": Conv2D(4, 3, padding="same", activation="gelu"),
@@ -317,7 +317,7 @@ def test_a_network_of_all_layers_is_captured(dtype: str, plainly: Any) -> None:
 
 
 def marked(samples: int, *which: int) -> Dataset:
-    """Images whose first pixel is 255 in some, and in no other."""
+    """Images of which only the chosen ones have a first pixel of 255."""
     data = small_dataset(samples)
     images = np.array(data.images)
     images[list(which), 0, 0, 0] = 255
@@ -325,7 +325,7 @@ def marked(samples: int, *which: int) -> Dataset:
 
 
 class Breaks(Layer):
-    """Divides by 1 less the first pixel: that of a marked image is nothing."""
+    """Divides by 1 minus the first pixel, which is 0 for a marked image."""
 
     recordable = True
 
@@ -378,7 +378,7 @@ def test_a_loss_that_is_not_finite_is_reported_as_without_a_graph(
 
 
 class Explodes(Layer):
-    """Passes on what it is given; its derivative is 1e38 times too large."""
+    """The identity with a derivative that is 1e76 times too large."""
 
     recordable = True
 
@@ -407,7 +407,7 @@ def test_a_gradient_that_is_not_finite_names_its_layer() -> None:
 
 @on_devices
 def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
-    """What ran ahead and was not looked at does not count in the next one."""
+    """Steps that ran ahead and were never checked do not count in the next fit."""
 
     class Fails(Callback):
         failed = False
@@ -425,12 +425,12 @@ def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
         trainer.fit(Loader(DATA, 8, seed=3), 1)
     before = trainer.statistics.clock.samples
     trainer.fit(Loader(DATA, 8, seed=3), 1)
-    assert trainer.statistics.clock.samples - before == 97 - 3 * 8  # the epoch goes on where it was broken off
+    assert trainer.statistics.clock.samples - before == 97 - 3 * 8  # the epoch continues where it failed
 
 
 @on_devices
 def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
-    """The graphs of the first fit write to buffers that this thread has borrowed again since."""
+    """The graphs of the first fit write to buffers that this thread has borrowed since."""
     model = small_model("float", "cupy")
     with ParallelWrapper(model, 1, prefetch_buffer=0) as training:
         training.fit(Loader(DATA, 8, seed=3), 1)
@@ -457,7 +457,7 @@ def test_skipping_batches_waits_for_each_step(plainly: Any) -> None:
 @on_devices
 def test_a_layer_that_is_not_recordable_is_not_captured(caplog: pytest.LogCaptureFixture) -> None:
     class Own(Dense):
-        """Recordable or not: it does not say so."""
+        """Does not say whether it is recordable."""
 
     network = Sequential({"own": Own(8), "output": Dense(3)})
     with caplog.at_level(logging.INFO):
@@ -468,7 +468,7 @@ def test_a_layer_that_is_not_recordable_is_not_captured(caplog: pytest.LogCaptur
 
 @on_standin
 def test_a_step_that_cannot_be_captured_runs_uncaptured(plainly: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """A layer that says so and reads a number on the host all the same."""
+    """A layer claims to be recordable and reads a number on the host."""
     from tests.standin.errors import InCapture
     from tests.standin.machine import active
 
@@ -496,7 +496,7 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured(plainly: Any, caplog: py
 
 @on_devices
 def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken between two averages and between two reports; what goes on from it ends with the same bits."""
+    """Taken between two averages and two reports; a run resumed from it ends with the same bits."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
     def wrapped(seen: Seen) -> ParallelWrapper:
@@ -536,7 +536,7 @@ def test_a_second_fit_sees_weights_changed_in_between(plainly: Any) -> None:
 
 
 class Spoiled(RuntimeError):
-    """As CuPy tells what CUDA answered."""
+    """An error of CUDA as CuPy raises it."""
 
     def __init__(self, status: int, name: str) -> None:
         super().__init__(f"{name}: made up")
@@ -557,7 +557,7 @@ class Spoiled(RuntimeError):
 def test_an_invalidated_capture_is_tried_again(
     error: Exception, times: int, recorded_after_all: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the steps meanwhile are made all the same."""
+    """The steps in between are launched singly."""
     from cupynet.backend.cuda.graph_capture import Recorder
 
     left, original = [times], Recorder.record
@@ -583,7 +583,7 @@ def test_an_invalidated_capture_is_tried_again(
 
 @on_standin
 def test_no_kernel_or_handle_is_created_during_another_threads_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library that is loaded waits for the device, and no capture survives that."""
+    """Loading a library synchronizes the device, which invalidates a capture."""
     import cupy
 
     capturing, wrong = set(), []
@@ -616,7 +616,7 @@ def test_no_kernel_or_handle_is_created_during_another_threads_capture(monkeypat
     data = small_dataset(64)
 
     class Late(Callback):
-        """Each worker comes later than the one before it."""
+        """Delays each worker more than the one before."""
 
         every_rank = True
 
@@ -632,7 +632,7 @@ def test_no_kernel_or_handle_is_created_during_another_threads_capture(monkeypat
 @on_standin
 @pytest.mark.parametrize("what", ["a kernel", "a handle"])
 def test_creating_a_kernel_or_handle_waits_for_a_capture(what: str) -> None:
-    """Also by those who take no steps: prefetchers, and who predicts."""
+    """Also in threads that take no steps, such as prefetchers."""
     backend, done = create_backend("cupy"), threading.Event()
     x, y = backend.asarray(np.ones((2, 2), np.float32)), backend.allocate((2, 2), np.float32)
 

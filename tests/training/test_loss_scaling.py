@@ -43,7 +43,7 @@ class Scales(Callback):
         self.scales.append(trainer.replica.scaler.scale)
 
 
-def test_it_grows_and_shrinks(monkeypatch):
+def test_the_loss_scale_grows_and_shrinks(monkeypatch):
     """Doubled after every 5 rounds until a gradient overflows: then halved, and that step is left out."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     scales = Scales()
@@ -56,8 +56,8 @@ def test_it_grows_and_shrinks(monkeypatch):
     assert np.isfinite(trainer.params.master).all() and trainer.iteration == 100
 
 
-def test_what_is_learned_does_not_depend_on_it(monkeypatch):
-    """Powers of two cost no bit: with another scale the same weights come out, as long as nothing overflows."""
+def test_training_does_not_depend_on_the_loss_scale(monkeypatch):
+    """Powers of two are exact: without overflow, the weights do not depend on the scale."""
     found = []
     for first in (64.0, 1024.0):
         model = small_model("half")
@@ -69,8 +69,8 @@ def test_what_is_learned_does_not_depend_on_it(monkeypatch):
     np.testing.assert_allclose(*found, atol=2e-4)
 
 
-def test_a_step_that_is_left_out_moves_nothing():
-    """One batch in each epoch overflows whatever the scale: as if it were not there."""
+def test_a_skipped_step_changes_no_weight():
+    """One batch in each epoch overflows at every scale; training is as without it."""
     poisoned = alone(network_with(Poisoned(17, backwards=True), "half"), Nesterov(0.01))
     poisoned.fit(loader(), 2)
     assert poisoned.skipped_steps == 2 and poisoned.replica.scaler.scale == 256.0
@@ -80,7 +80,7 @@ def test_a_step_that_is_left_out_moves_nothing():
         np.testing.assert_allclose(weights, guarded.model.weights()[name], atol=0.02)
 
 
-def test_a_loss_that_is_not_finite_is_a_failure_and_so_is_what_no_scale_mends():
+def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail():
     with pytest.raises(DivergedError, match="the loss of worker 0 at batch"):
         alone(network_with(Poisoned(17), "half"), Nesterov(0.05)).fit(loader(), 1)
     every = alone(network_with(Poisoned(*range(97), backwards=True), "half"), Nesterov(0.05))
@@ -90,10 +90,10 @@ def test_a_loss_that_is_not_finite_is_a_failure_and_so_is_what_no_scale_mends():
 
 
 @pytest.mark.parametrize(
-    ("way", "alike"),
+    ("way", "equal"),
     [(ParameterAveraging(7), False), (GradientSharing(), True), (GradientSharing(ThresholdEncoding()), False)],
 )
-def test_each_replica_has_its_own_between_averages_and_all_one_where_they_share_gradients(way, alike):
+def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_shared(way, equal):
     scales = {}
 
     def task(communicator):
@@ -111,7 +111,7 @@ def test_each_replica_has_its_own_between_averages_and_all_one_where_they_share_
     rounds = list(zip(*(scales[rank] for rank in range(3)), strict=True))
     assert {min(each) for each in rounds} == {1024.0, 512.0}
     apart = [len(set(each)) > 1 for each in rounds]
-    assert any(apart) != alike
+    assert any(apart) != equal
     if isinstance(way, ParameterAveraging):
         assert not apart[6]  # the least at each average
 
@@ -126,7 +126,7 @@ def test_replicas_take_the_least_at_an_average():
     assert on_threads(3, task) == [256.0] * 3
 
 
-def test_it_goes_on_from_its_state(monkeypatch):
+def test_the_loss_scale_resumes_from_its_state(monkeypatch):
     """After a resume the scale grows in the same round as without an interruption."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     before, after = (LossScaler(create_backend("numpy", "half"), SerialCommunicator()) for _ in range(2))
@@ -139,7 +139,7 @@ def test_it_goes_on_from_its_state(monkeypatch):
             assert each.scale == scale
 
 
-def test_an_overflow_halves_it_in_the_round_in_which_it_would_have_grown_too(monkeypatch):
+def test_an_overflow_takes_precedence_over_growth(monkeypatch):
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
     scaler = LossScaler(create_backend("numpy", "half"), SerialCommunicator())
     for _ in range(4):
@@ -201,7 +201,7 @@ def test_other_workers_count_a_step_once(tmp_path, workers):
     assert sorted(now) == [*sorted(found), (2, 0)][:workers]
 
 
-def test_what_is_stored_in_more_bits_needs_none():
+def test_wider_dtypes_have_no_loss_scale():
     for dtype in ("float", "double"):
         trainer = alone(small_model(dtype), Nesterov(0.01))
         assert trainer.replica.scaler is None and trainer.state()["scaling"] == {} and trainer.skipped_steps == 0

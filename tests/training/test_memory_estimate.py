@@ -33,7 +33,7 @@ def usage(**changes: Any) -> Usage:
     return Usage(**{**given, "optimizer": SGD(0.1), "batch_size": 100, **changes})
 
 
-def test_what_grows_with_what() -> None:
+def test_the_estimate_grows_with_each_setting() -> None:
     one = usage(workers=2, prefetch=4, trained=10**6, images={"train": 1000})
     sizes = one.by_setting()
     twice = replace(one, batch_size=200).by_setting()
@@ -60,7 +60,7 @@ def test_outputs_of_layers_computed_as_one_count_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "expected"),
     [
         ({"batch_size": 10**9}, "batch_size=1000000000: needs about "),
         ({"workers": 10**6}, "workers=1000000: needs about "),
@@ -68,9 +68,9 @@ def test_outputs_of_layers_computed_as_one_count_once() -> None:
         ({"images": {"train": 10**9, "test": 5}}, "data.train=1000000000: needs about "),
     ],
 )
-def test_the_setting_that_weighs_most_is_named(changes: Any, said: str) -> None:
+def test_the_setting_that_weighs_most_is_named(changes: Any, expected: str) -> None:
     asked, there = usage(**changes), 2 * 10**9
-    assert asked.refusal(there, "this machine has", NAMES).startswith(said)
+    assert asked.refusal(there, "this machine has", NAMES).startswith(expected)
     assert asked.refusal(sum(asked.by_setting().values()), "this machine has", NAMES) == ""
 
 
@@ -148,7 +148,7 @@ def test_an_unknown_size_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     Experiment(settings_of("data=synthetic", "workers=1", "batch_size=1000000000")).check_memory()
 
 
-def test_a_fit_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_plan, "memory", lambda: (1000, "this machine has"))
     with ParallelWrapper(small_model(), 1, 1) as one, pytest.raises(ConfigError, match=r"^layer .* needs about "):
         one.fit(small_dataset(12), batch_size=10**9)

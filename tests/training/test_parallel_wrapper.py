@@ -40,7 +40,7 @@ def test_the_documented_call_trains_the_model_itself():
     assert model.predict(dataset.images[:5]).shape == (5, 3)
 
 
-def test_it_equals_workers_made_by_hand():
+def test_the_wrapper_equals_workers_made_by_hand():
     model = small_model("float")
     with ParallelWrapper(model, 3, 2, optimizer=Nesterov(0.05, l2=1e-3)) as wrapper:
         wrapper.fit(Loader(small_dataset(97), 4, seed=3), 2)
@@ -61,7 +61,7 @@ def test_two_fits_equal_one():
             assert fingerprint(once.replicas()[0]) == fingerprint(twice.replicas()[0])
 
 
-def test_a_second_fit_with_other_data_knows_its_end():
+def test_a_second_fit_has_its_own_total_of_iterations():
     with ParallelWrapper(small_model(), 2, 1, optimizer=Nesterov(OneCycle(0.1))) as wrapper:
         wrapper.fit(Loader(small_dataset(80), 4), 2)
         assert wrapper.trainer.total_iterations == wrapper.trainer.iteration == 20
@@ -362,10 +362,10 @@ def test_all_workers_end_after_an_interruption():
 
 
 def test_a_warning_if_workers_have_no_batches(caplog):
-    for workers, said in ((5, False), (6, True)):
+    for workers, warned in ((5, False), (6, True)):
         with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
             wrapper.fit(Loader(small_dataset(20), 4), 1)
-        assert ("1 of 6 workers have no batches" in caplog.text) is said
+        assert ("1 of 6 workers have no batches" in caplog.text) is warned
 
 
 def test_data_on_device_is_for_gpus():

@@ -419,7 +419,7 @@ def test_waiting_for_another_stage_is_not_counted_as_computing():
     assert recorder.reports[-1].waiting_s > 0 and recorder.epochs[0].spent.waiting_s[0] > 0
 
 
-def test_whole_replicas_wait_for_no_stage():
+def test_whole_replicas_have_no_waiting_time():
     run = train(2, lambda: SGD(0.05), samples=20)
     assert run.trainers[0].spent.waiting_s == [0.0, 0.0]
 
@@ -521,7 +521,7 @@ def test_a_stage_that_fails_ends_all_with_its_own_error(place, backward):
 
 @pytest.mark.slow
 def test_fifty_stages_that_fail_at_random_moments(capsys):
-    rng, told = random.Random(7), {}
+    rng, errors = random.Random(7), {}
     for _ in range(50):
         model, stages = with_a_fuse(rng.randrange(4), rng.randrange(1, 150), rng.random() < 0.5)
         data = small_dataset(120)
@@ -530,10 +530,10 @@ def test_fifty_stages_that_fail_at_random_moments(capsys):
                 wrapper.warm_up(8)
                 wrapper.fit(Loader(data, 8), 20, evaluate_on=data)
         except (ZeroDivisionError, PeerFailed, WorkerTimeout) as error:
-            told[type(error)] = told.get(type(error), 0) + 1
+            errors[type(error)] = errors.get(type(error), 0) + 1
     with capsys.disabled():
-        print(f"\nstages that raised: {told.get(ZeroDivisionError, 0)} of 50 ended with their own error, 0 hung")
-    assert told == {ZeroDivisionError: 50}
+        print(f"\nstages that raised: {errors.get(ZeroDivisionError, 0)} of 50 ended with their own error, 0 hung")
+    assert errors == {ZeroDivisionError: 50}
 
 
 def test_a_stage_that_diverges_ends_the_run():
@@ -582,15 +582,15 @@ def test_the_command_reports_its_stages(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"),
+    ("setting", "message"),
     [
         ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network can be cut into 4 at most"),
         ("parallel.pipeline=2", "parallel.pipeline=2: must be a Pipeline"),
     ],
 )
-def test_the_command_refuses_bad_pipelines(setting, told, tmp_path):
+def test_the_command_refuses_bad_pipelines(setting, message, tmp_path):
     _, stderr = run(tmp_path, *SMALL_RUN, "parallel=hybrid", setting, code=2)
-    assert told in stderr and len(stderr.strip().splitlines()) == 1
+    assert message in stderr and len(stderr.strip().splitlines()) == 1
     assert not (tmp_path / "outputs").exists()
 
 

@@ -82,7 +82,7 @@ def test_one_worker_becomes_several(tmp_path, way, workers):
 
 
 def test_the_mean_is_weighted_like_the_next_average(tmp_path):
-    """After 4 of 5 rounds between averages; in the last round of the first epoch some had no batch, and one a short."""
+    """After 4 of 5 rounds between averages. In the last one, some workers had no batch and one a short batch."""
     path = left_by(tmp_path, 4, 4)
     stored = read(path)
     with wrapper_of(tmp_path / "same", 4) as wrapper:
@@ -102,7 +102,7 @@ def test_the_mean_is_weighted_like_the_next_average(tmp_path):
 
 @pytest.mark.parametrize(("workers", "again"), [(3, 2), (1, 0), (5, 3)])
 def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, caplog, workers, again):
-    """Four workers leave after 2 rounds of 15 batches: 8 are done. Three go on behind the sixth: 2 again."""
+    """Four workers stop after 2 rounds, 8 of 15 batches. Three workers continue after batch 6, so 2 are repeated."""
     path = left_by(tmp_path, 4, 2, ParameterAveraging(1))
     seen: list[int] = []
     with wrapper_of(tmp_path, workers, ParameterAveraging(1)) as wrapper, caplog.at_level(logging.INFO):
@@ -122,13 +122,13 @@ def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, caplog, worker
         wrapper.on_workers(watch)
         wrapper.fit(LOADER, 1)
     assert sorted(seen) == list(range(8 - again, 15))
-    (told,) = [record.getMessage() for record in caplog.records if "continue from 4" in record.getMessage()]
-    assert told.endswith(f"batches of epoch 1 trained on again: {again}")
+    (line,) = [record.getMessage() for record in caplog.records if "continue from 4" in record.getMessage()]
+    assert line.endswith(f"batches of epoch 1 trained on again: {again}")
 
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, workers):
-    """Four workers make 4 rounds of 15 batches: as rounds of fewer that is more than an epoch has."""
+    """Four workers need 4 rounds for 15 batches; with fewer workers, 4 rounds are not a whole epoch."""
     callbacks = [Checkpoint(every_iterations=4, every_epochs=100, keep_last=100, path=tmp_path)]
     options = {"synchronizer": ParameterAveraging(1), "optimizer": Nesterov(0.1)}
     with ParallelWrapper(small_model(), 4, callbacks=callbacks, **options) as wrapper:
@@ -142,8 +142,8 @@ def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, workers):
 
 
 @pytest.mark.parametrize("workers", [2, 6])
-def test_what_was_spent_is_counted_once(tmp_path, workers):
-    """A worker that was not there before has spent nothing; what all count alike, such as images, all know."""
+def test_time_spent_is_counted_once(tmp_path, workers):
+    """A new worker has spent nothing; global counts such as images are known to all."""
     path = left_by(tmp_path, 4, 4)
     with wrapper_of(tmp_path / "same", 4) as wrapper:
         wrapper.restore(path)
@@ -158,7 +158,7 @@ def test_what_was_spent_is_counted_once(tmp_path, workers):
 
 
 def test_the_learning_rate_continues_at_the_same_fraction_of_training(tmp_path):
-    """3 epochs of 4 rounds with four workers, left after the first; of 15 with one: its 4 rounds count as 16."""
+    """Four workers have 4 rounds an epoch and stop after the first; for one worker with 15 they count as 16."""
     path, seen = left_by(tmp_path, 4, 4), Rates()
     with wrapper_of(tmp_path, 1, None, seen) as wrapper:
         wrapper.restore(path)
@@ -189,7 +189,7 @@ def test_stages_resume_as_the_same_stages(tmp_path, workers):
 
 
 def test_residuals_are_averaged():
-    """What is still to be sent is a mean over the workers: the mean of their residuals, for each of the others."""
+    """Each new worker gets the mean of the residuals that were still to be sent."""
     trees = [{"residual": {"a": np.array([1.0, 3.0])}, "n": 5}, {"residual": {"a": np.array([3.0, 5.0])}, "n": 7}]
     assert mean(trees, [0.5, 0.5])["residual"]["a"].tolist() == [2.0, 4.0] and mean(trees, [0.5, 0.5])["n"] == 5
     assert mean([{"a": np.array([1.0])}, {"a": np.array([np.nan])}], [1.0, 0.0])["a"].tolist() == [1.0]
@@ -201,21 +201,21 @@ def test_missing_entries_take_their_initial_values():
 
 
 @pytest.mark.parametrize(
-    ("then", "now", "said"),
+    ("then", "now", "expected"),
     [
         ("float", "float", "continues bit for bit"),
         ("half", "float", "continues, but not bit for bit: dtype float, then half"),
     ],
 )
-def test_the_log_says_whether_training_continues_bit_for_bit(tmp_path, caplog, then, now, said):
+def test_the_log_says_whether_training_continues_bit_for_bit(tmp_path, caplog, then, now, expected):
     path = left_by(tmp_path, 2, 7, dtype=then)
     with wrapper_of(tmp_path, 2, dtype=now) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
         wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
         assert np.isfinite(wrapper.model.params.master).all()
-    (told,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{path}: ")]
-    assert told.endswith(said)
-    assert (f"dtype {now}, then {then}" in told) == (then != now)
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{path}: ")]
+    assert line.endswith(expected)
+    assert (f"dtype {now}, then {then}" in line) == (then != now)
 
 
 def test_a_checkpoint_without_its_environment_is_reported_as_inexact(tmp_path, caplog):

@@ -89,7 +89,7 @@ def test_one_shard_trains_as_the_whole_data_set(tmp_path):
     assert fingerprint(sharded.model) == fingerprint(whole.model)
 
 
-def test_an_epoch_that_was_broken_off_goes_on(tmp_path):
+def test_an_interrupted_epoch_is_continued(tmp_path):
     from tests.support.training import Callback
 
     class StopAt(Callback):

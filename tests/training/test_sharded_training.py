@@ -45,7 +45,7 @@ def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (["workers=2"], 2, "has 4 shards, one for each worker, and workers=2: set workers=4"),
         (["workers=4", "data.folder=nowhere"], 65, "nowhere: cannot be read"),
@@ -53,11 +53,11 @@ def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> No
     ],
 )
 def test_bad_settings_are_refused_and_leave_no_files(
-    arguments: list[str], code: int, said: str, folder: Path, tmp_path: Path
+    arguments: list[str], code: int, message: str, folder: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "shards").symlink_to(folder / "shards")
     chosen = [each for each in TRAIN if "folder" not in each or "data=synthetic" not in arguments]
     stdout, stderr = run(tmp_path / "here", *chosen, *arguments, code=code)
-    assert said in stderr and stderr.count("\n") == 1 and stdout == ""
+    assert message in stderr and stderr.count("\n") == 1 and stdout == ""
     assert not list((tmp_path / "here").iterdir())

@@ -101,13 +101,13 @@ def test_reports_add_up():
 
 
 def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank():
-    told = {"quiet": set(), "loud": set()}
+    threads = {"quiet": set(), "loud": set()}
 
     class Quiet(Callback):
         name = "quiet"
 
         def on_iteration_end(self, trainer):
-            told[self.name].add((trainer.rank, threading.get_ident()))
+            threads[self.name].add((trainer.rank, threading.get_ident()))
 
     class Loud(Quiet):
         name, every_rank = "loud", True
@@ -115,7 +115,7 @@ def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank():
     quiet, loud = Quiet(), Loud()
     with ParallelWrapper(small_model(), 3, callbacks=[quiet, loud]) as wrapper:
         wrapper.fit(Loader(small_dataset(30), 4), 1)
-    assert (len(told["quiet"]), len(told["loud"])) == (1, 3)
+    assert (len(threads["quiet"]), len(threads["loud"])) == (1, 3)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank():
         pytest.param(3, 2, 2, "cupy", id="standin", marks=pytest.mark.standin),
     ],
 )
-def test_a_stop_ends_training_at_the_same_iteration_everywhere(workers, frequency, rank, backend):
+def test_a_stop_ends_all_workers_after_the_same_iteration(workers, frequency, rank, backend):
     class StopAt(Recorder):
         def on_iteration_end(self, trainer):
             super().on_iteration_end(trainer)

@@ -180,7 +180,7 @@ def test_weights_that_are_changed_before_the_end_are_averaged(way, samples, dtyp
     with ParallelWrapper(model, 3, **options) as wrapper:
         wrapper.fit(small_dataset(samples), 1, batch_size=4)
         assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
-        if not isinstance(getattr(way, "outer", None), SlowMo):  # an outer step goes on from there
+        if not isinstance(getattr(way, "outer", None), SlowMo):  # an outer step moves on from there
             np.testing.assert_allclose(model.params.master, 2, atol=2e-3)
         np.testing.assert_array_equal(model.params.data, model.params.master.astype(model.params.data.dtype))
 
@@ -297,7 +297,7 @@ def test_the_divergence_of_each_layer():
 
 
 def test_a_replica_without_samples_adds_no_divergence():
-    """Worker 2 had no batch: what it holds is of no weight, however far it is. Of one replica alone nothing is told."""
+    """Worker 2 had no batch and so has no weight. With samples on one replica only, there is no divergence."""
 
     def task(communicator):
         replica = Replica(small_model(), SGD(0.05))

@@ -1,4 +1,4 @@
-"""CIFAR-10's archive: read without being unpacked, in whatever order its files come, and nothing else of it."""
+"""CIFAR-10's archive: read without unpacking, with its files in any order."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def link() -> tarfile.TarInfo:
         {f"../{name}": raw for name, raw in GOOD.items()},
     ],
 )
-def test_what_is_in_it_is_looked_at_too(tmp_path: Path, monkeypatch: Any, files: Any) -> None:
+def test_the_contents_of_the_archive_are_checked(tmp_path: Path, monkeypatch: Any, files: Any) -> None:
     """As MD5 can be forged: a file of the right digest may still hold anything."""
     path = place(tmp_path, monkeypatch, archive(files))
     with pytest.raises(DataError, match="is not CIFAR-10's archive .*; delete it to download it again"):
@@ -102,7 +102,7 @@ def test_what_is_in_it_is_looked_at_too(tmp_path: Path, monkeypatch: Any, files:
         (bytes(1_000_001), "expected at most 1000000 bytes, found 1000001"),
     ],
 )
-def test_a_wrong_archive_is_left_as_it_is(tmp_path: Path, monkeypatch: Any, raw: bytes, expected: str) -> None:
+def test_a_wrong_archive_is_refused_and_kept(tmp_path: Path, monkeypatch: Any, raw: bytes, expected: str) -> None:
     path = place(tmp_path, monkeypatch, raw, OFFICIAL.md5)
     with pytest.raises(DataError, match=f"^{path}: {expected}.*; delete it to download it again"):
         CIFAR10(tmp_path).load()
@@ -124,7 +124,7 @@ def test_download(tmp_path: Path, mirror: Any, monkeypatch: Any) -> None:
     assert mirror.requests == [f"/{OFFICIAL.name}"]
 
 
-def test_nothing_stands_in_for_it(tmp_path: Path) -> None:
+def test_cifar_has_no_fallback(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         CIFAR10(tmp_path).load()
     assert str(caught.value) == (

@@ -49,14 +49,14 @@ def test_a_file_packed_again_is_not_known(kind: Any, placed: Any) -> None:
 
 
 @both
-def test_nothing_stands_in_for_them(kind: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_fashion_and_kmnist_have_no_fallback(kind: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("CUPYNET_DATA", str(tmp_path))
     with pytest.raises(DataError, match=f"^{kind.name.upper()} IS NOT THERE: .* that holds {kind.name}/$"):
         kind().load()
 
 
 @both
-def test_a_download_may_be_as_large_as_it_has_to_be(kind: Any, placed: Any, mirror: Any, monkeypatch: Any) -> None:
+def test_the_size_of_a_download_is_limited(kind: Any, placed: Any, mirror: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(kind, "mirrors", (mirror.url,))
     for name in NAMES:
         (placed.root / kind.name / name).unlink()

@@ -38,7 +38,7 @@ def test_files_that_are_there(tiny: Any, caplog: pytest.LogCaptureFixture) -> No
     assert not caplog.records
 
 
-def test_where_it_looks(tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_of_the_data(tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert data_folder() == platformdirs.user_cache_path("cupynet")
     monkeypatch.setenv("CUPYNET_DATA", "")
     assert data_folder() == platformdirs.user_cache_path("cupynet")
@@ -102,7 +102,7 @@ def warning(caplog: pytest.LogCaptureFixture) -> str:
 
 @pytest.fixture
 def home(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where files are looked for if nobody says where: the user's cache, which is tiny's folder."""
+    """The default folder, the user's cache, replaced by that of the tiny MNIST."""
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tiny.root)
     folder: Path = tiny.folder
     return folder
@@ -121,7 +121,7 @@ def test_without_files_and_without_network(home: Path, caplog: pytest.LogCapture
     assert not home.exists()
 
 
-def test_the_reason_is_told(home: Path, tiny: Any, mirror: Any, monkeypatch: Any, caplog: Any) -> None:
+def test_the_warning_has_the_reason(home: Path, tiny: Any, mirror: Any, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
     tiny.write(*NAMES[1:])
     assert MNIST(limit=1).load().fallback
@@ -163,7 +163,7 @@ def one_too_deep(tiny: Any) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("unusable", [typo, three_of_four, no_folder, one_too_deep])
 @pytest.mark.parametrize("by", ["folder", "CUPYNET_DATA"])
-def test_who_says_where_the_data_are_gets_these_or_none(
+def test_an_explicit_folder_has_no_fallback(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, by: str, unusable: Any
 ) -> None:
     """Training on something else would look like success. An explicit fallback is a wish, too."""
@@ -181,7 +181,7 @@ def test_who_says_where_the_data_are_gets_these_or_none(
     assert reason in warning(caplog)
 
 
-def test_a_home_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_home_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="~no-such-user/x: Could not determine home directory.: name another folder"):
         MNIST("~no-such-user/x").load()
     monkeypatch.setenv("CUPYNET_DATA", "~no-such-user")
@@ -248,7 +248,7 @@ def test_the_real_files() -> None:
     assert data.train.images.flags.c_contiguous
 
 
-def test_the_room_is_cheap_to_enter() -> None:
+def test_importing_data_is_cheap() -> None:
     code = "import cupynet.data, sys; print(*{'numba', 'hydra', 'omegaconf', 'rich', 'cupy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""

@@ -58,7 +58,7 @@ def test_seeds_parts_and_blocks_differ(digits: tuple[Dataset, Dataset]) -> None:
     assert len({image.tobytes() for dataset in digits for image in dataset.images}) == 12_000
 
 
-def test_they_stay_what_they_are(digits: tuple[Dataset, Dataset]) -> None:
+def test_the_digits_do_not_change(digits: tuple[Dataset, Dataset]) -> None:
     """Measured results quote these digits: who changes them has to know. (Another machine's exp may move a grey.)"""
     train, _ = digits
     assert train.labels[:20].tolist() == GOLDEN_LABELS

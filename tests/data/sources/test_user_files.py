@@ -85,7 +85,7 @@ def given(source: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kind", "what"), [(Idx, "folder"), (Npz, "file"), (Folder, "folder")], ids=["idx", "npz", "folder"]
 )
-def test_somebody_must_say_where_they_are(kind: Any, what: str) -> None:
+def test_the_path_is_required(kind: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.{what}=null \(in Python {what}=None\): name the "):
         assert kind().classes
 
@@ -164,7 +164,7 @@ def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("classes", [3, 10, 40])
-def test_classes_that_are_said(tmp_path: Path, classes: int) -> None:
+def test_the_number_of_classes_can_be_given(tmp_path: Path, classes: int) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     source = Idx(folder, classes=classes)
     assert source.classes == classes
@@ -245,8 +245,8 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
         ),
     ],
 )
-def test_what_no_model_can_be_built_for(tmp_path: Path, change: dict[str, Any], place: str, line: str) -> None:
-    """Of the file, whatever it is, and before anything is made of it."""
+def test_unusable_shapes_and_classes_are_refused(tmp_path: Path, change: dict[str, Any], place: str, line: str) -> None:
+    """The error names the file, before any array is built."""
     arrays = dict(zip(IDX_NAMES, SMALL, strict=True)) | change
     np.savez(tmp_path / "a.npz", **arrays)
     sources: list[tuple[Any, str]] = [(Npz(tmp_path / "a.npz", *IDX_NAMES), f"a.npz: {place}")]
@@ -273,7 +273,7 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04broken"])
-def test_what_is_no_archive(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused_as_archives(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"a.npz: cannot be read as an .npz file \(.*\): write it with np.savez"):
         assert Npz(tmp_path / "a.npz").classes
@@ -326,7 +326,7 @@ def test_a_quick_look_has_some_of_each_class_and_reads_no_more(
     assert len(read) - train == 20 and train == (20 if not validation else len(SMALL.train_labels))
 
 
-def test_jpeg_and_what_begins_with_a_dot(tmp_path: Path) -> None:
+def test_jpeg_is_read_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     folder = pictures(tmp_path, "jpg")
     (folder / "train" / ".DS_Store").touch()
     (folder / "train" / "class-3" / ".thumbnails").mkdir()
@@ -462,7 +462,10 @@ def test_a_picture_of_too_many_pixels_is_refused_without_a_warning(tmp_path: Pat
     chunks = [b"IHDR" + struct.pack(">IIBBBBB", 12_000, 12_000, 8, 0, 0, 0, 0), b"IDAT"]
     packed = [struct.pack(">I", len(each) - 4) + each + struct.pack(">I", zlib.crc32(each)) for each in chunks]
     first.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
-    with warnings.catch_warnings(record=True) as told, pytest.raises(DataError, match=f"{first}: expected at most"):
+    with (
+        warnings.catch_warnings(record=True) as caught_warnings,
+        pytest.raises(DataError, match=f"{first}: expected at most"),
+    ):
         warnings.simplefilter("always")
         Folder(folder).load()
-    assert told == []
+    assert caught_warnings == []

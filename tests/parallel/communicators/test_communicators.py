@@ -162,7 +162,7 @@ def test_one_worker_is_serial_and_several_are_threads_or_ranks(team):
     assert set(found) == {SerialCommunicator if team.workers == 1 else several}
 
 
-def test_all_gather_is_in_rank_order_whoever_comes_first(team):
+def test_all_gather_is_in_rank_order(team):
     def task(c):
         gathered = []
         for turn in range(5):
@@ -177,7 +177,7 @@ def test_all_gather_is_in_rank_order_whoever_comes_first(team):
 
 
 def test_gathered_arrays_are_copies(team):
-    """A worker that goes on changes neither what the others got nor what it sent."""
+    """A worker may change its array, or the gathered arrays, without affecting the others."""
 
     def task(c):
         return [gathered_and_changed(c, gather) for gather in (c.all_gather, c.all_gather_ragged)]
@@ -315,7 +315,7 @@ def test_traffic_is_counted(team):
         reduced = 2 * others * 4800 // size
         expected = [4 * rank * others, 80 * others, 40 * others * (rank == others), 56 * (others > 0)]
         assert counts[1:] == expected
-        assert abs(counts[0] - reduced) <= 32 * others  # weights travel beside the vectors where they are not at hand
+        assert abs(counts[0] - reduced) <= 32 * others  # the weights are sent too if they are not known
 
 
 @pytest.mark.parametrize("length", [1, 1000])
@@ -336,7 +336,7 @@ def test_mean_is_weighted_and_the_same_bits_everywhere(team, length):
         assert [a.tobytes() for a in arrays] == [a.tobytes() for a in results[0]]
 
 
-def test_a_worker_of_weight_zero_adds_nothing_not_even_nan(team):
+def test_a_worker_of_weight_zero_adds_nothing(team):
     idle = 1 if team.workers > 1 else -1
 
     def task(c):
@@ -357,7 +357,7 @@ def test_all_weights_zero_changes_nothing(team):
     assert on_workers(team, task) == [[float(rank)] * 4 for rank in range(team.workers)]
 
 
-def test_sums_are_in_rank_order_whatever_the_timing(team):
+def test_sums_do_not_depend_on_timing(team):
     rng = np.random.default_rng(8)
     vectors = (rng.normal(size=(4, 999)) * 10.0 ** rng.integers(-6, 6, (4, 999))).astype(np.float32)
 
@@ -406,7 +406,7 @@ def test_a_worker_that_never_comes_is_named():
 
 
 @of_threads
-def test_a_failure_wakes_those_who_wait():
+def test_a_failure_wakes_waiting_workers():
     group = ThreadGroup.of(2, timeout_s=60)
     woken = []
 

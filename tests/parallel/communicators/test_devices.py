@@ -95,7 +95,7 @@ def on_host(vectors: list[list[np.ndarray]], weights: list[float]) -> list[np.nd
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [128.0, 0.0, 57.0]])
-def test_on_one_device_it_is_the_mean_of_the_host_bit_for_bit(dtype, weights):
+def test_the_mean_on_one_device_equals_the_host_bit_for_bit(dtype, weights):
     vectors = vectors_of(3, dtype)
     wanted = on_host(vectors, weights)
     for mine in means([0, 0, 0], vectors, weights):
@@ -125,7 +125,7 @@ def test_on_several_devices_all_have_the_same_mean(devices, over_nccl):
     assert sorted(log) == (sorted(wanted_log) if over_nccl else [])
 
 
-def test_what_counts_for_nothing_is_not_read():
+def test_vectors_of_weight_zero_are_not_read():
     vectors = [[np.full(4, value)] for value in (1.0, np.nan, 3.0, np.nan)]
     for devices in ([0, 0, 0, 0], [0, 1, 0, 1]):
         for (found,) in means(devices, vectors, [1.0, 0.0, 1.0, 0.0]):
@@ -142,7 +142,7 @@ def test_a_second_mean_uses_the_buffers_of_the_first():
             assert np.allclose(a, b, rtol=0, atol=1e-15)
 
 
-def test_workers_that_bring_different_vectors_are_told_so():
+def test_workers_with_different_vectors_are_an_error():
     with pytest.raises(RuntimeError, match=r"worker 1 brings \[\(\(3,\), .*to a mean, and worker 0 \[\(\(4,\),"):
         means([0, 0], [[np.zeros(4)], [np.zeros(3)]], [1.0, 1.0])
 
@@ -153,7 +153,7 @@ def test_a_cpu_has_no_device_means():
 
 
 @pytest.mark.parametrize("reduce", ["nccl", "device"])
-def test_a_cpu_is_not_asked_for_what_gpus_do(reduce):
+def test_reductions_on_gpus_are_refused_on_a_cpu(reduce):
     from cupynet import ParallelWrapper
 
     with pytest.raises(ConfigError) as caught:
@@ -227,15 +227,15 @@ def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype, weights):
         made.close()
         return [backend.to_host(v) for v in own]
 
-    told = on_threads(2, task)
+    results = on_threads(2, task)
     wanted = [on_host(vectors, list(weights))] * 2 if any(weights) else vectors
     tolerance = rounds * np.finfo(dtype).eps if all(weights) else 0.0
-    for mine, right in zip(told, wanted, strict=True):
+    for mine, right in zip(results, wanted, strict=True):
         for found, vector in zip(mine, right, strict=True):
             assert found.dtype == vector.dtype
             np.testing.assert_allclose(found, vector, rtol=tolerance, atol=tolerance)
     if any(weights):
-        assert [v.tobytes() for v in told[0]] == [v.tobytes() for v in told[1]]
+        assert [v.tobytes() for v in results[0]] == [v.tobytes() for v in results[1]]
 
 
 def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
@@ -249,7 +249,7 @@ def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
     assert as_ranks(["a 1", "a 2", "b 1"], "host", [1.0] * 3) == [None] * 3
 
 
-def test_what_cannot_be_is_refused_before_anything_is_made(monkeypatch):
+def test_bad_reductions_are_refused(monkeypatch):
     for module in ("cupy", "cupy.cuda"):  # whatever this machine has
         monkeypatch.setitem(sys.modules, module, None)
     for arguments, line in (
@@ -291,7 +291,7 @@ def test_one_rank_without_nccl_is_named(with_nccl, monkeypatch):
         as_ranks(["a 1", "a 2", "b 1"], "nccl", [1.0] * 3)
 
 
-def test_ranks_that_bring_different_vectors_are_told_so(with_nccl):
+def test_ranks_with_different_vectors_are_an_error(with_nccl):
     def task(communicator: Any) -> None:
         made = RankMeans(communicator, backend_on(0), nccl.connect)
         made.mean([np.zeros(3 + communicator.rank)], 1.0)

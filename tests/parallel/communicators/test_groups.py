@@ -36,6 +36,6 @@ def test_one_stage_is_a_whole_replica():
     assert groups.replicas is world and groups.stages.size == 1
 
 
-def test_what_cannot_be_shared_out_is_refused():
+def test_workers_must_be_a_multiple_of_stages():
     with pytest.raises(ConfigError, match="stages=2: 1 workers cannot be shared out"):
         Groups.grid(SerialCommunicator(), stages=2)

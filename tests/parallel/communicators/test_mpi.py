@@ -86,7 +86,7 @@ def test_the_rank_that_raises_shows_its_traceback_and_ends_all(script, victim, t
     ("kind", "code", "shown"),
     [("alike", 3, 1), ("exit", 7, 0), pytest.param("interrupt", 143, 1, marks=pytest.mark.slow)],
 )
-def test_all_ranks_leave_with_the_exit_code_of_the_one_that_failed(script, kind, code, shown):
+def test_all_ranks_end_with_the_exit_code_of_the_failed_one(script, kind, code, shown):
     found, stdout, stderr = run(script, 2, kind)
     assert (found, stdout) == (code, "")
     assert stderr.count("Traceback") == shown
@@ -160,7 +160,7 @@ job()
     ("kind", "shown"),
     [pytest.param("leaves", "in library", marks=pytest.mark.slow), ("has no MPI", "pip install 'cupynet[mpi]'")],
 )
-def test_a_rank_that_cannot_start_mpi_ends_those_that_wait_for_it(tmp_path, kind, shown):
+def test_a_rank_that_cannot_start_mpi_ends_the_waiting_ranks(tmp_path, kind, shown):
     (tmp_path / "beginning.py").write_text(BEGINNING)
     done = under_mpiexec(2, "beginning.py", kind, cwd=tmp_path, timeout=50)
     assert done.returncode != 0 and shown in done.stderr

@@ -74,7 +74,7 @@ def test_a_process_that_is_alone_has_its_own_mean(backend: Backend) -> None:
     assert [each.tobytes() for each in found] == [each.tobytes() for each in wanted]
 
 
-def test_what_nccl_cannot_add_up_is_refused(backend: Backend) -> None:
+def test_integer_arrays_are_refused(backend: Backend) -> None:
     made = nccl.connect(lambda own: own, 0, 1, backend)
     assert made is not None
     with pytest.raises(RuntimeError, match=r"an array of int32 \(3,\) is not summed over NCCL"):

@@ -150,7 +150,7 @@ def test_too_many_threads_are_refused_and_none_is_left(monkeypatch):
     assert len(started) == 3 and not any(thread.is_alive() for thread in started)
 
 
-def test_an_interruption_while_a_task_is_handed_out_stops_those_who_have_it(monkeypatch):
+def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch):
     """They would wait for the others until the time-out."""
 
     class Interrupting:

@@ -16,7 +16,7 @@ from tests.support.training import small_model
 
 
 def weights_after(outer: Outer, means: list[float]) -> list[float]:
-    """The common weights after averages that each went so far from them; all weights of the network alike."""
+    """Return the common weights after averages at these distances, the same for all weights."""
     replica = Replica(small_model(), SGD(0.1))
     outer.start(replica)
     common, found = np.zeros_like(replica.params.master), []

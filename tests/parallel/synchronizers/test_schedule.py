@@ -45,7 +45,7 @@ def test_bad_schedules_are_refused(wrong: Any) -> None:
         averaging_schedule(wrong)
 
 
-def test_the_nearest_name_is_offered() -> None:
+def test_a_misspelled_name_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="averaging_frequency='epochs': must be .*did you mean 'epoch'"):
         averaging_schedule("epochs")
 
@@ -96,7 +96,7 @@ def test_adaptive_periods_shrink_by_half_at_most_and_never_to_nothing() -> None:
     assert when.period == 1.0
 
 
-def test_an_average_of_one_replica_alone_tells_adaptive_nothing() -> None:
+def test_an_average_without_divergence_keeps_the_adaptive_period() -> None:
     when = Adaptive(0.10, 4, 64)
     assert averages(when, 16, divergence=math.nan) == [4, 8, 12, 16] and when.period == 4
 

@@ -28,7 +28,7 @@ def started(algorithm: Any = None, *, count: int = 100, dtype: Any = np.float32,
     dtype=st.sampled_from([np.float32, np.float64]),
 )
 def test_messages_and_residuals_add_up_to_the_updates(count: int, large: float, seed: int, dtype: Any) -> None:
-    """Sparse and dense alike, for numbers that are sums of eighths and so exact."""
+    """For sparse and dense messages. The numbers are sums of eighths, so all sums are exact."""
     rng = np.random.default_rng(seed)
     encoder, weights = started(FixedThreshold(0.5), count=count, dtype=dtype), np.zeros(count, dtype)
     total = np.zeros(count, dtype)
@@ -66,7 +66,7 @@ def test_a_message_is_a_list_or_two_bitmaps_of_a_sixteenth(large: int, words: in
     np.testing.assert_array_equal(weights, update / 2)
 
 
-def test_a_worker_without_a_batch_says_nothing_and_keeps_its_residual() -> None:
+def test_a_worker_without_a_batch_sends_nothing_and_keeps_its_residual() -> None:
     encoder = started(AdaptiveThreshold(0.5))
     encoder.residual[:] = 9.0
     message = encoder.encode(np.zeros(100, np.float32), 0)
@@ -107,7 +107,7 @@ def test_rules_of_the_threshold() -> None:
 
 
 def test_a_threshold_stays_a_number() -> None:
-    """Nothing to send for as long as it may take: residuals of zero never become messages."""
+    """Even if there is nothing to send for many rounds, zeros are never sent."""
     encoder = started(TargetSparsity(0.5, 1e-4, 0.01))
     for _ in range(40):
         assert len(encoder.encode(np.zeros(100, np.float32), 1).body) == 0

@@ -175,15 +175,15 @@ def test_a_fit_ended_by_early_stopping_does_not_train_again(tmp_path):
 
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path, stages):
-    """Its result is the best weights, which are given back after the last checkpoint; callbacks are told of it once."""
-    told = []
+    """The best weights are restored after the last checkpoint, and callbacks see the end of the fit once."""
+    events = []
 
     class Told(Callback):
         def before_finish(self, trainer):
-            told.append("before_finish")
+            events.append("before_finish")
 
         def on_fit_end(self, trainer):
-            told.append("on_fit_end")
+            events.append("on_fit_end")
 
     def make():
         stopping = EarlyStopping("loss", direction="max", patience=9)  # the best is the first
@@ -192,7 +192,7 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path, stages)
     with make() as first:
         fit(first)
         wanted = outcome(first)
-    told.clear()
+    events.clear()
     with make() as second:
         second.restore(tmp_path / "checkpoints")
         assert second.trainer.epoch == EPOCHS and outcome(second) != wanted
@@ -200,7 +200,7 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path, stages)
         assert outcome(second) == wanted
         with pytest.raises(ConfigError, match="epochs=0: must be an integer of at least 1"):
             fit(second, 0)
-    assert told == ["on_fit_end"]
+    assert events == ["on_fit_end"]
 
 
 def test_taking_a_checkpoint_changes_nothing(tmp_path):

@@ -192,7 +192,7 @@ def test_patience_counts_evaluations_and_max_epochs_counts_epochs(scripted):
     assert trainer.epoch == 9 and list(stopping.result.scores) == [3, 6, 9]
 
 
-def test_max_epochs_are_those_of_the_fit_and_a_fit_may_follow(scripted):
+def test_max_epochs_count_for_each_fit(scripted):
     """Deeplearning4j's is of single use."""
     scripted([0.5, 0.4, 0.3, 0.9, 0.8, 0.7])
     stopping = EarlyStopping(max_epochs=3)
@@ -353,7 +353,7 @@ def test_no_outer_step_follows_the_restored_weights(scripted):
         assert fingerprint(wrapper.model) == weights.at[1]
 
 
-def test_replicas_that_differ_between_averages_restore_what_was_evaluated():
+def test_replicas_that_differ_between_averages_restore_the_evaluated_weights():
     """With a frequency far beyond the epoch the evaluated epochs alone bring the replicas together (Deeplearning4j's
     takes the score of worker 0 before the average).
     """
@@ -395,7 +395,7 @@ def test_restoring_can_be_turned_off(scripted):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_watching_alone_changes_nothing(workers):
+def test_early_stopping_that_never_triggers_changes_nothing(workers):
     """Where the last epoch is the best the weights and the evaluation are those of a fit without it, bit for bit."""
     found = []
     for callbacks in ([], [EarlyStopping(patience=None)]):
@@ -547,7 +547,7 @@ def test_a_fit_that_diverges_without_any_best_weights(scripted, arguments):
 
 
 @pytest.mark.parametrize("epoch", [1, 3])
-def test_it_resumes_from_its_state(scripted, epoch):
+def test_early_stopping_resumes_from_its_state(scripted, epoch):
     """What a checkpoint would do: every worker's trainer and callback in a new process."""
     scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
 

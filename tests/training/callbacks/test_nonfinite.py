@@ -187,14 +187,14 @@ def test_the_number_of_skipped_batches_is_limited():
 
 @pytest.mark.parametrize(("workers", "stages"), [(3, 1), (2, 2)])
 def test_an_epoch_with_more_than_half_its_batches_skipped_fails(workers, stages, tmp_path):
-    """Of 25 batches 12 are left out, then 13; nothing is made of that epoch, and what goes on comes to the same."""
+    """12 of 25 skipped batches are allowed, 13 are not, also when the epoch is resumed."""
     options = {"pipeline": None if stages == 1 else Pipeline(stages, 2), "timeout_s": 20}
     loader, folder = Loader(DATA, 4, shuffle=False), tmp_path / "checkpoints"
     with ParallelWrapper(
         network_with(Poisoned(*range(48))), workers, 2, callbacks=[NonFinite("skip")], **options
     ) as fine:
         fine.fit(loader, 2)
-    said = r"^13 of the 25 batches of epoch 1 were left out, for what is not finite: lower"
+    message = r"^13 of the 25 batches of epoch 1 were left out, for what is not finite: lower"
     for _ in range(2):
         seen = Seen()
         callbacks = [seen, Checkpoint(every_iterations=5, path=folder), NonFinite("skip")]
@@ -203,7 +203,7 @@ def test_an_epoch_with_more_than_half_its_batches_skipped_fails(workers, stages,
             if folder.is_dir():
                 wrapper.restore(folder)
                 assert wrapper.trainer.epoch == 0
-            with pytest.raises(DivergedError, match=said):
+            with pytest.raises(DivergedError, match=message):
                 wrapper.fit(loader, 1)
         assert (seen.iterations or [25])[-1] == -(-25 // workers)  # at its end, of which one has a checkpoint
 
@@ -253,7 +253,7 @@ def test_a_checkpoint_after_a_skip_resumes_bit_for_bit(tmp_path):
 
 
 class Seen(Callback):
-    """The iterations that were told of, in order."""
+    """Records iterations in order."""
 
     def __init__(self):
         self.iterations = []
@@ -303,7 +303,7 @@ def test_a_batch_that_is_not_finite_contaminates_no_replica(way):
 
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
 def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce):
-    """The last round of 25 batches is of one worker alone, and its batch is left out: nobody says anything."""
+    """The last round has one batch, and it is skipped: no worker sends an update."""
     loader, guard = Loader(DATA, 4, seed=3), NonFinite("skip")
     sample = int(next(batch for batch in loader.epoch(0, small_model().backend) if batch.index == 24).samples[0])
     way = GradientSharing("threshold", reduce=reduce)
@@ -315,8 +315,8 @@ def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce):
         assert np.isfinite(wrapper.model.params.master).all()
 
 
-def test_what_was_left_out_counts_after_a_resume_as_before(tmp_path):
-    """One batch may be left out, and the second is one too many: also where the run was stopped between them."""
+def test_skipped_batches_count_across_a_resume(tmp_path):
+    """One skipped batch is allowed and the second is not, even if the run was stopped in between."""
     loader = Loader(DATA, 4, shuffle=False)
 
     def fit(*callbacks):

@@ -130,7 +130,9 @@ def plain(**options: Any) -> ParallelWrapper:
 
 
 @pytest.mark.parametrize("synchronizer", [ParameterAveraging(3), GradientSharing()], ids=["averaging", "gradients"])
-def test_training_is_the_same_and_nothing_stays_behind(tmp_path: Path, synchronizer: Synchronizer) -> None:
+def test_profiling_does_not_change_training_and_is_removed_afterwards(
+    tmp_path: Path, synchronizer: Synchronizer
+) -> None:
     expected = plain(synchronizer=synchronizer)
     _, wrapper = profiled(tmp_path, synchronizer=synchronizer)
     for name, weight in weights(expected).items():
@@ -140,7 +142,7 @@ def test_training_is_the_same_and_nothing_stays_behind(tmp_path: Path, synchroni
     assert type(wrapper.model.loss).__name__ == "SoftmaxNLL"
 
 
-def test_what_profiling_sends_is_not_counted(tmp_path: Path) -> None:
+def test_traffic_of_profiling_is_not_counted(tmp_path: Path) -> None:
     sent: list[Any] = []
 
     class Sent(Callback):
@@ -225,7 +227,7 @@ def test_a_stop_in_the_middle_and_a_second_fit(tmp_path: Path) -> None:
         assert profile.pieces is first
 
 
-def test_a_failed_fit_leaves_nothing_that_is_timed(tmp_path: Path) -> None:
+def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
     with ParallelWrapper(
         small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=[Profile(after=0), NonFinite()]
     ) as wrapper:
@@ -244,7 +246,7 @@ def test_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert 100 <= len(own) < 130  # a round is timed to its end
 
 
-def test_where_it_cannot_be_written_training_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_training_continues_if_the_profile_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "there").write_text("a file")
     with caplog.at_level(logging.WARNING):
         profile, _ = profiled(tmp_path, Profile(5, 2, path=tmp_path / "there"))

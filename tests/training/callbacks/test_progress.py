@@ -34,7 +34,7 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
     return {line[:15].rstrip(): line[15:] for line in lines}
 
 
-def test_what_workers_spent_and_sent(capsys):
+def test_the_table_has_time_and_traffic_of_workers(capsys):
     rows = table(changed(**FULL), capsys)
     assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart, most in dense1"
     assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600 MB, 20.0 MB a round"
@@ -57,24 +57,24 @@ def test_stages_are_workers_too(capsys):
     assert "stages" not in table(changed(workers=2, **FULL), capsys)["workers"]
 
 
-@pytest.mark.parametrize(("epochs", "said"), [(0, "7 iterations in"), (1, "1 epoch in"), (2, "2 epochs in")])
-def test_epochs_are_counted_in_words(epochs, said, capsys):
-    assert table(changed(epochs=epochs, iterations=7), capsys)["training"].startswith(said)
+@pytest.mark.parametrize(("epochs", "expected"), [(0, "7 iterations in"), (1, "1 epoch in"), (2, "2 epochs in")])
+def test_epochs_are_counted_in_words(epochs, expected, capsys):
+    assert table(changed(epochs=epochs, iterations=7), capsys)["training"].startswith(expected)
 
 
 @pytest.mark.parametrize(
-    ("found", "said"),
+    ("found", "expected"),
     [
         ({"best_epoch": 4, "restored": True}, "4, validation loss 0.03125, restored"),
         ({"best_epoch": 12, "restored": False}, "12, validation loss 0.03125, not restored"),
         ({"best_epoch": None, "restored": False}, None),
     ],
 )
-def test_early_stopping_tells_the_best_epoch(found, said, capsys):
+def test_the_table_has_the_best_epoch_of_early_stopping(found, expected, capsys):
     stopping = {"monitor": "loss", "best_score": 0.03125, **found}
     early = changed(stopped_by="patience: no better loss in 5 evaluations", early_stopping=stopping)
     rows = table(early, capsys)
-    assert rows["stopped"] == "patience: no better loss in 5 evaluations" and rows.get("best epoch") == said
+    assert rows["stopped"] == "patience: no better loss in 5 evaluations" and rows.get("best epoch") == expected
 
 
 def test_the_widest_row_fits(capsys):
@@ -176,7 +176,7 @@ def test_without_a_terminal_there_are_lines(closed, monkeypatch):
     assert callback.style == "lines"
 
 
-def test_a_table_that_cannot_be_shown_is_told_of(monkeypatch, caplog):
+def test_a_table_that_cannot_be_printed_is_reported(monkeypatch, caplog):
     monkeypatch.setattr(sys, "stdout", Screen(OSError(28, "No space left on device"), takes=3))
     result_table(SUMMARY, Run("outputs"))
     (record,) = caplog.records

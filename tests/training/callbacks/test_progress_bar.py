@@ -46,7 +46,7 @@ def fitted(monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
     return screen.getvalue()
 
 
-def test_no_loss_of_some_rounds_ago_stands_at_the_end(monkeypatch):
+def test_the_bar_ends_with_the_loss_of_the_epoch(monkeypatch):
     progress = Progress()
     shown = Shown(progress)
     written = fitted(monkeypatch, callbacks=[progress, shown])
@@ -74,11 +74,11 @@ def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch):
 
 
 @pytest.mark.parametrize("callbacks", [[], [Progress("none")]])
-def test_nothing_is_shown_where_nothing_is_wanted(callbacks, monkeypatch):
+def test_progress_can_be_turned_off(callbacks, monkeypatch):
     assert fitted(monkeypatch, progress="auto" if callbacks else "none", callbacks=callbacks) == ""
 
 
-def test_lines_are_in_the_log_where_somebody_listens_to_it(monkeypatch, caplog):
+def test_lines_go_to_the_log_if_it_is_configured(monkeypatch, caplog):
     caplog.set_level(logging.INFO)
     written = fitted(monkeypatch, progress="lines")
     texts = [record.getMessage() for record in caplog.records]
@@ -92,7 +92,7 @@ def test_a_style_none_leaves_the_lines_in_the_log(monkeypatch, caplog):
     assert sum(record.getMessage().startswith("epoch ") for record in caplog.records) == 2
 
 
-def test_a_fit_that_fails_gives_the_terminal_back(monkeypatch):
+def test_a_failed_fit_restores_the_terminal(monkeypatch):
     class Fails(Callback):
         def on_iteration_end(self, trainer):
             raise RuntimeError("no more")

@@ -52,7 +52,7 @@ def test_rates_grow_by_the_same_factor_from_the_first_to_the_last() -> None:
         Growing(0.1, 0.01, 10)
 
 
-def test_a_tenth_of_where_the_loss_is_least_is_suggested() -> None:
+def test_the_suggestion_is_a_tenth_of_the_rate_of_the_least_loss() -> None:
     found = made(valley(60))
     assert found.least is not None and 58 <= found.least <= 72  # a mean comes behind
     assert found.suggestion == pytest.approx(found.rates[found.least] / 10)
@@ -60,7 +60,7 @@ def test_a_tenth_of_where_the_loss_is_least_is_suggested() -> None:
     assert found.smoothed[0] == found.losses[0] and len(found.smoothed) == 100
 
 
-def test_where_the_loss_does_not_fall_nothing_is_suggested() -> None:
+def test_no_suggestion_if_the_loss_does_not_fall() -> None:
     for losses in ([2.3] * 100, [2.3 + 0.01 * i for i in range(100)], [2.3, 2.2, 2.1]):
         assert made(losses).suggestion is None and made(losses).steepest is None
     assert RateTest().suggestion is None and not RateTest().exploded
@@ -86,7 +86,7 @@ def test_every_optimizer_is_tested_at_the_rates_asked_for(kind: type[optim.Optim
     assert all(map(math.isfinite, found.losses))
 
 
-def test_it_trains_a_copy_at_those_rates(loader: Loader) -> None:
+def test_the_test_trains_a_copy_of_the_model(loader: Loader) -> None:
     whole, schedule = model(), OneCycle(0.5)
     optimizer, before = SGD(schedule), {name: array.copy() for name, array in whole.weights().items()}
     found = find_rate(whole, loader, optimizer=optimizer, lowest=1e-3, highest=10.0, iterations=60, workers=1)
@@ -138,7 +138,7 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate(loader: Loader) -> None:
     ],
     ids=["iterations", "range", "optimizer"],
 )
-def test_what_cannot_be_tested_is_refused(loader: Loader, arguments: dict[str, object], wrong: str) -> None:
+def test_bad_arguments_are_refused(loader: Loader, arguments: dict[str, object], wrong: str) -> None:
     with pytest.raises(ConfigError) as refused:
         find_rate(model(), loader, **arguments)  # type: ignore[arg-type]
     assert wrong in str(refused.value)

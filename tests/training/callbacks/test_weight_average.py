@@ -237,7 +237,7 @@ def test_running_statistics_are_averaged_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "warning"),
     [
         ({"after": 14}, "nothing will be averaged in 14 iterations: lower after=14 or every=1"),
         ({"every": 15}, "nothing will be averaged in 14 iterations: lower after=0 or every=15"),
@@ -246,8 +246,8 @@ def test_running_statistics_are_averaged_too() -> None:
         ({"after": 1, "by": "epoch"}, None),
     ],
 )
-def test_a_warning_if_nothing_will_be_averaged(arguments: dict[str, Any], told: str | None, caplog: Any) -> None:
+def test_a_warning_if_nothing_will_be_averaged(arguments: dict[str, Any], warning: str | None, caplog: Any) -> None:
     with ParallelWrapper(small_model(), 2, callbacks=[WeightAverage(**arguments)]) as wrapper:
         wrapper.fit(Loader(small_dataset(56), 4), 2)
-    said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert said == ([] if told is None else [f"WeightAverage: {told}"])
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert found == ([] if warning is None else [f"WeightAverage: {warning}"])

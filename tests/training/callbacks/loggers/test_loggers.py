@@ -110,7 +110,7 @@ def check(found: Figures, run: Run, *, exact: bool) -> None:
 
 
 def hyperparameters(folder: Path) -> Any:
-    """What TensorBoard is told of them, by name."""
+    """The hyperparameters in TensorBoard's event file, by name."""
     from tensorboardX.proto.plugin_hparams_pb2 import HParamsPluginData
 
     texts = [value for event in tensorboard_events(folder / "tensorboard") for value in event.summary.value]
@@ -171,7 +171,7 @@ def test_the_end_of_a_run(trained: tuple[Run, str]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_continues_its_logs(tmp_path: Path, store: str, kind: str) -> None:
-    """Killed after iteration 20, gone on with from 15: what was logged in between is there once, or counts once."""
+    """Killed after iteration 20, resumed from 15: figures logged in between are there once, or count once."""
     run = Run(tmp_path / "run", SETTINGS)
     run.folder.mkdir()
 
@@ -189,10 +189,10 @@ def test_a_resumed_run_continues_its_logs(tmp_path: Path, store: str, kind: str)
     assert ("train/loss", 20) in figures(kind, run.folder, store)
     fit(run, logger(kind, store), restore=run.checkpoints_path)
     found = figures(kind, run.folder, store)
-    if kind == "wandb":  # two files of one run, of which the second says what was said twice
+    if kind == "wandb":  # two files of one run; the second has the repeated figures
         assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1
         found = {key: values[-1:] for key, values in found.items()}
-    if kind == "mlflow":  # it says of iteration 20 what was told the first time
+    if kind == "mlflow":  # it says of iteration 20 what was messages the first time
         wanted = expected(run.history())
         assert found.keys() >= wanted.keys()
         for key, values in wanted.items():
@@ -240,8 +240,10 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptur
     broken = [MLflow(f"sqlite:///{tmp_path}/no/such/folder/x.db"), TensorBoard(tmp_path / "file")]
     with caplog.at_level(logging.WARNING, "cupynet"):
         fit(run, *broken, epochs=1)
-    told = [each.getMessage() for each in caplog.records if each.name.startswith("cupynet.training.callbacks.loggers")]
-    assert [text.partition(" ")[0] for text in told] == ["MLflow", "TensorBoard"]
+    messages = [
+        each.getMessage() for each in caplog.records if each.name.startswith("cupynet.training.callbacks.loggers")
+    ]
+    assert [text.partition(" ")[0] for text in messages] == ["MLflow", "TensorBoard"]
 
 
 def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
@@ -283,7 +285,7 @@ def test_in_python_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
-def test_a_run_that_is_not_begun_writes_nothing(tmp_path: Path, store: str) -> None:
+def test_nothing_is_written_before_a_fit(tmp_path: Path, store: str) -> None:
     """All epochs may be complete already: nothing is opened before a fit."""
     with ParallelWrapper(
         small_model(), 1, run=tmp_path / "run", callbacks=[TensorBoard(), WandB(), MLflow(store)]
@@ -352,7 +354,7 @@ def test_a_stored_run_cannot_choose_where_figures_are_sent(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("chosen", ["tensorboard", "[default,tensorboard]"])
-def test_it_is_chosen_by_name(chosen: str) -> None:
+def test_a_logger_is_chosen_by_name(chosen: str) -> None:
     found = compose([f"callbacks={chosen}"]).callbacks
     default = compose([]).callbacks
     assert found == {
@@ -361,7 +363,7 @@ def test_it_is_chosen_by_name(chosen: str) -> None:
     }
 
 
-def test_it_goes_with_others_in_any_order() -> None:
+def test_loggers_combine_with_other_callbacks() -> None:
     for chosen in ("[early_stopping,tensorboard,mlflow]", "[mlflow,tensorboard,early_stopping]"):
         found = compose([f"callbacks={chosen}", "callbacks.mlflow.experiment=mine"]).callbacks
         assert {"history", "checkpoint", "early_stopping", "tensorboard", "mlflow"} <= set(found)
