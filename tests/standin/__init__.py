@@ -1,4 +1,4 @@
-"""What stands in for a GPU in tests.
+"""A stand-in for CuPy and a GPU.
 
 CUDA's words for a C++ compiler (include/, host.py), and a CuPy that computes on the CPU and forgives nothing: `with
 installed(devices=2) as machine:` puts it into `sys.modules`. It holds what cupynet uses of CuPy and nothing else. Tests

@@ -209,7 +209,7 @@ class ndarray:
     # copies ---------------------------------------------------------------------------------------------------------
 
     def astype(self, dtype: Any, copy: bool = True) -> ndarray:
-        """In another precision; itself where it is that already and no copy is asked for."""
+        """In another precision; itself if it has that precision and `copy` is False."""
         if not copy and self.dtype == np.dtype(dtype):
             return self
         return assign(ndarray(self.shape, dtype), self)
@@ -392,7 +392,7 @@ def elementwise(ufunc: np.ufunc, *inputs: Any, out: ndarray | None = None) -> nd
 
 
 def assign(target: ndarray, value: Any, where: ndarray | None = None) -> ndarray:
-    """Overwrite `target`, everywhere or where it is said."""
+    """Overwrite `target`, everywhere or where the mask is True."""
     operand(value, "[...] =")
     if isinstance(value, ndarray):
         shape, leading = value.shape, max(value.ndim - target.ndim, 0)
@@ -447,7 +447,7 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     made = ndarray(shape, dtype) if out is None else out
     if made.shape != shape or made.dtype != dtype or not made.flags.c_contiguous:
         raise ValueError(f"matmul: {made} is no output for {shape} {dtype}: CuPy would make a copy")
-    _apart("matmul", made, [a, b], alike=False)
+    _apart("matmul", made, [a, b], in_place=False)
     wide = np.float32 if dtype == np.float16 else dtype
 
     left, right, into = a._view, b._view, made._view
@@ -485,7 +485,7 @@ def _run(name: str, work: Callable[[], Any], reads: Sequence[ndarray], made: nda
     return made
 
 
-def _apart(name: str, made: ndarray, inputs: Sequence[ndarray], *, alike: bool = True) -> None:
+def _apart(name: str, made: ndarray, inputs: Sequence[ndarray], *, in_place: bool = True) -> None:
     """Refuse an output that overlaps an input and is not the same: some elements would be overwritten too soon."""
     for each in inputs:
         if each._memory is not made._memory or not each.size:
@@ -494,7 +494,7 @@ def _apart(name: str, made: ndarray, inputs: Sequence[ndarray], *, alike: bool =
         same = (one.__array_interface__["data"], one.shape, one.strides) == (
             other.__array_interface__["data"], other.shape, other.strides,
         )  # fmt: skip
-        if not (alike and same) and np.shares_memory(one, other):
+        if not (in_place and same) and np.shares_memory(one, other):
             raise Overrun(f"{name}: the output overlaps an input")
 
 

@@ -51,7 +51,7 @@ class Ring:
 
     size: int
     devices: dict[int, int] = field(default_factory=dict)
-    open: dict[int, Label] = field(default_factory=dict)  # where the ends were made that nobody has ended yet
+    open: dict[int, Label] = field(default_factory=dict)  # where the open ends were made
     calls: dict[int, list[Call]] = field(default_factory=dict)  # by their number, until all ranks have made it
     broken: Exception | None = None
 
@@ -62,7 +62,7 @@ class Ring:
 
 @dataclass(eq=False)
 class Call:
-    """What a rank has asked for."""
+    """The call of a rank."""
 
     communicator: NcclCommunicator
     send: Span | None
@@ -123,7 +123,7 @@ class NcclCommunicator:
             ring.open[rank] = label("NcclCommunicator")
 
     def destroy(self) -> None:
-        """The end; whatever is asked for afterwards is refused."""
+        """End the communicator; later calls are refused."""
         ring, self._ring = self._ring, None
         if ring is not None:
             ring.open.pop(self.rank, None)
@@ -164,7 +164,7 @@ class NcclCommunicator:
     def _line(self, machine: Machine, stream: int, where: Label) -> Line:
         """The stream with that address, which must be of this end's device and capture nothing."""
         try:
-            machine.asked(self._device)
+            machine.check_device(self._device)
         except CUDARuntimeError as error:
             raise NcclError(1) from error
         line = machine.line_at(stream, self._device)
@@ -181,7 +181,7 @@ class NcclCommunicator:
             return None
         chunk, offset = machine.block(int(address), count * dtype.itemsize, self._device, str(where))
         if chunk.dtype is not None and chunk.dtype != dtype:
-            raise BadLaunch(f"{where} is told {dtype} of {chunk}, which is {chunk.dtype}")
+            raise BadLaunch(f"{where} is called for {dtype} with {chunk}, which is {chunk.dtype}")
         return Span(chunk, chunk.memory[offset : offset + count * dtype.itemsize].view(dtype))
 
     def _alone(self, machine: Machine, ring: Ring) -> None:

@@ -1,7 +1,7 @@
 """libcublas as ctypes gives it: products made with NumPy, by address, on the blocks of the made-up devices.
 
 What cuBLAS refuses it refuses with the status that cuBLAS's manual has for it; what cuBLAS cannot see, and what would
-then go wrong some day, is a misuse. A function that was not told its parameters' types is one: ctypes would pass an
+then go wrong some day, is a misuse. A function whose parameter types were not declared is one: ctypes would pass an
 address in 32 bits. Unlike CuPy's product this one can be recorded by a stream that captures.
 """
 
@@ -54,7 +54,7 @@ ALIGNED, LEAST = 256, 16 << 10  # bytes: of a workspace's address, and of a work
 
 @dataclass(eq=False)
 class Handle:
-    """What a handle stands for."""
+    """The state behind a handle."""
 
     device: int
     line: Line
@@ -237,14 +237,14 @@ class Cublas:
     def _matrix(
         self, name: str, handle: Handle, address: int, kind: int, shape: tuple[int, int], ld: int
     ) -> list[Span]:
-        """The matrix that lies there in columns; nothing where it is empty."""
+        """The matrix at an address, stored by columns; no spans if it is empty."""
         (rows, columns), dtype = shape, _dtype(kind)
         if not rows or not columns:
             return []
         where, size = label(name), dtype.itemsize
         chunk, offset = self.machine.block(address, ((columns - 1) * ld + rows) * size, handle.device, str(where))
         if chunk.dtype is not None and chunk.dtype != dtype:
-            raise BadLaunch(f"{where} is told {dtype} of {chunk}, which is {chunk.dtype}")
+            raise BadLaunch(f"{where} is called for {dtype} with {chunk}, which is {chunk.dtype}")
         if offset % size:
             raise BadLaunch(f"{where}: {address:#x} is no address of {dtype}")
         return [Span(chunk, np.ndarray(shape, dtype, chunk.memory, offset, (size, ld * size)))]
@@ -261,7 +261,7 @@ def _dtype(kind: int) -> np.dtype[Any]:
 def _product(
     into: NDArray[Any], factors: tuple[NDArray[Any], ...], scalars: tuple[float, float], *, tf32: bool, rounded: bool
 ) -> None:
-    """rounded: sums of parts are added up in the result's precision, as cuBLAS may unless it is told not to."""
+    """rounded: partial sums are added in the precision of the result, as cuBLAS may do unless that is switched off."""
     wide = np.float64 if into.dtype == np.float64 else np.float32
     a, b = (each.astype(wide, copy=False) for each in factors)
     if tf32:

@@ -11,7 +11,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Misuse(Exception):
-    """A mistake in the use of CuPy. It is kept by the machine too, see `Machine.misuses`: nobody can swallow it."""
+    """A mistake in the use of CuPy. `Machine.misuses` keeps it, too: it cannot be swallowed."""
 
 
 class Unordered(Misuse):
@@ -23,7 +23,7 @@ class WrongDevice(Misuse, ValueError):
 
 
 class Unwritten(Misuse):
-    """Memory is read that nobody has written."""
+    """Unwritten memory is read."""
 
 
 class Freed(Misuse):

@@ -65,7 +65,7 @@ def asnumpy(value: Any) -> Any:
 
 
 def copyto(dst: ndarray, src: Any, casting: str = "same_kind", where: ndarray | None = None) -> None:
-    """Overwrite `dst`, where it is said."""
+    """Overwrite `dst`; only where the mask is True if there is one."""
     kind = operand(src, "copyto")
     source = src.dtype if isinstance(src, (ndarray, np.generic)) else np.min_scalar_type(kind)
     if not np.can_cast(source, _own(dst, "copyto").dtype, casting):  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Kernels of a .cu file, compiled for the CPU and launched as on a GPU.
 
-`host_library(path)["relu"](grid, block, arguments)`. The file is compiled as it stands, by g++, behind
+`host_library(path)["relu"](grid, block, arguments)`. g++ compiles the file unchanged, behind
 include/cuda_host.h. What a kernel takes is known from its C++ type, so what CUDA would silently misread is refused: a
 number of another size, an array of another kind, one too few.
 """

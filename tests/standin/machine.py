@@ -111,7 +111,7 @@ class Machine:
         return found
 
     def begin(self, null_streams: list[Any]) -> None:
-        """Learn what stands for the null stream of each device."""
+        """Set the null stream of each device."""
         self._null_streams = null_streams
 
     @property
@@ -162,7 +162,7 @@ class Machine:
     def lose(
         self, device: int, after: int = 0, error: str = "cudaErrorLaunchFailure: unspecified launch failure"
     ) -> None:
-        """Let a device fail: when it has done `after` more operations, all that is asked of it raises `error`."""
+        """Let a device fail after this many more operations: all later calls raise `error`."""
         with self.lock:
             self.failing[device] = after, error
             self.changed.notify_all()
@@ -171,8 +171,8 @@ class Machine:
         """Whether it has failed."""
         return self.failing.get(device, (1, ""))[0] <= 0
 
-    def asked(self, device: int, operations: int = 0) -> None:
-        """Something is asked of a device, as many operations or none: CUDARuntimeError where it has failed."""
+    def check_device(self, device: int, operations: int = 0) -> None:
+        """Count operations of a device; raise CUDARuntimeError if it has failed."""
         with self.lock:
             if device not in self.failing:
                 return
@@ -181,7 +181,7 @@ class Machine:
                 raise CUDARuntimeError(error)
             self.failing[device] = left - operations, error
             if left == operations:
-                self.changed.notify_all()  # nobody waits for it any more
+                self.changed.notify_all()  # others stop waiting for it
 
     # operations -----------------------------------------------------------------------------------------------------
 
@@ -191,7 +191,7 @@ class Machine:
             if not self.on:
                 raise Misuse(f"{operation.name}: the machine was switched off")
             line = self.line if line is None else line
-            self.asked(line.device, operations=1)
+            self.check_device(line.device, operations=1)
             try:
                 for span in (*operation.reads, *operation.writes):
                     self._usable(span, line, operation.name, between=operation.between)
@@ -275,7 +275,7 @@ class Machine:
                 if offset + nbytes > chunk.nbytes:
                     raise Overrun(f"{by} reaches {offset + nbytes - chunk.nbytes} bytes behind {chunk}")
                 return chunk, offset
-        raise Misuse(f"{by}: no memory in use lies at {address:#x}")
+        raise Misuse(f"{by}: no memory in use at {address:#x}")
 
     def intact(self, by: object) -> None:
         """Raise Overrun where any canary was overwritten: of all blocks in one go, as each kernel asks for it."""

@@ -83,7 +83,7 @@ class Chunk:
     """A stretch of a piece of device memory, in use or free.
 
     Attributes:
-        size: bytes, a multiple of `UNIT`. nbytes: of them asked for.
+        size: bytes, a multiple of `UNIT`. nbytes: of them, requested.
         address, memory, guards: where it is, its bytes, and the canaries before and behind them; while it is in use.
         dtype: of the array that it was allocated for.
         written: byte -> whether an element that begins there was written; None where all are.
@@ -241,7 +241,7 @@ class DevicePool:
         for arena in self.arenas.values():
             whole = [chunk for chunk in arena if chunk.size == chunk.whole]
             if whole:
-                self.machine.asked(self.device)
+                self.machine.check_device(self.device)
                 self.machine.must_not_wait("the end of device memory (cudaFree)")
             self.total -= sum(chunk.size for chunk in whole)
             arena[:] = [chunk for chunk in arena if chunk.size != chunk.whole]
@@ -253,7 +253,7 @@ class DevicePool:
     def _grow(self, size: int) -> None:
         if self.limit and size > self.limit:
             raise OutOfMemoryError(size, self.total, self.limit)
-        self.machine.asked(self.device)
+        self.machine.check_device(self.device)
         for make_room in (self.free_all_blocks, self._collect, None):
             if self._fits(size):
                 self.machine.must_not_wait("an allocation of device memory (cudaMalloc)")

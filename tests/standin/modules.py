@@ -52,7 +52,7 @@ def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20
 
     Raises:
         Misuse: at the end, whatever was found and not cleared from `Machine.misuses`: what was swallowed, too; and a
-            communicator of NCCL that nobody has ended.
+            communicator of NCCL that was not ended.
     """
     machine = Machine(devices, memory, patience_s)
     before = activate(machine)

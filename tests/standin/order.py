@@ -1,6 +1,6 @@
 """What is ordered before what: streams as lines of events, with vector clocks (Lamport 1978, Mattern 1989).
 
-The host runs everything at once, in the order in which it was asked for. What a device would have been free to do
+The host runs everything at once, in the order of the calls. What a device would have been free to do
 otherwise is known from clocks: each line counts its operations, and knows of every other line up to which count its own
 next operation comes after them.
 """
@@ -19,7 +19,7 @@ OWN_TESTS = "test_"  # files of this folder with such names are users of it
 
 
 class Label(NamedTuple):
-    """An operation, and the line of Python that asked for it."""
+    """An operation, and the line of Python that called it."""
 
     name: str
     path: str
@@ -28,7 +28,7 @@ class Label(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where it was asked for."""
+        """The file and line of the call."""
         return f"{self.path}:{self.line}, thread {self.thread}"
 
     def __str__(self) -> str:
@@ -36,7 +36,7 @@ class Label(NamedTuple):
 
 
 def label(name: str) -> Label:
-    """The operation `name`, asked for by the first frame outside of the stand-in."""
+    """The operation `name`, called by the first frame outside of the stand-in."""
     frame: Any = sys._getframe(1)
     while frame.f_back is not None and _own(frame.f_code.co_filename):
         frame = frame.f_back
@@ -57,7 +57,7 @@ class Line:
         key: unlike that of any other line of the machine, null streams included.
         blocking: whether it and the null stream of its device wait for each other.
         clock: line key -> up to which count the next operation comes after that line's.
-        stuck: why what was asked for never ends; "" where it does.
+        stuck: why its operations never end; "" if they do.
         capture: what was recorded since `begin_capture`; None where nothing is captured.
     """
 

@@ -1,4 +1,4 @@
-"""Copies that are asked for by addresses: from one device to another, and from the host.
+"""Copies by address: from one device to another, and from the host.
 
 CuPy passes both on as they are (cupy_backends/cuda/api/runtime.pyx, 14.2). `cudaMemcpyPeerAsync` takes two addresses,
 their devices and a stream, of either of them; it needs no peer access, and is done in the stream's order.

@@ -53,14 +53,14 @@ class PinnedPool:
         return pointer
 
     def holds(self, host: NDArray[Any]) -> bool:
-        """Whether an array lies in it."""
+        """Return True if an array is in it."""
         address = host.__array_interface__["data"][0]
         return any(start <= address < start + size for start, size in list(self.used.items()))
 
     def flies(self, line: Line, where: Label, host: NDArray[Any], content: NDArray[Any], *, arrives: bool) -> None:
-        """A copy was asked for: to the device, or one that arrives on the host.
+        """Note a copy to the device, or one that arrives on the host.
 
-        Only the address of the host's memory is kept, as by the device: whoever gives it back too soon is found.
+        Only the address of the host's memory is kept, as by the device: freeing it too soon is a misuse.
         """
         address = host.__array_interface__["data"][0]
         raw = np.ctypeslib.as_array((ctypes.c_uint8 * host.nbytes).from_address(address))
@@ -141,7 +141,7 @@ class _Pinned:
         return ctypes.addressof(self)  # type: ignore[arg-type]
 
     def size(self) -> int:
-        """Bytes of the block, which may be more than were asked for."""
+        """Bytes of the block, which may be more than were requested."""
         return self.length
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""Mistakes that are made on purpose."""
+"""Deliberate misuses of CuPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.standin.machine import active
 
 @contextmanager
 def caught(kind: type[BaseException], text: str) -> Iterator[None]:
-    """The mistake in here is found, with these words, and forgotten."""
+    """Expect a misuse with this message, and forget it."""
     with pytest.raises(kind, match=text):
         yield
     active().misuses.clear()
@@ -23,7 +23,7 @@ def caught(kind: type[BaseException], text: str) -> Iterator[None]:
 
 @contextmanager
 def kept(kind: type[Misuse], text: str) -> Iterator[None]:
-    """The mistake in here cannot be raised where it is made: the machine keeps it, and is asked for it."""
+    """Expect one misuse that the machine keeps, as it cannot be raised where it happens."""
     machine = active()
     assert machine.misuses == []
     yield
@@ -33,7 +33,7 @@ def kept(kind: type[Misuse], text: str) -> Iterator[None]:
 
 
 def together(*tasks: Callable[[], Any]) -> list[Any]:
-    """Each task in a thread of its own: what they return, or the exceptions they end with."""
+    """Run each task in a thread; return the results, or the exceptions that ended them."""
     results: list[Any] = [None] * len(tasks)
 
     def run(i: int) -> None:

@@ -52,7 +52,7 @@ class Device:
         """Wait for all streams of the device."""
         machine = active()
         with machine.lock:
-            machine.asked(self.id)
+            machine.check_device(self.id)
             for line in machine.lines:
                 if line.device == self.id:
                     _wait(machine, line, "Device.synchronize")
@@ -61,7 +61,7 @@ class Device:
     def mem_info(self) -> tuple[int, int]:
         """Bytes that are free, and all there are."""
         machine = active()
-        machine.asked(self.id)
+        machine.check_device(self.id)
         return machine.memory - machine.taken(self.id), machine.memory
 
     @property
@@ -81,7 +81,7 @@ class Stream:
         if self._machine is not None:
             with self._machine.lock:
                 self.device_id = self._machine.seat.device
-                self._machine.asked(self.device_id)
+                self._machine.check_device(self.device_id)
                 self._line = self._machine.new_line(self.device_id, blocking=not non_blocking)
 
     def line_on(self, device: int) -> Line:
@@ -148,13 +148,13 @@ class Stream:
         _wait(active(), self._here, "Stream.synchronize")
 
     def record(self, event: Event | None = None) -> Event:
-        """An event behind all that was asked for so far."""
+        """An event after all operations on the stream so far."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def wait_event(self, event: Event) -> None:
-        """What is asked for from now on comes after the event."""
+        """Order later operations after the event."""
         machine, line = active(), self._here
         with machine.lock:
             if line.capture is not None or event.captured:
@@ -190,14 +190,14 @@ class Event:
         self.captured = False
 
     def record(self, stream: Stream | None = None) -> None:
-        """Behind all that the stream, by default the current one, was asked for so far."""
+        """Record it after all operations so far on the stream, by default the current one."""
         machine = active()
         seat = machine.seat
         line = (seat.streams[seat.device] if stream is None else stream).line_on(seat.device)
         with machine.lock:
             if line.capture is not None:
                 _refuse(machine, line, "Event.record")
-            machine.asked(line.device)
+            machine.check_device(line.device)
             machine.reach(line)
             self.clock = dict(line.clock)
 
@@ -241,7 +241,7 @@ def get_current_stream(device_id: int = -1) -> Stream:
 
 def _wait(machine: Machine, line: Line, what: str) -> None:
     with machine.lock:
-        machine.asked(line.device)
+        machine.check_device(line.device)
         if line.stuck:
             machine.never(f"{label(what)} waits for {line}, on which {line.stuck}")
         if line.capture is not None:

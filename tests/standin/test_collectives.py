@@ -264,7 +264,7 @@ def test_what_nccl_does_not_take_is_refused(machine: Machine) -> None:
 
 
 def test_the_first_operation_of_a_communicator_is_a_small_one(machine: Machine) -> None:
-    """It connects the ranks; what is asked for in earnest comes after it."""
+    """It connects the ranks, and may allocate memory for that."""
 
     def work(nccl: Any, communicator: Any, rank: int, warm: bool) -> Any:
         x = vector(*range(100))
@@ -280,7 +280,7 @@ def test_the_first_operation_of_a_communicator_is_a_small_one(machine: Machine) 
 
 @pytest.mark.parametrize("end", ["destroy", "abort", None])
 def test_every_communicator_is_ended(end: str | None) -> None:
-    """Its destructor would end it some day, in the thread of somebody else."""
+    """Its destructor would end it at some later time, in any thread."""
 
     def use() -> None:
         from cupy.cuda import nccl
@@ -298,7 +298,7 @@ def test_every_communicator_is_ended(end: str | None) -> None:
 
 
 def test_a_device_that_is_lost_leaves_the_others_standing(machine: Machine) -> None:
-    """Their hosts go on, as NCCL lets them; whoever waits for the device then waits for ever."""
+    """Their hosts continue, as with NCCL; a wait for the device never ends."""
 
     def work(nccl: Any, communicator: Any, rank: int) -> Any:
         import cupy
@@ -309,7 +309,7 @@ def test_a_device_that_is_lost_leaves_the_others_standing(machine: Machine) -> N
             machine.lose(1)
         else:
             with machine.lock:
-                machine.wait(lambda: machine.is_lost(1), lambda: "nobody lost it")
+                machine.wait(lambda: machine.is_lost(1), lambda: "the device is not lost")
         try:
             communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
         except nccl.NcclError as error:

@@ -157,9 +157,9 @@ def test_invalid_handles_and_workspaces_are_refused(library: Any, cupy: Any) -> 
 PLANTED: dict[str, tuple[type[Misuse], str, Callable[[Product], Any]]] = {
     "a part of the memory": (Overrun, "bytes behind", lambda p: p(k=4, lda=2, ldb=4)),
     "the output is an input": (Overrun, "the output overlaps", lambda p: p(c=p.a.data.ptr, n=3)),
-    "another precision": (BadLaunch, "told float16 of .* float32", lambda p: p(type_a=HALF, type_b=HALF)),
+    "another precision": (BadLaunch, "for float16 with .* float32", lambda p: p(type_a=HALF, type_b=HALF)),
     "an odd address": (BadLaunch, "is no address of float32", lambda p: p(a=p.a.data.ptr + 2, m=1)),
-    "no memory": (Misuse, "no memory in use lies at 0x0", lambda p: p(a=0)),
+    "no memory": (Misuse, "no memory in use at 0x0", lambda p: p(a=0)),
     "scalars in double": (BadLaunch, "c_float", lambda p: p(alpha=ctypes.byref(ctypes.c_double(1)))),
     "a size of 33 bits": (BadLaunch, "does not fit", lambda p: p(m=1 << 32)),
 }

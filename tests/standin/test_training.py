@@ -1,4 +1,4 @@
-"""Whole trainings on the stand-in of CuPy: workers on made-up devices learn what workers on the CPU learn."""
+"""Training on the stand-in of CuPy: workers on its devices learn the same as workers on the CPU."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def trained(
     [("double", 3, 1e-10), ("float", 2, 1e-4), ("half", 1, 2e-2)],
 )
 def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, workers: int, tolerance: float) -> None:
-    """Three workers on two devices, too: each has a stream of its own."""
+    """Also with three workers on two devices: each has its own stream."""
     found, expected = trained("cupy", dtype, workers), trained("numpy", dtype, workers)
     for name, weight in expected.items():
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=tolerance, err_msg=name)
@@ -134,7 +134,7 @@ NETWORKS = {
 @pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize(("layers", "workers"), [("plain", 1), *((layers, 2) for layers in NETWORKS)])
 def test_a_trained_model_predicts_in_the_callers_thread(layers: str, workers: int) -> None:
-    """On the stream of the worker that trained it, whatever its layers ask for: while there are workers, and after."""
+    """On the stream of the worker that trained it: while there are workers, and after."""
     backend, some, found = create_backend("cupy", "double"), images(20).images, []
     model = Model(Sequential([*NETWORKS[layers](), Dense(3)]), Image(8, 8, 1), backend, seed=3)
     with ParallelWrapper(model, workers, devices=[0], optimizer=Nesterov(0.02), timeout_s=60) as wrapper:
@@ -163,7 +163,7 @@ def test_a_model_predicts_on_a_device_that_is_not_the_first(layers: str, devices
     on_devices(("auto", 2, [0, 1]), ("device", 3, [0, 1]), ("host", 2, [0, 1]), count=2),
 )
 def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devices: Any) -> None:
-    """Each stage's group at its own time: the others allocate meanwhile, for which a device in a collective waits."""
+    """Each stage averages at its own time, while the others allocate, which waits for collectives."""
     pipeline = Pipeline(stages=stages)
     found = trained("cupy", "double", 2, devices, reduce, pipeline=pipeline)
     for name, weight in trained("numpy", "double", 2, pipeline=pipeline).items():
@@ -178,7 +178,7 @@ def test_replicas_of_stages_are_not_averaged_over_nccl() -> None:
 
 @pytest.mark.standin
 def test_others_wait_while_a_step_is_recorded() -> None:
-    """What a thread beside the worker asks for is not recorded, and does not end the recording."""
+    """Operations of another thread are not captured, and do not end the capture."""
     backend = create_backend("cupy", "double")
     backend.activate()
     recorder, vector, seen = backend.recorder(), backend.asarray(np.arange(3.0)), []
@@ -203,7 +203,7 @@ def test_others_wait_while_a_step_is_recorded() -> None:
 def test_the_way_batches_reach_a_device_does_not_change_the_bits(
     workers: int, devices: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit; nothing of them is left there, and workers of a device share what is uploaded."""
+    """Bit for bit. Nothing is left on the device, and its workers share the uploaded images."""
     import cupy
 
     uploads, upload = [], Resident.__init__
