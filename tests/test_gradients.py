@@ -1,4 +1,4 @@
-"""The gradient checker sees wrong derivatives, and only those."""
+"""The gradient checker finds wrong derivatives, and accepts right ones."""
 
 from __future__ import annotations
 

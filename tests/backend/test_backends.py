@@ -1,6 +1,9 @@
-"""What a backend does besides computing: arrays, images, names, precisions."""
+"""Backends besides their operations: arrays, images, names, precisions."""
 
 from __future__ import annotations
+
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +11,7 @@ import pytest
 from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, PixelScale, create_backend, device_count, select_backend
 from cupynet.backend import select as selection
 from cupynet.core.errors import ConfigError
-from tests.support.backends import every_backend, every_dtype
+from tests.support.backends import every_backend, every_dtype, needs_bfloat16
 
 
 @every_backend
@@ -77,6 +80,23 @@ def test_policies() -> None:
     for wrong in ("floaty", None, 32):
         with pytest.raises(ConfigError, match=f"dtype={wrong}: must be one of half, bfloat16, float, double"):
             DtypePolicy.of(wrong)  # type: ignore[arg-type]
+
+
+@needs_bfloat16
+def test_the_policy_of_bfloat16() -> None:
+    policy, on_a_gpu = DtypePolicy.of("bfloat16"), DtypePolicy.of("bfloat16", half_arithmetic=True)
+    assert (policy.storage.name, policy.compute, policy.accumulate) == ("bfloat16", np.float32, np.float32)
+    assert on_a_gpu.compute == on_a_gpu.storage == policy.storage
+    assert policy.loss_scale == 1.0
+    assert float(np.float32(1e-30).astype(policy.storage)) > 0  # which half would lose
+
+
+def test_bfloat16_without_ml_dtypes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden: Any = None
+    monkeypatch.setitem(sys.modules, "ml_dtypes", hidden)
+    with pytest.raises(ConfigError, match="^dtype=bfloat16: ml_dtypes is not installed .*: pip install ml_dtypes$"):
+        create_backend("numpy", "bfloat16")
+    assert create_backend("numpy", "half").policy.storage == np.float16
 
 
 @every_backend

@@ -1,4 +1,4 @@
-"""BLAS: each worker's share of its threads, and which kernels it runs."""
+"""BLAS: the threads of each worker, and the kernels in use."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_environment_that_limits_blas_is_reported(
     assert blas.held_below() == line
 
 
-def test_of_several_limits_the_lowest_counts_in_whatever_order_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lowest_of_several_limits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = blas.threads_now()
     first, second = blas.limited(2), blas.limited(1)

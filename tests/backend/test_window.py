@@ -1,4 +1,4 @@
-"""The geometry of windows, against counting."""
+"""The geometry of windows compared with counting."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_loan_has_the_shape_the_dtype_and_the_alignment(name: str, dtype: str)
 
 
 @every_backend
-def test_what_came_back_is_lent_again(name: str) -> None:
+def test_returned_buffers_are_lent_again(name: str) -> None:
     backend = create_backend(name)
     first = backend.borrow((4, 3))
     backend.give_back(first)

@@ -1,4 +1,4 @@
-"""What onnxruntime computes of an exported model is what the model computes."""
+"""onnxruntime computes the same of an exported model as the model."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_as_pytorch_took_it_once(tmp_path: Path) -> None:
         np.testing.assert_allclose(logits(model, file["images"]), file["logits"], atol=1e-6 * np.ptp(file["logits"]))
 
 
-def test_there_and_back(tmp_path: Path) -> None:
+def test_exported_weights_are_imported_again(tmp_path: Path) -> None:
     model = everything_as_model()
     export_torch(model, tmp_path / "a.safetensors")
     other = Model(everything_as_model()._description, model.input, model.backend, 9)

@@ -1,4 +1,4 @@
-"""Layers with several ways through them: gradients, who owns which array, names, and what they refuse."""
+"""Residual and Concat: gradients, ownership of arrays, names, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Convolution: gradients for every geometry, output sizes, and what it refuses."""
+"""Conv2D: gradients for every geometry, output sizes, refusals."""
 
 from __future__ import annotations
 

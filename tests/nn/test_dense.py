@@ -1,4 +1,4 @@
-"""Dense, Flatten and Activation: gradients, and what they refuse."""
+"""Dense, Flatten and Activation: gradients, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dropout: which values are dropped, and that nothing but the sample decides it."""
+"""Dropout: the dropped values follow from seed, epoch and sample alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of an independent implementation (PyTorch, see tests/golden/make_golden.py): a network, three updates."""
+"""Three training steps of a network compared with PyTorch (values of tests/golden/make_golden.py)."""
 
 from __future__ import annotations
 

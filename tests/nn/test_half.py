@@ -1,4 +1,4 @@
-"""dtype=half and bfloat16: stored in 16 bits, accumulated in 32, and they learn what float learns."""
+"""dtype=half and bfloat16: storage in 16 bits, accumulation in 32, and training as good as in float."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initial weights: mean, variance and shape of every distribution."""
+"""Initializers: mean, variance and shape of every distribution; biases; refusals."""
 
 from __future__ import annotations
 

@@ -382,7 +382,7 @@ def test_softmax_is_found_behind_what_hands_it_on(layers: dict[str, Layer]) -> N
     "layers",
     [[Flatten(), softmax(), Residual(Dense(3))], [softmax(), Dense(3), Flatten()], [Dropout(), Flatten()]],
 )
-def test_what_is_changed_after_softmax_is_no_softmax(layers: list[Layer]) -> None:
+def test_a_softmax_that_is_changed_afterwards_is_allowed(layers: list[Layer]) -> None:
     Model(Sequential(layers), SMALL, create_backend("numpy"))
 
 

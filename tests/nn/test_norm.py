@@ -234,7 +234,7 @@ def test_batches_of_which_a_layer_learns_nothing_are_refused() -> None:
         (lambda: LayerNorm(epsilon=-1), "LayerNorm epsilon=-1"),
     ],
 )
-def test_what_cannot_work_is_refused(make: Any, line: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         make()
 

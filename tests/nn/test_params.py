@@ -1,4 +1,4 @@
-"""All weights as one flat vector: where they lie, what they start with, what an update leaves alone."""
+"""Params: the layout of the flat vector of weights, initial values, padding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling: gradients for every geometry, ties, padding, and what it refuses."""
+"""Pooling: gradients for every geometry, ties, padding, NaN, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fifty steps of each optimizer against PyTorch's, in double; tests/golden/make_optim.py made the values."""
+"""Fifty steps of each optimizer compared with PyTorch's, in double (values of tests/golden/make_optim.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates against plain formulas: what moves, by how much, and what is left for the next step."""
+"""Optimizers compared with plain formulas; clipping, state, refusals."""
 
 from __future__ import annotations
 

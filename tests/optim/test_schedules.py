@@ -1,4 +1,4 @@
-"""Learning rates: where a cycle begins, peaks and ends, whatever its length."""
+"""Learning-rate schedules: formulas, lengths, plateaus, warm-up, scaling with workers."""
 
 from __future__ import annotations
 
@@ -291,7 +291,7 @@ def test_epochs_are_counted_from_the_end_of_a_warmup() -> None:
         assert [each(i) for i in (50, 149, 150, 249)] == pytest.approx([0.1 / 2**4] * 2 + [0.1 / 2**5] * 2)
 
 
-def test_what_wraps_a_schedule_passes_on_what_it_learns() -> None:
+def test_wrapping_schedules_pass_on_losses_and_state() -> None:
     schedule = Scaled(Warmup(1, ReduceOnPlateau(1.0, 0.5, patience=0)), 2.0)
     assert schedule.monitor == "loss" and schedule.needs_validation
     schedule.learn(1.0)
@@ -322,7 +322,7 @@ def test_what_wraps_a_schedule_passes_on_what_it_learns() -> None:
         (lambda: Warmup(5, "fast"), "Warmup then learning_rate='fast': must be a number above 0"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused(make: Any, line: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, line: str) -> None:
     with pytest.raises(ConfigError, match=f"^{line}"):
         make()
 

@@ -1,4 +1,4 @@
-"""What of `cupy`'s functions cupynet uses. See the head of arrays.py."""
+"""The functions of `cupy` that cupynet uses. See the head of arrays.py."""
 
 from __future__ import annotations
 

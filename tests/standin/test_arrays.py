@@ -1,4 +1,4 @@
-"""The stand-in's arrays: what CuPy refuses is refused, and what it computes has CuPy's shapes and precisions."""
+"""The stand-in's arrays: CuPy's shapes, precisions and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in's NCCL: ranks wait for each other and compute, and what would hang or go wrong is found."""
+"""The stand-in's NCCL: ranks wait for each other and compute; deadlocks and misuses are found."""
 
 from __future__ import annotations
 
@@ -248,7 +248,7 @@ def test_a_communicator_is_not_used_after_its_end(machine: Machine) -> None:
     assert "has aborted" in str(found[0]) and "INVALID_ARGUMENT" in str(found[1])
 
 
-def test_what_nccl_does_not_take_is_refused(machine: Machine) -> None:
+def test_arguments_that_nccl_does_not_take_are_refused(machine: Machine) -> None:
     from cupy.cuda import nccl
 
     with pytest.raises(ValueError, match="commId length 3 != 128"):

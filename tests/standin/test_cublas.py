@@ -1,4 +1,4 @@
-"""The stand-in of libcublas: what cuBLAS refuses it refuses, and mistakes that cuBLAS cannot see are found."""
+"""The stand-in of libcublas: results, statuses, and misuses that cuBLAS cannot see."""
 
 from __future__ import annotations
 

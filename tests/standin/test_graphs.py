@@ -1,4 +1,4 @@
-"""The stand-in's graphs: what is recorded runs at each launch, and what cannot be recorded is refused."""
+"""The stand-in's graphs: captured work runs at each launch; what cannot be captured is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels of a .cu file on the CPU: from a file or a text, with what they take known."""
+"""Kernels of a .cu file on the CPU, from a file or a text: calls, refusals, sanitizers."""
 
 from __future__ import annotations
 

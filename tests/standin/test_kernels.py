@@ -1,4 +1,4 @@
-"""The stand-in's kernels: they compute, and whatever CuPy would pass on blindly is refused."""
+"""The stand-in's kernels: results, and refusals of what CuPy would pass on unchecked."""
 
 from __future__ import annotations
 

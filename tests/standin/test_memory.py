@@ -1,4 +1,4 @@
-"""The stand-in's pools: CuPy's arithmetic of blocks, its limits, and what is found of misuse."""
+"""The stand-in's pools: CuPy's block sizes and limits, and misuses of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stand-in's streams: whatever is not ordered is found, and every way to order it is enough."""
+"""The stand-in's streams: missing order is found, and every way to order is accepted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled kernels on the disk: whatever becomes of the files, the kernels work, and one line says what happened."""
+"""Compiled kernels on disk: kernels work whatever happens to the files, and a warning says what happened."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_what_was_compiled_is_kept(folder, caplog):
+def test_compiled_kernels_are_kept(folder, caplog):
     assert works(jit.kernel(double_all))
     assert len(files(folder, "nbi")) == len(files(folder, "nbc")) == 1
     again: Any = jit.kernel(double_all)
@@ -162,7 +162,7 @@ def compiled(check: bool = True, **more: Any) -> subprocess.CompletedProcess[str
     )  # fmt: skip
 
 
-def test_where_no_folder_can_be_written_kernels_are_compiled_all_the_same(tmp_path):
+def test_kernels_are_compiled_if_no_folder_is_writable(tmp_path):
     """A read-only package and no home, as in a container: NumPy instead would be a seventh as fast."""
     shutil.copytree(ROOT / "cupynet", tmp_path / "cupynet", ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "cupynet" / "backend" / "cpu" / "kernels" / "__pycache__").touch()  # no folder, for root neither

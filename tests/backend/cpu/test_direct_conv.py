@@ -1,4 +1,4 @@
-"""The CPU's convolution without im2col against the reference, where tiles, chunks and vectors end."""
+"""The direct convolution of the CPU compared with the reference, at the ends of tiles, chunks and vectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How kernels are compiled; what they compute is compared in test_operations.py."""
+"""How kernels are compiled; test_operations.py compares what they compute."""
 
 from __future__ import annotations
 

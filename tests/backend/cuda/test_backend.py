@@ -1,5 +1,6 @@
-"""What can be said of the CuPy backend without a GPU, beside what its operations compute: on which device and stream it
-does what. The stand-in (tests/standin) finds what is on another device, and what is not ordered.
+"""CupyBackend on the stand-in of CuPy: the device and stream of each operation, pools, and why CuPy cannot be used.
+
+The stand-in (tests/standin) finds what is on another device, and what is not ordered.
 """
 
 from __future__ import annotations

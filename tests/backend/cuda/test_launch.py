@@ -1,4 +1,4 @@
-"""The door to the kernels: what it refuses, how it casts, and the table it goes by."""
+"""The launcher of kernels: argument types, refusals, and the table of kernels."""
 
 from __future__ import annotations
 
