@@ -70,7 +70,7 @@ def test_draws_are_uniform_and_apart() -> None:
 
 
 def test_draws_are_those_of_splitmix64() -> None:
-    """Its first outputs from the state 0 (Vigna's reference): what comes of a key that is 0."""
+    """A key of 0 gives the first outputs of Vigna's reference from state 0."""
     draws = Draws(1, 2, np.arange(1), 0)
     draws._keys = np.zeros(1, np.uint64)
     first, second = 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4

@@ -1,4 +1,4 @@
-"""Data sets, and what the sources share: validation, limit, refusals by name."""
+"""Data sets, and the options shared by all sources: validation, limit, seed."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def worker(dtype: str = "float", device: int = 0) -> Any:
 
 
 def seen(backend: Any, batches: Any) -> list[tuple[int, bytes, str, list[int], list[int]]]:
-    """All of each batch, as bits; nothing of rounds without one."""
+    """Return the contents of each batch as bits; rounds without a batch are left out."""
     found = []
     for batch in filter(None, batches):
         images = backend.to_host(batch.images)
@@ -98,7 +98,7 @@ def computed(backend: Any, batch: Batch, total: Any) -> None:
 
 @every_way
 def test_epochs_follow_each_other_while_the_worker_computes(on_device: bool, ahead: int) -> None:
-    """Also after one that was broken off, whose batches were made in part; and nothing of it is out of order."""
+    """Also after an interrupted epoch with batches prefetched in part; everything stays in order."""
     dataset, backend = pictures(), worker("double")
     loader, sums = Loader(dataset, 4, seed=2), []
     with backend.here():
@@ -270,7 +270,7 @@ def test_a_ring_has_no_more_room_than_there_are_batches() -> None:
 
 
 class Wrong(Loader):
-    """Deals out what it should not."""
+    """Yields rows that are not valid."""
 
     rows = np.arange(0)
 

@@ -28,7 +28,7 @@ def spec(tiny: Any, name: str) -> IdxFile:
 
 
 def refused(tiny: Any, name: str, contents: bytes) -> str:
-    """The message with which `contents` under `name` are refused; checks what all such messages share."""
+    """Return the reason why `contents` under `name` are refused; checks the common parts of the message."""
     path = tiny.replace(name, contents)
     with pytest.raises(DataError) as caught:
         read_idx(path, spec(tiny, name), tiny.files)
@@ -49,7 +49,7 @@ def header(*axes: int, kind: int = 8, zeros: int = 0, count: int | None = None) 
 
 
 def read_idx(path: Path, file: IdxFile, siblings: Sequence[IdxFile] = ()) -> Any:
-    """The unpacked bytes of a file of a set, or a DataError that says what to do."""
+    """Return the unpacked bytes of a file, or raise a DataError."""
     source = MNIST()
     source.files = tuple(siblings) or (file,)
     assert path.name == file.name

@@ -1,4 +1,4 @@
-"""Pixels by mean and deviation: the same numbers wherever images of a source become batches."""
+"""Normalization of pixels by mean and deviation, on every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each worker reads its own shard: nothing is lost, and the order follows from seed, epoch and shard."""
+"""Sharded loaders: each worker reads its own shard, in an order that depends on seed, epoch and shard."""
 
 from __future__ import annotations
 

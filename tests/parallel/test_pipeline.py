@@ -51,7 +51,7 @@ def test_work_is_forward_and_both_gradients() -> None:
 
 
 def test_a_cut_is_the_best_there_is() -> None:
-    """Against all cuts there are, on random work: the least largest stage, and of those what sends least."""
+    """Compare with all possible cuts on random work: the smallest largest stage, then the least traffic."""
     rng = np.random.default_rng(4)
     for _ in range(20):
         count = int(rng.integers(1, 8))

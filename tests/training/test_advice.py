@@ -12,7 +12,7 @@ from cupynet.training.advice import FEW_ROUNDS, MOST_RARELY, STANDS_OUT, WANTED,
 
 
 def spent(averaging=None, data=None, compute=None, samples=None, waiting=None) -> Spent:
-    """100 seconds of each worker; what is neither averaging, data nor waiting is computing, but for what is given."""
+    """100 seconds of each worker; by default the rest of them is computing."""
     workers = max(len(each) for each in (averaging or (), data or (), compute or (), waiting or ()))
     averaging, data, waiting = (each or (0.0,) * workers for each in (averaging, data, waiting))
     rest = [100 - a - d - w for a, d, w in zip(averaging, data, waiting, strict=True)]

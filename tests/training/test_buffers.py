@@ -440,7 +440,7 @@ def test_training_resumes_bit_for_bit(way: str, workers: int, sync: bool) -> Non
 
 
 def test_other_workers_begin_with_the_mean_of_the_estimates() -> None:
-    """Weighted by what each has seen since the last average: here a batch of 6 and one of 4."""
+    """Weighted by the samples since the last average: a batch of 6 and one of 4."""
     found = trained(2, data=small_dataset(22), synchronizer=ParameterAveraging("epoch"), epochs=1)
     states = [copy.deepcopy(trainer.state()) for trainer in found]
     rng = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Evaluation against values computed by hand, and what must hold for any scores and any split of them."""
+"""Evaluations against values computed by hand, and properties for any scores and any split of them."""
 
 from __future__ import annotations
 

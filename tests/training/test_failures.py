@@ -37,10 +37,10 @@ class Injected(Exception):
 
 
 class Fault:
-    """Strikes on one worker, at one of the moments at which it is asked; one object for all workers.
+    """Raises on one worker, the n-th time that it is asked. All workers share one object.
 
     Attributes:
-        struck: what was raised.
+        struck: the errors raised.
     """
 
     def __init__(self, rank: int, moment: int, kind: str) -> None:
@@ -85,7 +85,7 @@ class Faulty(Callback):
 
 
 def faulty(described, method: str, fault: Fault):
-    """A part whose `method` fails on the worker whose part it is: that of the thread it is called in."""
+    """Return a copy of a part whose `method` fails in the thread of the faulty worker."""
 
     class Failing(type(described)):
         pass
@@ -101,7 +101,7 @@ def faulty(described, method: str, fault: Fault):
 
 
 class FaultyLoader(Loader):
-    """Fails where batches are made: in the threads that make them ahead."""
+    """Fails in the prefetch threads."""
 
     fault: Fault
 
@@ -111,7 +111,7 @@ class FaultyLoader(Loader):
             yield batch
 
 
-# what fails -> how often it is asked in a fit, and what names the place
+# fault -> how often it is asked in a fit, and the note that names the place
 ROUND = ROUNDS * EPOCHS - EPOCHS  # the last round of an epoch has no batch for some
 KINDS: dict[str, tuple[int, str]] = {
     "callback": (ROUND, IN_A_ROUND),
@@ -211,7 +211,7 @@ def check_error(error: BaseException, fault: Fault, folder) -> None:
 
 
 def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
-    """One fit that fails, and what is left of it."""
+    """Run a fit that fails, and check its error and that nothing is left behind."""
     fault = Fault(rank, moment, kind)
     data = small_dataset(80)
     train, held_out = FaultyLoader(data, 4, seed=3), FaultyLoader(small_dataset(48), 4, shuffle=False)
@@ -241,7 +241,7 @@ def quick(monkeypatch):
 
 
 def at_random(kind: str, rng: random.Random) -> tuple[str, str, int, int]:
-    """What fails, how the replicas are kept together, on which worker, and the how many-th time it is asked."""
+    """Draw the arguments of `end_in_failure`."""
     return kind, rng.choice(list(WAYS)), rng.randrange(WORKERS), rng.randint(1, KINDS[kind][0])
 
 
@@ -263,7 +263,7 @@ def test_a_hundred_failures_at_random_moments_never_hang(tmp_path, capsys):
 
 
 def held() -> tuple[int, list[str], int]:
-    """Threads, what open files lead to, and bytes of memory of this process."""
+    """Return the threads, open files and bytes of memory of this process."""
     gc.collect()
     files = [os.readlink(each) for each in Path("/proc/self/fd").iterdir() if each.exists()]
     pages = int(Path("/proc/self/statm").read_text().split()[1])

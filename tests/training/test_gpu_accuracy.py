@@ -1,7 +1,4 @@
-"""On a GPU four workers learn what they learn on a processor, in float and in fewer bits.
-
-Seconds there, but hours on the stand-in of CuPy: on real ones alone.
-"""
+"""Accuracy of four workers on a GPU, in float and in 16 bits. Only on real GPUs: the stand-in would take hours."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ pytestmark = on_a_gpu
 
 
 def accuracy(*overrides: str) -> float:
-    """What a training reaches on the test images."""
+    """Train LeNet and return its accuracy on the test images."""
     experiment = Experiment(settings_of(*LENET, *overrides))
     data = experiment.load()
     with experiment.wrapper(callbacks=()) as wrapper:
@@ -32,7 +29,7 @@ def accuracy(*overrides: str) -> float:
 
 @every_dtype_of_training
 def test_lenet_reaches_99_percent_of_mnist(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it lies below $CUPYNET_DATA or in the user's cache."""
+    """Needs MNIST below $CUPYNET_DATA or in the user's cache."""
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     try:
         reached = accuracy("backend=cupy", f"dtype={dtype}", "data.fallback=null")

@@ -1,4 +1,4 @@
-"""Replicas that share gradients or updates in every iteration."""
+"""Gradient sharing: gradients or encoded updates are exchanged in every iteration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that are absurd for the memory of this machine are refused before anything is allocated."""
+"""Settings that need more memory than the machine has are refused before anything is allocated."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_a_pipeline_is_the_unsplit_network(stages, micro_batches, backend):
 
 @pytest.mark.parametrize("name", small_networks())
 def test_every_layer_can_end_a_stage(name):
-    """Each network cut behind every layer: the gradient is that of the whole one."""
+    """Networks cut after every layer have the gradient of the whole network."""
     data = Dataset(
         "noise", np.random.default_rng(1).integers(0, 256, (10, 9, 8, 2)).astype(np.uint8), np.arange(10) % 3, 3
     )
@@ -275,7 +275,7 @@ def test_a_stop_ends_all_stages_after_the_same_round():
 
 
 def test_stages_may_average_after_different_rounds():
-    """A rule that goes by what it measures may decide otherwise for other weights; they still stop together."""
+    """Schedules that depend on measurements may differ between stages; the stages still stop together."""
 
     class Own(ParameterAveraging):
         def after_update(self, replica, iteration):
@@ -471,7 +471,7 @@ def test_bad_arguments_are_refused():
 
 
 class Fuse(Layer):
-    """Passes everything on, and at its n-th pass of all raises."""
+    """The identity, which raises in its n-th pass."""
 
     def __init__(self, at: int, backward: bool) -> None:
         self.at, self.fails_backward, self.passes = at, backward, 0
@@ -550,7 +550,7 @@ def test_a_stage_that_diverges_ends_the_run():
 
 
 def test_stages_by_hand():
-    """As the wrapper makes them: nothing but groups tells a stage from a replica."""
+    """As the wrapper builds them: only the groups distinguish a stage from a replica."""
 
     def task(world):
         model = small_model()

@@ -1,4 +1,4 @@
-"""Training on shards: every worker its own, averages weighted by samples, and the same data on all workers."""
+"""Training on shards: one per worker, averages weighted by samples, and the same data on all workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def train(loader, workers, epochs=1, frequency=1, optimizer=lambda: SGD(0.05), b
 
 
 class Concatenated(Loader):
-    """What all workers have in a round, as one batch for one."""
+    """The batches of all workers in a round as one batch."""
 
     def __init__(self, sharded, workers, dataset):
         super().__init__(dataset, sharded.batch_size)
@@ -153,7 +153,7 @@ def test_a_damaged_shard_stops_all_with_its_own_error(tmp_path):
 
 @pytest.mark.parametrize("what", ["train", "evaluate_on"])
 def test_workers_that_found_other_data_are_refused(what, tmp_path):
-    """As where each loads for itself, and one machine lacks the files that the others have."""
+    """As if one machine had other files than the rest."""
 
     def task(communicator):
         other = small_dataset(60, seed=int(communicator.rank == 1))

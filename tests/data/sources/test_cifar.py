@@ -41,7 +41,7 @@ def archive(files: dict[str, bytes | tarfile.TarInfo]) -> bytes:
 
 
 def place(root: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, md5: str | None = None) -> Path:
-    """Put an archive where it is looked for; it is right by its digest, unless another is given."""
+    """Write an archive to its place; its digest is accepted unless another is given."""
     digest = hashlib.md5(raw).hexdigest() if md5 is None else md5
     small = Archive(OFFICIAL.name, digest, OFFICIAL.members, 4, 1_000_000)
     monkeypatch.setattr(CIFAR10, "files", (small,))

@@ -1,4 +1,4 @@
-"""Sets made like MNIST, of which the digests of the gzip files are known."""
+"""Fashion-MNIST and KMNIST, which are checked by the digests of their gzip files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MNIST: found, downloaded, replaced by synthetic digits with a warning, or refused; never silently anything."""
+"""MNIST: found, downloaded, replaced by synthetic digits with a warning, or refused."""
 
 from __future__ import annotations
 

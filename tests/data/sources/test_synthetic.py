@@ -1,4 +1,4 @@
-"""Synthetic digits: the same for the same seed, too hard for a linear model, easy for one that sees shapes."""
+"""Synthetic digits: reproducible, too hard for a linear model, easy for one that sees shapes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_seeds_parts_and_blocks_differ(digits: tuple[Dataset, Dataset]) -> None:
 
 
 def test_the_digits_do_not_change(digits: tuple[Dataset, Dataset]) -> None:
-    """Measured results quote these digits: who changes them has to know. (Another machine's exp may move a grey.)"""
+    """Published results depend on these digits. (The exp of another machine may change a grey level.)"""
     train, _ = digits
     assert train.labels[:20].tolist() == GOLDEN_LABELS
     coarse = train.images[0, ..., 0].reshape(7, 4, 7, 4).mean(axis=(1, 3))

@@ -1,4 +1,4 @@
-"""Files of one's own: taken as they are, known before a model is built, and refused in one line that names the file."""
+"""User files: shapes known before loading, contents unchanged, and errors of one line that name the file."""
 
 from __future__ import annotations
 

@@ -379,7 +379,7 @@ def test_sums_do_not_depend_on_timing(team):
 
 
 def test_a_large_vector_arrives_whole(team):
-    """Larger than what networks send at once."""
+    """Larger than the messages that MPI sends eagerly."""
 
     def task(c):
         message, into = np.arange(1_000_000) + c.rank, np.empty(1_000_000, np.int64)

@@ -1,6 +1,6 @@
-"""Means of vectors that live on devices: whose arithmetic is the host's, tried with made-up devices of a CPU.
+"""Means of vectors on devices: they equal the mean of the host, on made-up devices of a CPU.
 
-What processes with a GPU each do over NCCL is tried with threads that act as ranks, on the stand-in of CuPy.
+The means of processes over NCCL run between threads that act as ranks, on the stand-in of CuPy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tests.support.training import on_threads, small_model
 
 
 class Recorded:
-    """Sums as NCCL makes them, among threads; notes what it was asked for."""
+    """Sums between threads in place of NCCL, with a log of the calls."""
 
     def __init__(self, place: int, leaders: int, log: list[str], barrier: threading.Barrier, slots: list[Any]) -> None:
         self.place, self.leaders, self.log, self.barrier, self.slots = place, leaders, log, barrier, slots
@@ -166,7 +166,7 @@ def test_reductions_on_gpus_are_refused_on_a_cpu(reduce):
 
 @pytest.fixture
 def with_nccl(monkeypatch):
-    """NCCL among threads that act as processes; what was made and asked for."""
+    """Replace NCCL between threads that act as processes, and return the log of its calls."""
     log: list[str] = []
     barrier, slots = threading.Barrier(3), [None] * 3
 
@@ -180,7 +180,7 @@ def with_nccl(monkeypatch):
 
 
 def as_ranks(places: list[str], reduce: str, weights: list[float]) -> Any:
-    """What each rank has after a mean of its number and 10, and of nothing; or None, where the host would do it."""
+    """Return each rank's mean of its number and 10; None if the mean is computed on the host."""
 
     def task(communicator: Any) -> Any:
         backend = backend_on(0)
@@ -211,7 +211,7 @@ WEIGHTS = {"unequal": (128.0, 57.0), "the first none": (0.0, 3.0), "the last non
 @pytest.mark.parametrize("weights", WEIGHTS.values(), ids=WEIGHTS)
 @pytest.mark.parametrize("dtype", on_devices("float16", "float32", "float64", count=2))
 def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype, weights):
-    """NCCL itself, between threads that act as ranks, each on a device of its own; who weighs nothing is not read."""
+    """NCCL between threads that act as ranks on their own devices. Vectors of weight 0 are not read."""
     vectors, rounds = vectors_of(2, dtype), 3
 
     def task(communicator: Any) -> list[np.ndarray]:

@@ -1,4 +1,4 @@
-"""Who of a run's workers does what together."""
+"""Groups of workers: the replicas of a stage and the stages of a replica."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes as workers: how they end when one of them fails, and which of them reports it."""
+"""Ranks of MPI: how they end when one of them fails, and which of them reports it."""
 
 from __future__ import annotations
 
@@ -84,7 +84,11 @@ def test_the_rank_that_raises_shows_its_traceback_and_ends_all(script, victim, t
 
 @pytest.mark.parametrize(
     ("kind", "code", "shown"),
-    [("alike", 3, 1), ("exit", 7, 0), pytest.param("interrupt", 143, 1, marks=pytest.mark.slow)],
+    [
+        ("alike", 3, 1),
+        pytest.param("exit", 7, 0, marks=pytest.mark.slow),
+        pytest.param("interrupt", 143, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_all_ranks_end_with_the_exit_code_of_the_failed_one(script, kind, code, shown):
     found, stdout, stderr = run(script, 2, kind)
@@ -132,7 +136,7 @@ if result is not None:
 
 
 def test_a_waiting_rank_handles_signals(tmp_path):
-    """The one it waits for comes when they have been heard."""
+    """The rank it waits for joins after the signals have been handled."""
     (tmp_path / "listening.py").write_text(LISTENING)
     done = under_mpiexec(2, "listening.py", cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stdout) == (0, "done\n")

@@ -1,4 +1,4 @@
-"""Means sent in half as many bytes."""
+"""Means with half-precision transfers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.training import on_threads
 
 
 def means(vectors: list[list[np.ndarray[Any, Any]]], weights: list[float], backend: str) -> list[Any]:
-    """What each worker holds afterwards, and how many bytes of vectors it sent."""
+    """Return each worker's vectors after the mean, and the bytes it sent."""
 
     def task(communicator: Any) -> Any:
         communicator.attach(create_backend(backend, "float"))

@@ -13,7 +13,7 @@ from cupynet.parallel.synchronizers.schedule import averaging_schedule
 
 
 def averages(when: AveragingSchedule, rounds: int, start: int = 0, divergence: float = math.nan) -> list[int]:
-    """After which iterations, counted from 1, a rule averages."""
+    """Return the iterations, counted from 1, after which a schedule averages."""
     found = []
     for iteration in range(start, start + rounds):
         if when.after(iteration):

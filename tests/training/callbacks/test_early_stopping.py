@@ -27,7 +27,7 @@ TRAIN = Loader(small_dataset(40), 4, seed=3)
 
 
 class Weights(Callback):
-    """Every worker's weights at the end of each epoch."""
+    """Records every worker's weights at the end of each epoch."""
 
     every_rank = True
 
@@ -40,7 +40,7 @@ class Weights(Callback):
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Let evaluations find what a test says, by epoch: `scripted([0.5, 0.9])` for epochs 1 and 2."""
+    """Replace evaluations by given scores: `scripted([0.5, 0.9])` for epochs 1 and 2."""
 
     def use(scores, name="loss"):
         def evaluate(trainer, loader):
@@ -53,7 +53,7 @@ def scripted(monkeypatch):
 
 
 def fit(stopping, epochs=10, workers=1, frequency=2, callbacks=(), train=TRAIN, model=None, **options):
-    """A fit with early stopping; the wrapper, closed, and the callback that noted the weights."""
+    """Fit with early stopping, and return the trainer and the fingerprints of each epoch."""
     weights = Weights()
     everybody = [weights, stopping, *callbacks]
     model = small_model() if model is None else model
@@ -78,7 +78,7 @@ def fit(stopping, epochs=10, workers=1, frequency=2, callbacks=(), train=TRAIN, 
     ],
 )
 def test_the_best_weights_are_restored_on_every_worker(scripted, monitor, scores, best, workers):
-    """Deeplearning4j's minimises whatever it is given, and so keeps the worst accuracy (5459, 5760)."""
+    """Deeplearning4j's minimises every score, and so keeps the worst accuracy (5459, 5760)."""
     scripted(scores, monitor)
     stopping = EarlyStopping(monitor, patience=None)
     trainer, weights = fit(stopping, 5, workers)
@@ -181,7 +181,7 @@ def test_a_score_good_enough(scripted, monitor, scores, wanted, epochs):
 
 
 def test_patience_counts_evaluations_and_max_epochs_counts_epochs(scripted):
-    """Deeplearning4j's looks at its epoch conditions only where it evaluates: at most 5 epochs were 7."""
+    """Deeplearning4j's checks its epoch conditions only when it evaluates: at most 5 epochs were 7."""
     scripted([0.5] * 20)
     stopping = EarlyStopping(patience=None, max_epochs=5)
     trainer, _ = fit(stopping, 20, evaluate_every=3)
@@ -494,7 +494,7 @@ def test_a_loss_that_is_not_finite_still_ends_with_its_own_error():
 
 
 class Poison(Callback):
-    """A weight of the last worker is NaN in the fourth epoch; on rank 0, what the user's model was in the best one."""
+    """Sets a weight of the last worker to NaN in the fourth epoch. Rank 0 records the best weights."""
 
     every_rank = True
 
@@ -517,7 +517,7 @@ class Poison(Callback):
     ("workers", "frequency", "report_every", "stages"), [(1, 2, 2, 1), (2, 2, 0, 2), (2, 100, 2, 1), (2, 100, 0, 2)]
 )
 def test_a_fit_that_diverges_leaves_the_best_weights(scripted, workers, frequency, report_every, stages):
-    """Whether all workers see it, at an average, or one alone, in a report."""
+    """All workers may see it at an average, or one alone in a report."""
     scripted([0.5, 0.2, 0.3, 0.1])
     model, stopping = small_model(), EarlyStopping()
     poison = Poison(model)
@@ -548,7 +548,7 @@ def test_a_fit_that_diverges_without_any_best_weights(scripted, arguments):
 
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_early_stopping_resumes_from_its_state(scripted, epoch):
-    """What a checkpoint would do: every worker's trainer and callback in a new process."""
+    """Every worker's trainer and callback are new, as after loading a checkpoint."""
     scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
 
     def make(communicator):

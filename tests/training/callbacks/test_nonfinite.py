@@ -75,7 +75,7 @@ def normalised(layer: Layer, sync: bool = False) -> Model:
 
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_layers_are_looked_at_with_the_statistics_of_the_batch(accumulate):
-    """As in training: running estimates that are not finite, or far away, are not what the batch was normalised by."""
+    """The diagnosis normalises by the batch as in training, not by running estimates."""
     model = normalised(Poisoned(17, 40))
     replica = Replica(model, SGD(0.1), accumulate)
     estimates = dict(model.params.named_buffers())["norm1.variance"].data
@@ -100,7 +100,7 @@ def test_a_network_that_is_no_sequence_of_layers_is_looked_at_as_one():
 
 
 def test_a_worker_affected_by_another_batch_says_so(caplog):
-    """With statistics over the batches of all, what is not finite in one is so in all: only one of them has it."""
+    """With synchronized statistics one bad batch makes all losses NaN, but only its worker has the cause."""
     callbacks = [NonFinite("skip")]
     with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=callbacks, timeout_s=20) as wrapper:
         wrapper.fit(Loader(DATA, 8, shuffle=False), 1)
@@ -143,7 +143,7 @@ def test_skip_equals_a_run_without_that_batch(way):
     loader, workers = Loader(DATA, 4, seed=3), 3
 
     class Leaves(Replica):
-        """Has no batch where sample 17 is in it."""
+        """Gets no batch in place of the one with sample 17."""
 
         def backpropagate(self, batch):
             return super().backpropagate(None if batch is not None and 17 in batch.samples else batch)

@@ -1,4 +1,4 @@
-"""What takes how long: the trace is whole and true, and training is the same with it."""
+"""Profiles: the trace is complete and consistent, and training is unchanged by it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def events(folder: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def check_nesting(own: list[dict[str, Any]]) -> None:
-    """Of two events of a thread one lies in the other, or they are apart."""
+    """Check that two events of a thread are nested or disjoint."""
     open_: list[float] = []
     for event in own:
         ended = event["ts"] + event["dur"]
@@ -337,7 +337,7 @@ def test_profiled_steps_are_not_captured(tmp_path: Path, dtype: str, workers: in
 
 @pytest.mark.standin
 def test_each_piece_waits_for_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work is counted where it was asked for: whenever a clock is read, nothing is under way."""
+    """The device is synchronized whenever a clock is read, so work counts where it was launched."""
     model = small_model("float", "cupy")
     waited: list[str] = []
     real = type(model.backend).synchronize

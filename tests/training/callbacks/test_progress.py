@@ -1,4 +1,4 @@
-"""The table at the end of a run, and the bar during it: neither ever ends it."""
+"""The table at the end of a run and the progress bar: a failing display never ends a run."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def a_terminal_that_can_move_its_cursor(monkeypatch):
 
 
 class Screen(io.StringIO):
-    """A terminal that takes some writes, and then raises."""
+    """A terminal that accepts some writes, then raises."""
 
     encoding = "utf-8"
 
@@ -115,7 +115,7 @@ class Screen(io.StringIO):
 
 
 def trained(callback: Progress, epochs: int = 3) -> None:
-    """A fit that tells the callback of everything."""
+    """Run a fit that calls every event of the callback."""
     data = small_dataset(40)
     with ParallelWrapper(small_model(), workers=1, callbacks=[callback], report_every=2) as wrapper:
         wrapper.fit(data, epochs, batch_size=8, evaluate_on=data)
@@ -131,8 +131,9 @@ FAILURES = [
 ]
 
 
-@pytest.mark.parametrize("takes", [0, 1, 2])
-@pytest.mark.parametrize("error", FAILURES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("error", "takes"), list(zip(FAILURES, (0, 1, 2, 0, 1), strict=True)), ids=lambda value: type(value).__name__
+)
 def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
     screen = Screen(error, takes)
     monkeypatch.setattr(sys, "stdout", screen)
@@ -147,7 +148,7 @@ def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
 
 
 def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
-    """Not its stream fails, but what draws; in the thread that draws by itself, too."""
+    """The drawing code fails, not the stream; also in the drawing thread."""
 
     def render(*_: Any) -> Any:
         raise ZeroDivisionError("no width")

@@ -1,4 +1,4 @@
-"""The bar that is drawn during a fit, and the lines beside it."""
+"""The progress bar of a fit, and the lines it leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.training import small_dataset, small_model
 
 
 class Shown(Callback):
-    """What the bar knows after each iteration."""
+    """Records the fields of the bar after each iteration."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress, self.rows = progress, list[dict[str, Any]]()
@@ -34,7 +34,7 @@ class Shown(Callback):
 
 
 def fitted(monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
-    """What a fit in Python writes to a terminal."""
+    """Run a fit and return its output on a terminal."""
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
     screen = io.StringIO()

@@ -1,4 +1,4 @@
-"""The learning-rate range test: what follows from losses, and that it is made on what trains."""
+"""The learning-rate range test: its suggestion, its training of a copy, and the command."""
 
 from __future__ import annotations
 

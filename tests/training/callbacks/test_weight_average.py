@@ -20,7 +20,7 @@ from tests.support.training import KeepState, StopAfter, fingerprint, on_threads
 
 
 class Way(Callback):
-    """The weights of each replica after each iteration and each epoch."""
+    """Records the weights of each replica after each iteration and each epoch."""
 
     every_rank = True
 
@@ -36,7 +36,7 @@ class Way(Callback):
 
 
 def followed(workers: int, average: WeightAverage, synchronizer: Synchronizer, epochs: int = 2, more: Any = ()) -> Any:
-    """What each worker passed through, its weights at the end, and what was evaluated."""
+    """Train, and return each worker's weights along the way and at the end, and its evaluations."""
 
     def task(communicator: Any) -> Any:
         way = Way()

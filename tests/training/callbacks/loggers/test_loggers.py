@@ -50,7 +50,7 @@ KINDS = ("tensorboard", "mlflow", "wandb")
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of MLflow in which nothing is yet: to make one takes seconds, to copy it none."""
+    """An empty MLflow store: creating one takes seconds, copying it no time."""
     path = tmp_path_factory.mktemp("store") / "mlflow.db"
     from mlflow.tracking import MlflowClient
 
@@ -98,7 +98,7 @@ def fit(run: Run, *callbacks: Any, epochs: int = 2, restore: Path | None = None,
 
 
 def check(found: Figures, run: Run, *, exact: bool) -> None:
-    """Every figure of history.jsonl is there once, and only results and finer figures of evaluations besides."""
+    """Check that every figure of history.jsonl is there once, with only results and finer evaluations besides."""
     wanted = expected(run.history())
     for key, values in wanted.items():
         assert found[key] == pytest.approx(values, rel=0 if exact else 1e-6, abs=0), key
@@ -207,7 +207,7 @@ def test_a_resumed_run_continues_its_logs(tmp_path: Path, store: str, kind: str)
 def test_a_failing_writer_never_ends_a_run(
     tmp_path: Path, store: str, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says so once; what comes after it is not even tried."""
+    """One warning, and no further writes."""
     run, tried = Run(tmp_path / "run"), []
     run.folder.mkdir()
 
