@@ -53,8 +53,8 @@ def test_the_bar_ends_with_the_loss_of_the_epoch(monkeypatch):
     by_iteration = {row["iteration"]: row for row in shown.rows if row["record"] is None}
     assert by_iteration[29]["loss"] is not None and by_iteration[30]["loss"] is None  # reported at 28
     first, last = (row for row in shown.rows if row["record"] is not None)
-    assert (first["epoch"], first["epochs"], first["at"]) == (2, 2, 15) and first["loss"] == first["record"].loss
-    assert (last["epoch"], last["at"], last["loss"]) == (2, 30, last["record"].loss)
+    assert (first["epoch"], first["epochs"], first["at"]) == (2, 2, 0) and first["loss"] == first["record"].loss
+    assert (last["epoch"], last["at"], last["loss"]) == (2, 15, last["record"].loss)
     assert last["accuracy"] == last["record"].evaluation.accuracy
     final = written.rpartition("epoch 2/2")[2]
     assert "100 %" in final and f"loss {figure(last['record'].loss)}" in final and "00:0" in final
