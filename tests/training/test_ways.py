@@ -102,7 +102,7 @@ def test_the_same_seeds_give_the_same_bits(way):
     assert one.recorders[0].weights == two.recorders[0].weights
 
 
-@every_kind
+@pytest.mark.parametrize("way", [*KINDS_OF_WAYS.values(), WAYS["gradients"]], ids=[*KINDS_OF_WAYS, "gradients"])
 def test_a_replica_that_is_not_finite_spoils_no_other(way):
     """The weights of worker 1 are poisoned, or its gradient: the other replicas stay finite."""
     for where in ("params", "gradient"):
@@ -391,7 +391,13 @@ def test_averages_measure_each_layer_when_they_measure_the_whole():
 
 
 def test_the_description_has_the_numbers_once_the_workers_are_known():
-    assert str(WAYS["diloco"]) == "averaged every 3 iterations, outer step DiLoCo(0.7, 0.9)"
+    descriptions = {
+        "diloco": "averaged every 3 iterations, outer step DiLoCo(0.7, 0.9)",
+        "half": "averaged every 3 iterations, sent as half",
+        "gradients, half": "gradients sent as half, averaged in every iteration",
+        "threshold, fixed": "updates encoded with a threshold of 0.01, added up in every iteration",
+    }
+    assert {name: str(WAYS[name]) for name in descriptions} == descriptions
     with ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(2)) as wrapper:
         wrapper.fit(Loader(small_dataset(16), 4), 1)
         assert str(wrapper.trainer.synchronizer) == "pulled to a centre by 0.45 every 2 iterations"
