@@ -154,7 +154,9 @@ def test_a_list_that_cannot_be_read_is_no_error(folder, caplog):
 
 
 def compiled(check: bool = True, **more: Any) -> subprocess.CompletedProcess[str]:
-    variables = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
+    variables = {
+        name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME", "NUMBA_CACHE_DIR")
+    }
     run, cwd = more.pop("preexec_fn", None), more.pop("cwd", ROOT)
     return subprocess.run(
         [sys.executable, "-c", COMPILE], cwd=cwd, env={**variables, "PYTHONDONTWRITEBYTECODE": "1", **more},
