@@ -131,11 +131,6 @@ def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
     assert stderr.startswith("cupynet: ") and stderr.count("\n") == 1
 
 
-def test_a_removed_setting_is_refused(tmp_path: Path) -> None:
-    _, stderr = run(tmp_path, *TINY, RATE, "jobs=2", command="tune", code=2)
-    assert stderr.startswith("cupynet: jobs=2: was removed") and not (tmp_path / "outputs").exists()
-
-
 @pytest.mark.slow
 def test_a_search_that_is_stopped_or_killed_can_be_resumed(tmp_path: Path) -> None:
     begin = [*TINY, "epochs=4", "batch_size=32,64", "seed=range(0,20)", "trials=4", "hydra.run.dir=there"]
