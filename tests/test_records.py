@@ -29,6 +29,7 @@ def written(maker: records.Maker, name: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_record_has_its_command_its_runs_and_where_they_were_made(maker: records.Maker) -> None:
     records.keras_cnn(maker, seeds=[1, 2])
     found = written(maker, "keras_cnn")

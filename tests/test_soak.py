@@ -11,28 +11,43 @@ import pytest
 from tests import soak
 from tests.support.commands import ROOT, environment
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_twelve_runs_that_are_killed_go_on_bit_for_bit(tmp_path):
-    command = [
-        sys.executable,
-        "-m",
-        "tests.soak",
-        "--points",
-        "12",
-        "--repeats",
-        "3",
-        "--images",
-        "640",
-        "--lanes",
-        "2",
-    ]
-    command += ["--no-drift", "--folder", str(tmp_path / "soak")]
+KILLS = """
+import sys
+from pathlib import Path
+from tests import soak
+
+soak.warm()
+runs = soak.Soak(Path(sys.argv[1]), images=160, seed=1, say=print)
+mode = "averaging, 1 worker"
+assert not runs.refer(mode), runs.refer(mode)
+for number, place in enumerate(("mid-write", "mid-replacement")):
+    point = runs.point(number, mode, place)
+    assert point.kills and not point.fault, point
+"""
+
+
+@linux
+def test_a_run_that_is_killed_in_a_save_resumes_bit_for_bit(tmp_path):
+    command = [sys.executable, "-c", KILLS, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@linux
+@pytest.mark.slow
+def test_twelve_runs_that_are_killed_resume_bit_for_bit(tmp_path):
+    command = [sys.executable, "-m", "tests.soak", "--points", "12", "--repeats", "3", "--images", "640"]
+    command += ["--lanes", "2", "--no-drift", "--folder", str(tmp_path / "soak")]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "soak" / "soak.json").read_text())
     assert (found["points"], found["agreed"], found["faults"]) == (12, 12, [])
     assert found["repeats"] == {"runs": 3, "outcomes": 1} and found["numpy_and_numba_apart_in_double"] < 1e-9
+
+
+def test_a_soak_reaches_every_place_in_every_mode():
     assert {soak.what(number)[1] for number in range(12)} == {*soak.PLACES, "moment"}
     assert {soak.what(number) for number in range(4 * len(soak.KINDS))} == {
         (mode, kind) for mode in soak.MODES for kind in soak.KINDS
@@ -53,7 +68,7 @@ def test_twelve_runs_that_are_killed_go_on_bit_for_bit(tmp_path):
         (lambda folder: (folder / "history.jsonl").write_text('{"loss": 1.25, "a_s": 3}\n'), ""),
     ],
 )
-def test_what_a_soak_would_find(tmp_path, harm, said):
+def test_a_soak_finds_differences(tmp_path, harm, said):
     from cupynet.runs.checkpoints import Checkpoints
 
     Checkpoints(tmp_path / "checkpoints").save(3, {"workers": []}, {"weights": {}, "state": {}})

@@ -17,7 +17,7 @@ from tests.support.commands import QUICK, environment, run, run_folder
 from tests.support.mpi import ROOT, mpiexec, needs_mpi
 from tests.support.two_machines import do, inside, mpi_command, two_machines, unavailable
 
-pytestmark = [*needs_mpi, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
+pytestmark = [*needs_mpi, pytest.mark.slow, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
 
 
 def test_two_machines_give_the_weights_of_two_threads(tmp_path):

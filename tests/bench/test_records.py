@@ -52,7 +52,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(folder.glob("outputs/records/gpu-tests-made-up-device-*"))]
 
 
-@pytest.mark.parametrize("processes", [0, 2])
+@pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_came_of_the_tests_is_written(processes: int, tmp_path: Path) -> None:
     """Once, whether they run in one process or in several."""
     done = run_tests(tmp_path, *(["-n", str(processes)] if processes else []))
@@ -77,6 +77,7 @@ def test_what_cannot_even_be_collected_is_an_error_that_is_named(tmp_path: Path)
     assert done.returncode == found["exit_status"] == 2 and found["failures"] == ["test_broken.py"]
 
 
+@pytest.mark.slow
 def test_a_device_that_fails_for_good_is_told_of_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "test_lost.py").write_text(LOST)
     run_tests(tmp_path)

@@ -18,6 +18,7 @@ from cupynet.reporting.comparison.groups import compared
 from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find
 from cupynet.reporting.comparison.table import in_order
+from tests.support import warm
 from tests.support.compared_runs import made
 
 
@@ -35,10 +36,7 @@ def sweep(tmp_path: Path) -> Path:
 
 def called(*arguments: object, code: int = 0, cwd: Path, **more: str) -> tuple[str, str]:
     """What a process of the command says on stdout and stderr."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cupynet", "compare", *map(str, arguments)], cwd=cwd, capture_output=True, text=True,
-        timeout=100, env={**os.environ, **more},
-    )  # fmt: skip
+    done = warm.command("cupynet", ("compare", *map(str, arguments)), cwd, {**os.environ, **more}, 100, **more)
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
     return done.stdout, done.stderr
 

@@ -8,7 +8,6 @@ import importlib.machinery
 import json
 import os
 import stat
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from cupynet.commands.doctor import command, machine, surroundings
 from cupynet.commands.doctor.finding import Finding
 from cupynet.data import MNIST
 from cupynet.data.idx_file import IdxFile
+from tests.support import warm
 from tests.support.commands import environment
 from tests.support.mpi import needs_mpi
 
@@ -29,10 +29,7 @@ SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "wor
 
 def told(folder: Path, *arguments: str, code: int = 0, **more: str) -> str:
     """What the command prints; nothing on stderr, and no traceback anywhere."""
-    done = subprocess.run(
-        [sys.executable, "-m", "cupynet", "doctor", *arguments], cwd=folder, env=environment(**more),
-        capture_output=True, text=True, timeout=240, check=False,
-    )  # fmt: skip
+    done = warm.command("cupynet", ("doctor", *arguments), folder, environment(**more), 240, **more)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     return done.stdout + done.stderr

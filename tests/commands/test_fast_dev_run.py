@@ -48,13 +48,13 @@ def test_one_batch_of_everything(asked, batches, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("written", "batches"), [("false", 0), ("true", 1), ("1", 1), ("40", 40)]
+    ("written", "batches"), [("false", 0), ("true", 1), ("40", 40)]
 )  # fmt: skip
 def test_true_is_one_batch(written, batches):
     assert config.compose([f"fast_dev_run={written}"]).fast_dev_run == batches
 
 
-@pytest.mark.parametrize("written", ["0", "-1", "1.5", "yes", "null"])
+@pytest.mark.parametrize("written", ["0", "1.5", "yes"])
 def test_other_values_are_refused(written):
     with pytest.raises(ConfigError, match=f"fast_dev_run={written}: must be an integer of at least 1"):
         config.compose([f"fast_dev_run={written}"])

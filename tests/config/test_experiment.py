@@ -19,7 +19,7 @@ from cupynet.training import EarlyStopping, Pools, WeightAverage
 from tests.support.settings import CONF, settings_of
 from tests.support.training import small_dataset
 
-SMALL = "model.layers.conv2.filters=5"
+SMALL = ("model=mlp", "model.layers.dense1.units=16", "model.layers.dense2.units=8")
 
 
 def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
@@ -270,7 +270,7 @@ FILES = [f"{group}={path.stem}" for group in ("optimizer", "loss") for path in s
 @pytest.mark.parametrize("file", [*FILES, "callbacks=weight_average", "accumulate=3"])
 def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
     """Two workers, 12 iterations on a small network: the weights move, and what is evaluated is finite."""
-    found = experiment((), "data.train=384", "data.test=64", "data.validation=0", file, "batch_size=16", SMALL)
+    found = experiment((), "data.train=384", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, file)
     found.placement = Placement(2, ())
     data = found.load()
     with found.wrapper(callbacks=[each for each in found.callbacks if isinstance(each, WeightAverage)]) as training:

@@ -11,7 +11,6 @@ import pytest
 
 from cupynet.config import resume
 from cupynet.core.errors import ConfigError
-from tests.config.test_hydra_main import command, in_folder  # noqa: F401 - fixtures
 
 LATEST = Path("outputs/latest")
 
@@ -185,7 +184,7 @@ def aged(run: Path, seconds: float) -> Path:
     return run
 
 
-def test_a_command_makes_it_when_a_run_begins(command, here):  # noqa: F811
+def test_a_command_makes_it_when_a_run_begins(command, here):
     seen = []
 
     def task(settings, folder):

@@ -10,7 +10,7 @@ from cupynet import config
 from cupynet.config import removed
 from cupynet.config.removed import Removed, refuse_removed, without_removed
 from cupynet.core.errors import ConfigError
-from tests.config.test_hydra_main import Command, command, in_folder  # noqa: F401 - fixtures
+from tests.support.commands import Command
 
 OLD = {
     "data.pieces": Removed("use data.folder", default=None),
@@ -27,8 +27,8 @@ def old(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("override", ["data.pieces=3", "+optimizer.speed=1", "callbacks.nonfinite.action=rewind"])
 def test_a_command_line_is_refused(
     override: str,
-    command: Command,  # noqa: F811
-    in_folder: Path,  # noqa: F811
+    command: Command,
+    in_folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert command(override) == (2, [])
@@ -49,7 +49,7 @@ def test_stored_settings() -> None:
             without_removed(stored)
 
 
-def test_a_stored_run_is_read_without_them(command: Command, in_folder: Path) -> None:  # noqa: F811
+def test_a_stored_run_is_read_without_them(command: Command, in_folder: Path) -> None:
     assert command("hydra.run.dir=run")[0] == 0
     path = in_folder / "run/.hydra/config.yaml"
     text = path.read_text()

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -19,38 +14,8 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, environment, run
-
-FAULT = """
-import os, signal, time
-from cupynet.training import Callback
-
-class Fault(Callback):
-    def on_iteration_end(self, trainer):
-        if os.environ.get("END_AFTER") == str(trainer.iteration):
-            os.kill(os.getpid(), getattr(signal, os.environ["END_BY"]))
-            time.sleep(0.2)  # the main thread has to hear of it, and the rest takes no longer
-"""
-MORE = ["epochs=3", "report_every_iterations=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
-FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
-TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
-
-
-def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str) -> tuple[str, str]:
-    (folder / "fault.py").write_text(FAULT)
-    return run(folder, *QUICK, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
-
-
-def same(one: Path, other: Path) -> bool:
-    """Whether two runs left the same weights, the same history but for times, and as many images."""
-
-    def left(folder: Path) -> tuple:
-        lines = (folder / "history.jsonl").read_text().splitlines()
-        history = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
-        summary = json.loads((folder / "summary.json").read_text())
-        return (folder / "weights.safetensors").read_bytes(), history, summary["images"], summary["test_loss"]
-
-    return left(one) == left(other)
+from tests.support.commands import QUICK, run
+from tests.support.resumed_runs import FAULTY, same, started
 
 
 # each setting with one end; tests/test_soak.py kills at every place of a save, with and without averages
@@ -58,10 +23,9 @@ def same(one: Path, other: Path) -> bool:
     ("settings", "iteration", "end"),
     [
         (["workers=2"], 7, "SIGTERM"),  # between averages, and three iterations after the last checkpoint
-        (["workers=2"], 7, "SIGKILL"),
         (["workers=4", "parallel=gradients"], 9, "SIGTERM"),
-        (["workers=1", "parallel=pipeline"], 21, "SIGKILL"),
-        (["workers=1"], 18, "SIGTERM"),  # in the second epoch
+        pytest.param(["workers=1", "parallel=pipeline"], 21, "SIGKILL", marks=pytest.mark.slow),
+        pytest.param(["workers=1"], 18, "SIGTERM", marks=pytest.mark.slow),  # in the second epoch
         (["workers=2", "model=lenet_norm"], 7, "SIGKILL"),  # with running estimates and dropout
     ],
 )
@@ -100,11 +64,10 @@ def stopped(tmp_path_factory):
             ["resume=outputs/day/run", "batch_size=16"],
             "batch_size=16: the run in outputs/day/run was made with 32: leave",
         ),
-        (["resume=outputs/day/run", "model.layers.conv1.filters=7"], "model.layers.conv1.filters=7: the run in"),
         (["resume=outputs/day/run", "parallel=gradients"], "the run in outputs/day/run was made with"),
         (["resume=outputs/day"], "resume='outputs/day': is neither the folder of a run nor one of its checkpoints"),
         (["resume=latest", "-m", "seed=1,2"], "resume=latest: "),
-        (["resume=[1]"], "is neither the folder of a run"),
+        (["resume=outputs/day/run", "parallel.launcher=mpi"], "parallel.launcher=mpi: the run in outputs/day/run was"),
     ],
 )
 def test_what_cannot_be_gone_on_with_is_refused_in_one_line(stopped, arguments, said):
@@ -267,29 +230,38 @@ def test_a_new_run_where_one_was_only_tried_has_no_old_checkpoints(tmp_path):
     assert not (tmp_path / "run/FAST_DEV_RUN.txt").exists()
 
 
+FULL = """
+import resource
+from cupynet.training import Callback
+
+class Full(Callback):
+    def __init__(self):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+"""
+
+
 def test_a_full_disk_costs_nothing_that_was_saved(tmp_path):
     """No file may be longer than a megabyte, and LeNet's weights are 1.7: of a checkpoint, and of the results."""
 
     def limited(*arguments: str) -> str:
-        command = [sys.executable, "-m", "cupynet", "train", *arguments]
-        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))  # noqa: E731
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300, preexec_fn=limit
-        )
-        assert done.returncode == 74 and done.stderr.count("\n") == 1, done.stdout + done.stderr
-        return done.stderr
+        full = ["trusted_modules=[full]", "+callbacks.full._target_=full.Full"]
+        _, stderr = run(tmp_path, "resume=run", "epochs=2", *arguments, *full, code=74)
+        assert stderr.count("\n") == 1
+        return stderr
 
+    def files() -> list[Path]:
+        return sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts)
+
+    (tmp_path / "full.py").write_text(FULL)
     run(tmp_path, *QUICK, "workers=1", "hydra.run.dir=run")
     (tmp_path / "run" / "summary.json").unlink()
-    before = sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts)
-    said = limited("resume=run", "epochs=2")
-    assert "step-00000038: the checkpoint cannot be written (File too large)" in said
+    before = files()
+    assert "step-00000038: the checkpoint cannot be written (File too large)" in limited()
     assert Checkpoints(tmp_path / "run" / "checkpoints").newest().state["iteration"] == 19
-    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
-    said = limited("resume=run", "epochs=2", "callbacks.checkpoint=null")
-    assert "weights.safetensors: cannot be written (File too large)" in said
-    assert sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts) == before
-    run(tmp_path, "resume=run", "epochs=2")
+    assert files() == before
+    assert "weights.safetensors: cannot be written (File too large)" in limited("callbacks.checkpoint=null")
+    assert files() == before
+    run(tmp_path, "resume=run", "epochs=2", "~callbacks.full", "trusted_modules=[full]")
 
 
 def test_other_commands_do_not_go_on(stopped):
@@ -308,20 +280,6 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, tmp_path):
         f"{path.relative_to(tmp_path)}: damaged, expected SHA-256" in stdout
         and f"going on after iteration {first}" in stdout
     )
-
-
-def test_a_checkpoint_is_there_soon_after_a_signal(tmp_path):
-    """Also where replicas are averaged at the end alone."""
-    command = [sys.executable, "-m", "cupynet", "train", *QUICK, "data.train=12000", "epochs=200", "workers=2"]
-    command += ["parallel.averaging_frequency=end", "hydra.run.dir=run", "report_every_iterations=5"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 100
-    history = tmp_path / "run" / "history.jsonl"
-    while not (history.exists() and history.stat().st_size) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
-    assert process.returncode == 130 and Checkpoints(tmp_path / "run" / "checkpoints").steps()
 
 
 def test_what_a_path_means(tmp_path, monkeypatch):

@@ -32,7 +32,7 @@ from cupynet.core.files import load_weights
 from cupynet.data import Loader
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
 from cupynet.training import ParallelWrapper
-from tests.config.test_hydra_main import Command, command, in_folder  # noqa: F401 - fixtures
+from tests.support.commands import Command
 from tests.support.training import small_dataset, small_model
 
 CANARY = "CANARY"  # what each of them would make in the folder where the command was started
@@ -50,7 +50,7 @@ def indented(text: str, by: int) -> str:
 
 
 @pytest.fixture
-def refused(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:  # noqa: F811
+def refused(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     """refused(said, *arguments): the command says that, in one line, with exit code `code`, and leaves nothing."""
 
     def call(said: str, *arguments: str, code: int = 2) -> None:
@@ -96,7 +96,7 @@ OURS = {
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_settings_build_nothing_untrusted(name: str, refused: Any, in_folder: Path, monkeypatch: Any) -> None:  # noqa: F811
+def test_settings_build_nothing_untrusted(name: str, refused: Any, in_folder: Path, monkeypatch: Any) -> None:
     text, said = OURS[name]
     monkeypatch.setenv("EVIL", "os.mkdir")
     (in_folder / "theirs" / "experiment").mkdir(parents=True)
@@ -104,7 +104,7 @@ def test_settings_build_nothing_untrusted(name: str, refused: Any, in_folder: Pa
     refused(said, "--config-dir", "theirs", "experiment=evil")
 
 
-def test_trusted_modules_exist(refused: Any, in_folder: Path) -> None:  # noqa: F811
+def test_trusted_modules_exist(refused: Any, in_folder: Path) -> None:
     refused("trusted_modules=[os.path,nonexistent]: ", "trusted_modules=[os.path,nonexistent]")
 
 
@@ -112,8 +112,8 @@ def test_trusted_modules_exist(refused: Any, in_folder: Path) -> None:  # noqa: 
 
 
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(
-    command: Command,  # noqa: F811
-    in_folder: Path,  # noqa: F811
+    command: Command,
+    in_folder: Path,
     refused: Any,
 ) -> None:
     assert command("hydra.run.dir=run", "data.folder=elsewhere")[0] == 0
@@ -152,7 +152,7 @@ written: dict[str, bytes] = {}  # into .hydra/ of a run, once
 
 
 @pytest.fixture
-def run(command: Command, in_folder: Path) -> Path:  # noqa: F811
+def run(command: Command, in_folder: Path) -> Path:
     folder = in_folder / "run" / ".hydra"
     if not written:
         assert command("hydra.run.dir=run", "workers=2")[0] == 0
@@ -251,7 +251,7 @@ def test_what_a_resumed_run_would_do(old: str, new: str, said: str, run: Path, r
 def test_a_resumed_run_does_not_follow_its_stored_command_line(
     overrides: list[str],
     run: Path,
-    command: Command,  # noqa: F811
+    command: Command,
 ) -> None:
     (run / ".hydra" / "overrides.yaml").write_text(json.dumps(["workers=2", *overrides]))
     (run / ".hydra" / "hydra.yaml").write_text("hydra:\n  run: {dir: CANARY}\n  callbacks: {a: {_target_: os.mkdir}}\n")
@@ -282,7 +282,7 @@ def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
 @pytest.mark.parametrize(
     "name", ["it's a\\b=c,é{x}[1]#~$x", '"q"', *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_NAMES)]
 )
-def test_a_run_goes_on_in_a_folder_of_any_name(name: str, run: Path, command: Command) -> None:  # noqa: F811
+def test_a_run_goes_on_in_a_folder_of_any_name(name: str, run: Path, command: Command) -> None:
     shutil.move(run, run.parent / name)
     for typed in (name, resume.quoted(Path(name))):
         assert command(f"resume={typed}")[0] == 0

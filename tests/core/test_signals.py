@@ -17,9 +17,9 @@ import pytest
 from cupynet.core import signals
 from cupynet.core.errors import Interrupted
 from cupynet.runs.checkpoints import Checkpoints
-from tests.config.test_resume import same
 from tests.support.commands import QUICK, environment, run
 from tests.support.mpi import mpiexec, needs_mpi
+from tests.support.resumed_runs import same
 
 ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR1, 143)]
 
@@ -130,7 +130,7 @@ class Saving(Callback):
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_second_signal_waits_for_the_checkpoint_and_then_ends_the_run_at_once(tmp_path, workers):
     (tmp_path / "saving.py").write_text(SAVING)
     arguments = [*QUICK, f"workers={workers}", "hydra.run.dir=a b", "epochs=2"]
@@ -148,8 +148,9 @@ def test_a_second_signal_waits_for_the_checkpoint_and_then_ends_the_run_at_once(
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize(("number", "code"), ALL)
-@pytest.mark.parametrize("moment", [0.06, 0.25])
+@pytest.mark.parametrize(
+    ("number", "code", "moment"), [(signal.SIGINT, 130, 0.06), (signal.SIGTERM, 143, 0.25), (signal.SIGHUP, 143, 0.25)]
+)
 def test_in_the_first_moments_a_signal_ends_a_command_in_one_line(tmp_path, number, code, moment):
     """`main` is reached by then: what takes long to import comes after it."""
     process = subprocess.Popen(

@@ -29,7 +29,7 @@ from tests.support.training import small_dataset, small_model
 from tests.support.workspaces import on_loan
 
 EXAMPLES = Path(__file__).parent / "extending"
-QUICK = ("data=synthetic", "data.train=600", "data.test=100", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
+QUICK = ("data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=3", "batch_size=16", "backend=numpy")
 COMMANDS = {
     "gradient_mean": (*QUICK, "parallel.synchronizer._target_=gradient_mean.GradientMean"),
     "lion": (*QUICK[:-1], "optimizer._target_=lion.Lion", "optimizer.learning_rate=0.001", "++optimizer.beta2=0.98"),
@@ -59,7 +59,7 @@ def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> Non
         "lion": ("backend", "numba"),  # a rule without a kernel runs as array code
         "residual": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 5 * 5 * 50 * 50 + 50),
         "scale": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 8 * 8 * 50),
-        "stop_at": ("epochs", 1),  # 13 rounds: no report, and so no stop
+        "stop_at": ("epochs", 1),  # without a report it does not stop
         "stripes": ("dataset", "stripes"),
     }
     key, value = expected[name]
@@ -67,7 +67,7 @@ def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> Non
 
 
 def test_the_callback_stops_once_it_is_told_of_a_loss(tmp_path: Path) -> None:
-    done = run("stop_at", tmp_path, "report_every_iterations=5")
+    done = run("stop_at", tmp_path, "report_every_iterations=5", "data.train=400")
     assert done.returncode == 0, done.stderr
     summary = Run(tmp_path / "run").summary()
     assert summary.outcome.epochs == 0 and summary.outcome.iterations in (
@@ -78,8 +78,8 @@ def test_the_callback_stops_once_it_is_told_of_a_loss(tmp_path: Path) -> None:
     assert summary.outcome.stopped_by is not None and summary.outcome.stopped_by.startswith("the loss has come down to")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_nobodys_class_is_built_untrusted(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["scale", "stripes"])
+def test_a_class_that_is_not_trusted_is_not_built(name: str, tmp_path: Path) -> None:
     done = run(name, tmp_path, trusted=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert f"list '{name}' in trusted_modules if it is yours" in done.stderr
@@ -118,18 +118,16 @@ def test_the_optimizer_follows_its_formula(name: str) -> None:
         np.testing.assert_allclose(found, weights, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_the_scales_derivative_is_right(backend: str) -> None:
+def test_the_scales_derivative_is_right() -> None:
     check_layer(
-        Sequential([Scale(), Conv2D(3, 3), Scale(), Dense(4)]), Image(7, 6, 2), create_backend(backend, "double")
+        Sequential([Scale(), Conv2D(3, 3), Scale(), Dense(4)]), Image(7, 6, 2), create_backend("numpy", "double")
     )
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_the_layers_derivative_is_right(kernel: int, backend: str) -> None:
+def test_the_layers_derivative_is_right(kernel: int) -> None:
     network = Sequential([Conv2D(3, 3, activation="relu"), Residual(kernel), Residual(3), Dense(4)])
-    check_layer(network, Image(7, 6, 2), create_backend(backend, "double"))
+    check_layer(network, Image(7, 6, 2), create_backend("numpy", "double"))
 
 
 def test_the_layer_leaves_nothing_on_loan_and_shows_what_it_holds() -> None:

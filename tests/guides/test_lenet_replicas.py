@@ -12,14 +12,17 @@ from cupynet.guides.lenet_replicas import AVERAGING_FREQUENCY, EPOCHS, LENET, WO
 
 @pytest.mark.parametrize(
     ("backend", "digits", "least"),
-    [("numba", 2000, 0.9), pytest.param("cupy", 320, 0.2, id="standin", marks=pytest.mark.standin)],
+    [
+        pytest.param("numba", 2000, 0.9, id="numba", marks=pytest.mark.slow),
+        pytest.param("cupy", 320, 0.2, id="standin", marks=pytest.mark.standin),
+    ],
 )
 def test_it_learns(backend: str, digits: int, least: float) -> None:
     assert lenet_replicas.main(backend, digits) >= least
 
 
 def test_it_is_what_the_wrapper_does() -> None:
-    data = Synthetic(train=1000, test=125).load()
+    data = Synthetic(train=320, test=40).load()
     model = Model(Sequential(LENET), Image(28, 28, 1), create_backend("numba"), seed=123)
     with ParallelWrapper(
         model, WORKERS, AVERAGING_FREQUENCY, optimizer=Nesterov(0.01, 0.9), blas_threads=1, progress="none"
@@ -27,4 +30,4 @@ def test_it_is_what_the_wrapper_does() -> None:
         wrapper.fit(Loader(data.train, batch_size=32, seed=12345), EPOCHS)
         found = wrapper.evaluate(data.test).accuracy
     with blas.limited(1):  # another number of threads may round products differently
-        assert lenet_replicas.main("numba", 1000) == found
+        assert lenet_replicas.main("numba", 320) == found

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,18 +19,18 @@ from cupynet.reporting import ReportPage
 from cupynet.training import History, ParallelWrapper
 from cupynet.training.callbacks.base import Callback
 from tests.support import warm
+from tests.support.resumed_runs import FAULT, FAULTY
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (
     "data=synthetic",
-    "data.train=300",
-    "data.test=100",
+    "data.train=100",
+    "data.test=50",
     "workers=2",
     "batch_size=16",
     "backend=numpy",
     "model=mlp",
 )
-WAITS_S = 120.0  # on a machine with more to do than cores
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -76,30 +73,10 @@ def test_a_resumed_run_has_its_page_anew(finished):
 
 
 def test_a_signal_ends_the_run_with_a_page(tmp_path):
-    folder = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cupynet", "train", *QUICK, "epochs=100000", f"hydra.run.dir={folder}"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until(lambda: (folder / "history.jsonl").is_file() and (folder / "history.jsonl").stat().st_size > 0)
-        process.send_signal(signal.SIGINT)
-        assert process.wait(WAITS_S) == 130
-    finally:
-        process.kill()
-        process.wait()
-    text = (folder / "report.html").read_text()
+    (tmp_path / "fault.py").write_text(FAULT)
+    train(tmp_path, *FAULTY, "hydra.run.dir=run", code=130, END_AFTER="5", END_BY="SIGINT")
+    text = (tmp_path / "run" / "report.html").read_text()
     assert ">stopped<" in text and "SIGINT" in text
-
-
-def until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAITS_S
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_run_that_diverges_says_so_on_its_page(tmp_path):
@@ -164,10 +141,10 @@ def test_an_interrupt_is_not_delayed_by_a_page(tmp_path):
     assert not list(tmp_path.glob("*.html"))
 
 
-@pytest.mark.parametrize("value", ["true", "false"])
-def test_the_environment_turns_it_off_for_all_runs(monkeypatch, value):
-    monkeypatch.setenv("CUPYNET_REPORT", value)
-    assert compose(()).callbacks["report"]["enabled"] is (value == "true")
+def test_the_environment_turns_it_off_for_all_runs(monkeypatch):
+    for value in ("true", "false"):
+        monkeypatch.setenv("CUPYNET_REPORT", value)
+        assert compose(()).callbacks["report"]["enabled"] is (value == "true")
     assert compose(("callbacks.report=null",)).callbacks["report"] is None
 
 

@@ -278,11 +278,18 @@ DAMAGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("content", DAMAGE.values(), ids=DAMAGE)
-@pytest.mark.parametrize("name", ["summary.json", "started.json", "history.jsonl", "weights.safetensors"])
-def test_a_damaged_file_is_told_and_the_rest_shown(tmp_path, name, content):
+DAMAGED = {
+    "summary.json": ("cut", "null", "deep", "half a character"),
+    "started.json": ("list", "text", "empty", "long number"),
+    "history.jsonl": ("cut", "binary", "half a character", "deep"),
+    "weights.safetensors": ("binary", "empty"),
+}
+
+
+@pytest.mark.parametrize(("name", "damage"), [(name, each) for name, some in DAMAGED.items() for each in some])
+def test_a_damaged_file_is_named_and_the_rest_shown(tmp_path, name, damage):
     folder = finished(tmp_path)
-    (folder / name).write_text(content)
+    (folder / name).write_text(DAMAGE[damage])
     parsed = Page(write(folder))
     assert "Files" in parsed.text
     if name == "weights.safetensors":

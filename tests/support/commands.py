@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.support import warm
+
+Command = Callable[..., Any]  # of the fixture `command` in tests/config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -105,8 +105,10 @@ def import_all() -> None:
     from cupynet import Image, Model, config, create_backend
     from cupynet.config.experiment import Experiment
     from cupynet.training import Replica
+    from tests.support import hydra_files
 
     Plugins.instance()
+    hydra_files.read_once()
     experiment = Experiment(config.compose(["data=synthetic", "workers=1", "hydra.run.dir=run"]))
     model = Model(experiment.network, Image(28, 28, 1), create_backend("auto"), 1)
     Replica(model, experiment.optimizer).warm_up(4)

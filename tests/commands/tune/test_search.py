@@ -16,7 +16,9 @@ from typing import Any
 
 import pytest
 
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
+
+import optuna
 
 from cupynet.commands.tune import search as command
 from cupynet.commands.tune.arguments import Plan

@@ -24,6 +24,7 @@ from cupynet.commands.tune import arguments
 from cupynet.commands.tune.arguments import Plan, for_hydra, prepare
 from cupynet.commands.tune.study import PruningCallback
 from cupynet.config import composing
+from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import Settings, TuneSettings
 from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError, DataError
@@ -222,6 +223,11 @@ def test_what_cannot_work_is_refused_before_anything_is_tried(arguments: list[st
     with pytest.raises(ConfigError) as refused:
         prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
     assert wrong in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_removed_setting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="^jobs=2: was removed"):
+        refuse_removed([*TINY, RATE, "jobs=2"])
 
 
 def test_without_optuna_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

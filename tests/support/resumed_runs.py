@@ -1,0 +1,41 @@
+"""Runs that a signal ends after some iteration, and the comparison of a resumed run with one that was left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.commands import QUICK, run
+
+FAULT = """
+import os, signal, time
+from cupynet.training import Callback
+
+class Fault(Callback):
+    def on_iteration_end(self, trainer):
+        if os.environ.get("END_AFTER") == str(trainer.iteration):
+            os.kill(os.getpid(), getattr(signal, os.environ["END_BY"]))
+            time.sleep(0.2)  # until the main thread has handled the signal
+"""
+MORE = ["epochs=3", "report_every_iterations=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
+FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
+TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
+
+
+def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str) -> tuple[str, str]:
+    """Start a run in a folder of this name. `END_AFTER` and `END_BY` of `more` say when which signal ends it."""
+    (folder / "fault.py").write_text(FAULT)
+    return run(folder, *QUICK, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
+
+
+def same(one: Path, other: Path) -> bool:
+    """Return True if two runs left the same weights, the same history except for times, and the same results."""
+
+    def left(folder: Path) -> tuple[Any, ...]:
+        lines = (folder / "history.jsonl").read_text().splitlines()
+        history = [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+        summary = json.loads((folder / "summary.json").read_text())
+        return (folder / "weights.safetensors").read_bytes(), history, summary["images"], summary["test_loss"]
+
+    return left(one) == left(other)
