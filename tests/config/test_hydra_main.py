@@ -108,6 +108,8 @@ REFUSED = {
     "workers": "workers",
     "~optimizer": "optimizer",
     "data.folder=${nothing}": "nothing",
+    "optimizer=5": "optimizer",
+    "backend=null": "null",
 }
 WRONG = {
     "++workrs=4": "did you mean 'workers'",
@@ -121,13 +123,11 @@ WRONG = {
     "model.layers.conv2.kernal=5": "did you mean 'model.layers.conv2.kernel'",
     "model.layer.conv2.kernel=5": "did you mean 'model.layers'",
     "optimizer.momentun=1": "did you mean 'optimizer.momentum'",
-    "optimizer=5": "optimizer",
     "experiment=dl4j_gpu_guid": "did you mean 'dl4j_gpu_guide'",
     "workers=99999999999999999999": "10000",
     "averaging_frequency=3": "did you mean 'parallel.averaging_frequency'",
     "profile=always": "true or false",
     "backend.priority=3": "backend.priority",
-    "backend=null": "null",
     "callbacks=loud": "early_stopping",
     "parallel={timeout:1}": "did you mean 'parallel.timeout_s'",
     "parallel.synchronizer.frequency=${parallel.every}": "parallel.every",
