@@ -24,8 +24,8 @@ from tests.support.resumed_runs import FAULT, FAULTY
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = (
     "data=synthetic",
-    "data.train=100",
-    "data.test=50",
+    "data.train=300",
+    "data.test=100",
     "workers=2",
     "batch_size=16",
     "backend=numpy",
