@@ -224,12 +224,15 @@ def merged(given: Iterable[Job]) -> list[Job]:
 
 
 def compose_jobs(given: Iterable[Job]) -> None:
-    """Compose the settings of jobs as the commands do. ConfigError, or Hydra's own."""
+    """Compose the settings of jobs as the commands do. AssertionError with the words that cannot be given."""
     try:
         for name, schema, words in given:
             composing.register(schema)
-            with initialize_config_dir(version_base="1.3", config_dir=str(config.conf_folder())):
-                composing.settings_of(compose(name, list(words)), words, schema)
+            try:
+                with initialize_config_dir(version_base="1.3", config_dir=str(config.conf_folder())):
+                    composing.settings_of(compose(name, list(words)), words, schema)
+            except (ConfigError, HydraException, OmegaConfBaseException) as error:
+                raise AssertionError(f"{schema.__name__} of {name}.yaml: {' '.join(words)}: {error}") from error
     finally:
         composing.register(Settings)
 
@@ -292,8 +295,9 @@ def test_a_command_that_cannot_be_given_is_found(line: str, monkeypatch: pytest.
     monkeypatch.setitem(PAGES, "made.md", f"Do this:\n\n    {line}   # and see\n\nor `{line}`.\n")
     found = list(commands("made.md"))
     assert len(found) >= 2
-    with pytest.raises((AssertionError, ConfigError, HydraException, OmegaConfBaseException)):
-        compose_jobs(itertools.chain.from_iterable(map(check, found)))
+    right: Job = ("config", Settings, ("seed=1",))
+    with pytest.raises(AssertionError):
+        compose_jobs(merged([right, *itertools.chain.from_iterable(map(check, found))]))
 
 
 # programs ------------------------------------------------------------------------------------------------------------

@@ -20,9 +20,11 @@ from tests import soak
 
 soak.warm()
 runs = soak.Soak(Path(sys.argv[1]), images=160, seed=1, say=print)
-mode = "averaging, 1 worker"
-assert not runs.refer(mode), runs.refer(mode)
-for number, place in enumerate(("mid-write", "mid-replacement")):
+for number, (mode, place) in enumerate(
+    [("averaging, 1 worker", "mid-write"), ("gradients, 4 workers", "before rename")]
+):
+    fault = runs.refer(mode)
+    assert not fault, fault
     point = runs.point(number, mode, place)
     assert point.kills and not point.fault, point
 """

@@ -390,8 +390,8 @@ def test_a_hanging_worker_ends_the_process(tmp_path):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 143)])
 def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
-    ending = {"END_AFTER": "25", "END_BY": number.name}
-    started(tmp_path, "run", "workers=1", "parallel.averaging_frequency=end", code=code, **ending)
+    ending = {"END_AFTER": "12", "END_BY": number.name}
+    started(tmp_path, "run", "workers=2", "parallel.averaging_frequency=end", code=code, **ending)
     check_results(tmp_path / "run", number)
     assert Checkpoints(tmp_path / "run/checkpoints").steps()
 

@@ -135,8 +135,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", REFUSED)
+@pytest.mark.parametrize(
+    "setting", [pytest.param(each, marks=[] if "thread" in each else pytest.mark.slow) for each in REFUSED]
+)
 def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path, setting):
     stdout, stderr = train(tmp_path, 2, *MPI, setting, code=2)
     assert stdout == "" and stderr.startswith("cupynet: ") and REFUSED[setting] in stderr and stderr.count("\n") == 1

@@ -279,7 +279,7 @@ DAMAGE = {
 
 
 DAMAGED = {
-    "summary.json": ("cut", "null", "deep", "half a character"),
+    "summary.json": ("cut", "null", "binary", "deep", "half a character", "long number"),
     "started.json": ("list", "text", "empty", "long number"),
     "history.jsonl": ("cut", "binary", "half a character", "deep"),
     "weights.safetensors": ("binary", "empty"),

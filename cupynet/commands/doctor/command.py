@@ -112,7 +112,8 @@ def examined(name: str, asked: list[str], limit_s: float) -> list[Finding]:
     except (ValueError, TypeError):
         code = process.returncode
         ended = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        last = one_line(err.decode(errors="replace").strip().rpartition("\n")[2])
+        before, _, _ = err.decode(errors="replace").partition("Fatal Python error: ")  # then faulthandler's stacks
+        last = one_line(before.strip().rpartition("\n")[2])
         return [unfinished(name, f"its process {ended}{f' ({last})' if last else ''}")]
     finally:
         with suppress(OSError):
