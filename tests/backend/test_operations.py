@@ -7,7 +7,6 @@ itself with plain loops.
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,15 @@ from cupynet.backend import Backend, Convolution, DtypePolicy, FusedPair, MaxPoo
 from cupynet.backend.cpu.numba_backend import FUSED
 from cupynet.backend.update_rules import RULES
 from tests.support.backends import CLASSES, NO_BFLOAT16, Reference, every_backend, every_compiled_backend
-from tests.support.comparisons import COMPARISONS, ELSEWHERE, EXACT, SHAPES, Shape, compare
+from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, SHAPES, Shape, compare
 from tests.support.pairwise import pairwise
 
-# A fused pair is compiled anew for each shape: only shapes with some pixels to pool.
-PAIRED = [shape for shape in SHAPES if math.prod(shape.window.output(*shape.image[1:3])) >= 9]
+# A fused pair is compiled anew for each shape: a few with some pixels to pool, one of them dilated.
+PAIRED = [SHAPES[i] for i in (0, 3, 8, 9, 12, 21)]
+PAIRED_CHOSEN = [
+    Shape(2, 7, 6, 3, 6, Window((3, 3), padding=((1, 1), (1, 1))), True, True),
+    Shape(4, 5, 9, 5, 2, Window((2, 5), (1, 2)), False, True),
+]
 OTHER_PRECISIONS = ("half", "double") if NO_BFLOAT16 else ("half", "bfloat16", "double")
 
 
@@ -29,12 +32,12 @@ OTHER_PRECISIONS = ("half", "double") if NO_BFLOAT16 else ("half", "bfloat16", "
 @pytest.mark.parametrize("operation", COMPARISONS)
 def test_a_backend_equals_the_reference(name: str, operation: str) -> None:
     """In single precision in all shapes; in some in the others, whose kernels come from the same text."""
-    shapes = PAIRED if operation == "fused_pair" else SHAPES
+    shapes, chosen = (PAIRED, PAIRED_CHOSEN) if operation == "fused_pair" else (SHAPES, CHOSEN)
     for seed, shape in enumerate(shapes):
         compare(operation, create_backend(name, "float"), shape, seed)
     for dtype in OTHER_PRECISIONS:
         backend = create_backend(name, dtype)
-        for seed, shape in enumerate(shapes[::4]):
+        for seed, shape in enumerate(chosen):
             compare(operation, backend, shape, seed)
 
 
@@ -60,9 +63,12 @@ def test_a_backend_equals_the_reference_at_real_sizes(name: str, dtype: str, ope
 
 
 @every_compiled_backend
-@pytest.mark.parametrize("case", ["conv1", "conv2", "blocks"])
+@pytest.mark.parametrize("case", ["conv1", "conv2", "tall window"])
 def test_a_fused_pair_equals_the_reference_at_real_sizes(name: str, case: str) -> None:
-    compare("fused_pair", create_backend(name, "float"), LENET[case], seed=5)
+    backend, shape = create_backend(name, "float"), LENET[case]
+    convolution = Convolution(shape.image[1:], shape.outputs, shape.window, "relu")
+    assert backend.fused_pair(convolution, MaxPool(HALVING)) is not None
+    compare("fused_pair", backend, shape, seed=5)
 
 
 class WrongPair(FusedPair):

@@ -165,6 +165,24 @@ def test_gradients_of_a_convolution_and_its_pooling(pair: tuple[Conv2D, MaxPool2
     check_layer(Sequential([Conv2D(2, 1), *copy.deepcopy(pair)]), Image(6, 9, 2))
 
 
+@pytest.mark.parametrize("pair", [PAIRS[i] for i in (0, 4, 5, 6)], ids=lambda pair: pair[1].describe())
+def test_a_fused_pair_equals_the_reference_in_double(pair: tuple[Conv2D, MaxPool2D]) -> None:
+    """Behind another convolution, so that it has several channels and a gradient of its input."""
+    pytest.importorskip("numba")
+    x, found = np.random.default_rng(0).normal(size=(3, 6, 9, 2)), []
+    for backend, steps in ((create_backend("numba", "double"), 2), (Reference("double"), 3)):
+        network, params = Sequential([Conv2D(8, 1), *copy.deepcopy(pair)]), Params()
+        network.build(Image(6, 9, 2), params.scope(), backend)
+        assert len(network.steps) == steps
+        params.allocate(backend, seed=1)
+        y, backward = network.forward(x, Context(train=True))
+        dy = backend.borrow(y.shape)
+        dy[...] = np.random.default_rng(1).normal(size=y.shape)
+        found.append((np.array(y), np.array(backward(dy)), params.grad))
+    for numbers, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(numbers, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     """The gradient of the weight is summed over a few images at a time, as many as the L1 cache holds."""
     pytest.importorskip("numba")

@@ -82,6 +82,10 @@ def shapes() -> list[Shape]:
 
 
 SHAPES = shapes()
+# Where all of them would be too many: batches of four, most with several channels and values enough that a small grid
+# loops over them; with and without each flag.
+CHOSEN = SHAPES[3::4]
+HALVING = Window((2, 2), (2, 2))  # of a pool that numba fuses with its convolution: windows are apart, and small
 
 
 class Call:
@@ -259,20 +263,26 @@ def fused_pair(backend: Backend, call: Call, shape: Shape) -> Results:
     """All pairs there are, each as one operation where the backend has it, else as two: forwards, then backwards."""
     found: Results = {}
     for activation in ("identity", "relu"):
-        pair = convolution_and_max_pool(backend, call, shape, activation)
-        found |= {f"{activation} {name}": array for name, array in pair.items()}
+        for pool in pools_of(call, shape):
+            pair = convolution_and_max_pool(backend, call, shape, activation, pool)
+            found |= {f"{activation}, {pool}: {name}": array for name, array in pair.items()}
     return found
 
 
-def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activation: str) -> Results:
+def pools_of(call: Call, shape: Shape) -> list[Window]:
+    """A drawn pool, which few backends fuse, and the usual one where there is room for it."""
+    convolved = shape.window.output(*shape.image[1:3])
+    kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
+    drawn = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
+    if shape.outputs % 2 and min(kernel) > 1:
+        drawn = Window(drawn.kernel, drawn.stride, ((1, 0), (0, 1)))
+    return [drawn, HALVING] if min(convolved) > 1 and drawn != HALVING else [drawn]
+
+
+def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activation: str, pool: Window) -> Results:
     """Small whole numbers: every precision computes them exactly, so that all agree on the winners, ties included."""
     x, weight = call.few(*shape.image), call.few(*shape.window.kernel, shape.channels, shape.outputs)
     bias = call.few(shape.outputs) if shape.flag else None
-    convolved = shape.window.output(*shape.image[1:3])
-    kernel = [min(1 + call.integers_on_host(3), side) for side in convolved]
-    pool = Window((kernel[0], kernel[1]), (1 + call.integers_on_host(3), 1 + call.integers_on_host(3)))
-    if shape.outputs % 2 and min(kernel) > 1:
-        pool = Window(pool.kernel, pool.stride, ((1, 0), (0, 1)))
     convolution = Convolution(x.shape[1:], shape.outputs, shape.window, activation)
     pair, relu = backend.fused_pair(convolution, MaxPool(pool)), activation == "relu"
     if pair is None:
