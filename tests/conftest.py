@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Twelve thousand tests and what they were made from stay to the end: no collection needs to look at them again."""
+    """Freeze the collected tests so that the garbage collector skips them."""
     gc.collect()
     gc.freeze()
 

@@ -32,6 +32,7 @@ def pairwise(**axes: Sequence[Any] | Mapping[str, Any]) -> pytest.MarkDecorator:
 
 def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """Return tuples of indices below `sizes` in which every pair of indices of two places occurs."""
+    assert len(sizes) > 1 and all(sizes), "pairs need two axes, with values"
     open_pairs = {
         ((a, i), (b, j)): None
         for a, b in combinations(range(len(sizes)), 2)

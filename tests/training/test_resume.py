@@ -14,7 +14,6 @@ from cupynet.parallel import Adaptive, ElasticAveraging, GradientSharing, Groups
 from cupynet.training import Replica, Trainer
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.training import (
-    KINDS_OF_WAYS,
     WAYS,
     KeepState,
     Recorder,
@@ -65,7 +64,7 @@ def test_training_resumes_bit_for_bit(synchronizer):
             np.testing.assert_equal(reported_rows(reported, iteration), reported_rows(wanted, iteration))
 
 
-@pytest.mark.parametrize("synchronizer", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
+@pytest.mark.parametrize("synchronizer", WAYS.values(), ids=WAYS)
 def test_a_state_holds_only_arrays_and_numbers(synchronizer):
     def leaves(node):
         for value in node.values():

@@ -85,7 +85,8 @@ def test_the_rank_that_raises_shows_its_traceback_and_ends_all(script, victim, t
 @pytest.mark.parametrize(
     ("kind", "code", "shown"),
     [
-        ("alike", 3, 1),
+        ("diverge", 3, 1),
+        pytest.param("alike", 3, 1, marks=pytest.mark.slow),
         pytest.param("exit", 7, 0, marks=pytest.mark.slow),
         pytest.param("interrupt", 143, 1, marks=pytest.mark.slow),
     ],

@@ -69,6 +69,8 @@ def outcome(wrapper: ParallelWrapper) -> tuple:
         ("elastic", 5),
         ("gradients, half", 2),
         ("threshold", 8),
+        ("post-local", 5),
+        ("threshold, target", 8),
     ],
 )
 def test_a_stopped_fit_resumes_from_the_disk(tmp_path, way, iteration):

@@ -192,7 +192,7 @@ def test_a_resumed_run_continues_its_logs(tmp_path: Path, store: str, kind: str)
     if kind == "wandb":  # two files of one run; the second has the repeated figures
         assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1
         found = {key: values[-1:] for key, values in found.items()}
-    if kind == "mlflow":  # it says of iteration 20 what was messages the first time
+    if kind == "mlflow":  # it keeps the figures of the first run at iteration 20
         wanted = expected(run.history())
         assert found.keys() >= wanted.keys()
         for key, values in wanted.items():
