@@ -135,7 +135,7 @@ def test_parts_of_batches_are_not_measured_beside_pytorch_on_whole_ones(monkeypa
 def test_arithmetic_is_counted_by_layer() -> None:
     from cupynet.backend import create_backend
     from cupynet.nn import Image, Model
-    from tests.training.test_trainer import lenet
+    from tests.support.training import lenet
 
     for name in ("numpy", "numba"):
         model = Model(lenet(), Image(28, 28, 1), create_backend(name))

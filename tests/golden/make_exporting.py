@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.interop.test_torch import of_torch
-from tests.support.exported_networks import everything_as_model, images_for
+from tests.support.exported_networks import everything_as_model, images_for, of_torch
 
 if __name__ == "__main__":
     folder, model = Path(__file__).parent, everything_as_model()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,7 +32,7 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
-from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
+from tests.support.exported_networks import everything_as_model, images_for, logits, model_of, of_torch
 from tests.support.imported_networks import (
     GOLDEN,
     NORMS,
@@ -49,30 +48,6 @@ from tests.support.settings import CHOICES, settings_of
 
 MODELS = [name for group, name in CHOICES if group == "model"]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-
-
-def imported(model: Model, folder: Path) -> ModuleType:
-    """The module that was written, as Python reads it."""
-    (folder / "written.py").write_text(torch_source(model), "utf-8")
-    spec = importlib.util.spec_from_file_location("written", folder / "written.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def of_torch(model: Model, images: Any, folder: Path) -> Any:
-    """The logits of the written module with the written weights, in double."""
-    import torch
-
-    module = imported(model, folder)
-    export_torch(model, folder / "a.safetensors")
-    net = module.network()
-    tensors = {name: torch.from_numpy(array) for name, array in load_file(folder / "a.safetensors").items()}
-    net.load_state_dict(tensors)
-    net.eval().double()
-    with torch.no_grad():
-        return net(module.prepared(torch.from_numpy(images)).double()).numpy()
 
 
 @needs_torch

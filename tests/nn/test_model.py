@@ -32,6 +32,7 @@ from cupynet.nn import (
     build,
     check_output,
 )
+from cupynet.nn.model import PREDICTED_TOGETHER
 from cupynet.optim import SGD
 from tests.support.backends import every_backend, every_dtype
 from tests.support.networks import SMALL, examples, lenet, small_networks, train_step
@@ -224,6 +225,17 @@ def test_predictions_are_made_in_batches(name: str) -> None:
     for wrong in (0, 2.0, True):
         with pytest.raises(ConfigError, match=f"batch_size={wrong}: must be an integer of at least 1"):
             model.predict(images, wrong)  # type: ignore[arg-type]
+
+
+def test_predictions_are_made_in_batches_by_default() -> None:
+    images = np.random.default_rng(1).random((PREDICTED_TOGETHER + 1, *SMALL.shape))
+    found, expected = small(dtype="double"), small(dtype="double")
+    whole = expected.predict(images[:-1], PREDICTED_TOGETHER)
+    for scores in (found.predict(images), found.scores(images)[0]):
+        assert scores.shape == (PREDICTED_TOGETHER + 1, 3)
+        np.testing.assert_array_equal(scores[:-1], whole)
+    assert len(found.classify(images)) == len(images)
+    assert found.backend.workspace.allocated_bytes < expected.backend.workspace.allocated_bytes * 1.1
 
 
 def test_grey_images_may_lack_their_axis_of_channels() -> None:

@@ -18,7 +18,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.backend.cuda.resident import Resident
 from cupynet.core.errors import ConfigError
-from cupynet.data import Dataset, Loader
+from cupynet.data import Loader
 from cupynet.nn import (
     Activation,
     BatchNorm,
@@ -27,7 +27,6 @@ from cupynet.nn import (
     Conv2D,
     Dense,
     Image,
-    MaxPool2D,
     Model,
     Residual,
     Sequential,
@@ -40,27 +39,16 @@ from tests.standin.machine import active
 from tests.support import warm
 from tests.support.backends import needs_bfloat16, on_devices
 from tests.support.commands import environment
-from tests.support.training import on_threads
+from tests.support.training import on_threads, stripes, stripes_network
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED_ON, HELD_OUT = 134, 20  # images: nine batches, the last one short; two batches
 
 
-def images(count: int) -> Dataset:
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, count)
-    pixels = rng.integers(0, 100, (count, 8, 8, 1)) + 70 * (np.arange(8) // 3 == labels[:, None])[:, :, None, None]
-    return Dataset("stripes", pixels.astype(np.uint8), labels, 3)
-
-
-def network() -> Sequential:
-    return Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
-
-
 def trained(
     name: str, dtype: str, workers: int, devices: Any = None, reduce: str = "auto", **options: Any
 ) -> dict[str, Any]:
-    model = Model(network(), Image(8, 8, 1), create_backend(name, dtype), seed=3)
+    model = Model(stripes_network(), Image(8, 8, 1), create_backend(name, dtype), seed=3)
     with ParallelWrapper(
         model,
         workers=workers,
@@ -72,8 +60,8 @@ def trained(
         timeout_s=60,
         **options,
     ) as wrapper:
-        held_out = images(HELD_OUT)
-        wrapper.fit(Loader(images(TRAINED_ON), 16, seed=1), epochs=2, evaluate_on=held_out)
+        held_out = stripes(HELD_OUT)
+        wrapper.fit(Loader(stripes(TRAINED_ON), 16, seed=1), epochs=2, evaluate_on=held_out)
         assert wrapper.evaluate(held_out, 16).loss == pytest.approx(wrapper.trainer.evaluation.loss, rel=1e-3)
     return model.weights()
 
@@ -135,10 +123,10 @@ NETWORKS = {
 @pytest.mark.parametrize(("layers", "workers"), [("plain", 1), *((layers, 2) for layers in NETWORKS)])
 def test_a_trained_model_predicts_in_the_callers_thread(layers: str, workers: int) -> None:
     """On the stream of the worker that trained it: while there are workers, and after."""
-    backend, some, found = create_backend("cupy", "double"), images(20).images, []
+    backend, some, found = create_backend("cupy", "double"), stripes(20).images, []
     model = Model(Sequential([*NETWORKS[layers](), Dense(3)]), Image(8, 8, 1), backend, seed=3)
     with ParallelWrapper(model, workers, devices=[0], optimizer=Nesterov(0.02), timeout_s=60) as wrapper:
-        wrapper.fit(Loader(images(64), 16, seed=1), epochs=1)
+        wrapper.fit(Loader(stripes(64), 16, seed=1), epochs=1)
         found.append(model.predict(some))
     found.append(model.predict(some))
     expected = model.replicate(create_backend("numpy", "double")).predict(some)
@@ -154,7 +142,7 @@ def test_a_model_predicts_on_a_device_that_is_not_the_first(layers: str, devices
             Model(network, Image(8, 8, 1), create_backend(name, "double", device), seed=3, loss=loss)
             for name, device in (("cupy", devices[0]), ("numpy", 0))
         ]
-        first, second = (model.predict(images(20).images) for model in models)
+        first, second = (model.predict(stripes(20).images) for model in models)
         np.testing.assert_allclose(first, second, rtol=0, atol=1e-10)
 
 

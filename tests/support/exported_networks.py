@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
+from cupynet import export_torch
 from cupynet.backend import PixelScale, create_backend
+from cupynet.interop import torch_source
 from cupynet.nn import (
     Activation,
     AvgPool2D,
@@ -93,3 +99,27 @@ def images_for(model: Model, count: int = 7) -> Any:
 def logits(model: Model, images: Any) -> Any:
     x = model.backend.load_images(images, np.arange(len(images)), model.pixels)
     return model.scores(x)[1]
+
+
+def imported(model: Model, folder: Path) -> ModuleType:
+    """The module that was written, as Python reads it."""
+    (folder / "written.py").write_text(torch_source(model), "utf-8")
+    spec = importlib.util.spec_from_file_location("written", folder / "written.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def of_torch(model: Model, images: Any, folder: Path) -> Any:
+    """The logits of the written module with the written weights, in double."""
+    import torch
+
+    module = imported(model, folder)
+    export_torch(model, folder / "a.safetensors")
+    net = module.network()
+    tensors = {name: torch.from_numpy(array) for name, array in load_file(folder / "a.safetensors").items()}
+    net.load_state_dict(tensors)
+    net.eval().double()
+    with torch.no_grad():
+        return net(module.prepared(torch.from_numpy(images)).double()).numpy()

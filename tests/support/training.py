@@ -80,6 +80,18 @@ def lenet() -> Sequential:
     )
 
 
+def stripes(count: int) -> Dataset:
+    """Images of 8x8 pixels; a bright stripe tells the class."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, count)
+    pixels = rng.integers(0, 100, (count, 8, 8, 1)) + 70 * (np.arange(8) // 3 == labels[:, None])[:, :, None, None]
+    return Dataset("stripes", pixels.astype(np.uint8), labels, 3)
+
+
+def stripes_network() -> Sequential:
+    return Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
+
+
 class Poisoned(Layer):
     """The identity, except that the outputs for some samples are NaN, or their derivatives infinite."""
 

@@ -28,8 +28,8 @@ from cupynet.parallel.communicators.nccl import NcclSum
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
 from cupynet.training.device_errors import translate_device_errors
 from tests.standin.machine import active
-from tests.standin.test_training import images, network
 from tests.support.backends import on_devices
+from tests.support.training import stripes, stripes_network
 
 on_standin = pytest.mark.standin
 HOW = r"cudaErrorLaunchFailure: unspecified launch failure|NCCL_ERROR_UNHANDLED_CUDA_ERROR: .*"
@@ -37,13 +37,13 @@ LOST = rf"device 1 has failed \(({HOW})\); .*go on from the last checkpoint"
 
 
 def wrapper(workers: int = 2, **changes: Any) -> ParallelWrapper:
-    model = Model(network(), Image(8, 8, 1), create_backend("cupy"), seed=3)
+    model = Model(stripes_network(), Image(8, 8, 1), create_backend("cupy"), seed=3)
     usual = {"averaging_frequency": 1, "reduce": "nccl", "optimizer": Nesterov(0.02), "prefetch_buffer": 0}
     return ParallelWrapper(model, workers, timeout_s=20, **usual | changes)
 
 
 def loader(count: int = 230) -> Loader:
-    return Loader(images(count), 16, seed=1)
+    return Loader(stripes(count), 16, seed=1)
 
 
 class At(Callback):
@@ -151,7 +151,7 @@ def test_no_memory_in_an_evaluation_is_reported() -> None:
         with cupy.cuda.Device(1):
             limit_pools([1], cupy.get_default_memory_pool().used_bytes() + (1 << 14))
         with pytest.raises(DeviceError, match="device 1 has no memory left: .*batch_size=200") as caught:
-            made.evaluate(images(600), batch_size=200)
+            made.evaluate(stripes(600), batch_size=200)
     assert "worker 1 (cupy, device 1), making room for batches" in notes(caught.value)
 
 
@@ -197,7 +197,7 @@ def test_a_device_lost_before_a_collective_ends_all_workers(late_s: float, monke
     [(1, [1], "auto"), (3, [0, 1], "auto"), (3, [0, 1], "device"), (4, [0, 1], "host")],
 )
 def test_a_lost_device_ends_the_run_with_every_way_to_reduce(workers: int, devices: list[int], reduce: str) -> None:
-    model = Model(network(), Image(8, 8, 1), create_backend("cupy", device=devices[0]), seed=3)
+    model = Model(stripes_network(), Image(8, 8, 1), create_backend("cupy", device=devices[0]), seed=3)
     callbacks = [At(workers > 1, 2, lambda: active().lose(1, 7))]
     with (
         ParallelWrapper(
@@ -309,9 +309,9 @@ def test_workers_with_different_numbers_of_batches_equal_the_host() -> None:
     """Nine batches for two workers: in the last round one of them has none."""
     found = {}
     for name in ("cupy", "numpy"):
-        model = Model(network(), Image(8, 8, 1), create_backend(name, "double"), seed=3)
+        model = Model(stripes_network(), Image(8, 8, 1), create_backend(name, "double"), seed=3)
         with ParallelWrapper(model, 2, 1, 0, timeout_s=20, reduce="nccl" if name == "cupy" else "auto") as made:
-            made.fit(Loader(images(8 * 16 + 5), 16, seed=1), 2)
+            made.fit(Loader(stripes(8 * 16 + 5), 16, seed=1), 2)
         found[name] = model.weights()
     for name, weight in found["numpy"].items():
         np.testing.assert_allclose(found["cupy"][name], weight, rtol=0, atol=1e-10)

@@ -176,9 +176,10 @@ def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: An
 def test_the_loss_scale_is_found_on_the_device(way: str, plainly: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It starts far too large, so steps are skipped and it is halved; then it grows every fifth step."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
-    options: dict[str, Any] = {"scale": 2.0**24, "synchronizer": WAYS[way]}
+    options: dict[str, Any] = {"scale": 2.0**24, "synchronizer": WAYS[way], "data": small_dataset(97)}
     found = train_on_device("half", **options)
     assert found["skipped"] >= 1 and found["scales"][-1] < 2.0**24
+    assert any(later > earlier for earlier, later in itertools.pairwise(found["scales"])), "it grew in no epoch"
     assert_same(found, plainly(train_on_device, "half", **options))
 
 
