@@ -311,6 +311,7 @@ PROGRAMS = [
 QUICK = {
     "MNIST()": "Synthetic(train=300, test=100)",
     "import MNIST": "import Synthetic",
+    "Synthetic(train=2000, test=500)": "Synthetic(train=300, test=100)",
     "epochs=10": "epochs=1",
     "epochs=5": "epochs=1",
 }

@@ -312,9 +312,9 @@ def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path):
 def test_every_experiment_trains(experiment, tmp_path):
     if "launcher: mpi" in (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text() and NO_MPI:
         pytest.skip(NO_MPI)
-    run(tmp_path, f"experiment={experiment}", "data=synthetic", "data.limit=100", "epochs=1", "batch_size=16")
+    run(tmp_path, f"experiment={experiment}", "data=synthetic", "data.limit=50", "epochs=1", "batch_size=8")
     summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
-    assert summary["images"] == 100 and summary["test_accuracy"] is not None
+    assert summary["images"] == 50 and summary["test_accuracy"] is not None
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [("numba", "half"), ("numpy", "double")])

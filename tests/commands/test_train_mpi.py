@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
-from tests.support.commands import QUICK, environment, run, run_folder
+from tests.support.commands import QUICK, SMALL, environment, run, run_folder
 from tests.support.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
 from tests.support.resumed_runs import MORE, same
 
@@ -76,7 +76,7 @@ def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path):
     Rank 0 alone writes and prints.
     """
     norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2))]
-    settings = [*QUICK, *norm, "parallel.averaging_frequency=1", "data.train=338", "data.validation=50"]
+    settings = [*QUICK, *norm, *SMALL, "parallel.averaging_frequency=1", "data.train=338", "data.validation=50"]
     (tmp_path / "ranks").mkdir()
     stdout, stderr = train(tmp_path / "ranks", 2, *settings, "parallel.launcher=mpi")
     assert stderr == "" and stdout.count("test accuracy") == 1 and stdout.count("run folder") == 1
@@ -211,7 +211,7 @@ def test_sweeps_and_commands_of_one_process_are_refused(tmp_path):
 
 
 def test_one_process_without_mpiexec_is_one_rank(tmp_path):
-    run(tmp_path, *MPI)
+    run(tmp_path, *MPI, *SMALL)
     assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["workers"] == 1
 
 
@@ -235,7 +235,7 @@ def test_divergence_leaves_the_best_weights(tmp_path, report):
 
 
 def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
-    _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "raise", 1, 4), code=1)
+    _, stderr = train(tmp_path, 2, *MPI, *SMALL, *faulty(tmp_path, "raise", 1, 4), code=1)
     assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
     assert stderr.splitlines()[-1] == "cupynet: rank 1: ZeroDivisionError: on purpose"
 
@@ -312,8 +312,8 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
 
 def test_ranks_resume_after_a_signal_to_one_of_them(tmp_path):
     """All stop after the same round, and end as threads do that nothing stopped, bit for bit."""
-    run(tmp_path, *QUICK, *MORE, "workers=2", "hydra.run.dir=whole")
-    _, stderr = train(tmp_path, 2, *MPI, *MORE, *faulty(tmp_path, "SIGTERM", 1, 11), "hydra.run.dir=parts", code=143)
+    run(tmp_path, *QUICK, *SMALL, *MORE, "workers=2", "hydra.run.dir=whole")
+    _, stderr = train(tmp_path, 2, *MPI, *SMALL, *MORE, *faulty(tmp_path, "SIGTERM", 1, 11), "hydra.run.dir=parts", code=143)
     assert stderr.count("stopped by SIGTERM") == 1
     assert json.loads((tmp_path / "parts/summary.json").read_text())["stopped_by"] == "SIGTERM"
     train(tmp_path, 2, "resume=parts", "trusted_modules=[faults]")

@@ -21,6 +21,7 @@ QUICK = [
     "batch_size=32",
     "callbacks.progress.style=lines",
 ]
+SMALL = ["model.layers.conv1.filters=4", "model.layers.conv2.filters=6", "model.layers.dense1.units=16"]
 
 
 def environment(**more: str) -> dict[str, str]:

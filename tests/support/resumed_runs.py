@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.support.commands import QUICK, run
+from tests.support.commands import QUICK, SMALL, run
 
 FAULT = """
 import os, signal, time
@@ -26,7 +26,7 @@ TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "tra
 def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str) -> tuple[str, str]:
     """Start a run in a folder of this name. `END_AFTER` and `END_BY` of `more` say when which signal ends it."""
     (folder / "fault.py").write_text(FAULT)
-    return run(folder, *QUICK, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
+    return run(folder, *QUICK, *SMALL, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
 
 
 def same(one: Path, other: Path) -> bool:
