@@ -9,8 +9,8 @@ import pytest
 
 from cupynet.bench.cost_model import LINKS, Cluster, Costs, Link, forecast, recommended
 from cupynet.core import checks
+from tests.support.costs import COSTS
 
-COSTS = Costs(batch_size=128, alone_s=20e-3, busy_s=22e-3, average_s=1e-3, size=3.4e6, cores=2)
 FREE = Link("free", math.inf, 0.0)
 SLOW = Link("slow", 1e9, 1e-3)
 

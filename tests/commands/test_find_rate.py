@@ -10,8 +10,8 @@ import pytest
 from cupynet.commands import find_rate
 from cupynet.config.schema import RateSettings, read
 from cupynet.core.errors import ConfigError
-from tests.config.test_schema import LEAST
 from tests.support.commands import run
+from tests.support.settings import LEAST
 
 TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backend=numpy", "workers=2", "batch_size=16"]
 

@@ -15,9 +15,9 @@ from cupynet.commands import plan
 from cupynet.commands.plan import Checked
 from cupynet.config.schema import PlanSettings, Settings, own_names, read
 from cupynet.core.errors import ConfigError
-from tests.bench.test_cost_model import COSTS
-from tests.config.test_schema import LEAST
 from tests.support.commands import QUICK, run
+from tests.support.costs import COSTS
+from tests.support.settings import LEAST
 
 WIDTH = 100
 

@@ -313,7 +313,9 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
 def test_ranks_resume_after_a_signal_to_one_of_them(tmp_path):
     """All stop after the same round, and end as threads do that nothing stopped, bit for bit."""
     run(tmp_path, *QUICK, *SMALL, *MORE, "workers=2", "hydra.run.dir=whole")
-    _, stderr = train(tmp_path, 2, *MPI, *SMALL, *MORE, *faulty(tmp_path, "SIGTERM", 1, 11), "hydra.run.dir=parts", code=143)
+    _, stderr = train(
+        tmp_path, 2, *MPI, *SMALL, *MORE, *faulty(tmp_path, "SIGTERM", 1, 11), "hydra.run.dir=parts", code=143
+    )
     assert stderr.count("stopped by SIGTERM") == 1
     assert json.loads((tmp_path / "parts/summary.json").read_text())["stopped_by"] == "SIGTERM"
     train(tmp_path, 2, "resume=parts", "trusted_modules=[faults]")

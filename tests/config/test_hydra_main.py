@@ -77,12 +77,12 @@ HERE = __name__
         (("-m", "seed=1,2", "data=mnist"), [None, None]),
     ],
 )
-def test_who_types_which_data_gets_no_others(command: Command, arguments: Any, fallbacks: list[str | None]) -> None:
+def test_an_explicit_data_set_has_no_fallback(command: Command, arguments: Any, fallbacks: list[str | None]) -> None:
     code, ran = command(*arguments)
     assert code == 0 and [each.data.get("fallback", "none of it") for each in ran] == fallbacks
 
 
-def test_what_was_typed_then_counts_where_a_run_is_read_again(command: Command, in_folder: Path) -> None:
+def test_a_reloaded_run_keeps_its_overrides(command: Command, in_folder: Path) -> None:
     for arguments, fallback in ((["data=mnist"], None), ([], "auto")):
         folder = f"run-{fallback}"
         assert command(*arguments, f"hydra.run.dir={folder}")[0] == 0
@@ -763,7 +763,7 @@ def test_build_trusts_definitions_only() -> None:
         assert str(caught.value).startswith(f"loss._target_={target}: ") and reason in str(caught.value), target
 
 
-def test_build_trusts_nobody_unasked() -> None:
+def test_build_trusts_no_module_by_default() -> None:
     with pytest.raises(ConfigError, match="list '.*' in trusted_modules if it is yours"):
         build({"_target_": f"{HERE}.Conv", "filters": 1}, "model")
 

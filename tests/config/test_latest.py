@@ -49,7 +49,7 @@ def test_what_lies_elsewhere_gets_none(name, here):
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_what_somebody_has_under_that_name_stays(kind, here):
+def test_a_users_file_named_latest_is_kept(kind, here):
     run = made("outputs/day/one")
     LATEST.mkdir() if kind == "folder" else LATEST.write_text("mine")
     resume.mark_latest(run)
@@ -96,7 +96,7 @@ def test_several_at_once_leave_one_of_them(here):
 
 
 @pytest.mark.parametrize("below", ["", "/checkpoints", "/checkpoints/step-00000004"])
-def test_a_run_that_is_gone_on_with_is_not_the_one_that_comes_after_it(below, here):
+def test_a_resumed_run_is_not_the_latest(below, here):
     made("outputs/day/one")
     resume.mark_latest(Path("outputs/day/one"))
     found = resume.find(f"outputs/latest{below}", [])

@@ -90,9 +90,7 @@ def test_stages_are_put_together(tmp_path: Path) -> None:
 
 @pytest.mark.standin
 @pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False), ("double", False)])
-def test_who_asks_for_float_is_given_no_products_of_fewer_digits(
-    dtype: str | None, tf32: bool, finished: Path, tmp_path: Path
-) -> None:
+def test_float_disables_tf32(dtype: str | None, tf32: bool, finished: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(finished, tmp_path / "copy"))
     path = copy / ".hydra" / "config.yaml"
     text = path.read_text()

@@ -70,7 +70,7 @@ def stopped(tmp_path_factory):
         (["resume=outputs/day/run", "parallel.launcher=mpi"], "parallel.launcher=mpi: the run in outputs/day/run was"),
     ],
 )
-def test_what_cannot_be_gone_on_with_is_refused_in_one_line(stopped, arguments, said):
+def test_invalid_resumes_are_refused(stopped, arguments, said):
     before = {
         path: path.stat().st_mtime_ns for path in stopped.rglob("*") if path.is_file() and ".hydra" not in path.parts
     }
@@ -160,7 +160,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_what_did_not_go_on_is_stored_as_it_was(stopped, tmp_path):
+def test_a_refused_resume_changes_nothing(stopped, tmp_path):
     """Whatever was asked for: what the next `resume=` does must not depend on one that did nothing."""
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     folder = tmp_path / "outputs/day/run/.hydra"
@@ -221,7 +221,7 @@ def test_a_link_in_place_of_the_checkpoints(stopped, tmp_path):
     assert "checkpoints: is a link, and going on would write where it leads" in stderr
 
 
-def test_a_new_run_where_one_was_only_tried_has_no_old_checkpoints(tmp_path):
+def test_a_new_run_after_a_dry_run_has_no_old_checkpoints(tmp_path):
     """A trial's results are none; what it left does not pass for the new run's."""
     run(tmp_path, *QUICK, "fast_dev_run=true", "hydra.run.dir=run", "workers=1")
     assert Checkpoints(tmp_path / "run/checkpoints").steps()

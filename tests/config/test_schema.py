@@ -25,12 +25,9 @@ from cupynet.config.schema import (
 )
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
+from tests.support.settings import LEAST
 
 GROUPS = ("backend", "backend.priority", "memory", "parallel")
-LEAST: dict[str, Any] = {
-    **{"backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}, "callbacks": {}},
-    **{"data": {}, "model": {}, "loss": {}, "optimizer": {}},
-}
 
 
 def given(key: str, value: Any) -> dict[str, Any]:

@@ -141,7 +141,7 @@ def test_a_reader_that_leaves_and_a_log_that_cannot_be_written_any_more(tmp_path
     assert (folder / "summary.json").is_file()
 
 
-def test_what_is_told_to_a_full_disk_is_told_to_nobody(monkeypatch):
+def test_messages_to_a_full_disk_are_dropped(monkeypatch):
     record = logging.LogRecord("cupynet", logging.INFO, "", 0, "text", (), None)
     fault = logging.LogRecord("cupynet", logging.ERROR, "", 0, "text", (), None)
     closed = io.StringIO()

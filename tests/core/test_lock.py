@@ -69,7 +69,7 @@ def test_without_locks_a_run_goes_on_with_a_warning(tmp_path: Path, monkeypatch,
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "x"}', "\0" * 100, "[" * 10000])
-def test_a_file_that_says_nothing_belongs_to_nobody(tmp_path: Path, text: str) -> None:
+def test_an_empty_lock_file_has_no_holder(tmp_path: Path, text: str) -> None:
     (tmp_path / NAME).write_text(text)
     assert not at_work(tmp_path)
     hold = Hold(tmp_path)

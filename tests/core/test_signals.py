@@ -82,7 +82,7 @@ def test_what_is_being_saved_is_saved(where):
     assert done == ["part", "whole"] and caught.value.args == (signal.SIGTERM,)
 
 
-def test_who_asks_twice_during_a_save_is_let_go():
+def test_a_second_signal_during_a_save_interrupts():
     waited = []
     with pytest.raises(KeyboardInterrupt), signals.handled(signals.leave), signals.undisturbed():
         os.kill(os.getpid(), signal.SIGINT)

@@ -42,7 +42,7 @@ def test_a_figure_keeps_its_unit(figure):
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()])
-def test_nobody_sits_before_a_stream_that_is_gone(stream, monkeypatch):
+def test_a_closed_stream_is_not_a_terminal(stream, monkeypatch):
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stdout", stream)

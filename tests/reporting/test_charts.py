@@ -16,7 +16,7 @@ import pytest
 from cupynet.reporting import charts, pictures
 from cupynet.reporting.charts import PALETTE, Chart, Line, run_charts, thinned
 from cupynet.reporting.folder import read_run
-from tests.reporting.test_page import Page, check_alone
+from tests.support.pages import Page, check_alone
 from tests.support.run_folders import HOSTILE, finished, history, unfinished
 
 if "CUPYNET_TEST_ALL" not in os.environ:

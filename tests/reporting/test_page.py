@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -19,44 +18,8 @@ from cupynet.core.lock import Hold
 from cupynet.reporting.folder import MAX_ROWS, read_run
 from cupynet.reporting.page import clock, page_values, repeat, state, write_page
 from cupynet.reporting.render import render
+from tests.support.pages import Page, check_alone
 from tests.support.run_folders import HOSTILE, finished, history, start, summary, unfinished
-
-VOID = {"meta", "link", "img", "br", "path", "use"}
-
-
-class Page(HTMLParser):
-    """A page taken apart: AssertionError where its elements do not nest."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.words: list[str] = []
-        self.feed(text)
-        self.close()
-        assert not self.open, self.open
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.open and self.open.pop() == tag, tag
-
-    def handle_data(self, data: str) -> None:
-        self.words.append(data)
-
-    @property
-    def text(self) -> str:
-        return " ".join(" ".join(self.words).split())
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.elements if name == tag]
 
 
 def page(folder: Path, *, over: bool = False) -> str:
@@ -73,21 +36,6 @@ def write(folder: Path) -> str:
     path, missing = write_page(folder)
     assert not missing
     return path.read_text()
-
-
-def check_alone(text: str) -> None:
-    """The page refers to nothing outside itself, runs nothing, and has each name once."""
-    parsed = Page(text)
-    assert not parsed.all("script") and not parsed.all("iframe") and not parsed.all("base")
-    names = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
-    assert len(names) == len(set(names))
-    for _, attributes in parsed.elements:
-        assert not [name for name in attributes if name.startswith("on")], attributes
-        for name in ("src", "href", "xlink:href", "action", "data"):
-            value = attributes.get(name)
-            assert value is None or value.startswith(("data:", "#")), value
-            assert value is None or not value.startswith("#") or value[1:] in names, value
-    assert not re.search(r"url\((?!#)|@import|https?:", text)
 
 
 def test_the_page_of_a_finished_run_shows_what_it_came_to(tmp_path):

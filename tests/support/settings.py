@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -14,6 +15,12 @@ from cupynet.config.schema import Settings
 CONF = config.conf_folder()
 
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
+
+# the least that a schema can be read from
+LEAST: dict[str, Any] = {
+    **{"backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}, "callbacks": {}},
+    **{"data": {}, "model": {}, "loss": {}, "optimizer": {}},
+}
 
 CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / group).glob("*.yaml"))]
 
