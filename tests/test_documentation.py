@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -37,20 +37,10 @@ from cupynet.config import composing
 from cupynet.config import schema as settings
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError
+from tests.support.commands import ROOT
+from tests.support.documentation import FENCE, PAGES, run_guide
 
-ROOT = Path(__file__).resolve().parents[1]
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
-    for path in sorted(
-        [
-            *(ROOT / "README.md", ROOT / "conf" / "README.md"),
-            *(ROOT / "cupynet").rglob("*.md"),
-            *(ROOT / "outputs" / "records").glob("*.md"),
-        ]
-    )
-}
 GUIDES = "cupynet/guides/"
-FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def prose(text: str) -> str:
@@ -308,13 +298,6 @@ PROGRAMS = [
     for kind, code in FENCE.findall(text)
     if kind.startswith("python")
 ]
-QUICK = {
-    "MNIST()": "Synthetic(train=300, test=100)",
-    "import MNIST": "import Synthetic",
-    "Synthetic(train=2000, test=500)": "Synthetic(train=300, test=100)",
-    "epochs=10": "epochs=1",
-    "epochs=5": "epochs=1",
-}
 
 
 def test_every_program_is_python() -> None:
@@ -330,18 +313,6 @@ def made_elsewhere(name: str) -> None:
     }
     rng = np.random.default_rng(1)
     save_file({name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}, name)
-
-
-def run_guide(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the programs of a page leave, one after the other in one module; smaller, and without those for PyTorch."""
-    monkeypatch.chdir(folder)
-    found: dict[str, Any] = {"__name__": "guide"}
-    for kind, code in FENCE.findall(PAGES[page]):
-        if kind == "python":
-            for long, short in QUICK.items():
-                code = code.replace(long, short)
-            exec(compile(code, page, "exec"), found)
-    return found
 
 
 def test_the_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

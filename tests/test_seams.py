@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.test_architecture import MODULES, SOURCES, Source, imported
+from tests.support.sources import MODULES, SOURCES, Source, imported
 
 
 def edges(sources: Iterable[Source]) -> dict[str, set[str]]:

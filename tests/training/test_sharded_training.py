@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import run, run_folder
+from tests.support.documentation import run_guide
 from tests.support.mpi import needs_mpi, under_mpiexec
-from tests.test_documentation import run_guide
 
 TRAIN = ["data=shards", "data.folder=../shards", "batch_size=32", "epochs=1", "callbacks.progress.style=lines"]
 
