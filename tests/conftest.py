@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.backend import cuda
+from cupynet.backend.select import device_count
 from tests.standin import installed, machine
 from tests.support import hydra_files
 from tests.support.backends import GPU, ON_DEVICES
@@ -35,8 +36,11 @@ LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batche
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what tests the GPU's code without a GPU; start the longest tests first."""
+    """Mark tests of the GPU code that run without a GPU, skip those that need more GPUs, start the longest first."""
+    several = GPU and device_count("cupy") > 1
     for item in items:
+        if item.get_closest_marker("multi_gpu") and not several:
+            item.add_marker(pytest.mark.skip(reason="needs two GPUs"))
         if " at 0x" in item.nodeid:  # it would differ between the processes that share the tests
             raise pytest.UsageError(f"{item.nodeid}: has an address in its name: give it ids")
         if item.get_closest_marker("gpu") is None and (

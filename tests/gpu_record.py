@@ -1,7 +1,7 @@
-"""A record of the tests that ran on a GPU, `python -m pytest -p tests.gpu_record ...`, as `make test-gpu` does.
+"""Record the tests that run on a GPU: `python -m pytest -p tests.gpu_record ...`, as in `make test-gpu`.
 
-At the end a table, and outputs/records/gpu-tests-<device>-<date>.json. Under xdist the process that shares the tests
-out writes it, and it alone.
+Prints a table at the end and writes outputs/records/gpu-tests-<device>-<date>.json. Under xdist only the controlling
+process does so. Without a usable GPU it runs no test.
 """
 
 from __future__ import annotations
@@ -15,26 +15,28 @@ import pytest
 from cupynet.backend import cuda
 from cupynet.bench import records
 
-COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # as pytest has them; error: around a test
+COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # pytest's outcomes; error: in a fixture
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(Recorder())
+    if hasattr(config, "workerinput"):
+        return
+    fault = cuda.probe()
+    if fault is not None:
+        raise pytest.UsageError(f"no GPU can be used: {fault}")
+    config.pluginmanager.register(Recorder())
 
 
 class Recorder:
-    """Writes the record of this session. It looks at the device first: afterwards that may have failed for good."""
+    """Writes the record of this session. It reads the device's properties first: a test may make the device fail."""
 
     def __init__(self) -> None:
-        self._began, self._fault = time.perf_counter(), cuda.probe()
-        self._where = records.where() if self._fault is None else {}
+        self._began, self._where = time.perf_counter(), records.where()
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
         seconds = time.perf_counter() - self._began
-        if config.option.collectonly or not self._where:
-            terminalreporter.write_line(f"no record is written: {self._fault or 'no test was run'}")
+        if config.option.collectonly:
             return
         record = {**self._where, "pytest": pytest.__version__, "arguments": [*config.invocation_params.args]}
         record |= {"seconds": seconds, "exit_status": int(exitstatus), **counted(terminalreporter.stats)}
@@ -45,7 +47,7 @@ class Recorder:
 
 
 def counted(stats: dict[str, list[Any]]) -> dict[str, Any]:
-    """How many tests came to what, which failed, and why others were skipped; stats: pytest's reports, by outcome."""
+    """Return the number of tests by outcome, the failures, and the reasons of skips. stats: reports by outcome."""
     failed = [report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())]
     reasons = Counter(_reason(report) for report in stats.get("skipped", ()))
     counts = {kind: len(stats.get(kind, ())) for kind in COUNTED}
@@ -53,16 +55,16 @@ def counted(stats: dict[str, list[Any]]) -> dict[str, Any]:
 
 
 def _reason(report: Any) -> str:
-    """Why a test was skipped."""
+    """Return why a test was skipped."""
     why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     return str(why).removeprefix("Skipped: ")
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    """The record in lines."""
+    """Return the record as lines of text."""
     versions, counts = record["cuda"], record["counts"]
-    told = ", ".join(f"{name} {versions[name]}" for name in ("cupy", "runtime", "driver", "nccl"))
-    lines = ["", f"{record['device']['name']}, {told}", f"commit {record['commit']}"]
+    stack = ", ".join(f"{name} {versions[name]}" for name in ("cupy", "runtime", "driver", "nccl"))
+    lines = ["", f"{record['device']['name']}, {stack}", f"commit {record['commit']}"]
     lines += [f"{kind:<10}{count:>8,}" for kind, count in counts.items() if count or kind in ("passed", "failed")]
     lines.append(f"{'seconds':<10}{record['seconds']:>8,.0f}")
     return lines + [f"skipped {count} times: {why}" for why, count in record["skipped_because"].items()]

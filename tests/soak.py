@@ -1,14 +1,11 @@
-"""Trains, kills, goes on and compares, for an hour: `make soak`, or `make soak MINUTES=5`.
+"""Train, kill, resume and compare, for an hour: `make soak`, or `make soak MINUTES=5`.
 
-Each point is a run of the whole command in a process of its own, forked from this one so that nothing has to be
-imported again. It is killed (SIGKILL) at a random moment or at a place of the save path; as often as it takes, another
-goes on with `resume=latest`; what is left in the end must be what a run that nobody disturbed left: weights, optimizer
-state, synchronizer state and counters of every worker, the history but for its times, which checkpoints there are, and
-no temporary file. The places are reached by replacing what `os`, `shutil` and `Path` offer, in the process that is to
-die: the product has no hook for this. Beside it one process trains all the time, and its memory, threads, file
-descriptors and buffers are watched. Exit code 0 where all was as it must be.
-
-The file is long because one command, of which tests/test_soak.py runs a small sample, is in it.
+Each point is a run of `cupynet train` in a forked process. It is killed (SIGKILL) at a random moment, or at a place of
+the save path, and resumed with `resume=latest`, possibly several times. The result must equal that of an undisturbed
+run: weights, optimizer and synchronizer state, the counters of every worker, the history except its times, and the list
+of checkpoints. No temporary file may be left. The places are reached by patching `os`, `shutil` and `Path` in the
+process that dies. Meanwhile another process trains all the time, and its memory, threads, file descriptors and buffers
+are watched. The exit code is 0 if there was no fault.
 """
 
 from __future__ import annotations
@@ -37,8 +34,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HANG_S = 120  # a run takes a second or two
-M_ARENA_MAX = -8  # of glibc's malloc.h
-SETTLES_S, JUDGED_S = 120, 300  # of the memory that is watched
+M_ARENA_MAX = -8  # from glibc's malloc.h
+SETTLES_S, JUDGED_S = 120, 300  # memory is compared after the first, for at least the second
 
 RUN = [
     "data=synthetic",
@@ -59,29 +56,29 @@ MODES = {
     "gradients, 1 worker": ["workers=1", "parallel=gradients"],
     "gradients, 4 workers": ["workers=4", "parallel=gradients"],
 }
-# The places, and what each does; "moment" is any.
+# The places to kill a run; "moment" is a random moment.
 PLACES = {
     "temporary file open": "a file of a checkpoint is open, and empty",
     "mid-write": "half of a file is written",
     "before fsync": "a file is written, and not flushed",
     "before rename": "the folder is flushed, and still has its temporary name",
     "after rename": "the folder has its name",
-    "before the parent's fsync": "the folder above is not flushed",
+    "before the parent's fsync": "the parent folder is not flushed",
     "mid-replacement": "one of the same iteration was moved away, and nothing has its name",
     "mid-prune": "half of an old checkpoint is removed",
-    "mid-removal": "what a killed process left is half removed by the next",
+    "mid-removal": "the next process has half removed the files of a killed one",
     "mid-results": "half of the final weights, or of the summary, is written",
-    "mid-settings": "going on, half of the settings in .hydra/ is written",
+    "mid-settings": "a resumed run has written half of the settings in .hydra/",
 }
 MOMENTS = 6
 KINDS = [*PLACES, *["moment"] * MOMENTS]
-TIMES = re.compile(r"_s$|^bytes")  # bytes: of traffic, which those who go on have more of, and of the file of history
+TIMES = re.compile(r"_s$|^bytes")  # bytes: of traffic (a resumed run sends more) and of the history file
 STRAY = re.compile(r"\.tmp-\d|\.old-\d|\.part$")
 
 
 @dataclass
 class Point:
-    """What became of one point; `fault` says what was not as it must be, "" if nothing."""
+    """The result of one point. `fault` is "" if the run resumed correctly."""
 
     number: int
     mode: str
@@ -91,11 +88,11 @@ class Point:
     fault: str
 
 
-# a run, in a process of its own ---------------------------------------------------------------------------------------
+# a run in a forked process ---------------------------------------------------------------------------------------
 
 
 def begun(arguments: Sequence[str], output: Path, prepare: Callable[[], None] = lambda: None) -> int:
-    """The process of `cupynet train ARGUMENTS`, which prints into a file; `prepare` is called in it before."""
+    """Fork a process that calls `prepare`, then runs `cupynet train` with its output in a file. Return its pid."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -122,7 +119,7 @@ def begun(arguments: Sequence[str], output: Path, prepare: Callable[[], None] = 
 
 
 def ended(pid: int, kill_after_s: float | None = None) -> int | str:
-    """How a process ended: its exit code, -9 where it was killed; "hung" where it had to be."""
+    """Wait for a process. Return its exit code, -9 if it was killed, or "hung" if it did not end in time."""
     began, limit_s = time.monotonic(), HANG_S if kill_after_s is None else kill_after_s
     while True:
         found, status = os.waitpid(pid, os.WNOHANG)
@@ -136,17 +133,17 @@ def ended(pid: int, kill_after_s: float | None = None) -> int | str:
 
 
 def exited(pid: int) -> bool:
-    """Whether a process has ended, which `ended` is still to be told."""
+    """Return True if a process has ended, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)  # it may take a moment until all threads are gone
+    time.sleep(60)  # until all threads are gone
 
 
 def die_at(place: str, number: int) -> Callable[[], None]:
-    """What replaces, in the process that calls it, what the save path calls, so that it dies there the nth time."""
+    """Return a function that patches this process so that it dies when it reaches `place` for the nth time."""
     seen = [0]
 
     def now() -> bool:
@@ -221,18 +218,18 @@ def die_at(place: str, number: int) -> Callable[[], None]:
     return replace
 
 
-# what a run left ------------------------------------------------------------------------------------------------------
+# results of a run ----------------------------------------------------------------------------------------------------
 
 
 def timeless(value: Any) -> Any:
-    """Without what no two runs have alike: times, and what follows from them."""
+    """Remove times, which differ between equal runs."""
     if isinstance(value, dict):
         return {name: timeless(each) for name, each in value.items() if not TIMES.search(name)}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
 def left_by(folder: Path) -> dict[str, Any]:
-    """What a finished run left, of all that two equal runs have alike: by name, as text or digests."""
+    """Return everything that two equal runs have in common, by name, as text or digests."""
     from cupynet.core.files import digest
     from cupynet.runs.checkpoints import Checkpoints
 
@@ -252,14 +249,14 @@ def left_by(folder: Path) -> dict[str, Any]:
 
 
 def stray(folder: Path) -> list[str]:
-    """Temporary files and folders that nobody will remove."""
+    """Return the temporary files and folders that are left."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if STRAY.search(path.name))
 
 
 def differences(folder: Path, wanted: dict[str, Any]) -> str:
-    """What is not as the undisturbed run left it; "" where all is.
+    """Return how a run differs from the undisturbed one; "" if it does not.
 
-    A run that is killed in its last save has no other that would remove the checkpoint that this one was to replace.
+    A run killed in its last save may keep the checkpoint that this save would have removed.
     """
     try:
         found = left_by(folder)
@@ -279,7 +276,7 @@ def differences(folder: Path, wanted: dict[str, Any]) -> str:
 
 @dataclass
 class Reference:
-    """An undisturbed run: what it left, how long it took, its saves, and its epochs, which each replace one."""
+    """An undisturbed run: its results, its duration, its number of saves, and its number of epochs."""
 
     left: dict[str, Any]
     seconds: float
@@ -288,10 +285,13 @@ class Reference:
 
 
 class Soak:
-    """One use of the command, in a folder of its own.
+    """One soak.
 
-    folder: where the runs are; those that failed stay there. images: of each run's training set. seed: of what is
-    killed when. say: prints a line.
+    Args:
+        folder: holds the runs; failed ones stay there.
+        images: size of the training set of each run.
+        seed: decides what is killed when.
+        say: prints a line.
     """
 
     def __init__(self, folder: Path, images: int, seed: int, say: Callable[[str], None]) -> None:
@@ -299,13 +299,13 @@ class Soak:
         self.references: dict[str, Reference] = {}
 
     def begin(self, name: str, mode: str, *more: str, at: Callable[[], None] = lambda: None) -> int:
-        """The process of a run into the folder `name`, which goes on with what is there."""
+        """Start a run in the folder `name`, which resumes if there is a checkpoint. Return its pid."""
         folder = f"hydra.run.dir={self.folder / name}"
         arguments = [*RUN, f"data.train={self.images}", *MODES[mode], *more, "resume=latest", folder]
         return begun(arguments, self.folder / f"{name}.txt", at)
 
     def refer(self, mode: str) -> str:
-        """Make the undisturbed run; what is wrong with it, "" if nothing."""
+        """Make the undisturbed run. Return what is wrong with it; "" if nothing is."""
         name, began = mode.replace(", ", "-").replace(" ", "-"), time.monotonic()
         code = ended(self.begin(name, mode))
         if code != 0:
@@ -317,18 +317,18 @@ class Soak:
         return f"left over: {temporary}" if temporary else ""
 
     def point(self, number: int, mode: str, kind: str) -> Point:
-        """Kill a run, go on with it, and compare."""
+        """Kill a run, resume it, and compare."""
         began, rng, name = time.monotonic(), random.Random(f"{self.seed} {number}"), f"point-{number:04d}"
         folder, reference, kills = self.folder / name, self.references[mode], []
 
         def killed(place: str, most: int) -> bool:
-            """Whether a run died there, at one of so many times that it comes by."""
+            """Run until it dies at this place, at a random one of `most` visits. Return False if it did not."""
             at = rng.randrange(most) + 1
             kills.append(f"{place} {at}")
             return ended(self.begin(name, mode, at=die_at(place, at))) == -9
 
         def killed_at_once_or_later() -> bool:
-            """Whether a run died at some time; two in three have trained before. One that was faster begins anew."""
+            """Kill a run at a random moment, two in three after their first save. Retry if the run was faster."""
             for _ in range(9):
                 pid, trained = self.begin(name, mode), rng.random() < 0.67
                 while trained and not (folder / "checkpoints").exists() and not exited(pid):
@@ -344,9 +344,7 @@ class Soak:
         if kind == "moment":
             there = killed_at_once_or_later() and (rng.random() < 0.5 or killed_at_once_or_later())
         elif kind in ("mid-removal", "mid-settings"):
-            left = (
-                "after rename" if kind == "mid-settings" else "before rename"
-            )  # something to go on with, or to remove
+            left = "after rename" if kind == "mid-settings" else "before rename"  # something to resume, or to remove
             there = killed(left, reference.saves) and killed(kind, 2 if kind == "mid-settings" else 1)
         else:
             often = {"mid-results": 2, "mid-replacement": reference.epochs, "mid-prune": reference.saves // 2}
@@ -356,16 +354,16 @@ class Soak:
             fault = "was not killed"
         else:
             code = ended(self.begin(name, mode))
-            fault = differences(folder, reference.left) if code == 0 else f"going on ended with {code}"
+            fault = differences(folder, reference.left) if code == 0 else f"resuming ended with {code}"
         if fault:
-            fault += f" (see {folder} and {name}.txt beside it)"
+            fault += f" (see {folder} and {name}.txt)"
         else:
             shutil.rmtree(folder)
             (self.folder / f"{name}.txt").unlink()
         return Point(number, mode, kind, kills, round(time.monotonic() - began, 2), fault)
 
     def points(self, count: int, lanes: int, until: float) -> list[Point]:
-        """`count` points, or as many as there is time for, each in one of so many processes at once."""
+        """Run `count` points, or as many as there is time for, in `lanes` processes."""
         pids = []
         for lane in range(lanes):
             sys.stdout.flush()
@@ -381,20 +379,19 @@ class Soak:
         return [*found, *(Point(-1, "", "lane", [], 0, f"process {pid} failed") for pid in failed)]
 
     def _lane(self, numbers: range, path: Path, until: float) -> None:
-        """In a process of its own, which ends here."""
+        """Run points in a forked process, and exit."""
         code = 1
         try:
             with path.open("w", buffering=1) as file:
                 for number in numbers:
                     if time.monotonic() > until:
                         break
-                    mode, kind = what(number)
+                    mode, kind = case(number)
                     point = self.point(number, mode, kind)
                     file.write(json.dumps(asdict(point)) + "\n")
-                    told = "agrees" if not point.fault else f"FAILED: {point.fault}"
-                    self.say(
-                        f"{number + 1:5d}  {mode:21}  {', then '.join(point.kills):58}  {told}  {point.seconds:.1f} s"
-                    )
+                    result = "agrees" if not point.fault else f"FAILED: {point.fault}"
+                    kills = ", then ".join(point.kills)
+                    self.say(f"{number + 1:5d}  {mode:21}  {kills:58}  {result}  {point.seconds:.1f} s")
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -403,7 +400,7 @@ class Soak:
             os._exit(code)
 
     def repeats(self, count: int) -> int:
-        """How many different outcomes so many equal runs have."""
+        """Return the number of different outcomes of `count` equal runs."""
         mode, seen = "averaging, 4 workers", set()
         for number in range(count):
             name = f"repeat-{number}"
@@ -413,7 +410,7 @@ class Soak:
         return len(seen)
 
     def apart(self) -> float:
-        """The greatest relative distance between the weights that NumPy and numba train in double, in one epoch."""
+        """Return the greatest relative difference between weights trained with NumPy and numba, in double."""
         import numpy as np
 
         from cupynet.core.files import load_weights
@@ -429,8 +426,8 @@ class Soak:
         return max(float(np.abs(one[name] - other[name]).max() / np.abs(one[name]).max()) for name in one)
 
 
-def what(number: int) -> tuple[str, str]:
-    """Mode and kind of a point: of any 4 x 17 after each other each mode has each kind once, and of 12 all places."""
+def case(number: int) -> tuple[str, str]:
+    """Return mode and kind of a point: 4 x 17 points combine each mode with each kind, and 12 reach all places."""
     return list(MODES)[number % len(MODES)], KINDS[number % len(KINDS)]
 
 
@@ -438,7 +435,7 @@ def what(number: int) -> tuple[str, str]:
 
 
 def watched(path: Path, until: float) -> int:
-    """The process that trains, evaluates and saves until then, and writes down now and then what it occupies."""
+    """Fork a process that trains, evaluates and saves until a time, and samples its memory, threads and files."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -465,8 +462,7 @@ def _train_and_sample(path: Path, until: float) -> None:
     from cupynet.training import Checkpoint, History, ParallelWrapper
     from tests.support.workspaces import workspaces
 
-    # glibc keeps memory for each of the threads that come and go, for eight times as many as there are cores: with one
-    # pool for all, what is seen to grow is what was not given back
+    # glibc keeps an arena for each of many threads: with a single arena, growth means a leak
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     logging.disable()
     rng = np.random.default_rng(1)
@@ -498,7 +494,7 @@ def _train_and_sample(path: Path, until: float) -> None:
 
 
 def network() -> Any:
-    """A small network of the layers that LeNet has."""
+    """Return a small network with the layers of LeNet."""
     from cupynet.nn import Conv2D, Dense, MaxPool2D, Sequential
 
     layers = {"conv": Conv2D(4, 3), "pool": MaxPool2D(2), "dense": Dense(16, "relu"), "output": Dense(4)}
@@ -506,10 +502,9 @@ def network() -> Any:
 
 
 def drift(path: Path) -> dict[str, Any]:
-    """What changed after the first two minutes, or the first fifth; `fault` says what must not have, "" if nothing.
+    """Compare the first and the last samples after a warm-up. `fault` is "" if nothing grew.
 
-    For a minute the allocator still takes more for threads that come and go: memory is judged where it was watched for
-    five more.
+    Memory counts only if it was watched for five minutes after the warm-up of two: the allocator grows at first.
     """
     samples = [json.loads(line) for line in path.read_text().splitlines()]
     if len(samples) < 3:
@@ -542,7 +537,7 @@ def drift(path: Path) -> dict[str, Any]:
 
 
 def table(points: Sequence[Point]) -> list[str]:
-    """How many of each kind there were, and how many failed, by mode."""
+    """Return a table of the points by kind and mode."""
     count, failed = Counter((point.kind, point.mode) for point in points), Counter()
     failed.update((point.kind, point.mode) for point in points if point.fault)
     lines = [f"{'killed at':28}" + "".join(f"{mode:>23}" for mode in MODES)]
@@ -553,7 +548,7 @@ def table(points: Sequence[Point]) -> list[str]:
 
 
 def warm() -> None:
-    """Import what a run needs, and load its kernels, so that those that are forked have them. It starts no thread."""
+    """Import the packages of a run and load its kernels, for the forked processes. Starts no thread."""
     import cupynet.commands.train  # noqa: F401
     from cupynet import Image, Model, create_backend
     from cupynet.optim import Nesterov
@@ -565,20 +560,20 @@ def warm() -> None:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """The command; its exit code."""
+    """Run the command. Return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__.partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long; points end when this is over")
-    parser.add_argument("--points", type=int, default=100_000, help="at most so many kills")
-    parser.add_argument("--repeats", type=int, default=20, help="equal runs, which must leave the same")
-    parser.add_argument("--lanes", type=int, default=1, help="how many points at a time")
-    parser.add_argument("--images", type=int, default=1600, help="of the training set of a run")
-    parser.add_argument("--seed", type=int, default=1, help="of what is killed when")
-    parser.add_argument("--no-drift", action="store_true", help="do without the process that is watched")
-    parser.add_argument("--folder", type=Path, help="where to work and write soak.json; default: in outputs/soak/")
-    asked = parser.parse_args(given)
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration; no point starts after it")
+    parser.add_argument("--points", type=int, default=100_000, help="greatest number of points")
+    parser.add_argument("--repeats", type=int, default=20, help="number of equal runs to compare")
+    parser.add_argument("--lanes", type=int, default=1, help="points at a time")
+    parser.add_argument("--images", type=int, default=1600, help="size of the training set of a run")
+    parser.add_argument("--seed", type=int, default=1, help="decides what is killed when")
+    parser.add_argument("--no-drift", action="store_true", help="do not watch a process for leaks")
+    parser.add_argument("--folder", type=Path, help="holds the runs and soak.json; by default in outputs/soak/")
+    options = parser.parse_args(given)
     began = time.monotonic()
-    until = began + 60 * asked.minutes
-    folder = asked.folder or ROOT / "outputs" / "soak" / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
+    until = began + 60 * options.minutes
+    folder = options.folder or ROOT / "outputs" / "soak" / datetime.now().strftime("%Y-%m-%d/%H-%M-%S")
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["CUPYNET_OFFLINE"] = "1"
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # OpenBLAS may be forked
@@ -588,17 +583,17 @@ def main(given: Sequence[str] | None = None) -> int:
         print(line, flush=True)
 
     with tempfile.TemporaryDirectory() as elsewhere:
-        os.chdir(elsewhere)  # nothing is to be written here
-        soak = Soak(folder.resolve(), asked.images, asked.seed, say)
-        watch = None if asked.no_drift else watched(folder.resolve() / "drift.jsonl", until)
-        different = soak.repeats(asked.repeats)
-        say(f"{asked.repeats} repeats of one run: {different} outcome{'s' * (different > 1)}")
+        os.chdir(elsewhere)  # nothing should be written here
+        soak = Soak(folder.resolve(), options.images, options.seed, say)
+        watch = None if options.no_drift else watched(folder.resolve() / "drift.jsonl", until)
+        different = soak.repeats(options.repeats)
+        say(f"{options.repeats} repeats of one run: {different} outcome{'s' * (different > 1)}")
         distance = soak.apart()
         say(f"NumPy and numba in double: {distance:.1e} apart")
         faults = [f"{mode}: {fault}" for mode in MODES if (fault := soak.refer(mode))]
         faults += [f"{different} outcomes of equal runs"] if different > 1 else []
         faults += [f"NumPy and numba are {distance} apart"] if not distance < 1e-9 else []
-        points = soak.points(asked.points, asked.lanes, until) if not faults else []
+        points = soak.points(options.points, options.lanes, until) if not faults else []
         faults += [f"point {point.number + 1}: {point.fault}" for point in points if point.fault]
         drifted: dict[str, Any] = {}
         if watch is not None:
@@ -611,10 +606,10 @@ def main(given: Sequence[str] | None = None) -> int:
         say(line)
     if drifted:
         say(f"drift: {json.dumps(drifted)}")
-    record(folder / "soak.json", asked, points, different, distance, drifted, faults, time.monotonic() - began)
+    record(folder / "soak.json", options, points, different, distance, drifted, faults, time.monotonic() - began)
     for fault in faults:
         say(f"FAILED: {fault}")
-    if not faults:  # else what failed is to be looked at
+    if not faults:  # otherwise keep the failed runs
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -626,7 +621,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 def record(
     path: Path,
-    asked: argparse.Namespace,
+    options: argparse.Namespace,
     points: Sequence[Point],
     different: int,
     distance: float,
@@ -634,7 +629,7 @@ def record(
     faults: Sequence[str],
     seconds: float,
 ) -> None:
-    """Write down what was done and what came of it."""
+    """Write the record of a soak."""
     from cupynet.backend.environment import commit, environment
     from cupynet.core.files import write_json
 
@@ -643,15 +638,15 @@ def record(
         by_kind.setdefault(point.mode, {}).setdefault(point.kind, 0)
         by_kind[point.mode][point.kind] += 1
     found = {
-        "what": "runs that were killed and gone on with, compared bit for bit with undisturbed ones",
-        "command": f"python -m tests.soak --minutes {asked.minutes:g} --seed {asked.seed}",
+        "what": "killed and resumed runs, compared bit for bit with undisturbed ones",
+        "command": f"python -m tests.soak --minutes {options.minutes:g} --seed {options.seed}",
         "commit": commit(),
         "seconds": round(seconds, 1),
         "points": len(points),
         "kills": sum(len(point.kills) for point in points),
         "agreed": sum(not point.fault for point in points),
         "points_by_mode_and_kind": by_kind,
-        "repeats": {"runs": asked.repeats, "outcomes": different},
+        "repeats": {"runs": options.repeats, "outcomes": different},
         "numpy_and_numba_apart_in_double": distance,
         "drift": drifted,
         "faults": list(faults),

@@ -37,7 +37,6 @@ NARROWER: dict[str, tuple[str, ...]] = {
     "parallel.pipeline": ("core", "backend", "nn"),
     "runs": ("core",),
     "interop": ("core", "backend", "nn"),
-    "bench.environment": ("backend",),  # begins with nothing but Python
     "bench.torch_peer": (),  # runs in a process of its own, beside an installed package or a bare PyTorch
     "guides": ("", *LIBRARY),  # programs of users
 }

@@ -50,8 +50,8 @@ def test_twelve_runs_that_are_killed_resume_bit_for_bit(tmp_path):
 
 
 def test_a_soak_reaches_every_place_in_every_mode():
-    assert {soak.what(number)[1] for number in range(12)} == {*soak.PLACES, "moment"}
-    assert {soak.what(number) for number in range(4 * len(soak.KINDS))} == {
+    assert {soak.case(number)[1] for number in range(12)} == {*soak.PLACES, "moment"}
+    assert {soak.case(number) for number in range(4 * len(soak.KINDS))} == {
         (mode, kind) for mode in soak.MODES for kind in soak.KINDS
     }
 

@@ -235,6 +235,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.device_code
 def test_a_gpu_is_measured_whole(tmp_path: Path) -> None:
     """Without PyTorch; every figure is there, or why it is not."""
     done = on_the_standin(tmp_path)

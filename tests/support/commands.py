@@ -1,4 +1,4 @@
-"""Runs a command as a user types it: in a process of its own, in a folder of its own."""
+"""Run a command as a user would: in its own process and folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support import warm
 
-Command = Callable[..., Any]  # of the fixture `command` in tests/config
+Command = Callable[..., Any]  # the type of the fixture `command` in tests/config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,13 +31,13 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def run(folder: Path, *arguments: str, command: str = "train", code: int = 0, **more: str) -> tuple[str, str]:
-    """Run a command in `folder`; its stdout and stderr. Fails the test where the exit code is another."""
+    """Run a command in `folder` and return its stdout and stderr. Fail if its exit code is not `code`."""
     done = warm.command("cupynet", (command, *arguments), folder, environment(**more), 300, **more)
     assert done.returncode == code, f"exit code {done.returncode}, wanted {code}\n{done.stdout}\n{done.stderr}"
     return done.stdout, done.stderr
 
 
 def run_folder(folder: Path) -> Path:
-    """The only run folder below `folder`."""
+    """Return the only run folder below `folder`."""
     (summary,) = folder.glob("outputs/**/.hydra")
     return summary.parent

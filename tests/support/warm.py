@@ -1,11 +1,10 @@
-"""Commands in processes of their own that need not import anything: what takes a command longest is its imports.
+"""Run commands in forked processes, which need not import anything: most of a command's time is its imports.
 
-A process that does nothing else has imported them, and read the compiled kernels; for each command it forks. What is
-forked does what `python -m` does, in the folder, with the environment and the arguments that it is told. It is no
-new interpreter: who tests what an interpreter reads when it starts (PYTHON..., where kernels lie, how many threads BLAS
-has) starts one.
+A server process has imported everything and loaded the compiled kernels. It forks for each command, and the fork does
+what `python -m` would do. It is not a new interpreter: a test of what an interpreter reads when it starts (variables
+such as PYTHON..., the place of kernels, the number of BLAS threads) starts one.
 
-    python -m tests.support.warm      # reads a line of JSON for each command, and answers with its exit code
+    python -m tests.support.warm      # reads a line of JSON for each command, answers with its exit code
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ READ_AT_THE_START = ("PYTHON", "NUMBA", "OPENBLAS", "OMP", "MKL", "LD_", "LC_", 
 
 
 class Done(NamedTuple):
-    """What a command came to."""
+    """The result of a command."""
 
     returncode: int
     stdout: str
@@ -44,7 +43,7 @@ _server: subprocess.Popen[str] | None = None
 def command(
     module: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float, **more: str
 ) -> Done:
-    """`python -m MODULE ARGUMENTS` in a folder, with an environment in which `more` is not what this process has."""
+    """Run `python -m MODULE ARGUMENTS` in a folder. more: the variables of `env` that this process does not have."""
     if not hasattr(os, "fork") or any(name.startswith(READ_AT_THE_START) for name in more):
         line = [sys.executable, "-m", module, *arguments]
         done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
@@ -63,8 +62,8 @@ def command(
     assert _server.stdin is not None and _server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
         files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
-        asked = {"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": dict(env), "files": files}
-        _server.stdin.write(json.dumps({**asked, "timeout": timeout}) + "\n")
+        request = {"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": dict(env), "files": files}
+        _server.stdin.write(json.dumps({**request, "timeout": timeout}) + "\n")
         _server.stdin.flush()
         answer = _server.stdout.readline()
         texts = [Path(file).read_bytes().decode(errors="replace") for file in files]
@@ -81,22 +80,22 @@ def _end(server: subprocess.Popen[str]) -> None:
 
 
 def main() -> None:
-    """Fork for each line of stdin, and say how that ended."""
+    """Fork for each line of stdin, and print the exit code."""
     import_all()
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         number = os.fork()
         if not number:
-            _become(asked)
-        print(_ended(number, asked["timeout"]), flush=True)
+            _become(request)
+        print(_ended(number, request["timeout"]), flush=True)
 
 
 def import_all() -> None:
-    """What commands import, but for the commands themselves, and what a first run makes of it.
+    """Import the packages of all commands, and fill the caches that a first run fills.
 
-    The kernels of LeNet, and what Hydra and OmegaConf learn of their grammars while they read the first settings.
+    These are the kernels of LeNet, and the parsers of Hydra and OmegaConf.
     """
     import hydra.main  # noqa: F401
     from hydra.core.plugins import Plugins
@@ -114,25 +113,25 @@ def import_all() -> None:
     Replica(model, experiment.optimizer).warm_up(4)
 
 
-def _become(asked: dict[str, Any]) -> None:
-    """This process is a command from here on."""
+def _become(request: dict[str, Any]) -> None:
+    """Run the command in this process, and exit."""
     code: object = 1
     try:
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
             signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
-        os.chdir(asked["cwd"])
+        os.chdir(request["cwd"])
         os.environ.clear()
-        os.environ.update(asked["env"])
-        for descriptor, file in enumerate([os.devnull, *asked["files"]]):
+        os.environ.update(request["env"])
+        for descriptor, file in enumerate([os.devnull, *request["files"]]):
             opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
             os.dup2(opened, descriptor)
             os.close(opened)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
-        sys.argv = [asked["module"], *asked["arguments"]]
-        sys.path[0] = asked["cwd"]
+        sys.argv = [request["module"], *request["arguments"]]
+        sys.path[0] = request["cwd"]
         try:
-            runpy.run_module(asked["module"], run_name="__main__", alter_sys=True)
+            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
             code = 0
         except SystemExit as left:
             code = left.code
@@ -149,7 +148,7 @@ def _become(asked: dict[str, Any]) -> None:
 
 
 def _ended(number: int, timeout: float) -> int:
-    """A process' exit code, that of subprocess after a signal; SIGALRM's where it had to be ended."""
+    """Wait for a process. Return its exit code, as subprocess does; that of SIGALRM after the timeout."""
     until = time.monotonic() + timeout
     pause = 0.001
     while True:
