@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -29,8 +29,10 @@ from cupynet.core import signals
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, Interrupted
 from cupynet.core.exits import say_error, tell
+from cupynet.core.terminal import printable
 
 MOST_ON_CPU = 4  # jobs at once by default
+WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 # Hydra's settings that are for the sweep, or that each job is given by its launcher
 NOT_OF_JOBS = ("hydra.sweep", "hydra.sweeper", "hydra/sweeper", "hydra.launcher", "hydra/launcher", "hydra.mode",
@@ -82,7 +84,11 @@ class ProcessLauncher(Launcher):
             signals.lifeline() as self._lifeline,
             ThreadPoolExecutor(at_once, "cupynet-job") as pool,
         ):
-            list(pool.map(self._run, jobs))
+            running = {pool.submit(self._run, job) for job in jobs}
+            while running:  # wake up often: another thread may have received a signal, which only this one handles
+                done, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
+                for each in done:
+                    each.result()
         if self._signal:
             raise SystemExit(tell(Interrupted(self._signal, "what its jobs have saved is in their folders")))
         return [_returned(job) for job in jobs]
@@ -140,7 +146,8 @@ class ProcessLauncher(Launcher):
         _, printed = process.communicate()
         self._running.remove(process)
         code = process.returncode
-        print(printed.replace("cupynet: ", f"cupynet: job {job.number}: "), end="", file=sys.stderr, flush=True)
+        labelled = printed.replace("cupynet: ", f"cupynet: job {job.number}: ")
+        print(printable(labelled), end="", file=sys.stderr, flush=True)
         errors = [line.removeprefix("cupynet: ") for line in printed.splitlines() if line.startswith("cupynet: ")]
         if code < 0:
             ended = f"ended by signal {-code}"

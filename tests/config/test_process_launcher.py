@@ -7,6 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,18 @@ def test_jobs_stop_and_save_if_the_sweep_is_killed(tmp_path: Path) -> None:
     wait_for(tmp_path, "sweep/*/summary.json", 2)
 
 
+def launched(at_once: int | None, folder: Path, monkeypatch: Any, *, jobs: int, devices: list[str]) -> None:
+    """Launch jobs of a sweep in a folder, on a machine with these devices."""
+    monkeypatch.setattr(process_launcher, "_devices", lambda config: devices)
+    launcher = ProcessLauncher(at_once)
+    config = OmegaConf.create({"hydra": {"job": {"num": 0, "id": "0"}, "sweep": {"dir": str(folder), "subdir": "x"}}})
+    context: Any = type(
+        "Context", (), {"config_loader": type("Loader", (), {"load_sweep_config": lambda *_: config})()}
+    )
+    launcher.setup(hydra_context=context, task_function=lambda config: None, config=config)
+    launcher.launch([["seed=1"]] * jobs, 0)
+
+
 @pytest.mark.parametrize(
     ("jobs", "devices", "expected"),
     [(None, ["0", "1", "2"], {"0", "1", "2"}), (2, ["4", "5", "6"], {"4", "5"}), (3, ["7"], {"7"}), (2, [], {None})],
@@ -124,17 +137,28 @@ def test_jobs_are_spread_over_the_devices(
         time.sleep(0.2)
         return 0, ""
 
-    monkeypatch.setattr(process_launcher, "_devices", lambda config: devices)
     monkeypatch.setattr(ProcessLauncher, "_process", process)
-    launcher = ProcessLauncher(jobs)
-    config = OmegaConf.create({"hydra": {"job": {"num": 0, "id": "0"}, "sweep": {"dir": str(tmp_path), "subdir": "x"}}})
-    context: Any = type(
-        "Context", (), {"config_loader": type("Loader", (), {"load_sweep_config": lambda *_: config})()}
-    )
-    launcher.setup(hydra_context=context, task_function=lambda config: None, config=config)
-    launcher.launch([["seed=1"]] * 6, 0)
+    launched(jobs, tmp_path, monkeypatch, jobs=6, devices=devices)
     found = [used.get() for _ in range(6)]
     assert set(found) == expected and used.empty()
+
+
+def test_a_signal_that_another_thread_receives_stops_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
+    begun = []
+
+    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
+        begun.append(job.number)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        deadline = time.monotonic() + 20
+        while not self._signal and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return 0, ""
+
+    monkeypatch.setattr(ProcessLauncher, "_process", process)
+    with pytest.raises(SystemExit) as left:
+        launched(1, tmp_path, monkeypatch, jobs=2, devices=[])
+    assert left.value.code == 143 and begun == [0]
 
 
 def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
