@@ -46,7 +46,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
     Raises:
         ConfigError: the path is neither.
-        DataError: the run's files are links.
+        DataError: a file of the run is a link, or no plain file.
     """
     if value == "latest":
         own = _given(arguments, "hydra.run.dir")
@@ -60,7 +60,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         if run_of(path).is_symlink():  # which may lead to another run later
             path = path.resolve()
             path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-    refuse_links(run_of(path))
+    require_plain_files(run_of(path))
     return path
 
 
@@ -92,8 +92,11 @@ def ended(arguments: Sequence[str]) -> Path | None:
     return Path(own)
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuse the folder of a run or search that contains links: resuming would write to their targets. DataError."""
+def require_plain_files(folder: Path) -> None:
+    """Refuse links and special files in the folder of a run or search to resume. DataError.
+
+    Resuming would write where a link leads, and wait for ever for the other end of a pipe.
+    """
     try:
         inside = sorted(folder.iterdir()) if os.path.isdir(folder) else []
     except OSError as error:
@@ -101,6 +104,8 @@ def refuse_links(folder: Path) -> None:
     for path in inside:
         if path.is_symlink():
             raise DataError(f"{path}: is a link, and going on would write where it leads: put a plain file there")
+        if not path.is_file() and not path.is_dir():
+            raise DataError(f"{path}: must be a plain file")
 
 
 def run_of(path: Path) -> Path:
@@ -194,11 +199,13 @@ def _goes_on(run: Path) -> bool:
 
     A run that diverged is unfinished: it can be resumed with other callbacks. A job of a sweep is finished then.
     """
+    if not (run / SUMMARY).is_file():
+        return True  # it was killed
     try:
         summary = json.loads((run / SUMMARY).read_bytes())
         reason, iterations = summary.get("stop_reason"), summary.get("iterations")
     except (OSError, ValueError, AttributeError, RecursionError):
-        return True  # no summary: it was killed
+        return True
     newest = max((int(found[0]) for each in _checkpoints(run) if (found := re.findall(r"\d+", each.name))), default=0)
     stopped = reason in ("signal", "request") or (reason == "diverged" and not (run.parent / SWEEP).is_file())
     return stopped or (isinstance(iterations, int) and newest > iterations)

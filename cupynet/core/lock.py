@@ -47,13 +47,15 @@ class Hold:
         warning: why the folder is not protected; "" if it is.
 
     Raises:
-        ConfigError: another process has the folder.
+        ConfigError: another process has the folder, or the file is a pipe.
     """
 
     def __init__(self, folder: Path) -> None:
         self.found: Holder | None = None
         self.warning = ""
         self._path, self._lock = folder / NAME, _file_lock(folder / NAME)
+        if self._path.exists() and not self._path.is_file():  # reading a pipe would never end
+            raise ConfigError(f"{self._path}: must be a plain file: remove it, or name another folder")
         try:
             self._lock.acquire(timeout=TIMEOUT_S)
         except TimeoutError:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.files import PathLike
+from cupynet.core.files import PathLike, require_plain
 from cupynet.interop.matching import check_all_taken, check_shape, take, weight_shape, weights_of
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 
@@ -121,6 +121,7 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
         import h5py
     except ImportError as error:
         raise ConfigError("files of Keras need h5py, which is not installed: pip install 'cupynet[keras]'") from error
+    require_plain(path)
     try:
         with h5py.File(_h5(path), "r") as file:
             yield dict(_variables(file, h5py, "layers"))

@@ -355,18 +355,19 @@ def _learning_rate(data: RunData) -> Chart:
 
 def _divergence(data: RunData) -> Chart:
     """Return the chart of how far the replicas are apart, overall and in the layers where most."""
-    reports = [row for row in data.reports if row.get("divergence") is not None]
-    by_layer = [row.get("divergence_by_layer") or {} for row in reports]
+    measured = [row for row in (*data.reports, *data.epochs) if row.get("divergence") is not None]
+    rows = sorted(measured, key=lambda row: row["iteration"])
+    by_layer = [row.get("divergence_by_layer") or {} for row in rows]
     largest: dict[str, float] = {}
     for row in by_layer:
         for name, value in row.items():
             largest[name] = max(largest.get(name, 0.0), value or 0.0)
     kept = sorted(largest, key=lambda name: -largest[name])[:MAX_LAYERS]
     lines = [
-        Line(name, _values(reports, "iteration"), _values(by_layer, name), 1 + place, 1.1)
+        Line(name, _values(rows, "iteration"), _values(by_layer, name), 1 + place, 1.1)
         for place, name in enumerate(name for name in largest if name in kept)
     ]
-    lines.append(_line_of(reports, "divergence", "all weights", width=2.2))
+    lines.append(_line_of(rows, "divergence", "all weights", width=2.2))
     note = "The largest distance of a replica from the mean, relative to the mean, before an average."
     return Chart("Replica divergence", "iteration", "relative distance", lines, log=True, note=note)
 

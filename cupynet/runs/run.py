@@ -7,8 +7,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
 
+from cupynet.core.checks import shown
 from cupynet.core.errors import ConfigError, DataError, OutputError
 from cupynet.core.files import load_weights, require_plain, save_weights, write_json, write_whole
 from cupynet.core.signals import undisturbed
@@ -142,18 +144,36 @@ class Summary:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Summary:
-        """Return the summary whose `flat` this is; other keys are ignored. KeyError: the names of what it lacks."""
+        """Return the summary whose `flat` this is; other keys are ignored.
+
+        Raises:
+            DataError: names what is missing, or has a value of another type.
+        """
         parts = {"setup": Setup, "outcome": Outcome, "cost": Cost, "scores": Scores}
         known = {each.name: each for part in parts.values() for each in fields(part)}
         missing = [name for name, each in known.items() if name not in flat and each.default is MISSING]
         if missing:
-            raise KeyError(", ".join(missing))
+            raise DataError(f"is not a whole summary, it lacks {', '.join(missing)}")
+        kinds = {name: kind for part in parts.values() for name, kind in get_type_hints(part).items()}
+        for name in known:
+            if name in flat and not _is_a(flat[name], kinds[name]):
+                raise DataError(f"{name}={shown(flat[name])}: is not a value of a run")
         return cls(
             **{
                 name: part(**{each.name: flat[each.name] for each in fields(part) if each.name in flat})
                 for name, part in parts.items()
             }
         )
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    """Return True if a value from JSON has an annotated type. What is inside lists and dictionaries is not checked."""
+    if isinstance(kind, UnionType):
+        return any(_is_a(value, each) for each in get_args(kind))
+    kind = get_origin(kind) or kind
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, int | float if kind is float else kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,8 +306,8 @@ class Run:
             raise DataError(f"{path}: is not a summary, expected an object, found {type(found).__name__}")
         try:
             return Summary.of(found)
-        except KeyError as error:
-            raise DataError(f"{path}: is not a whole summary, it lacks {error.args[0]}") from error
+        except DataError as error:
+            raise DataError(f"{path}: {error}") from error
 
     def iterations(self) -> int | None:
         """Return the iterations of the results; None if there are no readable results."""
@@ -306,7 +326,7 @@ class Run:
         try:
             lines = self.history_path.read_text(encoding="utf-8").splitlines()
             return [json.loads(line) for line in lines]
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.history_path}: cannot be read ({error})") from error
 
     def columns(self) -> Columns:

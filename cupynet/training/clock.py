@@ -220,6 +220,8 @@ class Statistics:
             bytes_sent=int(table[:, -1].sum()),
             loss=self._losses.mean,
             losses=[float(loss) for loss in losses],
+            divergence=self._since.divergence,
+            divergence_by_layer=self._since.divergence_by_layer,
             **known,
         )
 

@@ -96,6 +96,7 @@ class EpochRecord:
         losses: the same of each worker's own samples, in rank order. NaN for a worker without samples, and for all
             stages of a pipeline but the last.
         learning_rate: of the last iteration.
+        divergence, divergence_by_layer: as last measured since the last report, see `Report`.
     """
 
     epoch: int
@@ -109,6 +110,8 @@ class EpochRecord:
     loss: float = math.nan
     losses: list[float] = field(default_factory=list)
     learning_rate: float = math.nan
+    divergence: float = math.nan
+    divergence_by_layer: dict[str, float] = field(default_factory=dict)
 
     @property
     def images_per_s(self) -> float:

@@ -209,3 +209,9 @@ def test_of_what_is_part_of_a_sweep_or_a_search_that_is_meant(here):
     assert os.readlink(LATEST) == "sweeps/day/time"
     resume.mark_latest(trial)
     assert os.readlink(LATEST) == "tune/day/time"
+
+
+def test_a_pipe_in_place_of_a_summary_is_not_waited_for(here):
+    run = made("outputs/day/one")
+    os.mkfifo(run / "summary.json")
+    assert resume._unfinished() == run

@@ -149,3 +149,5 @@ def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path)
     (tmp_path / NAME).unlink()
     os.mkfifo(tmp_path / NAME)
     assert not at_work(tmp_path)
+    with pytest.raises(ConfigError, match="running.json: must be a plain file"):
+        Hold(tmp_path)

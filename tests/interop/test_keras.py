@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import sys
 import zipfile
 from pathlib import Path
@@ -236,3 +237,9 @@ def test_layers_that_fit_in_one_way_need_no_names(tmp_path: Path) -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ConfigError, match="names: this model has no layer or weight 'conv9', but conv1.weight, "):
         import_keras(small_model(), SMALL, {"conv9": "0"})
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "w.weights.h5")
+    with pytest.raises(DataError, match="w.weights.h5: must be a plain file"):
+        import_keras(small_model(), tmp_path / "w.weights.h5")

@@ -105,6 +105,12 @@ def test_the_curves_of_a_run(tmp_path):
     assert content.startswith(b"\x89PNG") and len(content) < 400_000
 
 
+def test_the_divergence_of_a_run_without_reports_is_that_of_its_epochs(tmp_path):
+    rows = [row | {"divergence": 0.1, "divergence_by_layer": {"conv1": 0.2}} for row in history(reports=0)]
+    lines = shown(unfinished(tmp_path, rows=rows))["Replica divergence"].shown
+    assert [(line.name, list(line.y)) for line in lines] == [("conv1", [0.2] * 3), ("all weights", [0.1] * 3)]
+
+
 def test_a_run_that_has_just_begun_has_no_curves(tmp_path):
     assert shown(unfinished(tmp_path)) == {}
     assert set(shown(unfinished(tmp_path, name="b", rows=history(1)[:1]))) > {"Loss"}

@@ -92,7 +92,26 @@ def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
         Run(tmp_path).summary()
 
 
-@pytest.mark.parametrize("content", [None, "{"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("workers", "${oc.env:HOME}"),
+        ("workers", True),
+        ("dataset", 3),
+        ("test_accuracy", "\x1b[2J"),
+        ("devices", "cpu"),
+        ("environment", None),
+        ("fallback", 0),
+    ],
+)
+def test_a_summary_with_values_of_other_types_is_refused(name: str, value: Any, tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.summary_path.write_text(json.dumps({**FIGURES, name: value}))
+    with pytest.raises(DataError, match=f"summary.json: {name}=.*: is not a value of a run"):
+        run.summary()
+
+
+@pytest.mark.parametrize("content", [None, "{", "[" * 100_000])
 def test_a_missing_or_damaged_history_is_named(content: Any, tmp_path: Path) -> None:
     run = Run(tmp_path)
     if content is not None:

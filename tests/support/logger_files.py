@@ -129,7 +129,7 @@ def expected(history: list[dict[str, Any]]) -> Figures:
         for name, key in (reports if row["kind"] == "report" else epochs).items():
             if row.get(key) is not None:
                 found[name, at] = [row[key]]
-        for layer, apart in row.get("divergence_by_layer", {}).items():
+        for layer, apart in row["divergence_by_layer"].items() if row["kind"] == "report" else ():
             found[f"replicas/divergence/{layer}", at] = [apart]
         if row["kind"] == "epoch":
             for name in ("compute_s", "data_s", "averaging_s", "waiting_s"):

@@ -94,6 +94,8 @@ def test_reports_add_up():
     for report in reports:
         assert report.images_per_s > 0 and report.compute_s > 0 and report.averaging_s > 0
         assert report.divergence > 0 and report.score_after_averaging > 0
+    for record in run.recorders[0].epochs:  # as last measured, for a run without reports
+        assert record.divergence > 0 and record.divergence_by_layer
     clock = run.trainers[0].statistics.clock
     assert clock.images == 128
     assert clock.timed_images == (16 - 10) * 8

@@ -32,7 +32,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
 
     Raises:
         ConfigError: `-m`, or settings that cannot change when a search is resumed.
-        DataError: the folder contains links, its files cannot be read, or its settings refer to something.
+        DataError: the folder contains links or pipes, its files cannot be read, or its settings refer to something.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("-m: a search starts its trials itself: leave -m out")
@@ -43,7 +43,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     folder = Path(value)
     if not (folder / resume.STUDY).is_file() or not (folder / ".hydra" / "overrides.yaml").is_file():
         raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
-    resume.refuse_links(folder)
+    resume.require_plain_files(folder)
     stored = config.overrides_of(folder, TuneSettings)
     for each in filter(_is_setting, now):
         if _name(each) not in MAY_DIFFER and each not in stored:
@@ -146,6 +146,7 @@ def _experiment(plan: Plan, params: Mapping[str, Any]) -> Experiment:
         settings = config.compose(plan.overrides(params), plan.config_dir)
         if plan.resumed is not None:
             config.check_outputs(settings.callbacks, plan.resumed, plan.typed)
+            config.check_downloads(settings, plan.resumed, plan.typed)
         experiment = Experiment(settings)
         experiment.check_memory()
     except ConfigError as error:

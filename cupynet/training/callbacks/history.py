@@ -33,6 +33,8 @@ class History(Callback):
         self.path = path = self._given or (None if run is None else run.history_path)
         if path is None:
             raise ConfigError("History needs a path where there is no run folder: History('history.jsonl')")
+        if path.exists() and not path.is_file():
+            raise OutputError(f"{path}: must be a plain file")
         try:
             self._file = path.open("a", encoding="utf-8")
         except OSError as error:
@@ -77,6 +79,7 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
     """Return an epoch as a row of a history. `confusion`, whose rows are the actual class, only for few classes."""
     row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
     row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
+    row |= {name: getattr(record, name) for name in ("divergence", "divergence_by_layer")}
     row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
     row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
     if record.evaluation is not None:

@@ -287,6 +287,15 @@ def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -
         assert prepared(f"resume={tmp_path}", path).resumed == tmp_path  # typed again
 
 
+def test_a_resumed_search_downloads_nothing_to_a_folder_that_it_names(tmp_path: Path) -> None:
+    given, _ = for_hydra([*(each for each in TINY if "data" not in each), "data.folder=/tmp/a", RATE])
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
+    (tmp_path / "study.db").touch()
+    with pytest.raises(ConfigError, match="data.folder=/tmp/a: the run in .* would download its data to /tmp/a/mnist"):
+        prepared(f"resume={tmp_path}")
+
+
 class Trial:
     """An Optuna trial that is pruned after some epochs."""
 
