@@ -100,7 +100,7 @@ def _compare(arguments: argparse.Namespace) -> None:
             ]
         _print(comparison, groups, selected, [text, *notes])
         if page is not None:
-            print(f"\n{page}")
+            print(f"\n{printable(str(page))}")
 
 
 def _print(comparison: Comparison, groups: Sequence[Group], table: Sequence[Column], answers: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ def _print(comparison: Comparison, groups: Sequence[Group], table: Sequence[Colu
     screen = Screen()
 
     def say(text: str, indent: str = "", width: int = screen.width) -> None:
-        screen.print("\n".join(wrapped(printable(text), width, indent)))
+        screen.print("\n".join(wrapped(text, width, indent)))
 
     left: list[Column] = []
     if table[0].cells:

@@ -91,6 +91,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
     if not rescaled and (normalize := trained.normalize) is not None:
         settings = replace(settings, data={**settings.data, "normalize": normalize})
     experiment = Experiment(settings)
+    experiment.check_memory()
     weights, data = trained.weights, experiment.load()
     if summary is not None and data.name != summary.setup.dataset and not any(keys[0] == "data" for keys in changed):
         before = summary.setup.dataset  # MNIST, say, if it is missing now

@@ -6,6 +6,7 @@ import argparse
 import webbrowser
 
 from cupynet.core.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone, steady_streams
+from cupynet.core.terminal import printable
 
 EXAMPLES = """for example:
   cupynet report outputs/latest --open"""
@@ -30,7 +31,7 @@ def _report(arguments: argparse.Namespace) -> None:
     path, missing = write_page(arguments.run_folder)
     if missing:
         say_error(missing)
-    print(path)
+    print(printable(str(path)))
     stdout_is_gone()
     if arguments.open and not webbrowser.open(path.resolve().as_uri()):
         say_error(f"no browser was found: open {path}")

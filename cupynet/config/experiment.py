@@ -347,6 +347,7 @@ class Experiment:
         every = self.settings.parallel.averaging_frequency
         if every is not None and isinstance(self.synchronizer, GradientSharing):
             log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
+        self._warn_of_settings()
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())
@@ -358,6 +359,18 @@ class Experiment:
             log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
         if self.settings.dtype in ("half", "bfloat16"):
             log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", self.settings.dtype)
+
+    def _warn_of_settings(self) -> None:
+        """Log a warning for each setting that works and is probably a mistake."""
+        for last in self.network.activated() if self.loss.applies is not None else ():
+            if last.output_activation != "identity":
+                log.warning(
+                    "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
+                    last.output_activation, self.loss.applies,
+                )  # fmt: skip
+        if self.pipeline is not None and self.pipeline.micro_batches > self.settings.batch_size:
+            counts = self.pipeline.micro_batches, self.settings.batch_size
+            log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d examples", *counts)
 
     def devices(self) -> list[int]:
         """The GPUs that this process uses; none on a CPU."""

@@ -24,8 +24,14 @@ from cupynet.core.errors import ConfigError
 
 T = TypeVar("T")
 
-# the packages of cupynet whose classes a stranger's settings may create
-PACKAGES = tuple(f"cupynet.{name}" for name in ("data", "nn", "optim", "parallel", "reporting.callback", "training"))
+# the packages of cupynet whose classes a stranger's settings may create: parts of a run, none of which starts anything
+PACKAGES = tuple(
+    f"cupynet.{name}"
+    for name in (
+        *("data.augment", "data.sources", "nn", "optim", "parallel.pipeline", "parallel.synchronizers"),
+        *("reporting.callback", "training.callbacks"),
+    )
+)
 # former public names of classes that have moved: users' files and stored runs keep working
 ALIASES = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",

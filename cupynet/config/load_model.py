@@ -5,6 +5,7 @@ A run's folder is untrusted input: only classes of cupynet, and of modules that 
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -14,14 +15,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet import config
-from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
+from cupynet.backend import FRACTIONS, Backend, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.data import Source
-from cupynet.nn import Image, Layer, Loss, Model
+from cupynet.nn import Image, Layer, Loss, Model, Params, build
 from cupynet.parallel import Synchronizer
 from cupynet.runs.run import Run, Summary
 from cupynet.training.checkpointing import found, trained
@@ -102,11 +103,19 @@ class Trained:
 
     @cached_property
     def weights(self) -> dict[str, Any]:
-        """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError."""
+        """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError.
+
+        Weights that are not finite are refused: the network would answer nonsense.
+        """
         if self.checkpoint is None:
-            return self.run.weights()
-        part = self._own.parallel.synchronizer
-        return trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
+            found = self.run.weights()
+        else:
+            part = self._own.parallel.synchronizer
+            found = trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
+        for name, weight in found.items():
+            if not np.isfinite(weight).all():
+                raise DataError(f"{self.path}: weights {name} are not finite: train with a lower learning_rate")
+        return found
 
     @cached_property
     def source(self) -> Source:
@@ -156,6 +165,7 @@ class Trained:
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
         try:
             shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
+            self._check_size(network, Image(*shape), where)
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
             model.class_names = self.class_names
@@ -164,14 +174,20 @@ class Trained:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
             raise DataError(f"{self.path}: its description of images is not valid ({error})") from error
-        for name, weight in self.weights.items():
-            if not np.isfinite(weight).all():
-                raise DataError(f"{self.path}: weights {name} are not finite: train with a lower learning_rate")
         try:
             model.load_weights(self.weights)
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error
         return model
+
+    def _check_size(self, network: Layer, image: Image, backend: Backend) -> None:
+        """Refuse a network with more weights than are stored, before memory is allocated for them. DataError."""
+        params = Params()
+        build(copy.deepcopy(network), image, params, backend)
+        stored = sum(weight.size for weight in self.weights.values())
+        if params.count > stored:
+            counts = f"it has {params.count:,} weights, and {stored:,} are stored"
+            raise DataError(f"{self.path}: these weights are of another network: {counts}")
 
     def _check_channels(self, model: Model) -> None:
         """Refuse a description with other numbers of channels or classes than the model has. DataError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -31,7 +31,7 @@ from cupynet.core.errors import ConfigError, DataError
 
 FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another setting, as earlier versions stored them
-OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(\w+)\}")  # likewise: the default counts
+OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # likewise: the default counts
 MOST_BYTES, MOST_DEPTH = 1 << 20, 64
 
 
@@ -233,11 +233,25 @@ def _read(path: Path) -> Any:
                 raise DataError(f"{path}: line {event.start_mark.line + 1} refers to another part (*name)")
             if depth > MOST_DEPTH:
                 raise DataError(f"{path}: line {event.start_mark.line + 1} is nested more than {MOST_DEPTH} deep")
-        return OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+        if any(abs(number) >= 1 << 64 for number in _integers(found)):
+            raise DataError(f"{path}: must not have numbers of more than 64 bits")
+        return found
     except DataError:
         raise
     except Exception as error:  # YAML, encoding, permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """Yield all integers in nested values, also those that are keys."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, dict):
+        yield from _integers([*value, *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _integers(item)
 
 
 def _plain(stored: Any, path: Path) -> dict[str, Any]:
@@ -250,8 +264,6 @@ def _plain(stored: Any, path: Path) -> dict[str, Any]:
             return {name: resolved(f"{key}.{name}", item) for name, item in value.items()}
         if isinstance(value, list):
             return [resolved(f"{key}[{index}]", item) for index, item in enumerate(value)]
-        if isinstance(value, int) and abs(value) >= 1 << 64:
-            raise DataError(f"{path}: {key.lstrip('.')}: is not a number of at most 64 bits")
         if not isinstance(value, str) or "${" not in value:
             return value
         reference, variable = REFERENCE.fullmatch(value), OF_ENVIRONMENT.fullmatch(value)

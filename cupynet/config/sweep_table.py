@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cupynet.core.terminal import printable
+
 PIPED = 80  # columns if stdout is not a terminal
 GAP = 2  # between two columns
 LEAST = 5  # characters that a shortened cell keeps
@@ -76,12 +78,18 @@ def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[C
 
 
 class Screen(Console):
-    """A console on stdout, 80 columns wide if that is not a terminal. Raises BrokenPipeError if the reader is gone."""
+    """A console on stdout, 80 columns wide if that is not a terminal. Raises BrokenPipeError if the reader is gone.
+
+    Control characters in texts are replaced: names of runs and errors may come from strangers.
+    """
 
     def __init__(self) -> None:
         super().__init__(highlight=False, markup=False, emoji=False)
         if not self.is_terminal:
             self.width = PIPED
+
+    def print(self, *objects: Any, **how: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **how)
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError from sys.exc_info()[1]
@@ -93,11 +101,11 @@ def show(columns: Sequence[Column], styles: Mapping[int, str], screen: Screen) -
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for column in kept:
         table.add_column(
-            Text(column.title), justify="right" if column.right else "left", no_wrap=True, overflow="ellipsis",
-            vertical="bottom", min_width=min(column.width, LEAST),
+            Text(printable(column.title)), justify="right" if column.right else "left", vertical="bottom",
+            no_wrap=True, overflow="ellipsis", min_width=min(column.width, LEAST),
         )  # fmt: skip
     for number, cells in enumerate(zip(*(column.cells for column in kept), strict=True)):
-        table.add_row(*map(Text, cells), style=styles.get(number))
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=styles.get(number))
     screen.print(table)
     return left
 

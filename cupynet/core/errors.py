@@ -16,13 +16,21 @@ from __future__ import annotations
 import errno
 import signal
 
+from cupynet.core.terminal import printable
+
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # a disk that cannot be written
 
 
 class CupynetError(Exception):
-    """Base class of cupynet's errors. The text is one line: what is wrong, where, and what to do."""
+    """Base class of cupynet's errors. The text is one line: what is wrong, where, and what to do.
+
+    It may quote a file or its name, so control characters in it are replaced.
+    """
 
     exit_code = 1
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__(printable(text))
 
 
 class ConfigError(CupynetError, ValueError):

@@ -11,8 +11,8 @@ from pathlib import Path
 
 BESIDE = len("[12:30:05] ")
 UNIT = r"(?=%|bytes\b|[kMGTPE]B\b)"
-# control characters but for tab and newline, line separators, bidirectional controls, halves of surrogate pairs
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# control characters but for newline, line separators, bidirectional controls, halves of surrogate pairs
+UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def is_terminal() -> bool:
@@ -51,12 +51,12 @@ def wrapped(text: str, width: int, beside: str = "") -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Replace every character that could control a terminal or reorder a line by U+FFFD.
+    """Replace every character that could control a terminal or reorder a line by U+FFFD, and a tab by a space.
 
     For text that was read from a file, such as a run's folder: escape sequences and bidirectional controls in it must
     reach neither the terminal nor a page.
     """
-    return UNPRINTABLE.sub("\ufffd", text)
+    return UNPRINTABLE.sub("\ufffd", text.replace("\t", " "))
 
 
 def near(path: Path) -> str:

@@ -216,8 +216,8 @@ class Sequential(Layer):
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         names: dict[int, str] = {}
         for name, layer in named.items():
-            if not isinstance(name, str) or "." in name or not name:
-                raise ConfigError(f"layer name {name!r}: must be text, not empty, without a dot")
+            if not isinstance(name, str) or "." in name or not name or not name.isprintable():
+                raise ConfigError(f"layer name {name!r}: must be printable text, not empty, without a dot")
             checks.instance(f"layer '{name}'", layer, Layer, EXAMPLE)
             first = names.setdefault(id(layer), name)
             if first != name:  # built twice, it would keep the weights of the second place only

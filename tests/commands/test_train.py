@@ -20,6 +20,7 @@ from cupynet import config
 from cupynet.backend import cuda
 from cupynet.commands import evaluate, train
 from cupynet.core.errors import ConfigError
+from cupynet.core.files import load_weights, save_weights
 from cupynet.runs.checkpoints import Checkpoints
 from tests.support.commands import QUICK, ROOT, environment, run, run_folder
 from tests.support.mpi import NO_MPI
@@ -232,6 +233,25 @@ def test_evaluate_says_what_it_is_compared_with(changed, said, finished, tmp_pat
     (copy / "summary.json").write_text(json.dumps(summary | changed))
     code, out, _ = evaluated(monkeypatch, capsys, copy)
     assert code == 0 and out.splitlines()[-1] == f"summary.json {said}"
+
+
+def test_a_summary_is_no_setting(finished, tmp_path, monkeypatch, capsys):
+    """Its number of workers is among the settings of an evaluation: it must not be a reference."""
+    monkeypatch.setenv("SECRET", "1234567")
+    copy = Path(shutil.copytree(finished[0], tmp_path / "copy"))
+    summary = json.loads((copy / "summary.json").read_text())
+    (copy / "summary.json").write_text(json.dumps(summary | {"workers": "${oc.env:SECRET}"}))
+    code, out, err = evaluated(monkeypatch, capsys, copy)
+    assert (code, out) == (65, "") and "summary.json: workers=" in err and "1234567" not in err
+
+
+def test_evaluate_refuses_weights_that_are_not_finite(finished, tmp_path, monkeypatch, capsys):
+    copy = Path(shutil.copytree(finished[0], tmp_path / "copy"))
+    weights = load_weights(copy / "weights.safetensors")
+    weights["conv1.weight"][0] = np.inf
+    save_weights(copy / "weights.safetensors", weights)
+    code, out, err = evaluated(monkeypatch, capsys, copy)
+    assert (code, out) == (65, "") and "weights conv1.weight are not finite" in err
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,21 @@ def test_a_frequency_that_nobody_reads_is_told(caplog: pytest.LogCaptureFixture)
 
 
 @pytest.mark.parametrize(
+    ("setting", "warning"),
+    [
+        ("model.layers.output.activation=relu", "has activation relu, and the loss applies softmax"),
+        ("parallel.pipeline.micro_batches=1000", "micro_batches=1000: a batch has only 8 examples"),
+    ],
+)
+def test_probable_mistakes_are_warned_of(setting: str, warning: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = ("data=synthetic", "backend=numpy", "parallel=pipeline", "parallel.pipeline.stages=2", "batch_size=8")
+    Experiment(settings_of(*settings)).announce()
+    assert warning not in caplog.text
+    Experiment(settings_of(*settings, setting)).announce()
+    assert warning in caplog.text
+
+
+@pytest.mark.parametrize(
     ("settings", "cores", "warned"),
     [
         (("workers=2",), 2, True),

@@ -26,6 +26,7 @@ from cupynet.config.schema import (
     RateSettings,
     Settings,
     TuneSettings,
+    own_names,
 )
 from cupynet.core.errors import ConfigError, DataError, DivergedError, Interrupted, OutputError, annotate
 from cupynet.nn import Layer, Loss
@@ -522,6 +523,7 @@ def test_help_is_a_page_that_tells_the_truth(
     if name in ("find_rate", "tune"):
         completion = next(line for line in page if line.startswith("Completion"))
         assert completion.split("(")[1].split()[0] in (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    assert name == "config" or all(setting in " ".join(page) for setting in own_names(schema))
     codes = [int(code) for code in re.findall(r"\d+", next(line for line in page if line.startswith("Exit codes")))]
     assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
 

@@ -104,6 +104,13 @@ def rewritten(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
+def changed(folder: Path, old: str, new: str) -> None:
+    path = folder / ".hydra" / "config.yaml"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 def without(folder: Path, name: str) -> None:
     weights = load_weights(folder / "weights.safetensors")
     del weights[name]
@@ -120,6 +127,11 @@ SPOILT = {
     "no weights": (lambda run: (run / "weights.safetensors").unlink(), DataError, "weights.safetensors: cannot be re"),
     "damaged weights": (lambda run: flipped(run / "weights.safetensors"), DataError, "damaged weights, expected SHA"),
     "another network": (lambda run: without(run, "conv1.weight"), DataError, "these weights are of another network: "),
+    "too few weights": (  # before memory is allocated for the others
+        lambda run: changed(run, "units: 20", "units: 4000000000"),
+        DataError,
+        "these weights are of another network: it has ",
+    ),
     "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "is not the folder of a run: there is no"),
     "no JSON": (lambda run: (run / "summary.json").write_text("{"), DataError, "summary.json: cannot be read"),
     "no image": (lambda run: rewritten(run, image_shape=["a"]), DataError, "description of images is not valid"),

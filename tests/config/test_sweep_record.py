@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.config import sweep_record
-from cupynet.config.sweep_table import Column, as_csv, as_markdown, fitting, heading, shortened
+from cupynet.config.sweep_table import Column, Screen, as_csv, as_markdown, fitting, heading, shortened, show
 from tests.support.compared_runs import made
 
 JOBS = [
@@ -185,3 +185,11 @@ def test_a_spreadsheet_takes_nothing_for_a_formula() -> None:
     (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).splitlines())
     assert [cell for cell, _ in rows[:6]] == [f"'{value}" for value in values[:6]]
     assert [cell for cell, _ in rows[6:]] == ["-1e-3", "+5", "-", "-2", "-0.5", "", "a=b"]
+
+
+def test_text_from_files_cannot_control_the_terminal_that_shows_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    evil, screen = "a\x1b[2J\u202eb", Screen()
+    show([Column(evil, evil, [evil], [evil])], {}, screen)
+    screen.print(evil)
+    text = capsys.readouterr().out
+    assert text.count("\ufffd") == 6 and not {"\x1b", "\u202e"} & set(text)

@@ -80,6 +80,10 @@ OURS = {
         "callbacks:\n  a:\n    _target_: cupynet.training.History\n    path:\n      - x:\n" + indented(CODE, 10),
         "callbacks.a.path[0].x._target_=os.mkdir",
     ),
+    "threads": (
+        "optimizer:\n  _target_: cupynet.parallel.ThreadLauncher\n  workers: 9999\n",
+        "is a class of cupynet.parallel.launchers.threads, which is not trusted",
+    ),
     "eval": ("loss:\n  _target_: builtins.eval\n", "loss._target_=builtins.eval"),
     "a process": ("loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n", "loss._target_=subprocess.Popen"),
     "by a reference": ('loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n', "loss._target_=os.mkdir"),
@@ -139,6 +143,7 @@ STORED = {
     "a reference to nothing": ("seed: ${sed}\n", "must be a plain value"),
     "a class by a resolver": ("loss: '${oc.create:{_target_: os.mkdir}}'\n", "must be a plain value"),
     "a number without end": ("seed: 0x" + "f" * 8000 + "\n", "64 bits"),
+    "a default without end": (f"seed: ${{cupynet.env:X,{'9' * 8000}}}\n", "must be a plain value"),
     "a tag": ("loss: !!python/object/apply:os.mkdir [CANARY]\n", "could not determine a constructor"),
     "a key twice": ("seed: 1\nseed: 2\n", "found duplicate key seed"),
     "no text": ("\0", "cannot be read"),
@@ -191,6 +196,12 @@ def test_what_an_evaluated_run_would_build(run: Path, monkeypatch: pytest.Monkey
             Experiment(config.load(run))
         assert said in str(told.value)
     assert tree(run.parent).keys() == before.keys()
+
+
+def test_stored_numbers_are_at_most_64_bits_for_all_who_read_them(run: Path) -> None:
+    (run / ".hydra" / "config.yaml").write_text(f"seed: [0x{'f' * 8000}]\n")
+    with pytest.raises(DataError, match="64 bits"):
+        config.written(run)
 
 
 @pytest.mark.parametrize(
@@ -277,6 +288,13 @@ def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
         if kept is not None:
             (run / name).write_bytes(kept)
     assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "train.log", "running.json", "report.html"])
+def test_pipes_in_the_folder_of_a_run(name: str, run: Path, refused: Any) -> None:
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    refused(f"{name}: must be a plain file", "resume=run", code=65)
 
 
 @pytest.mark.parametrize(

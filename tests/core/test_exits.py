@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import cupynet.__main__
-from cupynet.core.errors import ConfigError, annotate
+from cupynet.core.errors import ConfigError, DataError, annotate
 from cupynet.core.exits import Console, LogFile, out_of_memory, say_error, steady_streams, tell
 from tests.support.commands import QUICK, ROOT, environment, run_folder
 
@@ -299,3 +299,7 @@ def test_a_crash_of_native_code_prints_where_it_was() -> None:
     code = "import ctypes; from cupynet.core import exits; exits.steady_streams(); ctypes.string_at(0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in done.stderr
+
+
+def test_text_from_files_is_replaced_in_errors_for_python_too() -> None:
+    assert str(DataError("a\x1b[2J\u202eb")) == "a\ufffd[2J\ufffdb"

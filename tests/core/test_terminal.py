@@ -57,7 +57,7 @@ def test_a_closed_stream_is_not_a_terminal(stream, monkeypatch):
         ("a\u202eb\u2066c\u061cd", "a\ufffdb\ufffdc\ufffdd"),
         ("\x9b5n\r\x00\x7f", "\ufffd5n\ufffd\ufffd\ufffd"),
         ("half \ud83d", "half \ufffd"),
-        ("two\n\tlines, naïve 層 שלום 😀", "two\n\tlines, naïve 層 שלום 😀"),
+        ("two\n\tlines, naïve 層 שלום 😀", "two\n lines, naïve 層 שלום 😀"),
     ],
     ids=["colour", "title", "bidirectional", "C1", "surrogate", "text"],
 )

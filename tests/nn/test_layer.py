@@ -366,8 +366,8 @@ def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
 def test_invalid_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one layer"):
         Sequential({})
-    for name in ("a.b", "", 3):
-        with pytest.raises(ConfigError, match="layer name .*: must be text, not empty, without a dot"):
+    for name in ("a.b", "", 3, "a\x1b[2J"):
+        with pytest.raises(ConfigError, match="layer name .*: must be printable text, not empty, without a dot"):
             Sequential({name: Flatten()})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="layer 'a' is a str: must be a Layer, such as Dense"):
         Sequential({"a": "Dense"})  # type: ignore[dict-item]

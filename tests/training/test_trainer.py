@@ -94,12 +94,18 @@ def test_reports_add_up():
     for report in reports:
         assert report.images_per_s > 0 and report.compute_s > 0 and report.averaging_s > 0
         assert report.divergence > 0 and report.score_after_averaging > 0
-    for record in run.recorders[0].epochs:  # as last measured, for a run without reports
-        assert record.divergence > 0 and record.divergence_by_layer
     clock = run.trainers[0].statistics.clock
     assert clock.images == 128
     assert clock.timed_images == (16 - 10) * 8
     assert clock.compute_s + clock.data_s + clock.averaging_s <= clock.rounds_s
+
+
+def test_an_epoch_without_reports_has_the_divergence():
+    recorder = Recorder()
+    with ParallelWrapper(small_model(), 2, report_every=0, callbacks=[recorder]) as wrapper:
+        wrapper.fit(Loader(small_dataset(24), 4), 2)
+    assert not recorder.reports
+    assert all(each.divergence > 0 and each.divergence_by_layer for each in recorder.epochs)
 
 
 def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank():

@@ -25,7 +25,7 @@ from cupynet.config import resume
 from cupynet.core import signals
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.exits import Console, out_of_memory
-from cupynet.core.terminal import near
+from cupynet.core.terminal import near, printable
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def search(plan: Plan, folder: Path) -> float:
             log.info("%s", summary)
         print()
         results.print_table(study)
-        print(f"\n{summary}")
+        print(f"\n{printable(summary)}")
     return float(best.value)
 
 

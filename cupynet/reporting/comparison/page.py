@@ -92,7 +92,8 @@ def _link(run: ComparedRun, at: Path) -> tuple[str, str]:
     """Return the relative address of a run's report, or of its folder if it has none, and the run's name."""
     report = run.folder / "report.html"
     target = os.path.relpath(report if report.is_file() else run.folder, at)
-    return f"./{quote(Path(target).as_posix())}{'' if report.is_file() else '/'}", run.name
+    address = quote(os.fsencode(Path(target).as_posix()))  # a name may not be valid UTF-8
+    return f"./{address}{'' if report.is_file() else '/'}", run.name
 
 
 def comparison_charts(comparison: Comparison, groups: Sequence[Group]) -> list[Chart]:

@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cupynet import config
-from cupynet.core.checks import one_line
+from cupynet.core.checks import LONGEST, one_line, shown
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.terminal import printable
 from cupynet.reporting.folder import config_path, finite, is_plain, read_run
 from cupynet.runs.run import Run
 
 MAX_DEPTH = 5  # folders below the one that is named
-# What a comparison reads of a summary. An int is at least 0, a float any finite number; optional values may be None.
+# What a comparison reads of a summary. An int is at least 0 and below 2**63, a float any finite number; optional values
+# may be None.
 REQUIRED: dict[str, type] = {
     **dict.fromkeys(("dataset", "backend"), str),
     **dict.fromkeys(("images_per_s", "train_s"), float),
@@ -165,13 +166,14 @@ def read(folder: Path, name: str) -> ComparedRun:
 def _wrong(summary: dict[str, Any]) -> str:
     """Say which value of a summary is not one of a run; "" if all are."""
     for key, kind in (REQUIRED | OPTIONAL).items() if summary else ():
-        value = summary.get(key)
-        number = finite(value)
-        fits = number is not None if kind is float else type(value) is kind and (number or 0) >= 0
+        value: Any = summary.get(key)
+        fits = finite(value) is not None if kind is float else type(value) is kind
+        if kind is int and fits:
+            fits = 0 <= value < LONGEST
         if key not in summary:
             return f"summary.json: has no {key}"
         if (not fits and (key in REQUIRED or value is not None)) or (key == "workers" and value == 0):
-            return f"summary.json: {key}={value!r:.40}: is not a value of a run"
+            return f"summary.json: {key}={shown(value)}: is not a value of a run"
     return ""
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from cupynet.core import terminal
 from cupynet.core.checks import amount, counted, one_line, one_of, percent
-from cupynet.core.terminal import near, wrapped
+from cupynet.core.terminal import near, printable, wrapped
 from cupynet.runs.run import Run, Summary
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report, Spent
@@ -234,11 +234,11 @@ def result_table(summary: Summary, run: Run) -> None:
     console = _Terminal(soft_wrap=True, highlight=False)
     for name, value in _rows(summary).items():
         style = "bold" if name == "test accuracy" else "bold red" if name == "FAST DEV RUN" else ""
-        for number, line in enumerate(wrapped(value, WIDTH)):
+        for number, line in enumerate(wrapped(printable(value), WIDTH)):
             console.print(Text.assemble(f"{'' if number else name:<15}", (line, style)))
     for name, path in (("report", run.report_path), ("run folder", run.folder)):
         if path.exists() or path == run.folder:
-            console.print(Text(f"{name:<15}{near(path)}"))
+            console.print(Text(f"{name:<15}{printable(near(path))}"))
     if console.failure is not None:
         log.warning("the results cannot be shown (%s): they are in %s", one_line(console.failure), run.summary_path)
 

@@ -219,3 +219,9 @@ def test_the_bar_shows_the_share_of_the_epoch(monkeypatch):
         wrapper.fit(data, 2, batch_size=8)
     assert {total for *_, total in shares} == {5}
     assert [(epoch, done) for epoch, done, _ in shares if done] == [(1, 5), (2, 5)]
+
+
+def test_a_name_of_data_cannot_control_the_terminal(capsys):
+    result_table(changed(dataset="a\x1b[2J\u202eb"), Run("outputs/a\x1b[2J"))
+    text = capsys.readouterr().out
+    assert text.count("\ufffd") == 3 and not {"\x1b", "\u202e"} & set(text)
