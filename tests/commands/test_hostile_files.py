@@ -1,0 +1,331 @@
+"""Run folders and data of strangers, spoilt at random: nothing of them controls the terminal, and nothing hangs.
+
+Each case is a copy of a good folder with one to three changes, which commands then read. Whatever is refused is refused
+in a line, with an exit code of its own. A case is repeated by its number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from cupynet.core.files import load_tensors, save_weights
+from cupynet.data import Dataset
+from cupynet.runs.checkpoints import _write_manifest
+from tests.support import warm
+from tests.support.commands import SMALL, environment, run
+from tests.support.shards import write_shards
+from tests.support.user_files import digits, write_idx, write_npz, write_pictures
+
+CASES, TOGETHER = 300, 10
+LIMIT_S = 60
+SECRET = "Zq7secret"
+# no byte below 0x20 but newline, no C1 control, no bidirectional control
+UNSAFE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+CODES = {0, 1, 2, 3, 65, 74}
+
+TEXTS = [
+    "\x1b[2J\x1b[31mred", "\x1b]0;title\x07", "\x1b]8;;http://x\x07y", "a\x9b5nb", "\u202egnp.exe", "\u2066x\u2069",
+    "\u061cx", "a\rb", "a\bb", "a\tb", "a\x00b", "a\x7fb", "a\nb", "half \ud83d", "<script>alert(1)</script>",
+    "${oc.env:HOSTILE}", "${oc.decode:${oc.env:HOSTILE}}", "${cupynet.env:HOSTILE,1}", "${seed}", "$HOSTILE",
+    "%(asctime)s {0} {x}", "[bold red]x[/]", "=cmd()", "../../../etc/passwd", "x" * 50_000, "",
+]  # fmt: skip
+NUMBERS = [0, -1, 1 << 63, 1 << 64, 10**30, 10**400, 1e308, -1e308, 1e-320, float("nan"), float("inf"), -float("inf")]
+OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"a": {}}, [1, "\x1b[2J"], {"\u202ek\x1b": "\x07"}]
+
+
+def value(rng: random.Random) -> Any:
+    """Something that no run has written."""
+    kind = rng.random()
+    return rng.choice(TEXTS if kind < 0.6 else NUMBERS if kind < 0.85 else OTHERS)
+
+
+def name(rng: random.Random) -> str:
+    """A name of a file, which may not be valid UTF-8."""
+    return re.sub("[/\0\ud83d]", "_", rng.choice([*TEXTS, "bad\udcff"]))[:60] or "empty"
+
+
+def changed(content: Any, rng: random.Random) -> None:
+    """Change one value, at any depth, or add a key."""
+    while True:
+        keys: list[Any] = list(content) if isinstance(content, dict) else list(range(len(content)))
+        key = rng.choice(keys) if keys else None
+        if key is not None and isinstance(content[key], dict | list) and content[key] and rng.random() < 0.7:
+            content = content[key]
+        elif isinstance(content, dict) and rng.random() < 0.2:
+            content[rng.choice(TEXTS)] = value(rng)
+            return
+        elif key is not None:
+            content[key] = value(rng)
+            return
+        else:
+            return
+
+
+# changes of a run's folder --------------------------------------------------------------------------------------------
+
+
+def change_json(folder: Path, rng: random.Random) -> None:
+    path = folder / rng.choice(["summary.json", "summary.json", "started.json"])
+    content = json.loads(path.read_text())
+    for _ in range(rng.randint(1, 4)):
+        changed(content, rng)
+    path.write_text(json.dumps(content, ensure_ascii=rng.random() < 0.5), errors="surrogatepass")
+
+
+def change_key(folder: Path, rng: random.Random) -> None:
+    """Change one of the values that commands show or use most."""
+    path = folder / "summary.json"
+    content = json.loads(path.read_text())
+    keys = ("dataset", "workers", "test_accuracy", "test_loss", "class_names", "normalize", "image_shape", "commit")
+    content[rng.choice(keys)] = value(rng)
+    path.write_text(json.dumps(content))
+
+
+def change_history(folder: Path, rng: random.Random) -> None:
+    path = folder / "history.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for _ in range(rng.randint(1, 5)):
+        changed(rows, rng)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def change_config(folder: Path, rng: random.Random) -> None:
+    path = folder / ".hydra" / "config.yaml"
+    content = yaml.safe_load(path.read_text())
+    for _ in range(rng.randint(1, 2)):
+        changed(content, rng)
+    path.write_text(yaml.safe_dump(content, allow_unicode=False), errors="replace")
+
+
+def change_overrides(folder: Path, rng: random.Random) -> None:
+    path = folder / ".hydra" / "overrides.yaml"
+    content = yaml.safe_load(path.read_text()) or []
+    content.append(
+        rng.choice([f"seed={rng.choice(TEXTS)}", f"{rng.choice(TEXTS)}=1", value(rng), "seed=${oc.env:HOSTILE}"])
+    )
+    path.write_text(yaml.safe_dump(content), errors="replace")
+
+
+def change_choices(folder: Path, rng: random.Random) -> None:
+    path = folder / ".hydra" / "hydra.yaml"
+    if path.exists():
+        content = yaml.safe_load(path.read_text())
+        content["hydra"]["runtime"]["choices"][rng.choice(["optimizer", "model", "data"])] = value(rng)
+        path.write_text(yaml.safe_dump(content), errors="replace")
+
+
+def change_log(folder: Path, rng: random.Random) -> None:
+    with (folder / "train.log").open("a", errors="replace") as file:
+        file.write(f"2026-01-01 00:00:00,000 ERROR cupynet: {rng.choice(TEXTS)}\n")
+    (folder / "summary.json").unlink(missing_ok=True)
+
+
+def change_weights(folder: Path, rng: random.Random) -> None:
+    path = folder / rng.choice(["weights.safetensors", "examples.safetensors"])
+    arrays = load_tensors(path)
+    key = rng.choice(list(arrays))
+    array = arrays.pop(key)
+    array = rng.choice([
+        array * np.nan if array.dtype.kind == "f" else array[..., :0], array.astype(np.float64), array.reshape(-1),
+        array[:1], np.zeros((1,) * 6, np.float32),
+    ])  # fmt: skip
+    arrays[rng.choice([key, key, rng.choice(TEXTS).replace("\ud83d", "")])] = array
+    save_weights(path, arrays)
+
+
+def change_checkpoint(folder: Path, rng: random.Random) -> None:
+    path = max((folder / "checkpoints").iterdir())
+    content = json.loads((path / "state.json").read_text())
+    content["made_by"]["processor"] = rng.choice(TEXTS)
+    for _ in range(rng.randint(0, 2)):
+        changed(content, rng)
+    (path / "manifest.json").unlink()
+    (path / "state.json").write_text(json.dumps(content))
+    _write_manifest(path)
+    if rng.random() < 0.5:  # resumed
+        (folder / "summary.json").unlink(missing_ok=True)
+
+
+def change_bytes(folder: Path, rng: random.Random) -> None:
+    path = rng.choice([each for each in sorted(folder.rglob("*")) if each.is_file()])
+    content = bytearray(path.read_bytes()) or bytearray(b"x")
+    how = rng.randrange(4)
+    if how == 0:
+        content = content[: rng.randrange(len(content))]
+    elif how == 1:
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
+    elif how == 2:
+        place = rng.randrange(len(content))
+        content[place:place] = rng.choice(TEXTS).encode(errors="replace")
+    else:
+        content = bytearray(rng.randbytes(rng.randrange(2000)))
+    path.write_bytes(content)
+
+
+def change_kind(folder: Path, rng: random.Random) -> None:
+    """Put a pipe, a link or a folder in place of a file, or a file in place of a folder."""
+    path = rng.choice([each for each in sorted(folder.rglob("*")) if each.exists()])
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    kind = rng.choice(
+        ["pipe", "pipe", "pipe", "/dev/zero", "/proc/self/environ", path.name, "nowhere", "folder", "file"]
+    )
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text(rng.choice(TEXTS), errors="replace")
+    else:
+        path.symlink_to(kind)
+
+
+def change_folder(folder: Path, rng: random.Random) -> None:
+    """Add a file or a folder of a hostile name."""
+    path = rng.choice([folder, folder, *(each for each in folder.rglob("*") if each.is_dir())]) / name(rng)
+    if not path.exists():
+        path.write_text("x") if rng.random() < 0.5 else path.mkdir()
+
+
+RUN_CHANGES: list[Callable[[Path, random.Random], None]] = [
+    change_json, change_key, change_key, change_history, change_config, change_config, change_overrides, change_choices,
+    change_log, change_weights, change_checkpoint, change_bytes, change_kind, change_kind, change_folder,
+]  # fmt: skip
+
+
+def apply(changes: list[Callable[[Path, random.Random], None]], folder: Path, rng: random.Random) -> list[str]:
+    """Make one to three changes; return their names."""
+    made = []
+    for change in rng.choices(changes, k=rng.randint(1, 3)):
+        try:
+            change(folder, rng)
+            made.append(change.__name__)
+        except (OSError, ValueError, KeyError, IndexError, TypeError, UnicodeError):
+            pass  # an earlier change has taken what this one needs
+        except Exception as error:
+            if not type(error).__module__.startswith(("cupynet", "yaml", "safetensors")):
+                raise
+    return made
+
+
+# cases ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, a search, pictures, and data in each form."""
+    folder = tmp_path_factory.mktemp("good")
+    quick = ["data=synthetic", "data.train=200", "data.test=60", "workers=2", *SMALL]
+    run(
+        folder,
+        *quick,
+        "batch_size=32",
+        "epochs=2",
+        "report_every_iterations=1",
+        "hydra.run.dir=run",
+        "callbacks.progress.style=lines",
+    )
+    run(folder, *quick, "batch_size=16,32", "epochs=1", "trials=1", "hydra.run.dir=search", command="tune")
+    parts = digits(60, 20)
+    write_idx(folder / "idx", parts)
+    write_idx(folder / "plain", parts, packed=False)
+    write_npz(folder / "npz" / "data.npz", parts)
+    write_pictures(folder / "folder", parts)
+    train, test = (Dataset("digits", *each, 10) for each in (parts[:2], parts[2:]))
+    write_shards(train, folder / "shards", 2, test)
+    shutil.copytree(folder / "folder" / "test" / "class-1", folder / "pictures")
+    return folder
+
+
+def case_of_a_run(good: Path, here: Path, rng: random.Random) -> tuple[list[str], list[list[str]]]:
+    called = f"outputs/{name(rng)}" if rng.random() < 0.3 else "outputs/run"
+    folder = Path(shutil.copytree(good / "run", here / called))
+    shutil.copytree(good / "pictures", here / "pictures")
+    made = apply(RUN_CHANGES, folder, rng)
+    if rng.random() < 0.2:
+        shutil.copytree(good / "run", here / "outputs" / "other")
+    commands = rng.sample(
+        [
+            ["predict", called, "pictures"], ["predict", f"{called}/checkpoints", "pictures", "--json"],
+            ["evaluate", called], ["evaluate", called, "--json"], ["report", called],
+            ["compare", "outputs", *rng.choice([[], ["--markdown"], ["--json"], ["--csv", "x.csv"]])],
+            ["export", called, "--torch-module", "net.py", "--safetensors", "w.safetensors"],
+        ],
+        2,
+    )  # fmt: skip
+    if rng.random() < 0.5:
+        commands.append(["train", rng.choice([f"resume={called}", "resume=latest"]), "epochs=3"])
+    return made, commands
+
+
+def case_of_data(good: Path, here: Path, rng: random.Random) -> tuple[list[str], list[list[str]]]:
+    form = rng.choice(["idx", "plain", "npz", "folder", "shards", "pictures"])
+    folder = Path(shutil.copytree(good / form, here / (name(rng) if rng.random() < 0.3 else form)))
+    made = apply([change_bytes, change_kind, change_kind, change_folder, change_folder], folder, rng)
+    if form == "pictures":
+        return made, [["predict", str(good / "run"), str(folder), str(folder / name(rng))]]
+    quoted = "'" + re.sub(r"(\\+)(?='|$)|(')", lambda found: found[0] * 2 if found[1] else "\\'", str(folder)) + "'"
+    named = (
+        f"data.file={quoted[:-1]}/data.npz'"
+        if form == "npz"
+        else f"data.{'shards' if form == 'shards' else 'folder'}={quoted}"
+    )
+    of_data = {"plain": "idx"}.get(form, form)
+    quick = ["model=mlp", "workers=2", "epochs=1", "batch_size=16", "backend=numpy", "fast_dev_run=true"]
+    return made, [["train", f"data={of_data}", named, *quick]]
+
+
+def case_of_a_search(good: Path, here: Path, rng: random.Random) -> tuple[list[str], list[list[str]]]:
+    folder = Path(shutil.copytree(good / "search", here / "search"))
+    made = apply([change_overrides, change_config, change_bytes, change_kind, change_folder], folder, rng)
+    return made, [["tune", "resume=search", "trials=2"]]
+
+
+def faults_of(number: int, good: Path, here: Path) -> list[str]:
+    """What a case has shown that it must not."""
+    rng = random.Random(number)
+    case = case_of_a_run if number % 10 < 7 else case_of_data if number % 10 < 9 else case_of_a_search
+    made, commands = case(good, here, rng)
+    label = f"{number}: {', '.join(made)}: {commands}"
+    variables = environment(HOSTILE=SECRET, CUPYNET_REPORT=rng.choice(["true", "false"]))
+    try:
+        done = warm.command("tests.support.several", [json.dumps(commands)], here, variables, LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return [f"{label}: hangs"]
+    codes = json.loads((here / "codes").read_text()) if (here / "codes").is_file() else []
+    found = [f"{label}: codes {codes}, {done}"] if done.returncode or not set(codes) <= CODES else []
+    pages = {path.name: path for path in here.rglob("*.html") if path.is_file()}
+    texts = {"stdout": done.stdout, "stderr": done.stderr}
+    texts |= {page: path.read_bytes().decode(errors="replace") for page, path in pages.items()}
+    for where, text in texts.items():
+        if unsafe := UNSAFE.search(text):
+            found.append(
+                f"{label}: {where} has {unsafe[0]!r}: {text[max(unsafe.start() - 80, 0) : unsafe.end() + 20]!r}"
+            )
+        if SECRET in text:
+            found.append(f"{label}: {where} shows the environment: {text[-300:]!r}")
+        if "Traceback" in text or "Warning: " in text:
+            found.append(f"{label}: {where} has a traceback or a warning of Python: {text[-3000:]}")
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, CASES, TOGETHER))
+def test_hostile_files_control_no_terminal_and_end_every_command(first: int, good: Path, tmp_path: Path) -> None:
+    faults = []
+    for number in range(first, first + TOGETHER):
+        (tmp_path / str(number)).mkdir()
+        faults += faults_of(number, good, tmp_path / str(number))
+        shutil.rmtree(tmp_path / str(number))
+    assert not faults, "\n\n".join(faults)
