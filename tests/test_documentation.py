@@ -336,12 +336,12 @@ def test_the_example_from_deeplearning4j_runs_and_is_the_experiment(
         for what in (
             lambda w: str(w.model.summary()),
             lambda w: w.placement.workers,
-            lambda w: vars(w.plan.synchronizer)["schedule"],
+            lambda w: vars(w.synchronizer)["schedule"],
         ):
             assert str(what(wrapper)) == str(what(other))
         for name in ("momentum", "l2", "max_grad_norm", "weight_decay"):
-            assert getattr(wrapper.plan.optimizer, name) == getattr(other.plan.optimizer, name)
-        assert wrapper.plan.optimizer.learning_rate(0) == other.plan.optimizer.learning_rate(0)
+            assert getattr(wrapper.optimizer, name) == getattr(other.optimizer, name)
+        assert wrapper.optimizer.learning_rate(0) == other.optimizer.learning_rate(0)
 
 
 def test_weights_come_from_pytorch_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,8 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         config.keep_settings()
         if experiment.rank == 0:
             run.describe(_start(experiment, wrapper, data, run))
-        if wrapper.placement.stages > 1 and wrapper.plan.pipeline is not None:
-            log.info("stages: %s", wrapper.plan.pipeline.describe(wrapper.layers))
+        if wrapper.placement.stages > 1 and wrapper.pipeline is not None:
+            log.info("stages: %s", wrapper.pipeline.describe(wrapper.layers))
         stop = _Stop(wrapper, speaks=experiment.rank == 0)
         with signals.handled(stop):
             try:
@@ -342,7 +342,7 @@ def _early_stopping(wrapper: ParallelWrapper) -> dict[str, Any] | None:
     """The result of early stopping; None without it."""
     from cupynet.training import EarlyStopping
 
-    results = [each.result for each in wrapper.plan.callbacks if isinstance(each, EarlyStopping)]
+    results = [each.result for each in wrapper.callbacks if isinstance(each, EarlyStopping)]
     return next((result.to_dict() for result in results if result is not None), None)
 
 
@@ -350,14 +350,14 @@ def _left_out(wrapper: ParallelWrapper) -> int:
     """The number of batches left out because their loss was not finite."""
     from cupynet.training import NonFinite
 
-    return sum(each.left_out for each in wrapper.plan.callbacks if isinstance(each, NonFinite))
+    return sum(each.left_out for each in wrapper.callbacks if isinstance(each, NonFinite))
 
 
 def _memory(wrapper: ParallelWrapper) -> list[dict[str, Any]] | None:
     """The statistics of the GPUs' memory pools; None on a CPU."""
     from cupynet.training import Pools
 
-    return next((each.found for each in wrapper.plan.callbacks if isinstance(each, Pools) and each.found), None)
+    return next((each.found for each in wrapper.callbacks if isinstance(each, Pools) and each.found), None)
 
 
 def _pipeline_speed(wrapper: ParallelWrapper) -> PipelineSpeed | None:

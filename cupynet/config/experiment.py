@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
 from cupynet.config.instantiate import build_as, check_modules, named, naming
+from cupynet.config.memory_estimate import Usage
 from cupynet.config.schema import Settings, size
 from cupynet.core.checks import counted, tf32_products
 from cupynet.core.errors import ConfigError, DataError
@@ -24,7 +25,6 @@ from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
-from cupynet.training.memory_estimate import Usage
 from cupynet.training.replica import check_accumulate
 
 T = TypeVar("T")

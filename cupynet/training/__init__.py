@@ -12,7 +12,6 @@ from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import Progress
 from cupynet.training.callbacks.rate_test import RateTest, find_rate
 from cupynet.training.callbacks.weight_average import WeightAverage
-from cupynet.training.clock import Clock
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.graph_replica import GraphReplica
@@ -27,7 +26,6 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "Callback",
-    "Clock",
     "Checkpoint",
     "EarlyStopping",
     "EarlyStoppingResult",

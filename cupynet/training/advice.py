@@ -1,4 +1,4 @@
-"""One sentence of advice from a run's times, and one if the network has hardly learned."""
+"""One sentence of advice on a run's speed, and a warning if the network has hardly learned."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cupynet.parallel import AveragingSchedule, PipelineSpeed
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
-STANDS_OUT = 0.10  # share of the time: smaller costs are not mentioned
+STANDS_OUT = 0.10  # share of the time; smaller costs are not mentioned
 WANTED = 0.055  # share of averaging at the advised frequency: 5 % when rounded
-MOST_RARELY = 100  # iterations between averages: replicas that drift further apart learn worse
-FEW_ROUNDS = 5  # in an epoch: more workers make fewer updates, and cost more than they save
-SLOWER = 1.25  # times as long for the same samples: more than the noise of a shared machine
-SURELY = 3.0  # standard deviations above chance: a network that knows nothing gets there once in 700 runs
+MOST_RARELY = 100  # iterations between averages; replicas that drift further apart learn worse
+FEW_ROUNDS = 5  # in an epoch; more workers make fewer updates, and cost more than they save
+SLOWER = 1.25  # times the seconds per sample; more than the noise of a shared machine
+SURELY = 3.0  # standard deviations above chance; an untrained network gets there once in 700 runs
 
 
 def advise(
@@ -68,7 +68,7 @@ def rarer(share: float, frequency: int, most: int = MOST_RARELY) -> tuple[int, f
 def _averaging(
     spent: Spent, frequency: int | str | AveragingSchedule | None, most: int, stages: int, cores: int | None
 ) -> tuple[float, str]:
-    """Count what averaging costs the worker that waits least: the last one to arrive does not wait at all."""
+    """Return the cost of averaging for the worker that waits least: the last one to arrive does not wait at all."""
     if isinstance(frequency, AveragingSchedule):
         frequency = frequency.frequency
     ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))

@@ -1,4 +1,4 @@
-"""Saving and restoring the state of a training run: gathered from all workers, and handed back to them.
+"""Saving and restoring the state of a training run: gathered from all workers, and sent back to them.
 
 A checkpoint holds every worker's `Trainer.state()`: weights, the vectors of the optimizer and the synchronizer, the
 position, and the state of callbacks. Arrays that several workers have in common are stored once. Saving causes no
@@ -8,7 +8,8 @@ average. A state is compared with the trainer before it is used: digests do not 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,6 @@ from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.training.clock import Losses
 from cupynet.training.resize import filled, mean, regrouped, shares, trained_again
 from cupynet.training.state_tree import Arrays, Tree, check_like, gathered, received, send, together
-from cupynet.training.trainer_view import TrainerView
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
@@ -33,7 +33,7 @@ WEIGHTS = "replica/weights/"
 log = logging.getLogger(__name__)
 
 
-def save(store: Checkpoints, trainer: TrainerView, made: Tree | None = None) -> None:
+def save(store: Checkpoints, trainer: Trainer, made: Tree | None = None) -> None:
     """Save the state of all workers. Each calls it, after the same round. OutputError, on rank 0.
 
     made: the result of `made_by`, if known.
@@ -69,10 +69,95 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
     return newest
 
 
+def resume(trainer: Trainer, path: str | Path) -> CupynetError | None:
+    """Restore the checkpoint that rank 0 finds at `path`. Every worker calls it.
+
+    The same number of workers that wrote it is restored exactly; another number as in resize.py. Rank 0 logs which.
+
+    Returns:
+        The error of `found`, on all workers; None if the checkpoint is restored.
+
+    Raises:
+        ConfigError: it is of another network, optimizer or synchronizer, or its replicas had other stages.
+        DataError: it is not a checkpoint of a training run.
+    """
+    stored: Stored | None = None
+    world, refusal, sent = trainer.world, "", trainer.world.traffic.bytes_sent
+    if world.rank == 0:
+        try:
+            stored = found(path)
+        except (ConfigError, DataError) as error:
+            refusal = f"{error.exit_code} {error}"
+    refusal = world.all_gather_ragged(np.frombuffer(refusal.encode(), np.uint8))[0].tobytes().decode()
+    if refusal:
+        code, _, text = refusal.partition(" ")
+        return ConfigError(text) if int(code) == ConfigError.exit_code else DataError(text)
+    with _malformed(f"{path}, workers[{world.rank}]" if stored is None else f"{stored.path / STATE}, workers[0]"):
+        state = received(world) if stored is None else _dealt(trainer, stored)
+        world.traffic.bytes_sent = sent  # this figure is of what training sends
+        if state.pop("regrouped", 0):
+            state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
+        check_like(trainer.state(), state)
+        trainer.restore(state)
+    return None
+
+
+def _dealt(trainer: Trainer, stored: Stored) -> Tree:
+    """Send the other workers their states; return that of rank 0."""
+    states = _for_workers(trainer, stored)
+    for rank in range(1, trainer.workers):
+        send(trainer.world, states[rank], rank)
+    return states[0]
+
+
+def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
+    """Return the state of every worker; `regrouped` is 1 if the checkpoint is of another number of workers."""
+    size, stages, states = trainer.workers, trainer.groups.stages.size, _states(stored)
+    check_stages(stored, stages)
+    for state in states:  # older checkpoints have no training loss of the epoch
+        state.setdefault("losses", Losses().state())
+    then, now = stored.state.get("made_by", {}), made_by(trainer)
+    log.info("%s: %s", stored.path, differences(then, now) or "continues bit for bit")
+    if len(states) == size:
+        return states
+    again, epoch = trained_again(states, size, stages), states[0]["trainer"]["epoch"] + 1
+    log.info(
+        "%d workers continue from %d: all begin with the mean of the weights; batches of epoch %d trained on again: %d",
+        *(size, len(states), epoch, again),
+    )
+    return [{**state, "regrouped": 1} for state in regrouped(states, size, stages, trainer.synchronizer)]
+
+
+def _states(stored: Stored) -> list[Tree]:
+    """Return the state of every worker, as `save` stored them. DataError."""
+    arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
+    arrays |= stored.arrays.get("state", {})
+    with _malformed(f"{stored.path / STATE}, workers"):
+        states = [
+            together(each["numbers"], {name: arrays[key] for name, key in each["arrays"].items()})
+            for each in stored.state["workers"]
+        ]
+        if not states:
+            raise ValueError("there are none")
+        return states
+
+
+@contextmanager
+def _malformed(place: str) -> Iterator[None]:
+    """Raise DataError if a state does not have the expected structure: it is of another version, or forged."""
+    try:
+        yield
+    except CupynetError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{place}: not the state of a training run ({type(error).__name__}: {error})") from error
+
+
 def stages_of(stored: Stored) -> int:
     """Return the number of stages of each replica: the rank of the first worker with the same weights as rank 0."""
-    workers, _ = _content(stored)
-    names = [[name for name in each["arrays"] if name.startswith(WEIGHTS)] for each in workers]
+    states = _states(stored)
+    with _malformed(f"{stored.path / STATE}, workers"):
+        names = [sorted(state["replica"]["weights"]) for state in states]
     return next((rank for rank in range(1, len(names)) if names[rank] == names[0]), len(names))
 
 
@@ -84,67 +169,7 @@ def check_stages(stored: Stored, stages: int) -> None:
         raise ConfigError(f"{stored.path}: its replicas have stages={then}, not {stages}: use {remedy}")
 
 
-def resumed(trainer: Trainer, stored: Stored | None) -> None:
-    """Restore a checkpoint that rank 0 has read. Each worker calls it, the others with None.
-
-    It is restored exactly by as many workers as have written it; else see resize.py. Rank 0 logs which.
-
-    Raises:
-        ConfigError: it is of another network, optimizer or synchronizer, or its replicas had other stages.
-        DataError: it is not a checkpoint of a training run.
-    """
-    traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
-    try:
-        state, regroup = dealt(trainer, stored)
-        traffic.bytes_sent = sent  # that figure is of what training sends
-        if regroup:
-            state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
-        check_like(trainer.state(), state)
-        trainer.restore(state)
-    except CupynetError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        what = f"{type(error).__name__}: {error}"  # verified, but of another version or forged
-        place = "" if stored is None else f"{stored.path / STATE}: "
-        raise DataError(f"{place}workers[{trainer.rank}]: is not the state of a training run ({what})") from error
-
-
-def dealt(trainer: Trainer, stored: Stored | None) -> tuple[Tree, bool]:
-    """Return this worker's state, and True if the checkpoint is of another number of workers."""
-    world = trainer.world
-    if world.rank == 0:
-        assert stored is not None
-        states, regroup = _for_workers(trainer, stored)
-        for rank in range(1, world.size):
-            send(world, states[rank], rank)
-        world.broadcast(np.array([regroup], np.int64))
-        return states[0], regroup
-    state, flag = received(world), np.zeros(1, np.int64)
-    world.broadcast(flag)
-    return state, bool(flag[0])
-
-
-def _for_workers(trainer: Trainer, stored: Stored) -> tuple[list[Tree], bool]:
-    """Return the state of every worker, and True if they were computed for another number of workers."""
-    world, stages = trainer.world, trainer.groups.stages.size
-    workers, arrays = _content(stored)
-    states = [together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers]
-    check_stages(stored, stages)
-    for state in states:  # older checkpoints have no training loss of the epoch
-        state.setdefault("losses", Losses().state())
-    then, now = stored.state.get("made_by", {}), made_by(trainer)
-    log.info("%s: %s", stored.path, differences(then, now) or "continues bit for bit")
-    if len(states) == world.size:
-        return states, False
-    again, epoch = trained_again(states, world.size, stages), states[0]["trainer"]["epoch"] + 1
-    log.info(
-        "%d workers continue from %d: all begin with the mean of the weights; batches of epoch %d trained on again: %d",
-        *(world.size, len(states), epoch, again),
-    )
-    return regrouped(states, world.size, stages, trainer.synchronizer), True
-
-
-def made_by(trainer: TrainerView) -> dict[str, Any]:
+def made_by(trainer: Trainer) -> dict[str, Any]:
     """Return everything besides the settings that affects results bit for bit; saved, and compared on resume."""
     machine, backend = environment(), trainer.backend
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
@@ -173,24 +198,18 @@ def seen_by(model: Model) -> dict[str, Any]:
 
 def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
     """Return the weights and buffers of a checkpoint: the mean if replicas differ, see resize.py. DataError."""
-    workers, arrays = _content(stored)
-    try:
-        states = [
-            together(each["numbers"], {name: arrays[at] for name, at in each["arrays"].items()}) for each in workers
-        ]
-        stages = stages_of(stored)
-        weights: Arrays = {}
+    states, stages = _states(stored), stages_of(stored)
+    weights: Arrays = {}
+    with _malformed(f"{stored.path / STATE}, workers"):
         for stage in range(stages):
             own = states[stage::stages]
             found = [state["replica"]["weights"] for state in own]
-            alike = all(_same(found[0], each) for each in found[1:])
-            weights |= found[0] if alike else mean(found, shares(own, synchronizer))
-    except (LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{stored.path / STATE}: is not the state of a training run ({error})") from error
+            equal = all(_equal(found[0], each) for each in found[1:])
+            weights |= found[0] if equal else mean(found, shares(own, synchronizer))
     return weights
 
 
-def _same(one: Arrays, other: Arrays) -> bool:
+def _equal(one: Arrays, other: Arrays) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
@@ -198,21 +217,3 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return in a sentence what differs between two `made_by`; "" if the results are the same bit for bit."""
     other = [f"{name} {now[name]}, then {then.get(name, 'unknown')}" for name in now if now[name] != then.get(name)]
     return f"continues, but not bit for bit: {'; '.join(other)}" if other else ""
-
-
-def _content(stored: Stored) -> tuple[list[Tree], Arrays]:
-    """Return workers and arrays as `save` stored them. DataError."""
-    workers = stored.state.get("workers")
-    arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
-    arrays |= stored.arrays.get("state", {})
-    where = stored.path / STATE
-    if not isinstance(workers, list) or not workers:
-        raise DataError(f"{stored.path}: is not a checkpoint of a training run: it names no workers")
-    for rank, each in enumerate(workers):
-        numbers, names = (each.get("numbers"), each.get("arrays")) if isinstance(each, dict) else (None, None)
-        if not isinstance(numbers, dict) or not isinstance(names, dict):
-            raise DataError(f"{where}: workers[{rank}]: expected numbers and names of arrays, found {each!r:.80}")
-        lacking = [name for name in names.values() if not isinstance(name, str) or name not in arrays]
-        if lacking:
-            raise DataError(f"{stored.path}: lacks the arrays {lacking!r:.80} of worker {rank}")
-    return workers, arrays

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -50,36 +51,37 @@ class Clock:
             return self.timed_images / self.timed_s
         return self.images / self.rounds_s if self.rounds_s else 0.0
 
-    def spent(self) -> list[float]:
-        """Return what this worker has spent so far, in the order of `SPENT`."""
-        return [getattr(self, name) for name in SPENT]
-
     def count(self, iteration: int, images: int, seconds: float) -> None:
         """Count round `iteration` (from 1): the images of all replicas in it, and its seconds."""
         self.rounds_s, self.images = self.rounds_s + seconds, self.images + images
         if iteration > UNTIMED_ROUNDS:
             self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
 
-    def worked(self, seconds: float, waited_s: float) -> None:
-        """Count the seconds of gradients and update in a round, including those spent waiting for other stages."""
-        self.compute_s, self.waiting_s = self.compute_s + seconds - waited_s, self.waiting_s + waited_s
+    def lap(self, part: str, began: float) -> float:
+        """Add the seconds since `began` to a part of the round, such as `compute_s`; return the time now."""
+        now = time.perf_counter()
+        setattr(self, part, getattr(self, part) + (now - began))
+        return now
 
-    def caught_up(self, seconds: float) -> None:
-        """Count the seconds that the host waited after a round for steps that ran ahead of it."""
-        self.compute_s, self.rounds_s = self.compute_s + seconds, self.rounds_s + seconds
+    def extend(self, part: str, began: float) -> None:
+        """Add the seconds since `began` to a part of the last round, and to the round itself."""
+        seconds = self.lap(part, began) - began
+        self.rounds_s += seconds
         if self.timed_images:
             self.timed_s += seconds
 
-    def meeting(self, seconds: float) -> None:
-        """Count the seconds of an average or an agreement after a round, as part of the rounds."""
-        self.averaging_s, self.rounds_s = self.averaging_s + seconds, self.rounds_s + seconds
-        if self.timed_images:
-            self.timed_s += seconds
+    def since(self, start: Clock) -> Clock:
+        """Return what was counted after `start`, an earlier copy of this clock."""
+        return Clock(**{each.name: getattr(self, each.name) - getattr(start, each.name) for each in fields(self)})
+
+    def spent(self) -> list[float]:
+        """Return the attributes that `Spent` has, in its order."""
+        return [getattr(self, name) for name in SPENT]
 
 
 @dataclass
 class Losses:
-    """The losses of this replica's samples: summed on the device, and read when they must be known.
+    """The losses of this replica's samples, summed on the device and read only when needed.
 
     Attributes:
         samples, unread: samples since the last reading, and the sum of their losses, on the device.
@@ -93,11 +95,6 @@ class Losses:
     epoch_losses: float = 0.0
     mean: float = math.nan
 
-    def add(self, samples: int, losses: Array | None) -> None:
-        """Count a round. losses: None if another worker has them."""
-        if samples and losses is not None:
-            self.samples, self.unread = self.samples + samples, self.unread + losses
-
     def read(self) -> tuple[int, float]:
         """Return the number of samples since the last reading, and the sum of their losses."""
         samples, losses = self.samples, float(self.unread)
@@ -106,13 +103,13 @@ class Losses:
         return samples, losses
 
     def state(self) -> dict[str, float]:
-        """Return what a checkpoint must hold. It reads nothing: sums of other parts would differ in their last bits."""
+        """Return the state for a checkpoint. It does not `read`: partial sums would change the last bits of the sum."""
         return {**vars(self), "unread": float(self.unread)}
 
 
 @dataclass
 class Since:
-    """What must be remembered between two reports.
+    """The state between two reports.
 
     Attributes:
         start: the clock at the last report.
@@ -130,18 +127,19 @@ class Since:
 
 
 class Statistics:
-    """What one worker counts during training: time, losses, what averages found.
+    """The statistics of one worker: time, losses, and the findings of averages.
 
     Attributes:
         clock: where its time went.
         measured: the last average that measured the divergence, of all stages of a pipeline; None if none did.
+        bytes_sent: by all workers, at their last exchange.
     """
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.measured: Average | None = None
+        self.bytes_sent = 0
         self._since, self._epoch_start, self._losses = Since(Clock()), Clock(), Losses()
-        self._bytes_sent = 0  # by all workers, when they last agreed
 
     @property
     def loss(self) -> float:
@@ -149,9 +147,10 @@ class Statistics:
         return self._losses.mean
 
     def count(self, samples: int, losses: Array | None) -> None:
-        """Count a step of so many samples; losses: their sum, on the device; None if another worker has it."""
+        """Count a step. losses: the sum over its samples, on the device; None if another worker has it."""
         self.clock.samples += samples
-        self._losses.add(samples, losses)
+        if samples and losses is not None:
+            self._losses.samples, self._losses.unread = self._losses.samples + samples, self._losses.unread + losses
 
     def begin_epoch(self) -> None:
         """Begin an epoch at its first round."""
@@ -165,17 +164,12 @@ class Statistics:
         self._since.samples, self._since.losses = self._since.samples + samples, self._since.losses + losses
 
     def averaged(self, average: Average) -> None:
-        """Take note of an average."""
+        """Record an average for the next report."""
         self._since.score = average.score
-        self._measured(average)
+        self.record_divergence(average)
 
-    def agreed(self, bytes_sent: int, measured: Average | None) -> None:
-        """Take note of the bytes sent by all workers, and of the divergence measured by all stages."""
-        self._bytes_sent = bytes_sent
-        if measured is not None:
-            self._measured(measured)
-
-    def _measured(self, average: Average) -> None:
+    def record_divergence(self, average: Average) -> None:
+        """Record the divergence for the next report, if the average measured it."""
         if not math.isnan(average.divergence):
             self.measured = average
             self._since.divergence, self._since.divergence_by_layer = average.divergence, dict(average.by_layer)
@@ -183,50 +177,50 @@ class Statistics:
     def report(self, iteration: int, epoch: int, learning_rate: float) -> Report:
         """Return what happened since the last report, and begin the next."""
         self.read_losses()
-        now, since, start = self.clock, self._since, self._since.start
-        seconds = now.rounds_s - start.rounds_s
-        self._since = Since(replace(now))
+        since, spent = self._since, self.clock.since(self._since.start)
+        self._since = Since(replace(self.clock))
         return Report(
             iteration=iteration,
             epoch=epoch,
             learning_rate=learning_rate,
             loss=since.losses / since.samples if since.samples else math.nan,
             score_after_averaging=since.score,
-            images_per_s=(now.images - start.images) / seconds if seconds else 0.0,
-            compute_s=now.compute_s - start.compute_s,
-            data_s=now.data_s - start.data_s,
-            averaging_s=now.averaging_s - start.averaging_s,
-            waiting_s=now.waiting_s - start.waiting_s,
+            images_per_s=spent.images / spent.rounds_s if spent.rounds_s else 0.0,
+            compute_s=spent.compute_s,
+            data_s=spent.data_s,
+            averaging_s=spent.averaging_s,
+            waiting_s=spent.waiting_s,
             divergence=since.divergence,
             divergence_by_layer=since.divergence_by_layer,
-            bytes_sent=self._bytes_sent,
+            bytes_sent=self.bytes_sent,
         )
 
     def epoch(self) -> list[float]:
-        """Return what this worker counted in this epoch: the figures of `SPENT`, samples, losses, all bytes sent."""
-        spent = [now - then for now, then in zip(self.clock.spent(), self._epoch_start.spent(), strict=True)]
+        """Return the figures of this epoch that workers exchange: those of `SPENT`, samples, losses, all bytes sent."""
+        spent = self.clock.since(self._epoch_start).spent()
         return [*spent, self._losses.epoch_samples, self._losses.epoch_losses, self.clock.bytes_sent]
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
         """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 3); known: its other fields."""
         last = np.arange(len(table)) % stages == stages - 1  # the stages that compute the loss
         counts, sums = (np.where(last, each, 0) for each in table.T[-3:-1])
-        losses = [total / count if count else math.nan for total, count in zip(sums, counts, strict=True)]
+        losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
         self._losses.mean = float(sums.sum() / counts.sum()) if counts.any() else math.nan
+        epoch = self.clock.since(self._epoch_start)
         return EpochRecord(
-            samples=self.clock.images - self._epoch_start.images,
-            train_s=self.clock.rounds_s - self._epoch_start.rounds_s,
+            samples=epoch.images,
+            train_s=epoch.rounds_s,
             spent=Spent.of(table[:, :-3]),
             bytes_sent=int(table[:, -1].sum()),
             loss=self._losses.mean,
-            losses=[float(loss) for loss in losses],
+            losses=losses,
             divergence=self._since.divergence,
             divergence_by_layer=self._since.divergence_by_layer,
             **known,
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold."""
+        """Return the state for a checkpoint."""
         return {
             "clock": asdict(self.clock),
             "epoch_start": asdict(self._epoch_start),
@@ -235,7 +229,7 @@ class Statistics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self._losses = Losses(**state["losses"])

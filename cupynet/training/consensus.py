@@ -1,4 +1,4 @@
-"""Agreement of the workers of a fit: whether to stop, bytes sent, divergence."""
+"""Stop consensus: all workers end a fit after the same round. The same exchange carries bytes sent and divergence."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cupynet.parallel import Average, Communicator, Groups
 from cupynet.training.clock import Statistics
 from cupynet.training.events import STOP_BYTES, Stop, StopReason
 
-AGREE_EVERY = 10  # rounds between two agreements without an average
-HEARD_S = 0.5  # workers with slow rounds ask for wishes more often: after about this long
+AGREE_EVERY = 10  # rounds between two exchanges if there is no average
+HEARD_S = 0.5  # workers with slow rounds exchange stop requests more often: after about this long
 
 
 class StopConsensus:
@@ -25,91 +25,90 @@ class StopConsensus:
         statistics: of this worker.
 
     Attributes:
-        wish: this worker's own wish to stop.
-        own: the last average that measured this stage alone, not yet known to the others.
+        request: this worker's request to stop; None if there is none.
+        own: the last average that measured this stage alone, not yet sent to the others.
     """
 
     def __init__(self, groups: Groups, statistics: Statistics) -> None:
         self.groups, self._statistics = groups, statistics
-        self.wish: Stop | None = None
+        self.request: Stop | None = None
         self.own: Average | None = None
         self._counted = 0  # bytes already in the clock
-        self._often = 1  # rounds between two exchanges of wishes
-        self._since, self._rounds = time.perf_counter(), 0  # since the last agreement
+        self._often = 1  # rounds between two exchanges of requests alone
+        self._since, self._rounds = time.perf_counter(), 0  # since the last full exchange
 
     def after_round(self, iteration: int, *, averaged: bool) -> Stop | None:
-        """Return why the fit ends after this round; None if it continues, or if no agreement is due.
+        """Return why the fit ends after this round; None if it continues, or if no exchange is due.
 
         averaged: True if this round ended with an average, for which all waited anyway.
         """
         began, world = time.perf_counter(), self.groups.world
         self._rounds += 1
-        met = averaged and self.groups.stages.size == 1  # stages may average after different rounds
-        if met or world.size == 1 or iteration % AGREE_EVERY == 0:
-            stop = self.meet()
+        together = averaged and self.groups.stages.size == 1  # stages may average after different rounds
+        if together or world.size == 1 or iteration % AGREE_EVERY == 0:
+            stop = self.exchange()
         elif iteration % self._often == 0:
-            stop = self._ask()
+            stop = self._exchange_requests()
         else:
             return None
-        self._statistics.clock.meeting(time.perf_counter() - began)
+        self._statistics.clock.extend("averaging_s", began)
         return stop
 
-    def meet(self, *, begun: bool = True) -> Stop | None:
-        """Exchange wishes, bytes sent and divergence; return the wish of the lowest rank that has one.
+    def exchange(self, *, begun: bool = True) -> Stop | None:
+        """Exchange stop requests, bytes sent and divergence; return the request of the lowest rank that has one.
 
         begun: False at the start of a fit: a resumed one must not report earlier than an uninterrupted one.
         """
         world = self.groups.world
         if world.size == 1:
-            return self.wish
+            return self.request
         self.count_bytes()
         apart, sent = begun and self.own is not None, self._statistics.clock.bytes_sent
         gathered = world.gather_numbers(self._reason, sent, apart, self._pace())  # (W, 4)
         reasons, all_sent, measured, paces = gathered.T
         self._often = max(1, int(HEARD_S / max(float(paces.max()), 1e-9)))
-        of_all = None
         if measured.any():
-            of_all, self.own = _of_all(self.groups.stages, self.own), None
-        stop = self._of_lowest(reasons)
-        self._statistics.agreed(int(all_sent.sum()), of_all)
-        return stop
+            self._statistics.record_divergence(_gather_divergence(self.groups.stages, self.own))
+            self.own = None
+        self._statistics.bytes_sent = int(all_sent.sum())
+        return self._of_lowest_rank(reasons)
 
     def count_bytes(self) -> None:
         """Add the bytes sent since the last call to the clock."""
         clock, sent = self._statistics.clock, self.groups.world.traffic.bytes_sent
         clock.bytes_sent, self._counted = clock.bytes_sent + sent - self._counted, sent
 
-    def _ask(self) -> Stop | None:
-        """Exchange wishes alone. How often depends on the time, so it must not affect results."""
+    def _exchange_requests(self) -> Stop | None:
+        """Exchange stop requests alone. How often depends on the time, so it must not affect results."""
         world = self.groups.world
         sent = world.traffic.bytes_sent
-        stop = self._of_lowest(world.gather_numbers(self._reason)[:, 0])
+        stop = self._of_lowest_rank(world.gather_numbers(self._reason)[:, 0])
         world.traffic.bytes_sent = sent
         return stop
 
     @property
     def _reason(self) -> int:
-        return self.wish.reason if self.wish else 0
+        return self.request.reason if self.request else 0
 
     def _pace(self) -> float:
-        """Return the seconds of a round since the last agreement."""
+        """Return the seconds of a round since the last full exchange."""
         now = time.perf_counter()
         pace = (now - self._since) / self._rounds if self._rounds else HEARD_S
         self._since, self._rounds = now, 0
         return pace
 
-    def _of_lowest(self, reasons: Any) -> Stop | None:
-        """Return the wish of the lowest rank that has one. reasons: (W,), 0 for none."""
-        wishing = np.flatnonzero(reasons)
-        if not len(wishing):
+    def _of_lowest_rank(self, reasons: Any) -> Stop | None:
+        """Return the request of the lowest rank that has one. reasons: (W,), 0 for none."""
+        requests = np.flatnonzero(reasons)
+        if not len(requests):
             return None
-        first = int(wishing[0])
-        text = np.frombuffer((self.wish.text if self.wish else "").encode().ljust(STOP_BYTES), np.uint8).copy()
+        first = int(requests[0])
+        text = np.frombuffer((self.request.text if self.request else "").encode().ljust(STOP_BYTES), np.uint8).copy()
         self.groups.world.broadcast(text, first)
         return Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
 
 
-def _of_all(stages: Communicator, own: Average | None) -> Average:
+def _gather_divergence(stages: Communicator, own: Average | None) -> Average:
     """Return the layers of all stages, and their largest divergence: an upper bound of the whole network's.
 
     Every stage calls it. own: None if this one measured nothing.

@@ -1,9 +1,9 @@
 """Evaluation of a classifier: the figures of Deeplearning4j's Evaluation.
 
-Macro averages weight every class alike, also of two classes (Deeplearning4j reports the second class alone). A class
-whose precision is 0/0 (never predicted) or whose recall is 0/0 (absent from the labels) is left out of that average;
-`stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn: 0/0 only for a class that is both, while
-Deeplearning4j leaves out either, so that a network that always predicts one class looks good.
+Macro averages give every class the same weight, also if there are two (Deeplearning4j reports the second class only). A
+class whose precision is 0/0 (never predicted) or whose recall is 0/0 (no samples) is left out of that average;
+`stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. It is 0/0 only for a class that is both;
+Deeplearning4j leaves out either, which flatters a network that always predicts one class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cupynet.core.terminal import printable
 
 # Larger losses count as infinite, so that the sum of 10^8 finite ones is still a finite float64.
 _HUGE = 1e300
-FEW_CLASSES = 25  # whose confusion matrix is printed, and kept in the history
+FEW_CLASSES = 25  # up to which the confusion matrix is printed, and written to the history
 MOST_MISTAKES = 24
 _PARTS = 48  # floats of 53 bits that an exact sum of float64 can need: their exponents span 2,100 bits
 
@@ -101,7 +101,7 @@ class Evaluation:
 
         finite = np.abs(loss) < _HUGE  # False for NaN too
         self._loss_sum = _exact_sum(self._loss_sum + loss[finite].tolist())
-        self._loss_not_finite += _sum_not_finite(loss[~finite])
+        self._loss_not_finite += sum(each * math.inf for each in loss[~finite].tolist())  # NaN for both infinities
 
     def _remember(
         self, score: NDArray[Any], target: NDArray[Any], predicted: NDArray[Any], samples: NDArray[Any]
@@ -288,14 +288,6 @@ def _ratio(part: float, whole: int) -> float:
 
 def _json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _sum_not_finite(values: NDArray[np.float64]) -> float:
-    """NaN if there is one or if both infinities occur, else the infinity that occurs, else 0."""
-    above, below = bool((values > 0).any()), bool((values < 0).any())
-    if np.isnan(values).any() or (above and below):
-        return math.nan
-    return math.inf if above else -math.inf if below else 0.0
 
 
 def _exact_sum(values: list[float]) -> list[float]:

@@ -1,4 +1,4 @@
-"""What callbacks receive: reports, the records of epochs, why training stopped."""
+"""The data that callbacks receive: reports, records of epochs, reasons to stop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupynet.training.evaluation import Evaluation
 
 @dataclass(frozen=True)
 class Spent:
-    """What each worker spent on training; lists in rank order.
+    """Time and traffic of each worker; lists in rank order.
 
     Attributes:
         rounds_s, compute_s, data_s, averaging_s, waiting_s: seconds, see `Clock`.
@@ -36,18 +36,18 @@ class Spent:
 
     @classmethod
     def of(cls, table: NDArray[Any]) -> Spent:
-        """Return it from what workers gathered: (W, figures) in the order of `SPENT`."""
+        """Return it for the figures of all workers, (W, figures) in the order of `SPENT`."""
         *seconds, samples, sent = table.T
         counts = [[int(count) for count in column] for column in (samples, sent)]
         return cls(*(column.tolist() for column in seconds), *counts)
 
 
-SPENT = tuple(each.name for each in fields(Spent))  # the figures, which are attributes of a `Clock` too
+SPENT = tuple(each.name for each in fields(Spent))  # a `Clock` has the same attributes
 
 
 @dataclass(frozen=True)
 class Report:
-    """How training went since the last report.
+    """Figures since the last report.
 
     Attributes:
         iteration, epoch: iterations and complete epochs so far.

@@ -17,12 +17,12 @@ from cupynet.parallel import Communicator, Synchronizer
 from cupynet.training.callbacks.base import Callback
 
 
-@dataclass(frozen=True)
+@dataclass
 class Fit:
     """The arguments of `Trainer.fit`.
 
     Attributes:
-        unfinished: the fit continues a restored one, which may have no epoch left to train.
+        unfinished: True if the fit continues a restored one, which may have no epoch left to train.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -36,16 +36,16 @@ class Fit:
     unfinished: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "epochs", integer("epochs", self.epochs, 0 if self.unfinished else 1))
-        object.__setattr__(self, "evaluate_every", integer("evaluate_every", self.evaluate_every, 1))
-        one_of("split", self.split, ("test", "validation"))
+        self.epochs = integer("epochs", self.epochs, 0 if self.unfinished else 1)
+        self.evaluate_every = integer("evaluate_every", self.evaluate_every, 1)
+        self.split = one_of("split", self.split, ("test", "validation"))
 
-    def check_choosers(self, choosers: Sequence[Callback | Schedule], synchronizer: Synchronizer, workers: int) -> None:
-        """Refuse a fit without the evaluations that a callback or the schedule needs. ConfigError."""
-        for chooser in choosers:
-            if not chooser.needs_validation:
+    def check_validation(self, parts: Sequence[Callback | Schedule], synchronizer: Synchronizer, workers: int) -> None:
+        """Refuse a fit without the evaluations that a callback or the learning-rate schedule needs. ConfigError."""
+        for part in parts:
+            if not part.needs_validation:
                 continue
-            name = type(chooser).__name__
+            name = type(part).__name__
             if self.evaluate_on is None or self.split != "validation":
                 raise ConfigError(
                     f"{name} needs evaluations on images kept out of training, not the test images: "
@@ -72,7 +72,7 @@ def check_data(dataset: Labelled, model: Model) -> None:
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
-    """Refuse data whose pixels are normalized otherwise than those trained on. ConfigError."""
+    """Refuse data whose pixels are not normalized like the training data. ConfigError."""
     if dataset.pixels != pixels:
         raise ConfigError(
             f"data set {dataset.name!r}: its pixels are not normalized like those trained on: use "
@@ -94,6 +94,6 @@ def check_loader(loader: Batches, model: Model, world: Communicator) -> None:
     others = np.flatnonzero(found != found[0]).tolist()
     if others:
         raise DataError(
-            f"ranks {others} have other data than rank 0, or in another order: copy the same data to all machines, and "
-            "start them with the same settings"
+            f"ranks {others} have other data than rank 0, or in another order. Copy the same data to all machines and "
+            "use the same settings"
         )

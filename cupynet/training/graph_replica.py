@@ -1,12 +1,12 @@
 """A replica whose steps are CUDA graphs, each launched as a whole.
 
 A step of a small network is a few dozen kernels of a few microseconds each: launching them one by one takes longer than
-running them. The gradient, the update, and both as one are captured for each batch size the second time. The first time
-the operations are launched one by one, which loads kernels and allocates.
+running them. The gradient, the update, and both together are captured for each batch size, when they run for the second
+time. The first time the operations are launched one by one, which loads kernels and allocates memory.
 
-Steps can run ahead of the host: the device decides whether a step is made (`judge` in update.cu); the host reads the
+Steps can run ahead of the host: the device decides whether an update is made (`judge` in update.cu). The host reads the
 result at an average, a report or the end of an epoch. After the first loss or gradient that is not finite the replica
-halts until then, so that nothing of it is used and the batch can be found.
+makes no more updates until then, so that the host can find the batch.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import Context, Model
 from cupynet.optim import Optimizer
-from cupynet.parallel import parts
 from cupynet.training.replica import Replica, Settled, Step
 
 log = logging.getLogger(__name__)
 
-SPOILED = range(900, 908)  # cudaErrorStreamCapture...: another thread invalidated the capture
-ATTEMPTS = 3  # to capture, if spoiled
+INVALIDATED = range(900, 908)  # cudaErrorStreamCapture...: another thread invalidated the capture
+ATTEMPTS = 3  # to capture a graph, if others invalidate it
 
 
 class GraphReplica(Replica):
@@ -51,28 +50,27 @@ class GraphReplica(Replica):
         self._draws = any(layer.uses_rng for layer in model.network.walk())
         self._samples: dict[int, Array] = {}  # by batch size, if a layer uses random numbers
         self._epoch: Array = model.backend.asarray(np.zeros(1, np.int64))
-        self._epoch_there = 0
-        self._known: dict[tuple[str, int], Callable[[], None]] = {}  # by name and batch size
-        self._workspace: Workspace | None = None  # of the thread that captured these
-        self._spoiled: dict[tuple[str, int], int] = {}  # failed captures
+        self._epoch_on_device = 0
+        self._launchers: dict[tuple[str, int], Callable[[], None]] = {}  # by name and batch size
+        self._workspace: Workspace | None = None  # of the thread that captured the graphs
+        self._failed: dict[tuple[str, int], int] = {}  # number of failed captures
         self._scale: float | None = None  # on the device; None if unknown
-        self._ahead = False
         self._batch: Batch | None = None  # of the step that `update` launches
         self._launched: dict[int, bool] = {}  # since `settle`: iteration -> had a batch
         self._loss: Array = None
         self.refused = ""
-        self._singly = self._wanted_ahead = False
+        self._wanted_ahead = self._singly = False
         self._norm: Array | None = None  # of the gradient, for the update
         self._sum: Array = None  # of the losses of parts of a batch
 
-    # one part at a time ---------------------------------------------------------------------------------------------
+    # gradient and update, each launched as a whole --------------------------------------------------------------------
 
     def begin(self) -> None:
         """See `Replica.begin`."""
         super().begin()
         self._launched, self._scale = {}, None
-        if self._workspace is not self.backend.workspace:  # another thread has other buffers
-            self._workspace, self._known = self.backend.workspace, {}
+        if self._workspace is not self.backend.workspace:  # graphs use the buffers of another thread
+            self._workspace, self._launchers = self.backend.workspace, {}
 
     def gradient(self, batch: Batch | None) -> Step:
         """See `Replica.gradient`. If steps run ahead, `update` computes the gradient too."""
@@ -84,11 +82,9 @@ class GraphReplica(Replica):
     def backpropagate(self, batch: Batch | None) -> int:
         """See `Replica.backpropagate`."""
         if batch is None:
-            self.params.snapshot_buffers()
-            self.losses = 0.0
-            return 0
-        self._tell()
-        self._run("gradient", self._take(batch), self._gradient)
+            return super().backpropagate(None)
+        self._send_scale()
+        self._run("gradient", self._load(batch), self._gradient)
         self.losses = self._loss
         return len(batch)
 
@@ -100,28 +96,30 @@ class GraphReplica(Replica):
             super().update(iteration, squared_norm)
 
     def _optimize(self, iteration: int, squared_norm: Array | None) -> None:
-        self._tell()
+        self._send_scale()
         self._recorder.steer(self.optimizer.numbers(iteration))
         self._norm = None if self.optimizer.max_grad_norm is None else squared_norm
         self._run("update" if self._norm is None else "clipped update", 0, self._update)
 
     # ahead of the host ----------------------------------------------------------------------------------------------
 
+    @property
+    def _ahead(self) -> bool:
+        return self._wanted_ahead and not self._singly
+
     def run_ahead(self, wanted: bool) -> None:
         self._wanted_ahead = wanted
-        self._ahead = wanted and not self._singly
 
     def launch_singly(self, wanted: bool) -> None:
         self._singly, self._scale = wanted, None  # write the loss scale to the device again
-        self._ahead = self._wanted_ahead and not wanted
 
     def _launch_ahead(self, iteration: int) -> None:
         batch, self._batch = self._batch, None
         self._launched[iteration] = batch is not None
         if batch is not None:
-            self._tell()
+            self._send_scale()
             self._recorder.steer(self.optimizer.numbers(iteration))
-            self._run("step", self._take(batch), self._step)
+            self._run("step", self._load(batch), self._step)
             self.updates += 1
 
     def settle(self) -> Settled | None:
@@ -136,42 +134,34 @@ class GraphReplica(Replica):
         self._scale = self.backend.loss_scale = controls[Control.SCALE]
         self.updates -= int(controls[Control.SKIPPED])
         if self.scaler is not None:
-            self.scaler.learn(int(controls[Control.STEADY]), int(controls[Control.SKIPPED]))
+            self.scaler.count(int(controls[Control.STEADY]), int(controls[Control.SKIPPED]))
         self._write(used=controls[Control.USED])
         halted = int(controls[Control.HALTED])
         halt = made[halted - 1] if halted else None
         return Settled(len(launched), int(controls[Control.SAMPLES]), controls[Control.LOSSES], halt)
 
-    # what is recorded -----------------------------------------------------------------------------------------------
+    # what is captured -----------------------------------------------------------------------------------------------
 
     def _gradient(self, size: int) -> None:
-        backend, model, (images, labels) = self.backend, self.model, self._inputs[size]
-        context = GraphContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples.get(size))
         self.params.snapshot_buffers()
-        cut = parts(size, self.accumulate)
-        for part in cut:
-            own = context
-            if len(cut) > 1 and self._draws:
-                own = GraphContext(train=True, seed=model.seed, epoch=self._epoch, samples=self._samples[size][part])
-            with backend.loans():
-                logits, backward = model.forward(images[part], own)
-                losses, gradient = model.loss(backend, logits, labels[part])
-                if len(cut) > 1:
-                    gradient *= (part.stop - part.start) / size
-                backend.give_back(backward(gradient))
-                total = backend.total(losses)
-            if len(cut) > 1:
-                total = self._added(total, first=part.start == 0)
-        self._loss = total
+        images, labels = self._inputs[size]
+        self._loss = self._passes(images, labels, lambda part: self._graph_context(size, part))
 
-    def _added(self, total: Array, *, first: bool) -> Array:
-        """Return the sum over the parts of a batch so far; `total` is overwritten by the next part."""
+    def _graph_context(self, size: int, part: slice) -> GraphContext:
+        samples = self._samples[size][part] if self._draws else None
+        return GraphContext(train=True, seed=self.model.seed, epoch=self._epoch, samples=samples)
+
+    def _add(self, losses: Array, total: Array, *, first: bool) -> Array:
+        """See `Replica._add`. `Backend.total` writes to the same memory each time, so parts have a sum of their own."""
+        part = self.backend.total(losses)
+        if self.accumulate == 1:
+            return part
         if self._sum is None:
-            self._sum = self.backend.allocate((), total.dtype)
+            self._sum = self.backend.allocate((), part.dtype)
         if first:
-            self._sum[...] = total
+            self._sum[...] = part
         else:
-            self._sum += total
+            self._sum += part
         return self._sum
 
     def _update(self, size: int = 0) -> None:
@@ -186,9 +176,9 @@ class GraphReplica(Replica):
             self._recorder.undo(buffers, self.params.buffer_snapshot)
         self._update()
 
-    # how ------------------------------------------------------------------------------------------------------------
+    # capture and launch ---------------------------------------------------------------------------------------------
 
-    def _take(self, batch: Batch) -> int:
+    def _load(self, batch: Batch) -> int:
         """Copy a batch to the inputs of the graphs; return its size."""
         size, backend = len(batch), self.backend
         if size not in self._inputs:
@@ -199,59 +189,58 @@ class GraphReplica(Replica):
             images[...] = batch.images
         labels[...] = batch.labels
         if self._draws:
-            self._take_numbers(batch)
+            self._load_numbers(batch)
         return size
 
-    def _take_numbers(self, batch: Batch) -> None:
-        """Copy to the device what seeds random numbers."""
+    def _load_numbers(self, batch: Batch) -> None:
+        """Copy the epoch and the sample numbers, which seed random numbers, to the device."""
         samples = self.backend.asarray(np.asarray(batch.samples, np.int64))
         there: Array = self._samples.setdefault(len(batch), samples)
         there[...] = samples
-        if batch.epoch != self._epoch_there:
+        if batch.epoch != self._epoch_on_device:
             self._epoch[...] = batch.epoch
-            self._epoch_there = batch.epoch
+            self._epoch_on_device = batch.epoch
 
     def _run(self, name: str, size: int, work: Callable[[int], None]) -> None:
-        """Do it: operation by operation the first time, then by one launch."""
+        """Do `work(size)`: operation by operation the first time, capture it the second time, then launch the graph."""
 
         def plainly() -> None:
             with self._recorder.steered():
                 work(size)
 
         key = name, size
-        known = self._known.get(key)
         if self._singly:
             plainly()
-        elif known is None:
+        elif key in self._launchers:
+            self._launchers[key]()
+        else:
             with self._recorder.first():
                 plainly()
-            self._known[key] = lambda: self._first_recorded(key, plainly)
-        else:
-            known()
+            self._launchers[key] = lambda: self._capture(key, plainly)
 
-    def _first_recorded(self, key: tuple[str, int], work: Callable[[], None]) -> None:
-        """The second time: capture it; if that fails, launch operation by operation.
+    def _capture(self, key: tuple[str, int], plainly: Callable[[], None]) -> None:
+        """Capture a graph and launch it. If that fails, launch operation by operation from now on.
 
-        Another thread may have spoiled the capture: then it is tried again, a few times.
+        If another thread may have invalidated the capture, try again the next times.
         """
         try:
-            self._known[key] = self._recorder.record(work)
+            self._launchers[key] = self._recorder.record(plainly)
         except Exception as error:
-            failed = self.backend.failure(error, self.backend.device)
-            if failed is not None and failed.of_memory:
+            failure = self.backend.failure(error, self.backend.device)
+            if failure is not None and failure.of_memory:
                 raise
-            spoiled = failed is not None or getattr(error, "status", 0) in SPOILED
-            self._spoiled[key] = self._spoiled.get(key, 0) + 1
-            if spoiled and self._spoiled[key] < ATTEMPTS:
+            self._failed[key] = self._failed.get(key, 0) + 1
+            invalidated = failure is not None or getattr(error, "status", 0) in INVALIDATED
+            if invalidated and self._failed[key] < ATTEMPTS:
                 log.debug("%s could not be recorded (%s): tried again at the next", key[0], error)
-                work()
+                plainly()
                 return
             if not self.refused:
                 log.warning("each operation is launched by itself: %s cannot be recorded (%s)", key[0], error)
-            self._known[key], self.refused = work, f"{key[0]} cannot be recorded ({error})"
-        self._known[key]()
+            self._launchers[key], self.refused = plainly, f"{key[0]} cannot be recorded ({error})"
+        self._launchers[key]()
 
-    def _tell(self) -> None:
+    def _send_scale(self) -> None:
         """Write the loss scale to the device if the host has changed it."""
         if self._scale != self.backend.loss_scale:
             self._scale = self.backend.loss_scale

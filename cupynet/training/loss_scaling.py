@@ -1,8 +1,8 @@
 """Dynamic loss scaling: a factor on the loss keeps small gradients above what 16 bits can hold.
 
-It is halved when a gradient overflows, and that step is skipped; after a while without an overflow it is doubled
+The scale is halved when a gradient overflows, and that step is skipped. After a while without an overflow it is doubled
 (Micikevicius et al. 2018, "Mixed precision training", and NVIDIA's apex). A loss that is not finite is a failure, and
-so is a gradient that overflows with the smallest factor.
+so is a gradient that overflows at the smallest scale.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class LossScaler:
         shared: True if these are all workers.
 
     Attributes:
-        skipped: steps that were skipped.
-        skipping: True if this round's step is.
-        steady: rounds since the factor changed.
+        skipped: number of skipped steps.
+        skipping: True if the step of this round is skipped.
+        steady: rounds since the scale changed.
     """
 
     def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
@@ -44,7 +44,7 @@ class LossScaler:
 
     @property
     def scale(self) -> float:
-        """The factor of the next step."""
+        """The scale of the next step."""
         return self._backend.loss_scale * (2 if self._grows else 1)
 
     @property
@@ -52,12 +52,12 @@ class LossScaler:
         return self.steady >= GROW_AFTER and self._backend.loss_scale < MOST
 
     def grow(self) -> None:
-        """Double the factor if it has been steady for long. Call it between two rounds: an update divides by it."""
+        """Double the scale if it has been steady for long. Call it between two rounds: an update divides by it."""
         if self._grows:
             self._set(self.scale)
 
     def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """After the gradients of a round: return whether its step is skipped, on all workers that skip together.
+        """Return True if this round's step is skipped, on all workers that skip together. Call it after `gradient`.
 
         Args:
             overflow: True if this worker's gradient is not finite.
@@ -67,7 +67,7 @@ class LossScaler:
         if self._together.size > 1:
             table = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)
             overflow, failed = bool(table[:, 0].any()), bool(table[:, 1].any())
-            self._backend.loss_scale = float(table[-1, 2])  # what the gradients of this round were made with
+            self._backend.loss_scale = float(table[-1, 2])  # that of this round's gradients
         self.skipping = overflow and not failed
         self.steady += 1
         if self.skipping:
@@ -77,15 +77,15 @@ class LossScaler:
 
     @property
     def scaling(self) -> Scaling:
-        """The same rule for steps that run ahead of the host."""
+        """The rule for steps that run ahead of the host: it is the same."""
         return Scaling(GROW_AFTER, LEAST, MOST)
 
-    def learn(self, steady: int, skipped: int) -> None:
-        """Take over the counts of steps that ran ahead of the host."""
+    def count(self, steady: int, skipped: int) -> None:
+        """Add the counts of steps that ran ahead of the host."""
         self.steady, self.skipped = steady, self.skipped + skipped
 
-    def meet(self, replicas: Communicator) -> None:
-        """After averaging, all replicas adopt the smallest factor."""
+    def agree(self, replicas: Communicator) -> None:
+        """After averaging, all replicas adopt the smallest scale."""
         self.grow()
         least = float(replicas.gather_numbers(self.scale).min()) if replicas.size > 1 else self.scale
         if least != self.scale:
@@ -96,17 +96,17 @@ class LossScaler:
         return self.skipped if self._shared else int(replicas.gather_numbers(self.skipped).sum())
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold."""
+        """Return the state for a checkpoint."""
         self.grow()
         return {"scale": self.scale, "rounds": self.steady, "skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; {} if there was no scaler. ValueError: it is no such state."""
+        """Restore what `state` returned; {} if there was no scaler. ValueError: it is not such a state."""
         if state:
             scale, rounds, skipped = float(state["scale"]), int(state["rounds"]), int(state["skipped"])
             if not LEAST <= scale <= MOST or min(rounds, skipped) < 0:
                 raise ValueError(
-                    f"scaling: expected a factor from {LEAST:g} to {MOST:g} and counts, found {state!r:.80}"
+                    f"scaling: expected a scale from {LEAST:g} to {MOST:g} and counts, found {state!r:.80}"
                 )
             self._set(scale)
             self.steady, self.skipped = rounds, skipped

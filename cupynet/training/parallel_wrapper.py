@@ -1,10 +1,12 @@
 """Training in parallel replicas: the successor of Deeplearning4j's ParallelWrapper.
 
-`WorkerPlan` decides how many workers there are, on which devices, and what each is made from; here they run tasks.
+The wrapper validates the arguments, places the workers on devices, and runs tasks on them. Each worker builds its own
+`Trainer` in its own thread.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -12,40 +14,44 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-import numpy as np
-
-from cupynet.backend import FRACTIONS, PixelScale, blas
+from cupynet.backend import FRACTIONS, PixelScale, Shared, blas, check_on_device, create_backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import flag, integer, one_of
-from cupynet.core.errors import ConfigError, CupynetError, DataError, DivergedError
+from cupynet.core.checks import flag, instance, integer, one_of, shown
+from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.data import Batches, Dataset, Shards, as_loader
-from cupynet.nn import Model
-from cupynet.optim import Nesterov, Optimizer, Schedule
+from cupynet.nn import Model, check_batches
+from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
     AveragingSchedule,
     Communicator,
+    Groups,
     Launcher,
     MpiLauncher,
     ParameterAveraging,
     Pipeline,
     PipelineSpeed,
+    Placement,
     Synchronizer,
     ThreadLauncher,
+    check_reduce,
+    job,
 )
-from cupynet.runs.checkpoints import Checkpoints, Stored
+from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
-from cupynet.training.callbacks.progress import Progress
-from cupynet.training.checkpointing import found, resumed, save
+from cupynet.training.callbacks.progress import STYLES, Progress
+from cupynet.training.checkpointing import resume, save
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import StopReason
 from cupynet.training.fit import Fit, check_data, check_pixels
+from cupynet.training.graph_replica import replica_of
 from cupynet.training.pipeline_stage import Stage
+from cupynet.training.replica import Replica, check_accumulate
 from cupynet.training.trainer import Trainer
-from cupynet.training.worker_plan import WorkerPlan
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -96,10 +102,12 @@ class ParallelWrapper:
             if they take at most a quarter of the free memory. On a CPU only `auto` and false, which are the same.
 
     Attributes:
-        plan: what every worker is made from.
+        model, synchronizer, pipeline, data_on_device: the arguments.
+        optimizer: the argument, with its learning rate scaled. Each worker trains with a copy.
+        callbacks: the argument, those with `last` at the end.
         placement: how many workers, of how many stages, and on which devices.
         layers: the names of the layers of each stage; empty without a pipeline.
-        blas_threads: of each worker, as decided; 0 on a GPU.
+        blas_threads: of each worker; 0 on a GPU.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -130,45 +138,53 @@ class ParallelWrapper:
         data_on_device: bool | str = "auto",
         progress: str = "auto",
     ) -> None:
-        """See the class."""
+        self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         if synchronizer is None:
             synchronizer = ParameterAveraging(
                 averaging_frequency,
                 average_updaters=average_updaters,
                 report_score=flag("report_score_after_averaging", report_score_after_averaging),
             )
-        self.plan = WorkerPlan(
-            model=model,
-            workers=workers,
-            devices=devices,
-            processes=launcher == "mpi",
-            pipeline=pipeline,
-            optimizer=Nesterov(0.01, 0.9) if optimizer is None else optimizer,
-            learning_rate_scale=learning_rate_scale,
-            synchronizer=synchronizer,
-            accumulate=accumulate,
-            prefetch_buffer=prefetch_buffer,
-            data_on_device=data_on_device,
-            reduce=reduce,
-            callbacks=callbacks,
-            progress=progress,
-            report_every=report_every,
-            run=None if run is None else Run.of(run),
-        )
-        self.model, self.placement, self.layers = model, self.plan.placement, self.plan.layers
+        self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
+        self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
+        self.callbacks = _in_order(callbacks)
+        self.data_on_device = check_on_device(data_on_device, model.backend.name)
+        self._accumulate = check_accumulate(accumulate, model.network, pipeline)
+        self._report_every = integer("report_every", report_every, 0)
+        self._progress = one_of("progress", progress, STYLES)
+        self._run = None if run is None else Run.of(run)
+
+        network, backend, processes = model.network, model.backend, launcher == "mpi"
+        stages, most_stages = (1, 1) if pipeline is None else (pipeline.count, pipeline.most(network))
+        if devices is None and processes and backend.name == "cupy":
+            devices = [backend.device]
+        seats = job().seats if processes else None
+        self.placement = Placement.of(backend.name, workers, devices, backend.device, stages, most_stages, seats)
+        workers, stages = self.placement.workers, self.placement.stages
+        self.layers = [] if pipeline is None else pipeline.cut(network, stages)
+        self.synchronizer.check(workers, stages)
+        self._reduce = check_reduce(reduce, backend.name, processes=processes, stages=stages)
+        self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
+        optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
+        instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
+        self.optimizer = _scaled(optimizer, learning_rate_scale, workers)
+
         if blas_threads is not None:
             blas_threads = integer("blas_threads", blas_threads, 1)
-        self._launcher = _launcher(launcher, self.placement.ranks, timeout_s)
-        own = model.backend
-        if self.placement.devices and self.placement.device(self._launcher.first) != own.device:
+        if isinstance(launcher, str):
+            kind = one_of("launcher", launcher, ("thread", "mpi"))
+            launcher = MpiLauncher(timeout_s) if kind == "mpi" else ThreadLauncher(self.placement.ranks, timeout_s)
+        self._launcher = launcher
+        if self.placement.devices and self.placement.device(self._launcher.first) != backend.device:
             raise ConfigError(
                 f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, which is "
-                f"on device {own.device}: name it first"
+                f"on device {backend.device}: name it first"
             )
         if blas_threads is None:
-            blas_threads = blas.threads_per_worker(own.name, self._launcher.sharing)
+            blas_threads = blas.threads_per_worker(backend.name, self._launcher.sharing)
         self.blas_threads = 0 if self.placement.devices else blas_threads
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
+        self._rows, self._shared = Rows(), Shared()
         self._stop: tuple[str, StopReason] | None = None  # requested before there were trainers
         self._blas = blas.limited(self.blas_threads) if self.blas_threads else None  # last: nothing is refused after it
 
@@ -221,23 +237,22 @@ class ParallelWrapper:
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
         loader = self._loader(train, batch_size, self.model.pixels)
-        loader.rounds(self.placement.workers)  # refuses another number of shards
-        pixels = loader.dataset.pixels
-        held_out = None if evaluate_on is None else self._judging(evaluate_on, batch_size, pixels)
+        pixels, workers = loader.dataset.pixels, self.placement.workers
+        loader.rounds(workers)  # refuses another number of shards
+        held_out = None if evaluate_on is None else self._evaluation_loader(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
-        choosers: list[Callback | Schedule] = [*self.plan.callbacks, self.plan.optimizer.learning_rate]
-        fit.check_choosers(choosers, self.plan.synchronizer, self.placement.workers)  # before any worker begins
-        workers = self.placement.workers
+        fit.check_validation([*self.callbacks, self.optimizer.learning_rate], self.synchronizer, workers)
+        cut = self._accumulate if self.pipeline is None else self.pipeline.micro_batches
+        check_batches(self.model.network, min(loader.batch_size, len(loader.dataset)), cut, workers)
         if loader.batches < workers and self._launcher.first == 0:
             idle = workers - loader.batches
             log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
-        self.plan.check(loader)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
                 trainer.stop(*self._stop)
-            trainer.fit(loader, epochs, evaluate_on=held_out, evaluate_every=evaluate_every, split=split)
+            trainer.run(fit)
 
         with self.model.fitting():
             self.model.pixels = pixels
@@ -256,7 +271,7 @@ class ParallelWrapper:
         """Clear stop requests, and end the progress bar and the profile, also after an error."""
         self._stop = None
         for trainer in filter(None, self._trainers):
-            trainer.consensus.wish = None
+            trainer.consensus.request = None
             for callback in trainer.callbacks:
                 if isinstance(callback, Progress | Profile):
                     callback.close()
@@ -268,8 +283,8 @@ class ParallelWrapper:
             ConfigError: the pixels are not scaled as in training; or the replicas differ, as they were restored to a
                 state between two averages.
         """
-        pixels = self.model.pixels  # fractions also before training: then data may differ
-        loader = self._judging(data, batch_size, pixels if pixels != FRACTIONS else None)
+        pixels = self.model.pixels  # FRACTIONS before training too: then any scale is allowed
+        loader = self._evaluation_loader(data, batch_size, pixels if pixels != FRACTIONS else None)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 
         def task(trainer: Trainer) -> None:
@@ -310,34 +325,10 @@ class ParallelWrapper:
             ConfigError: it is missing; or of another network, optimizer or synchronizer, or of other stages.
             DataError: it is damaged.
         """
-        stored: Stored | None = None
-        refusal: CupynetError | None = None
-        if self._launcher.first == 0:
-            try:
-                stored = found(path)
-            except (ConfigError, DataError) as error:
-                refusal = error
-        refusal = self._of_first(refusal)
-        if refusal is not None:
-            raise refusal
-
-        def task(trainer: Trainer) -> None:
-            resumed(trainer, stored if trainer.rank == 0 else None)
-
-        self.on_workers(task)
-
-    def _of_first(self, refusal: CupynetError | None) -> CupynetError | None:
-        """Return the error of worker 0, in all processes."""
-        text = "" if refusal is None else f"{type(refusal).__name__} {refusal}"
-        refusals: list[str] = []
-
-        def task(trainer: Trainer) -> None:
-            texts = trainer.world.all_gather_ragged(np.frombuffer(text.encode(), np.uint8))
-            refusals.append(texts[0].tobytes().decode())
-
-        self.on_workers(task)
-        kind, _, rest = refusals[0].partition(" ")
-        return refusal or ({"ConfigError": ConfigError, "DataError": DataError}[kind](rest) if kind else None)
+        refusals: list[CupynetError | None] = []  # one from each worker of this process, all equal
+        self.on_workers(lambda trainer: refusals.append(resume(trainer, path)))
+        if refusals[0] is not None:
+            raise refusals[0]
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; return the seconds."""
@@ -375,8 +366,8 @@ class ParallelWrapper:
         check_data(loader.dataset, self.model)
         return loader
 
-    def _judging(self, data: Examples, batch_size: int, pixels: PixelScale | None) -> Batches:
-        """Return batches to evaluate on. pixels: those of training, if known."""
+    def _evaluation_loader(self, data: Examples, batch_size: int, pixels: PixelScale | None) -> Batches:
+        """Return batches to evaluate on. pixels: those of the training data, if known."""
         loader = self._loader(data, batch_size, pixels or FRACTIONS, shuffle=False)
         if pixels is not None:
             check_pixels(loader.dataset, pixels)
@@ -385,7 +376,7 @@ class ParallelWrapper:
     @property
     def history(self) -> Columns:
         """The history of training so far, see `Columns`; empty in processes other than rank 0's."""
-        return Columns.of(self.plan.rows.kept)
+        return Columns.of(self._rows.kept)
 
     @property
     def trainer(self) -> Trainer:
@@ -411,16 +402,69 @@ class ParallelWrapper:
     # in a worker ----------------------------------------------------------------------------------------------------
 
     def _trainer(self, world: Communicator) -> Trainer:
-        """Return this worker's trainer, created in its own thread at its first task."""
+        """Return this worker's trainer, created in its own thread by its first task."""
         trainer = self._trainers[world.rank]
         if trainer is None:
-            trainer = self._trainers[world.rank] = self.plan.trainer(world, own=world.rank == self._launcher.first)
+            trainer = self._trainers[world.rank] = self._new_trainer(world)
         trainer.backend.activate()  # a single worker runs in the calling thread, which may be another than before
         return trainer
 
+    def _new_trainer(self, world: Communicator) -> Trainer:
+        """Build a worker's trainer. All workers call it. The first of this process trains the model, others copies."""
+        model, backend, optimizer = self.model, self.model.backend, copy.deepcopy(self.optimizer)
+        own = world.rank == self._launcher.first
+        if not own:
+            device = self.placement.device(world.rank)
+            backend = create_backend(backend.name, backend.policy.name, device, **backend.options)
+        backend.activate()
+        world.attach(backend, self._reduce)
+        groups = Groups.grid(world, self.placement.stages)
+        replica: Replica
+        if self.pipeline is None:
+            replica = replica_of(model if own else model.replicate(backend), optimizer, self._accumulate)
+        else:
+            replica = Stage(model, optimizer, groups, backend, self.layers, self.pipeline.micro_batches)
+        if world.rank == 0:
+            callbacks = [self._rows, *self.callbacks]  # first, so that other callbacks find the epoch in the history
+            if self._progress != "none" and not any(isinstance(each, Progress) for each in callbacks):
+                callbacks.append(Progress(self._progress))
+        else:
+            callbacks = [copy.deepcopy(each) for each in self.callbacks if each.every_rank]
+        synchronizer = copy.deepcopy(self.synchronizer)
+        world.barrier()  # all have copied the model before any trains it
+        return Trainer(
+            replica,
+            groups=groups,
+            synchronizer=synchronizer,
+            callbacks=callbacks,
+            prefetch_buffer=self._prefetch,
+            data_on_device=self.data_on_device,
+            shared=self._shared,
+            report_every=self._report_every,
+            run=self._run,
+        )
 
-def _launcher(asked: str | Launcher, ranks: int, timeout_s: float) -> Launcher:
-    if not isinstance(asked, str):
-        return asked
-    kind = one_of("launcher", asked, ("thread", "mpi"))
-    return MpiLauncher(timeout_s) if kind == "mpi" else ThreadLauncher(ranks, timeout_s)
+
+def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Return the callbacks, those with `last` at the end. ConfigError."""
+    if not isinstance(callbacks, Sequence):
+        raise ConfigError(
+            f"callbacks={shown(callbacks)}: must be a list of callbacks, such as [History('history.jsonl')]"
+        )
+    for each in callbacks:
+        instance("a callback", each, Callback, "History('history.jsonl')")
+    if sum(isinstance(each, Profile) for each in callbacks) > 1:
+        raise ConfigError("callbacks: two Profiles would time each other: leave one out")
+    return sorted(callbacks, key=lambda each: each.last)
+
+
+def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
+    """Return the optimizer with its learning rate scaled."""
+    factor = scale_factor(scale, workers)
+    if scale != "none":
+        log.info("learning rate x %g: learning_rate_scale=%s, workers=%d", factor, scale, workers)
+    if factor == 1:
+        return optimizer
+    optimizer = copy.copy(optimizer)
+    optimizer.learning_rate = Scaled(optimizer.learning_rate, factor)
+    return optimizer

@@ -29,8 +29,8 @@ class Stage(Replica):
     """Consecutive layers of a network on one worker; all stages together are a `Replica`.
 
     Activations go to the next stage, their gradients to the previous one, micro-batch by micro-batch. All stages of a
-    replica receive the same batches: the first uses their images, the last their labels. Each has an optimizer and a
-    synchronizer of its own, so weights are averaged stage by stage.
+    replica receive the same batches: the first uses their images, the last their labels. Each stage has its own
+    optimizer and synchronizer, so weights are averaged stage by stage.
 
     Args:
         whole: the network in this process. That of rank 0 is the user's own: `begin` takes its weights, `assemble`
@@ -43,6 +43,8 @@ class Stage(Replica):
 
     Attributes:
         model: this stage's layers, with their names of the whole network.
+        number, count: the number of this stage, from 0, and of all stages.
+        first, last: True if this stage receives the images; if it computes the output and the loss.
         losses: the sum of the last batch's losses on the first and the last stage, None on the others.
         waited_s: seconds of the last round spent waiting for other stages.
         batch_size, work_s: seconds of each stage alone for a micro-batch of batches of this size, forward and backward,
@@ -59,33 +61,15 @@ class Stage(Replica):
         micro_batches: int,
     ) -> None:
         self.groups, self.number, self.count = groups, groups.stages.rank, groups.stages.size
-        self._whole, self.layers, self.micro_batches = whole, [list(names) for names in layers], micro_batches
-        super().__init__(whole.part(self.layers[self.number], backend), optimizer)
+        self.first, self.last = self.number == 0, self.number == self.count - 1
+        self.layers, self.micro_batches = [list(names) for names in layers], micro_batches
+        names = self.layers[self.number]
+        super().__init__(whole.part(names, backend), optimizer)
+        self.whole, self.needs_images = whole, self.first
+        self.place = f"stage {self.number + 1} of {self.count}, {' '.join(names)}; {self.place}"
         self.losses: Array | None = 0.0 if self.first or self.last else None
         self.batch_size, self.work_s = 0, list[float]()
         self._restored = False  # since `begin`: this stage's weights replace the user's
-
-    @property
-    def whole(self) -> Model:
-        return self._whole
-
-    @property
-    def first(self) -> bool:
-        """True if this stage receives images."""
-        return self.number == 0
-
-    @property
-    def last(self) -> bool:
-        """True if this stage computes the output and the loss."""
-        return self.number == self.count - 1
-
-    @property
-    def needs_images(self) -> bool:
-        return self.first
-
-    @property
-    def place(self) -> str:
-        return f"stage {self.number + 1} of {self.count}, {' '.join(self.layers[self.number])}; {super().place}"
 
     # a round --------------------------------------------------------------------------------------------------------
 
@@ -111,7 +95,7 @@ class Stage(Replica):
         """Compute the forward pass of a micro-batch; return its backward pass."""
         model, backend, stages = self.model, self.backend, self.groups.stages
         share = (part.stop - part.start) / len(batch)
-        context = self._context(train=True, batch=batch, part=part)
+        context = self._context(batch, part)
         x = batch.images[part] if self.first else self._received(part.stop - part.start)
         y, derivative = model.forward(x, context)
         dy: Array = None
@@ -148,23 +132,22 @@ class Stage(Replica):
 
     def _share_losses(self) -> None:
         """Send the losses to the first stage, as rank 0 makes the reports."""
-        backend, last = self.backend, self.count - 1
         if self.first != self.last:
-            losses = backend.asarray(np.zeros(1, backend.policy.accumulate))
+            losses = self.backend.asarray(np.zeros(1, self.backend.policy.accumulate))
             if self.last:
                 losses += self.losses
                 self.groups.stages.send(losses, 0)
             else:
-                self._receive(losses, last)
+                self._receive(losses, self.count - 1)
                 self.losses = losses.sum()
 
-    def whole_squared_norm(self, own: Array) -> Array:
+    def whole_squared_norm(self, part: Array) -> Array:
         began = time.perf_counter()
-        norm = self.groups.stages.gather_numbers(float(own)).sum()
+        norm = self.groups.stages.gather_numbers(float(part)).sum()
         self.waited_s += time.perf_counter() - began
         return norm
 
-    # beside training ------------------------------------------------------------------------------------------------
+    # evaluation, profile, warm-up -------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch) -> Scores | None:
         """See `Replica.scores`. A stage works on a batch while the next one works on the one before."""
@@ -192,7 +175,7 @@ class Stage(Replica):
         """See `Replica.warm_up`; also measure the work of all stages. Every worker calls it."""
         began = time.perf_counter()
         scratch = self._scratch()
-        passes = self._passes(scratch.model, -(-batch_size // min(batch_size, self.micro_batches)))
+        passes = self._rehearsals(scratch.model, -(-batch_size // min(batch_size, self.micro_batches)))
         next(passes)
         scratch.update(0)
         self.backend.synchronize()
@@ -206,7 +189,7 @@ class Stage(Replica):
         self.batch_size = batch_size
         return seconds
 
-    def _passes(self, model: Model, samples: int) -> Iterator[float]:
+    def _rehearsals(self, model: Model, samples: int) -> Iterator[float]:
         """Yield the seconds of a forward and backward pass of a micro-batch, without other stages, forever."""
         backend, rng = self.backend, np.random.default_rng(0)
         if self.first:
@@ -233,38 +216,36 @@ class Stage(Replica):
     # the whole network ----------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Before a fit or an evaluation: take the weights of rank 0's whole network, or give it the restored ones."""
+        """Begin a fit or an evaluation: take the weights of rank 0's whole network, or give it the restored ones."""
         super().begin()
-        if self._restored:
-            self.assemble()
-        elif self.groups.replicas.rank == 0:
-            stages = self.groups.stages
-            for stage, part, whole in self._weights():
-                if stage == 0:
-                    part[...] = whole
-                elif self.first:
-                    stages.send(whole, stage)
-                else:
-                    stages.recv(part, 0)
-            self.params.publish()
+        self._copy_weights(collect=self._restored)
         self._restored = False
 
     def assemble(self) -> None:
         """Copy the weights of all stages of replica 0 into the whole network on rank 0."""
-        if self.groups.replicas.rank == 0:
-            stages = self.groups.stages
-            for stage, part, whole in self._weights():
-                if stage == 0:
-                    whole[...] = part
-                elif self.first:
-                    stages.recv(whole, stage)
-                else:
-                    stages.send(part, 0)
-            if self.first:
-                self.whole.params.publish()
+        self._copy_weights(collect=True)
+
+    def _copy_weights(self, *, collect: bool) -> None:
+        """Copy weights from the stages of replica 0 into the whole network on rank 0, or the other way round."""
+        if self.groups.replicas.rank != 0:
+            return
+        stages = self.groups.stages
+        for stage, part, whole in self._weights():
+            source, target = (part, whole) if collect else (whole, part)
+            peer = stage if self.first else 0
+            if stage == 0:
+                target[...] = source
+            elif self.first == collect:
+                stages.recv(target, peer)
+            else:
+                stages.send(source, peer)
+        if not collect:
+            self.params.publish()
+        elif self.first:
+            self.whole.params.publish()
 
     def _weights(self) -> Iterator[tuple[int, Array, Array]]:
-        """Yield stage, array there, and array in the whole network of each weight and buffer."""
+        """Yield stage, its array and the whole network's array, of each weight and buffer that this worker copies."""
         own = _arrays(self.params)
         stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
         for name, whole in _arrays(self.whole.params).items():

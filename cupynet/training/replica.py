@@ -1,26 +1,25 @@
-"""A replica: a model, the optimizer that moves it, and what it counts."""
+"""A replica: a model, and the optimizer that trains it."""
 
 from __future__ import annotations
 
 import copy
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import instance, integer
 from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Layer, Model
-from cupynet.nn.params import Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Communicator, Groups, Pipeline, parts
+from cupynet.parallel.synchronizers.replica_view import by_name, take_by_name
 from cupynet.training.events import Piece
 from cupynet.training.loss_scaling import LossScaler
 
@@ -37,14 +36,14 @@ def check_accumulate(accumulate: int, network: Layer, pipeline: Pipeline | None 
     accumulate = integer("accumulate", accumulate, 1)
     if pipeline is not None and accumulate > 1:
         raise ConfigError(
-            f"accumulate={accumulate}: stages of a pipeline cut batches by themselves, see "
-            "Pipeline(micro_batches=...): leave it at 1"
+            f"accumulate={accumulate}: a pipeline cuts batches into micro-batches already. Leave it at 1, and set "
+            "Pipeline(micro_batches=...)"
         )
-    meeting = next((layer for layer in network.walk() if layer.syncs_replicas), None)
-    if accumulate > 1 and meeting is not None:  # replicas may have batches of different numbers of parts
+    syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)
+    if accumulate > 1 and syncing is not None:  # replicas may have batches of different numbers of parts
         raise ConfigError(
-            f"accumulate={accumulate}: layer '{meeting.path}' exchanges something with the other replicas for each "
-            "batch as a whole: take accumulate=1, or sync=false there"
+            f"accumulate={accumulate}: layer '{syncing.path}' exchanges statistics of whole batches with the other "
+            "replicas. Use accumulate=1, or sync=false in that layer"
         )
     return accumulate
 
@@ -58,7 +57,7 @@ class Step(NamedTuple):
         squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
         finite: True if the loss and the gradient are.
         overflowed: the step is skipped, for a smaller loss scale.
-        ahead: gradient and update run ahead of the host, which knows their result after `Replica.settle`.
+        ahead: gradient and update run ahead of the host: `Replica.settle` returns their result.
     """
 
     batch: Batch | None
@@ -95,6 +94,10 @@ class Replica:
             Layers that use a whole batch see a part.
 
     Attributes:
+        whole: the whole network in this process: `model`, of which a `Stage` has a part.
+        params, backend: those of `model`.
+        place: backend and device, for messages.
+        needs_images: True if batches must have images. They always have labels.
         updates: number of updates by the optimizer.
         replicas: those that train together, with which layers may exchange values; None for one alone.
         scaler: finds the loss scale, if 16 bits are stored and `join` was called; else None.
@@ -103,48 +106,26 @@ class Replica:
         waited_s: seconds of the last round spent waiting for other stages of the same replica.
     """
 
+    needs_images = True
     waited_s = 0.0
 
     def __init__(self, model: Model, optimizer: Optimizer, accumulate: int = 1) -> None:
         self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self.accumulate = check_accumulate(accumulate, model.network)
+        self.whole, self.params, self.backend = model, model.params, model.backend
+        self.place = f"{self.backend.name}, device {self.backend.device}"
         self.updates = 0
         self.replicas: Communicator | None = None
         self.scaler: LossScaler | None = None
         self.losses: Array | None = 0.0
-        self._along: Batch | None = None  # an example that does not count
+        self._dummy: Batch | None = None  # an example that does not count
         optimizer.init(model.params, model.backend)
-
-    @property
-    def backend(self) -> Backend:
-        """Where the replica computes."""
-        return self.model.backend
-
-    @property
-    def whole(self) -> Model:
-        """The whole network, of which a `Stage` is a part."""
-        return self.model
-
-    @property
-    def params(self) -> Params:
-        """The weights and their gradients."""
-        return self.model.params
 
     @property
     def optimizer_state(self) -> Mapping[str, Array]:
         """Name -> (P,) vector; the optimizer's own dictionary."""
         return self.optimizer.state
-
-    @property
-    def needs_images(self) -> bool:
-        """True if batches must have images; labels they always have."""
-        return True
-
-    @property
-    def place(self) -> str:
-        """Backend and device, for messages."""
-        return f"{self.backend.name}, device {self.backend.device}"
 
     def join(self, groups: Groups, *, shares_gradients: bool) -> None:
         """Train together with others."""
@@ -152,14 +133,11 @@ class Replica:
         self.scaler = LossScaler.of(self.backend, groups, shared=shares_gradients)
 
     def begin(self) -> None:
-        """Before a fit, and before an evaluation outside of one.
-
-        Forget the gradient that a failed round may have left.
-        """
+        """Begin a fit, or an evaluation outside a fit: clear the gradient that a failed round may have left."""
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
-        """Complete the user's model on rank 0, when replicas are identical: a no-op unless in a pipeline."""
+        """Complete the user's model on rank 0, when replicas are identical. Only a `Stage` has to do something."""
 
     # a round --------------------------------------------------------------------------------------------------------
 
@@ -182,7 +160,7 @@ class Replica:
 
     @property
     def loss_is_finite(self) -> bool:
-        """Return True if the loss of the last batch is finite, or is held by another stage."""
+        """True if the loss of the last batch is finite, or is held by another stage."""
         return self.losses is None or math.isfinite(float(self.losses))
 
     def backpropagate(self, batch: Batch | None) -> int:
@@ -192,30 +170,34 @@ class Replica:
         """
         self.params.snapshot_buffers()
         if batch is None:
-            if self._meets:
-                self._pass_along()
+            if self._syncs:
+                self._pass_dummy()
             self.losses = 0.0
             return 0
-        self.losses = self._both_passes(batch)
+        self.losses = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
         return len(batch)
 
-    def _both_passes(self, batch: Batch, *, counts: bool = True) -> Array:
+    def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> Array:
         """Add the gradient, part by part, and return the sum of the losses."""
-        model, whole, total = self.model, len(batch), 0.0
+        model, backend, whole = self.model, self.backend, len(labels)
+        total: Array = 0.0
         for part in parts(whole, self.accumulate):
-            context = self._context(train=True, batch=batch, part=part, counts=counts)
-            with model.backend.loans():
-                logits, backward = model.forward(batch.images[part], context)
-                losses, gradient = model.loss(model.backend, logits, batch.labels[part])
+            with backend.loans():
+                logits, backward = model.forward(images[part], context_of(part))
+                losses, gradient = model.loss(backend, logits, labels[part])
                 if self.accumulate > 1:
                     gradient *= (part.stop - part.start) / whole  # of the mean over the whole batch
-                model.backend.give_back(backward(gradient))
-                total = total + losses.sum()
+                backend.give_back(backward(gradient))
+                total = self._add(losses, total, first=part.start == 0)
         return total
 
-    def _context(self, *, train: bool, batch: Batch, part: slice = slice(None), counts: bool = True) -> Context:
+    def _add(self, losses: Array, total: Array, *, first: bool) -> Array:
+        """Return the sum of losses (N,) and the total of the parts before; first: there are none."""
+        return total + losses.sum()
+
+    def _context(self, batch: Batch, part: slice = slice(None), *, counts: bool = True) -> Context:
         return Context(
-            train=train,
+            train=True,
             epoch=batch.epoch,
             iteration=self.updates,
             samples=batch.samples[part],
@@ -225,19 +207,24 @@ class Replica:
         )
 
     @property
-    def _meets(self) -> bool:
+    def _syncs(self) -> bool:
         """True if a layer exchanges values with the other replicas in a training pass."""
         several = self.replicas is not None and self.replicas.size > 1
         return several and any(layer.syncs_replicas for layer in self.model.network.walk())
 
-    def _pass_along(self) -> None:
+    def _pass_dummy(self) -> None:
         """Without a batch, make the calls that the others make, with an example that does not count."""
-        if self._along is None:
-            samples = np.zeros(1, np.int64)
-            images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
-            self._along = Batch(0, images, self.backend.asarray(samples), samples)
-        self._both_passes(self._along, counts=False)
+        if self._dummy is None:
+            self._dummy = self._blank(1)
+        dummy = self._dummy
+        self._passes(dummy.images, dummy.labels, lambda part: self._context(dummy, part, counts=False))
         self.params.grad[...] = 0
+
+    def _blank(self, size: int) -> Batch:
+        """Return a batch of black images."""
+        samples = np.zeros(size, np.int64)
+        images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
+        return Batch(0, images, self.backend.asarray(samples), samples)
 
     def forget(self) -> None:
         """Undo `gradient`: no gradient, no loss, the buffers as before."""
@@ -258,27 +245,27 @@ class Replica:
     def _optimize(self, iteration: int, squared_norm: Array | None) -> None:
         norm = None
         if self.optimizer.max_grad_norm is not None:
-            own = self.backend.squared_norm(self.params.grad) if squared_norm is None else squared_norm
-            norm = self.whole_squared_norm(own)
+            part = self.backend.squared_norm(self.params.grad) if squared_norm is None else squared_norm
+            norm = self.whole_squared_norm(part)
         self.optimizer.step(self.params, iteration, norm)
 
-    def whole_squared_norm(self, own: Array) -> Array:
-        """Return |gradient|² of the whole network, given that of this replica's weights."""
-        return own
+    def whole_squared_norm(self, part: Array) -> Array:
+        """Return |gradient|² of the whole network; part: that of this replica's weights."""
+        return part
 
-    # ahead of the host ----------------------------------------------------------------------------------------------
+    # ahead of the host: only a GraphReplica can ----------------------------------------------------------------------
 
     def run_ahead(self, wanted: bool) -> None:
         """Let steps run ahead of the host, if the device can do that."""
 
     def launch_singly(self, wanted: bool) -> None:
-        """Launch each operation by itself, or as before. No step may be running ahead."""
+        """Launch each operation by itself, or captured graphs again. No step may be running ahead."""
 
     def settle(self) -> Settled | None:
-        """Wait for the steps that run ahead; None if there was none since the last call."""
+        """Wait for the steps that run ahead, and return their result; None if there was none since the last call."""
         return None
 
-    # beside training ------------------------------------------------------------------------------------------------
+    # evaluation, profile, warm-up -------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch) -> Scores | None:
         """Return scores (N, classes) and losses (N,) of a batch, on the host; None in all stages but the last."""
@@ -305,14 +292,11 @@ class Replica:
         """Compile or load every kernel that training needs, on a copy; return the seconds."""
         began = time.perf_counter()
         scratch = self._scratch()
-        samples = np.zeros(batch_size, np.int64)
-        images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
-        labels = self.backend.asarray(samples)
         with np.errstate(over="ignore", invalid="ignore"):  # training finds weights that are not finite
-            scratch.backpropagate(Batch(index=0, epoch=0, images=images, labels=labels, samples=samples))
+            scratch.backpropagate(self._blank(batch_size))
             scratch.update(0)
         for vector in scratch.params.vectors:
-            moved(vector, vector)  # what a fit ends with
+            moved(vector, vector)  # a fit ends with it
         self.backend.synchronize()
         return time.perf_counter() - began
 
@@ -328,24 +312,20 @@ class Replica:
 
     def state(self) -> dict[str, Any]:
         """Return copies of weights, buffers and optimizer vectors by name, on the host, and the count of updates."""
-        optimizer = {name: self._by_name(vector) for name, vector in self.optimizer_state.items()}
+        optimizer = {name: by_name(self, vector) for name, vector in self.optimizer_state.items()}
         return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, also on another backend or in another precision.
+        """Restore what `state` returned, also on another backend or in another precision.
 
         Raises:
             ConfigError: it is the state of another network, or of another kind of optimizer.
         """
-        found, own = sorted(state["optimizer"]), sorted(self.optimizer_state)
-        if found != own:
+        found, needed = sorted(state["optimizer"]), sorted(self.optimizer_state)
+        if found != needed:
             kind = type(self.optimizer).__name__
-            raise ConfigError(f"this state is of another optimizer: it holds {found}, and {kind} needs {own}")
+            raise ConfigError(f"this state is of another optimizer: it holds {found}, and {kind} needs {needed}")
         self.model.load_weights(state["weights"])
         for name, vector in self.optimizer_state.items():
-            for parameter, view in self.params.views(vector):
-                view[...] = self.backend.asarray(state["optimizer"][name][parameter], view.dtype)
+            take_by_name(self, vector, state["optimizer"][name])
         self.updates = state["updates"]
-
-    def _by_name(self, vector: Array) -> dict[str, Any]:
-        return {name: np.array(self.backend.to_host(view)) for name, view in self.params.views(vector)}

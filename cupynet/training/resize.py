@@ -4,8 +4,8 @@ All begin with the mean of the replicas, weighted as in their next average: by t
 last one. Optimizer state and the state of synchronizers (momentum, residuals) are averaged in the same way. A stage of
 a pipeline begins with the mean of the same stage.
 
-An interrupted epoch continues after the last round that the new workers would have completed: fewer batches than they
-are workers are trained on once more, none is left out.
+An interrupted epoch continues after the last round that the new workers would have completed. No batch is left out; up
+to W - 1 batches are trained again (W new workers).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a
 def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer) -> list[Tree]:
     """Return the states of `size` workers, replicas of `stages` each, computed from those of others.
 
-    synchronizer: knows the weight of a replica in the mean, and its own state afterwards.
+    synchronizer: decides the weight of a replica in the mean, and its own state afterwards.
     """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
@@ -49,7 +49,7 @@ def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Sync
 
 
 def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
-    """Return the batches of the interrupted epoch that `size` workers train on once more."""
+    """Return the number of batches of the interrupted epoch that `size` workers train on again."""
     before, after = len(states) // stages, size // stages
     return int(states[0]["trainer"]["round"]) * before % after
 
@@ -62,7 +62,7 @@ def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
 
 
 def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
-    """Return the mean of float arrays of the same shape in all trees; all else is taken from the first."""
+    """Return the mean of float arrays that have the same shape in all trees; everything else is that of the first."""
     first = trees[0]
     if isinstance(first, Mapping):
         return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
@@ -77,7 +77,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 
 
 def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """Return `state`, filled up with missing entries of `own`. A single worker saves fewer."""
+    """Return `state` with its missing entries taken from `own`. A single worker saves fewer entries."""
     found = dict(state)
     for name, value in own.items():
         if name not in found:
@@ -116,7 +116,7 @@ def _known(states: Sequence[Tree]) -> Tree:
 
 
 def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
-    """Return the losses of the interrupted epoch: a worker takes over those of former workers."""
+    """Return the losses of the interrupted epoch: the sums of the former workers whose place a worker takes."""
     losses = {**(found[0] if found else Losses().state())}
     for other in found[1:]:
         losses["epoch_samples"] += other["epoch_samples"] + other["samples"]

@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cupynet.core.errors import DataError
 from cupynet.parallel import Communicator
 
 Tree: TypeAlias = "dict[str, Any]"  # numbers and arrays by name, in dictionaries
@@ -30,40 +29,37 @@ def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | No
     """
     traffic, sent = world.traffic, world.traffic.bytes_sent
     numbers, arrays = apart(state)
-    digests = {name: _fingerprint(array) for name, array in arrays.items()}
-    text = json.dumps({"numbers": numbers, "arrays": digests}).encode()
+    text = json.dumps({"numbers": numbers, "arrays": {name: _digest(array) for name, array in arrays.items()}}).encode()
     described = [json.loads(each.tobytes()) for each in world.all_gather_ragged(np.frombuffer(text, np.uint8))]
-    kinds: dict[str, dict[str, int]] = {}  # name -> the different arrays, and the lowest rank that has each
+    owners: dict[str, dict[str, int]] = {}  # name -> digest of each different array, and the lowest rank that has it
     for rank, each in enumerate(described):
         for name, digest in each["arrays"].items():
-            kinds.setdefault(name, {}).setdefault(json.dumps(digest), rank)
-    for name, owners in kinds.items():
-        for digest, rank in owners.items():
+            owners.setdefault(name, {}).setdefault(digest, rank)
+
+    def stored_as(name: str, digest: str) -> str:
+        return name if len(owners[name]) == 1 else f"{name}@{owners[name][digest]}"
+
+    for name, ranks in owners.items():
+        for digest, rank in ranks.items():
             if world.rank == rank != 0:
                 world.send(arrays[name], 0)
             elif world.rank == 0 != rank:
                 kind, shape, _ = json.loads(digest)
-                received = np.empty(shape, kind)
-                world.recv(received, rank)
-                arrays[_stored_as(name, rank, owners)] = received
-            elif world.rank == 0 and len(owners) > 1:
-                arrays[_stored_as(name, 0, owners)] = arrays.pop(name)
-    traffic.bytes_sent = sent  # that figure is of what training sends
+                array = np.empty(shape, kind)
+                world.recv(array, rank)
+                arrays[stored_as(name, digest)] = array
+            elif world.rank == 0 and len(ranks) > 1:
+                arrays[stored_as(name, digest)] = arrays.pop(name)
+    traffic.bytes_sent = sent  # this figure is of what training sends
     if world.rank != 0:
         return None
     for each in described:
-        each["arrays"] = {
-            name: _stored_as(name, kinds[name][json.dumps(digest)], kinds[name])
-            for name, digest in each["arrays"].items()
-        }
+        each["arrays"] = {name: stored_as(name, digest) for name, digest in each["arrays"].items()}
     return described, arrays
 
 
-def _stored_as(name: str, rank: int, owners: Mapping[str, int]) -> str:
-    return name if len(owners) == 1 else f"{name}@{rank}"
-
-
 def send(world: Communicator, state: Tree, rank: int) -> None:
+    """Send a state to another worker, which calls `received`."""
     numbers, arrays = apart(state)
     forms = {name: (array.dtype.str, array.shape) for name, array in arrays.items()}
     text = json.dumps({"numbers": numbers, "arrays": forms}).encode()
@@ -74,6 +70,7 @@ def send(world: Communicator, state: Tree, rank: int) -> None:
 
 
 def received(world: Communicator) -> Tree:
+    """Receive a state from rank 0."""
     length = np.zeros(1, np.int64)
     world.recv(length, 0)
     text = np.zeros(int(length[0]), np.uint8)
@@ -112,10 +109,11 @@ def _shapes(tree: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: array.shape for name, array in apart(tree)[1].items()}
 
 
-def _fingerprint(array: Any) -> list[Any]:
-    """[dtype, shape, digest of the bytes] of an array on the host."""
+def _digest(array: Any) -> str:
+    """Return dtype, shape and a digest of the bytes of an array on the host, as JSON."""
     content = np.ascontiguousarray(array)
-    return [content.dtype.str, list(content.shape), hashlib.blake2b(content.tobytes(), digest_size=16).hexdigest()]
+    digest = hashlib.blake2b(content.tobytes(), digest_size=16).hexdigest()
+    return json.dumps([content.dtype.str, content.shape, digest])
 
 
 def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
@@ -142,6 +140,6 @@ def together(numbers: Tree, arrays: Arrays) -> Tree:
         for each in above:
             node = node.get(each)
             if not isinstance(node, dict):
-                raise DataError(f"the state of a worker has no place for the array {path!r:.80}")
+                raise LookupError(f"no place for the array {path!r:.80}")
         node[name] = array
     return numbers

@@ -2,7 +2,8 @@
 
 A round is one iteration of every replica. Worker r of W trains on batches r, r + W, r + 2W ... of an epoch. In the last
 round some workers may have no batch; they still make the same calls. The trainer owns rounds, position, events and
-stopping; the replica computes, and the synchronizer keeps replicas together (`averages` at the end of epochs and fits).
+stopping. The replica computes gradients and updates. The synchronizer keeps replicas together; averages.py calls it at
+the end of epochs and fits.
 
 On a GPU a replica may run ahead: it launches the steps of several rounds before the host knows their losses. `settle`
 waits for them, before an average, a report or the end of an epoch.
@@ -12,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -22,15 +24,14 @@ from cupynet.backend import Shared
 from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.data import Batch, Batches, BatchFeed
 from cupynet.optim import Schedule
-from cupynet.parallel import Average, Groups, Synchronizer
+from cupynet.parallel import Average, Groups, Synchronizer, check_state
 from cupynet.runs.run import Run
-from cupynet.training import averages, trainer_state
+from cupynet.training import averages
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.nonfinite import NonFinite
 from cupynet.training.clock import Statistics
 from cupynet.training.consensus import StopConsensus
 from cupynet.training.evaluation import Evaluation
-from cupynet.training.evaluator import Evaluator
 from cupynet.training.events import Piece, Spent, Stop, StopReason
 from cupynet.training.fit import Fit, check_loader
 from cupynet.training.replica import Replica
@@ -54,12 +55,14 @@ class Trainer:
 
     Attributes:
         rank, workers: the number of this worker, and of all.
-        world: the communicator of all workers; a callback that runs on every rank may use it, each with the same calls.
+        world: the communicator of all workers. Callbacks that run on every rank may use it, all with the same calls.
         replicas: that of the workers that train the same layers: all of them, unless there is a pipeline.
         model: this worker's replica of the network; in a pipeline its stage's layers.
-        whole: the whole network in this process; that of rank 0 is the user's own. In a pipeline it is complete only
+        whole: the whole network in this process; on rank 0 the user's model. In a pipeline it is complete only
             there, in `on_epoch_end` of an evaluated epoch, and after the fit.
-        params, backend: this worker's weights, and where they live.
+        params, backend: this worker's weights and its backend. A callback may change weights in `before_finish`, each
+            replica its own; and in `after_finish` and `on_diverged`, the same on every rank. `params.publish` lets the
+            layers see them.
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
@@ -102,8 +105,8 @@ class Trainer:
         self._prefetch_buffer = prefetch_buffer
         self._on_device = data_on_device
         self._shared = Shared() if shared is None else shared
-        self._feed: BatchFeed | None = None  # of the batches that this fit trains on
-        self._evaluator = Evaluator(replica, self.groups, self._who, self._open_feed)
+        self._feed: BatchFeed | None = None  # the training batches of this fit
+        self._held_out: BatchFeed | None = None  # the batches that this fit is evaluated on
         self.report_every = report_every
         self.iteration = self.epoch = self.round = 0
         self.total_iterations = self.total_epochs = 0
@@ -130,8 +133,7 @@ class Trainer:
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Request that all workers stop after the same round. Callable from any thread, callback or signal handler."""
-        wish = Stop(reason, text)
-        self.consensus.wish = self.consensus.wish or wish
+        self.consensus.request = self.consensus.request or Stop(reason, text)
 
     def diverged(self, text: str) -> None:
         """Notify callbacks that the fit ended on a value that is not finite, on this or another worker.
@@ -147,21 +149,10 @@ class Trainer:
         """Close all callbacks once, even if one of them fails."""
         self._closing.close()
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of this worker, from which training continues bit for bit. Call it after any round.
-
-        Nested dictionaries of numbers and of arrays on the host. It does not cause an average.
-        """
-        self._catch_up()
-        return trainer_state.state_of(self)
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned. The next `fit` continues there, and so does its learning-rate schedule.
-
-        Raises:
-            ConfigError: the state is of another network, optimizer or synchronizer, or of too few workers.
-        """
-        trainer_state.restore(self, state)
+    def emit(self, event: str, *arguments: Any) -> None:
+        """Call the method of this name of all callbacks."""
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *arguments)
 
     # training -------------------------------------------------------------------------------------------------------
 
@@ -191,36 +182,41 @@ class Trainer:
                 not, detected in the next round or at the next average.
         """
         fit = Fit(train, epochs, evaluate_on, evaluate_every, split, unfinished=self.unfinished)
-        fit.check_choosers([*self.callbacks, self.schedule], self.synchronizer, self.replicas.size)
-        for loader in filter(None, (train, evaluate_on)):
+        fit.check_validation([*self.callbacks, self.schedule], self.synchronizer, self.replicas.size)
+        self.run(fit)
+
+    def run(self, fit: Fit) -> None:
+        """Do a fit, see `fit`. The arguments have been checked; the data are checked here."""
+        for loader in filter(None, (fit.train, fit.evaluate_on)):
             check_loader(loader, self.whole, self.world)
         self._begin(fit)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"), ExitStack() as opened:
-                self._feed = opened.enter_context(self._open_feed(train))
-                if evaluate_on is not None:
-                    opened.enter_context(self._evaluator.hold(evaluate_on))
+                self._feed = opened.enter_context(self._open_feed(fit.train))
+                if fit.evaluate_on is not None:
+                    self._held_out = opened.enter_context(self._open_feed(fit.evaluate_on))
+                    opened.callback(setattr, self, "_held_out", None)
                 self.replica.begin()
                 self.synchronizer.begin(self.replica)
                 self.replica.run_ahead(self._guard.action == "stop" and not self.synchronizer.shares_gradients)
                 self.emit("on_fit_start")
-                self.stopped = self.consensus.meet(begun=False)
+                self.stopped = self.consensus.exchange(begun=False)
                 while self.epoch < self.total_epochs and not self.stopped:
                     self._epoch(fit, self._feed)
-                    self.stopped = self.consensus.meet()
+                    self.stopped = self.consensus.exchange()
                 if self.stopped and not self.averaged:
                     self.emit("on_stop")
                 averages.finish(self)
-            if self.epoch == self.total_epochs:
-                self.stopped = None  # the wish came when everything was done
-            averages.choose(self, evaluate_on)
+                if self.epoch == self.total_epochs:
+                    self.stopped = None  # the request came after the last round
+                averages.choose(self, fit.evaluate_on)
             if self.replica.scaler is not None:
                 self.skipped_steps = self.replica.scaler.of_all(self.replicas)
             self.consensus.count_bytes()
             self.spent = Spent.of(self.world.gather_numbers(*self.statistics.clock.spent()))
             self.emit("on_fit_end")
         finally:
-            self.consensus.wish, self.fit_start = None, None  # these belong to one fit
+            self.consensus.request = self.fit_start = None  # these belong to one fit
 
     def _begin(self, fit: Fit) -> None:
         """Set where this fit starts and where it will end."""
@@ -257,7 +253,7 @@ class Trainer:
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         """Train one epoch, or the rest of it: its rounds, the average that ends it, its evaluation."""
         rounds, clock, where = fit.train.rounds(self.replicas.size), self.statistics.clock, "before the first batch"
-        self.evaluation = None  # the last one is of weights that are about to move
+        self.evaluation = None  # the last one is of weights that are about to change
         if self.round == 0:
             self.consensus.count_bytes()
             self.statistics.begin_epoch()
@@ -274,7 +270,7 @@ class Trainer:
                     self._after_round(average)
                 self._catch_up()
         except DivergedError:
-            raise  # it names the replica itself; several workers may raise it together
+            raise  # its message names the replica; several workers may raise it together
         except Exception as error:
             annotate(error, f"{self._who}, epoch {self.epoch + 1}, {where}")
             raise
@@ -292,28 +288,28 @@ class Trainer:
         replica, synchronizer, clock = self.replica, self.synchronizer, self.statistics.clock
         began = time.perf_counter()
         step = self._guard.checked(self, replica.gradient(batch))
-        derived = time.perf_counter()
+        began = clock.lap("compute_s", began)
         wanted = step.ahead or synchronizer.before_update(replica, step.samples)
         if wanted is None:
             raise ConfigError(f"{type(synchronizer).__name__}.before_update returned None: return True or False")
-        shared = time.perf_counter()
+        began = clock.lap("averaging_s", began)
         if wanted:
             self.world.check()  # a worker that timed out must not touch the user's model
             replica.update(self.iteration, None if synchronizer.shares_gradients else step.squared_norm)
         if step.ahead and synchronizer.looks(self.iteration):
             self._settle()
-        updated = time.perf_counter()
+        began = clock.lap("compute_s", began)
         average = synchronizer.after_update(replica, self.iteration)
+        clock.lap("averaging_s", began)
+        clock.compute_s, clock.waiting_s = clock.compute_s - replica.waited_s, clock.waiting_s + replica.waited_s
         self.iteration, self.round = self.iteration + 1, self.round + 1
-        clock.worked(derived - began + updated - shared, replica.waited_s)
-        clock.averaging_s += shared - derived + time.perf_counter() - updated
         self.statistics.count(step.samples, replica.losses)
         return average
 
     def _after_round(self, average: Average | None) -> None:
-        """Call callbacks, report if one is due, and learn whether a worker wishes to stop or has failed."""
+        """Call callbacks, report if one is due, and agree on whether to stop."""
         if average is not None:
-            averages.take_note(self, average)
+            averages.record(self, average)
         self.world.check()
         if self.report_every and self.iteration % self.report_every == 0:
             self._catch_up()
@@ -326,7 +322,7 @@ class Trainer:
         """Between two rounds: wait for the steps that run ahead of the host, and count them."""
         began = time.perf_counter()
         if self._settle():
-            self.statistics.clock.caught_up(time.perf_counter() - began)
+            self.statistics.clock.extend("compute_s", began)
 
     def _settle(self) -> bool:
         """Wait for the steps that run ahead, and count them; False if there are none.
@@ -347,31 +343,7 @@ class Trainer:
         self.statistics.count(found.samples, found.losses)
         return True
 
-    def launch_singly(self, wanted: bool) -> None:
-        """Let a GPU launch each operation by itself from the next round on, or captured graphs again.
-
-        Call it between two rounds. The results are the same.
-        """
-        self._catch_up()
-        self.replica.launch_singly(wanted)
-
-    def pieces(self) -> list[Piece]:
-        """Return the calls of this worker that a round and an evaluation consist of, but for the layers."""
-        synchronizer = self.synchronizer
-        return [
-            Piece(self, "_next", "batch", "data"),
-            Piece(self, "_round", "round", "training"),
-            *self.replica.pieces(),
-            Piece(self._guard, "checked", "check of the gradient", "training"),
-            Piece(synchronizer, "before_update", "averaging of gradients", "averaging"),
-            Piece(synchronizer, "after_update", "averaging of weights", "averaging"),
-            Piece(synchronizer, "finish", "averaging of weights", "averaging"),
-            Piece(self.consensus, "after_round", "agreement", "waiting"),
-            Piece(self, "evaluate", "evaluation", "evaluation"),
-            Piece(self, "emit", "callbacks", "training"),
-        ]
-
-    # the end of an epoch, and of a fit ------------------------------------------------------------------------------
+    # the end of an epoch, and evaluation ------------------------------------------------------------------------------
 
     def _end_epoch(self, fit: Fit) -> None:
         """Make the average that the rules ask for here, then evaluate replicas that are identical."""
@@ -400,19 +372,127 @@ class Trainer:
         )
         self.emit("on_epoch_end", record)
 
-    def emit(self, event: str, *arguments: Any) -> None:
-        """Call the method of this name of all callbacks."""
-        for callback in self.callbacks:
-            getattr(callback, event)(self, *arguments)
-
     def evaluate(self, loader: Batches) -> Evaluation:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them.
 
         Raises:
             ConfigError: the data do not fit the network.
         """
-        began = time.perf_counter()
+        began, classes = time.perf_counter(), loader.dataset.classes
         check_loader(loader, self.whole, self.world)
-        evaluation = self._evaluator.evaluate(loader)
-        self.statistics.clock.evaluate_s += time.perf_counter() - began
+        with ExitStack() as opened:  # until all are done: workers on a device share images
+            feed = self._held_out
+            if feed is None or feed.loader is not loader:
+                feed = opened.enter_context(self._open_feed(loader))
+            own, whole = self._evaluate(feed), Evaluation(classes)
+            for packed in self.world.all_gather(own.pack()):
+                whole.merge(Evaluation.unpack(packed, classes))
+        self.statistics.clock.lap("evaluate_s", began)
+        return whole
+
+    def _evaluate(self, feed: BatchFeed) -> Evaluation:
+        """Evaluate this worker's batches."""
+        evaluation, where = Evaluation(feed.loader.dataset.classes), "loading a batch"
+        try:
+            for batch in feed.epoch(0):
+                if batch is None:
+                    break
+                where = f"at batch {batch.index}"
+                found = self.replica.scores(batch)
+                if found is not None:
+                    scores, losses = found
+                    evaluation.add(scores, self.backend.to_host(batch.labels), losses, batch.samples)
+                where = "loading a batch"
+        except Exception as error:
+            annotate(error, f"{self._who}, evaluating, {where}")
+            raise
         return evaluation
+
+    # checkpoints ------------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of this worker, from which training continues bit for bit. Call it after any round.
+
+        Nested dictionaries of numbers and of arrays on the host. It does not cause an average. No state of a random
+        generator is needed: the order of examples depends on seed and epoch, random numbers of layers on seed, epoch,
+        sample, layer and place.
+        """
+        self._catch_up()
+        scaler, measured = self.replica.scaler, self.consensus.own
+        return {
+            "trainer": {
+                "iteration": self.iteration,
+                "epoch": self.epoch,
+                "round": self.round,
+                "fitting": int(self.unfinished),
+                "finished": int(self.averaged),
+                "span_start": self.fit_start or 0,
+                "deal": np.array(self.deal, np.int64),
+            },
+            **self.statistics.state(),
+            "replica": self.replica.state(),
+            "schedule": self.schedule.state(),
+            "synchronizer": self.synchronizer.state(),
+            "scaling": {} if scaler is None else scaler.state(),
+            "own": {} if measured is None else asdict(measured),
+            "callbacks": {name: callback.state() for name, callback in _by_name(self.callbacks).items()},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned. The next `fit` continues there, and so does its learning-rate schedule.
+
+        Raises:
+            ConfigError: the state is of another network, optimizer or synchronizer, or of too few workers.
+        """
+        position = state["trainer"]
+        check_state(self.synchronizer, state["synchronizer"])
+        self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
+        self.fit_start = position["span_start"] if position["fitting"] else None
+        self.averaged = bool(position["finished"])
+        self.deal = tuple(int(count) for count in position["deal"])
+        self.statistics.restore(state)
+        self.consensus.own = Average(**state["own"]) if state["own"] else None
+        self.replica.restore(state["replica"])
+        self.schedule.restore(state["schedule"])
+        if self.replica.scaler is not None:
+            self.replica.scaler.restore(state["scaling"])
+        self.synchronizer.restore(state["synchronizer"])
+        for name, callback in _by_name(self.callbacks).items():
+            if name in state["callbacks"]:  # the others are new
+                callback.restore(state["callbacks"][name])
+
+    # profile ----------------------------------------------------------------------------------------------------------
+
+    def launch_singly(self, wanted: bool) -> None:
+        """Let a GPU launch each operation by itself from the next round on, or captured graphs again.
+
+        Call it between two rounds. The results are the same.
+        """
+        self._catch_up()
+        self.replica.launch_singly(wanted)
+
+    def pieces(self) -> list[Piece]:
+        """Return the calls of this worker that a round and an evaluation consist of, but for the layers."""
+        synchronizer = self.synchronizer
+        return [
+            Piece(self, "_next", "batch", "data"),
+            Piece(self, "_round", "round", "training"),
+            *self.replica.pieces(),
+            Piece(self._guard, "checked", "check of the gradient", "training"),
+            Piece(synchronizer, "before_update", "averaging of gradients", "averaging"),
+            Piece(synchronizer, "after_update", "averaging of weights", "averaging"),
+            Piece(synchronizer, "finish", "averaging of weights", "averaging"),
+            Piece(self.consensus, "after_round", "agreement", "waiting"),
+            Piece(self, "evaluate", "evaluation", "evaluation"),
+            Piece(self, "emit", "callbacks", "training"),
+        ]
+
+
+def _by_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Return callbacks by class name, followed by a number if there are several of the class."""
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        number = sum(type(each).__name__ == kind for each in named.values()) + 1
+        named[kind if number == 1 else f"{kind}{number}"] = callback
+    return named

@@ -188,7 +188,7 @@ def test_one_rank_under_mpi_is_told(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_learning_rate_follows_the_workers_where_asked() -> None:
     found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
     with found.wrapper(workers=3) as wrapper:
-        assert wrapper.plan.optimizer.learning_rate(0) == pytest.approx(0.03)
+        assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
     assert found.optimizer.learning_rate(0) == 0.01
 
 
@@ -248,7 +248,7 @@ def test_data_stay_on_gpus_alone() -> None:
     with pytest.raises(ConfigError, match=r"^memory.data_on_device=true: is for GPUs, and numpy computes on the CPU"):
         Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
     with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
-        assert wrapper.plan.data_on_device is False
+        assert wrapper.data_on_device is False
 
 
 def test_what_learns_from_evaluations_needs_validation_images() -> None:
@@ -265,7 +265,7 @@ def test_what_learns_from_evaluations_needs_validation_images() -> None:
 
 
 def test_stages_of_a_pipeline_cut_batches_by_themselves() -> None:
-    with pytest.raises(ConfigError, match="^accumulate=2: stages of a pipeline cut batches by themselves, see"):
+    with pytest.raises(ConfigError, match="^accumulate=2: a pipeline cuts batches into micro-batches"):
         experiment((), "parallel=pipeline", "accumulate=2")
 
 
@@ -302,8 +302,8 @@ def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
     [
         (
             ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulate=2"),
-            "accumulate=2: layer 'norm1' exchanges something with the other replicas for each batch as a whole: take "
-            "accumulate=1, or sync=false there",
+            "accumulate=2: layer 'norm1' exchanges statistics of whole batches with the other replicas. Use "
+            "accumulate=1, or sync=false in that layer",
         ),
         (
             ("accumulate=129", "batch_size=128"),

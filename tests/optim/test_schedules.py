@@ -408,7 +408,7 @@ def test_the_wrapper_scales_the_learning_rate_and_says_so(scale: Any, rate: floa
 def test_the_wrapper_scales_nothing_by_itself(caplog: Any) -> None:
     optimizer = SGD(0.02)
     with caplog.at_level("INFO"), ParallelWrapper(small_model(), 4, optimizer=optimizer) as wrapper:
-        assert wrapper.plan.optimizer is optimizer and not caplog.messages
+        assert wrapper.optimizer is optimizer and not caplog.messages
 
 
 def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:

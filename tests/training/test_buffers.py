@@ -34,7 +34,7 @@ from cupynet.parallel import (
     Synchronizer,
     ThreadCommunicator,
 )
-from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, worker_plan
+from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, parallel_wrapper
 from cupynet.training.resize import regrouped
 from tests.support.training import KINDS_OF_WAYS, WAYS, alone, on_threads, small_dataset, small_model
 
@@ -506,7 +506,7 @@ def wrapped(dtype: str, workers: int, monkeypatch: pytest.MonkeyPatch | None, **
         timeout_s=60, prefetch_buffer=0,
     ) as training:  # fmt: skip
         if monkeypatch is not None:
-            monkeypatch.setattr(worker_plan, "replica_of", Replica)
+            monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
         training.fit(Loader(small_dataset(76), 8, seed=3), 3)
         ahead = getattr(training.trainer.replica, "_ahead", False)
         return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.skipped_steps}
@@ -595,5 +595,5 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
 def test_parts_of_a_batch_and_statistics_of_all_replicas_are_refused_together() -> None:
     network = Sequential({"norm1": BatchNorm(sync=True), "output": Dense(3)})
     model = Model(network, Image(8, 8, 1), create_backend("numpy"), 1)
-    with pytest.raises(ConfigError, match="^accumulate=2: layer 'norm1' exchanges something with the other replicas"):
+    with pytest.raises(ConfigError, match="^accumulate=2: layer 'norm1' exchanges statistics of whole batches"):
         Replica(model, SGD(0.1), accumulate=2)

@@ -20,7 +20,7 @@ from cupynet.backend import create_backend, device_count
 from cupynet.backend.cuda import limit_pools, trim_pools
 from cupynet.core.errors import DeviceError
 from cupynet.data import Loader
-from cupynet.nn import Image, Model
+from cupynet.nn import Dense, Image, Layer, Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.devices import DeviceMeans
@@ -29,7 +29,7 @@ from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, Train
 from cupynet.training.device_errors import translate_device_errors
 from tests.standin.machine import active
 from tests.support.backends import on_devices
-from tests.support.training import stripes, stripes_network
+from tests.support.training import small_dataset, small_model, stripes, stripes_network
 
 on_standin = pytest.mark.standin
 HOW = r"cudaErrorLaunchFailure: unspecified launch failure|NCCL_ERROR_UNHANDLED_CUDA_ERROR: .*"
@@ -370,7 +370,7 @@ def test_pools_are_trimmed_after_every_epoch() -> None:
         pools = Pools([0, 1], device_above=1 << 16 if trims else None)
         spare = [At(rank, 8, lambda: active().pools[0].malloc(1 << 20)) for rank in (0, 1)]
         with wrapper(2, callbacks=[*spare, pools, Look(trims)]) as made:
-            made.plan.callbacks.sort(key=lambda each: isinstance(each, Look))
+            made.callbacks.sort(key=lambda each: isinstance(each, Look))
             made.fit(loader(), 1)
     assert max(kept_then[True]) <= 1 << 16 and min(kept_then[False]) >= 1 << 20
 
@@ -454,3 +454,19 @@ def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytes
         made.fit(loader(), 1)
     assert time.monotonic() - began < 15 and workers_have_ended()
     kept.pop().abort()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_allocation_that_fails_names_batch_size_and_limit(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cupynet.backend import device as base
+
+    def forward(self: Layer, x: Any, context: Any) -> Any:
+        raise MemoryError("Unable to allocate 5.6 GiB")
+
+    monkeypatch.setattr(base, "memory", lambda: (4 * 10**9, "this process may use"))
+    monkeypatch.setattr(Dense, "forward", forward)
+    with (
+        ParallelWrapper(small_model(), workers, 1) as one,
+        pytest.raises(DeviceError, match="5.6 GiB, and this process may use 4.0 GB; batch_size=4, .*lower batch_size"),
+    ):
+        one.fit(small_dataset(12), batch_size=4)

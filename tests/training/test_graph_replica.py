@@ -65,7 +65,7 @@ from cupynet.training import (
     Trainer,
     WeightAverage,
     graph_replica,
-    worker_plan,
+    parallel_wrapper,
 )
 from cupynet.training import loss_scaling as scaling
 from tests.support.device_runs import Seen, assert_same, train_on_device
@@ -83,7 +83,7 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def called(function: Any, *arguments: Any, **named: Any) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(worker_plan, "replica_of", Replica)
+            patched.setattr(parallel_wrapper, "replica_of", Replica)
             return function(*arguments, **named)
 
     return called
@@ -218,14 +218,14 @@ def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("on_device", [True, False])
 def test_a_batch_in_the_captured_buffer_is_not_copied(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs: list[Any] = []
-    take = graph_replica.GraphReplica._take
+    load = graph_replica.GraphReplica._load
 
     def seen(self: Any, batch: Any) -> int:
-        size = take(self, batch)
+        size = load(self, batch)
         inputs.append(self.backend.address(self._inputs[size][0]) == self.backend.address(batch.images))
         return size
 
-    monkeypatch.setattr(graph_replica.GraphReplica, "_take", seen)
+    monkeypatch.setattr(graph_replica.GraphReplica, "_load", seen)
     with ParallelWrapper(small_model("float", "cupy"), 1, 3, data_on_device=on_device, timeout_s=60) as training:
         training.fit(Loader(DATA, 8, seed=3), 2)
     assert inputs and set(inputs) == {on_device}

@@ -120,7 +120,7 @@ def test_replicas_take_the_least_at_an_average():
     def task(communicator):
         backend = create_backend("numpy", "half")
         backend.loss_scale = [1024.0, 256.0, 512.0][communicator.rank]
-        LossScaler(backend, SerialCommunicator()).meet(communicator)
+        LossScaler(backend, SerialCommunicator()).agree(communicator)
         return backend.loss_scale
 
     assert on_threads(3, task) == [256.0] * 3
@@ -182,7 +182,7 @@ def test_a_state_that_is_none_is_refused():
     scaler = alone(small_model("half"), Nesterov(0.01)).replica.scaler
     before = scaler.state()
     for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"scale": 2.0**25}, {"rounds": -1}, {"skipped": -1}):
-        with pytest.raises(ValueError, match="scaling: expected a factor from 1 to"):
+        with pytest.raises(ValueError, match="scaling: expected a scale from 1 to"):
             scaler.restore({**before, **wrong})
         assert scaler.state() == before
 

@@ -93,11 +93,11 @@ def test_stop_ends_a_fit_from_a_callback():
 
 
 def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch):
-    """Rank 1 has left the fit, and is given the wish once more."""
-    fit, left = Trainer.fit, threading.Event()
+    """Rank 1 has left the fit, and gets the request once more."""
+    run, left = Trainer.run, threading.Event()
 
-    def leave(trainer, *arguments, **options):
-        fit(trainer, *arguments, **options)
+    def leave(trainer, fit):
+        run(trainer, fit)
         if trainer.rank == 1:
             left.set()
 
@@ -109,7 +109,7 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch)
                 assert left.wait(20)
                 wrapper.stop("too late")
 
-    monkeypatch.setattr(Trainer, "fit", leave)
+    monkeypatch.setattr(Trainer, "run", leave)
     with ParallelWrapper(small_model(), 2, 2, callbacks=[Late()]) as wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 1)
         wrapper.fit(Loader(small_dataset(40), 4), 2)
@@ -159,6 +159,12 @@ def test_bad_arguments_of_fit_are_refused_and_nothing_is_trained(arguments, mess
     with ParallelWrapper(model, 2) as wrapper, pytest.raises(ConfigError, match=message):
         wrapper.fit(small_dataset(20), **arguments)
     assert fingerprint(model) == before
+
+
+def test_a_batch_size_beyond_the_data_set_is_allowed():
+    with ParallelWrapper(small_model(), 1, 1) as wrapper:
+        wrapper.fit(small_dataset(12), batch_size=10**9)
+        assert wrapper.trainer.iteration == 1
 
 
 def test_an_empty_data_set_is_refused():

@@ -28,7 +28,7 @@ from cupynet.parallel import (
     WorkerTimeout,
     placement,
 )
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, worker_plan
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, parallel_wrapper
 from cupynet.training.pipeline_stage import Stage
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.commands import run
@@ -346,7 +346,7 @@ def test_images_are_loaded_by_the_first_stage_alone(monkeypatch):
             backend.load_images = lambda *given: (loaded.append(groups.world.rank), load(*given))[1]
             super().__init__(whole, optimizer, groups, backend, *others)
 
-    monkeypatch.setattr(worker_plan, "Stage", Watched)
+    monkeypatch.setattr(parallel_wrapper, "Stage", Watched)
     trained(small_model(), Pipeline(3), 2)
     assert set(loaded) == {0, 3}
 

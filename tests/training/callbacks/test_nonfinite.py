@@ -249,7 +249,7 @@ def test_a_checkpoint_after_a_skip_resumes_bit_for_bit(tmp_path):
         rest.restore(steps[len(steps) // 2])
         rest.fit(loader, 3 - rest.trainer.epoch)
         assert fingerprint(rest.model) == result
-        assert next(each for each in rest.plan.callbacks if isinstance(each, NonFinite)).left_out == 3
+        assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 3
 
 
 class Seen(Callback):

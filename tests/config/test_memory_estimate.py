@@ -12,17 +12,15 @@ import pytest
 from cupynet.backend import cuda
 from cupynet.config import experiment as experiment_module
 from cupynet.config.experiment import Experiment
-from cupynet.core.errors import ConfigError, DeviceError
+from cupynet.config.memory_estimate import Usage, output_values
+from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Synthetic
-from cupynet.nn import Dense, Layer
 from cupynet.optim import SGD, Adam
 from cupynet.parallel import Placement
-from cupynet.training import ParallelWrapper, worker_plan
-from cupynet.training.memory_estimate import Usage, output_values
 from tests.support.networks import lenet
 from tests.support.settings import settings_of
 from tests.support.shards import write_shards
-from tests.support.training import small_dataset, small_model
+from tests.support.training import small_model
 
 NAMES = {"batch_size": "batch_size", "workers": "workers", "prefetch": "buffer", "train": "data.train", "layer": "l "}
 
@@ -146,31 +144,6 @@ def test_every_rank_hears_the_refusal_of_one() -> None:
 def test_an_unknown_size_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experiment_module, "memory", lambda: None)
     Experiment(settings_of("data=synthetic", "workers=1", "batch_size=1000000000")).check_memory()
-
-
-def test_a_fit_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_plan, "memory", lambda: (1000, "this machine has"))
-    with ParallelWrapper(small_model(), 1, 1) as one, pytest.raises(ConfigError, match=r"^layer .* needs about "):
-        one.fit(small_dataset(12), batch_size=10**9)
-    monkeypatch.undo()
-    with ParallelWrapper(small_model(), 1, 1) as one:
-        one.fit(small_dataset(12), batch_size=10**9)  # no batch is larger than the data
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_allocation_that_fails_names_batch_size_and_limit(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynet.backend import device as base
-
-    def forward(self: Layer, x: Any, context: Any) -> Any:
-        raise MemoryError("Unable to allocate 5.6 GiB")
-
-    monkeypatch.setattr(base, "memory", lambda: (4 * 10**9, "this process may use"))
-    monkeypatch.setattr(Dense, "forward", forward)
-    with (
-        ParallelWrapper(small_model(), workers, 1) as one,
-        pytest.raises(DeviceError, match="5.6 GiB, and this process may use 4.0 GB; batch_size=4, .*lower batch_size"),
-    ):
-        one.fit(small_dataset(12), batch_size=4)
 
 
 def test_sources_know_what_they_load() -> None:

@@ -58,10 +58,10 @@ class Usage:
         return {name: size // self.devices for name, size in needed.items()}
 
     def refusal(self, there: int, place: str, names: Mapping[str, str]) -> str:
-        """Return why the run does not fit into the bytes that are `there`; "" if it does.
+        """Return why the run does not fit into `there` bytes; "" if it does.
 
-        place: whose they are, as the subject of a sentence: `this machine has`.
-        names: what messages call the settings, and what goes before the name of a `layer`.
+        place: their owner, as the beginning of a sentence: `this machine has`.
+        names: the settings' names in messages, and the prefix of a layer's name (`layer`).
         """
         total, wide = sum(self.by_setting().values()), self.policy.accumulate.itemsize
         if total <= there:
