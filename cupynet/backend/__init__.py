@@ -1,14 +1,14 @@
-"""Arrays: the hot operations once as a reference, and the backends that do them faster."""
+"""Devices and their arrays: each hot operation as a reference, and the backends that compute it faster."""
 
 from cupynet.backend.backend import Backend
 from cupynet.backend.device import Device
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
 from cupynet.backend.fusion import Convolution, FusedPair, MaxPool
-from cupynet.backend.graph_capture import Control, Recorder, Scaling
+from cupynet.backend.graph_capture import Control, Scaling
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.select import create_backend, device_count, select_backend
-from cupynet.backend.transfer import Shared, Transfer, TransferTarget, check_on_device
+from cupynet.backend.transfer import Shared, Transfer, check_on_device
 from cupynet.backend.update_rules import RULES, Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
@@ -23,7 +23,6 @@ __all__ = [
     "Control",
     "Convolution",
     "Device",
-    "TransferTarget",
     "DtypePolicy",
     "Transfer",
     "Layers",
@@ -32,7 +31,6 @@ __all__ = [
     "Move",
     "FusedPair",
     "PixelScale",
-    "Recorder",
     "Rule",
     "Scaling",
     "Shared",

@@ -1,4 +1,4 @@
-"""What an array is to the type checker: NumPy's or CuPy's, which share no type."""
+"""The type of arrays in annotations: NumPy's or CuPy's, which share no base class."""
 
 from __future__ import annotations
 

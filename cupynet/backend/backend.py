@@ -1,13 +1,12 @@
 """The operations that layers, losses and optimizers call.
 
-`reference/` writes each once, against an array module (`numpy` or `cupy`); `cpu/` and `cuda/` override what they do
-faster and fall back to `super()`. Layers call these operations and nothing else that is heavy.
+`reference/` has each once, for NumPy and CuPy alike; `cpu/` and `cuda/` override those that they accelerate. `cpu/`
+falls back to the reference for arrays that its kernels do not take; `cuda/` refuses them.
 
 Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
 
-Ownership, for every operation: what is returned was borrowed from `workspace`; arguments stay the caller's, except for
-the one of an in-place operation, which says so. Arrays are C-contiguous, activations in `policy.storage`. Gradients of
-weights are *added*, in `policy.accumulate`.
+Results are borrowed from `workspace`. Arguments stay the caller's; operations in place say so. Arrays are C-contiguous,
+activations in `policy.storage`. Gradients of weights are added, in `policy.accumulate`.
 """
 
 from __future__ import annotations
@@ -22,11 +21,8 @@ from cupynet.backend.reference.update import UpdateOps
 
 
 class Backend(ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOps):
-    """A device with every operation, as the reference has it."""
+    """A device with every operation of the reference."""
 
     def fused_pair(self, first: Operation, second: Operation) -> FusedPair | None:
-        """Both operations as one that is faster here than the two in turn; None where there is none.
-
-        Asked for when a network is built.
-        """
+        """Both operations as one, or None if this backend has none; called when a network is built."""
         return None

@@ -1,25 +1,42 @@
-"""Where arrays live: the array module, dtype policy, workspace, streams and transfers of one device."""
+"""One device: its array module, dtype policy, workspace, streams and transfers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.environment import memory
-from cupynet.backend.failure import Failure
-from cupynet.backend.graph_capture import Recorder
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.transfer import Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
 from cupynet.core.checks import amount, one_line
+
+if TYPE_CHECKING:
+    from cupynet.backend.cuda.graph_capture import Recorder
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a device cannot continue.
+
+    Attributes:
+        text: a message that names the device, and the remedy if there is only one.
+        of_memory: True if it is out of memory: it can still do what needs less.
+        limited_by: the setting that limits its memory pool; "" if there is none.
+    """
+
+    text: str
+    of_memory: bool
+    limited_by: str = ""
 
 
 class Device:
@@ -29,10 +46,10 @@ class Device:
         name: `numpy`, `numba` or `cupy`.
         xp: the array module.
         on_gpu: True if arrays are in the memory of a GPU.
-        policy: the precision in which values are stored, computed and accumulated.
+        policy: the precisions in which values are stored, computed and accumulated.
         device: the number of the GPU; 0 on a CPU.
-        loss_scale: the factor on the gradient of the loss; at first the policy's, then what its owner sets.
-        options: the arguments of `create_backend`, besides name, dtype and device, that make another one like this.
+        loss_scale: the factor on the gradient of the loss; at first the policy's.
+        options: the arguments of `create_backend`, besides name, dtype and device, for another backend like this one.
     """
 
     name: str
@@ -45,11 +62,11 @@ class Device:
         self.device = device
         self.loss_scale = policy.loss_scale
         self._workspaces = ThreadWorkspaces(self.allocate, self.address)
-        self._constants: dict[tuple[float, ...], Array] = {}
+        self._vectors: dict[tuple[float, ...], Array] = {}
 
     @property
     def workspace(self) -> Workspace:
-        """The calling thread's pool of buffers. A pass borrows and returns its buffers in one thread."""
+        """The calling thread's pool of buffers; a pass borrows and returns buffers in one thread."""
         return self._workspaces.current
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -61,33 +78,35 @@ class Device:
         raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
-        """`array`, of any shape, on this backend's device; not copied where it is already there in that dtype."""
+        """`array`, of any shape, on this device; copied only if it is elsewhere or has another dtype."""
         return self.xp.asarray(array, dtype)
 
     def to_host(self, array: Array) -> Any:
-        """`array`, of any shape, as a NumPy array; on a CPU it is the array itself."""
+        """`array`, of any shape, as a NumPy array; on a CPU the array itself."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Wait until the device has done everything that this backend, or the calling thread, has asked it to."""
+        """Wait for all work of this backend, and of the calling thread, on the device."""
 
     def here(self) -> AbstractContextManager[Any]:
-        """This backend's device as the calling thread's for a while: for what others than the worker compute with its
-        arrays, or write to them."""
+        """Context with this device and its stream as the current ones.
+
+        For threads other than the worker that compute with its arrays or write to them.
+        """
         return nullcontext()
 
     def activate(self) -> None:
-        """Make this backend's device the current one of the calling thread, which is its worker from now on."""
+        """Make this device the current one of the calling thread, which becomes its worker."""
 
     def deactivate(self) -> None:
-        """Let the calling thread have the device and stream that it had before `activate`; harmless without one."""
+        """Restore the device and stream that the calling thread had before `activate`, if it called that."""
 
     def stream(self) -> int:
-        """The address of the stream that this backend's work is done on, for libraries that take one; 0 on a CPU."""
+        """The address of this backend's stream, for libraries that take one; 0 on a CPU."""
         return 0
 
     def place(self) -> str:
-        """Which GPU of which machine this is, alike for all processes; "" on a CPU."""
+        """The machine and the GPU, by names that all processes agree on; "" on a CPU."""
         return ""
 
     def failure(self, error: BaseException, device: int) -> Failure | None:
@@ -99,21 +118,21 @@ class Device:
         return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
 
     def record_event(self) -> Any:
-        """The end of what this backend was asked for so far, for others to wait for; None where it is done at once."""
+        """An event after all work so far, for others to wait for; None on a CPU, which does everything at once."""
 
     def wait_event(self, *events: Any) -> None:
-        """Let later work on this device wait for events of other backends; the host does not wait."""
+        """Make later work on this device wait for events of other backends; the host does not wait."""
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
-        """Overwrite `out`, of any shape, with an array that lives where `source` does, of the same shape and dtype."""
+        """Overwrite `out`, of any shape, with an array of the same shape and dtype on the device of `source`."""
         out[...] = array
 
     def recorder(self) -> Recorder | None:
-        """What lets a step run ahead of the host, on a device that can do so; None elsewhere."""
+        """What captures steps as graphs, on a device that can; else None."""
         return None
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        """An array of any shape, with arbitrary content, from the workspace; by default in the storage precision."""
+        """An array with arbitrary content from the workspace; by default in the storage precision."""
         return self._workspaces.current.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def give_back(self, *arrays: Array | None) -> None:
@@ -121,13 +140,16 @@ class Device:
         self._workspaces.current.give_back(*arrays)
 
     def loans(self) -> Loans:
-        """A context that gives back what was borrowed in it if an exception ends it, see `Loans`."""
+        """A context that returns what was borrowed in it if an exception ends it, see `Loans`."""
         return Loans(self.workspace)
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         """The images of a batch, scaled: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
 
-        Not borrowed: a prefetcher's thread calls this. IndexError: there is no such image.
+        Not borrowed: a prefetch thread calls this.
+
+        Raises:
+            IndexError: there is no such image.
         """
         batch, wide = self.asarray(images[samples]), self.policy.accumulate
         x = batch * self.asarray(np.array(pixels.scale, wide))
@@ -147,33 +169,33 @@ class Device:
         pixels: PixelScale = FRACTIONS,
         edited: bool = False,
     ) -> Transfer:
-        """Return what copies rows of a data set to this backend; the worker calls this in its own thread.
+        """Return an object that copies rows of a data set to this device; the worker calls this in its own thread.
 
         Args:
             images: (S, H, W, C) uint8 on the host, or None for batches without images.
             labels: (S,) int64 on the host.
             batch_size: the largest batch.
-            ahead: batches that another thread makes ahead, at most.
-            on_device: whether the images stay on the device: true, false, or `auto`: if they fit.
-            shared: data that all workers of the process share.
+            ahead: the most batches that another thread makes ahead.
+            on_device: keep the images on the device: true, false, or `auto`, if they fit.
+            shared: data shared by all workers of the process.
             pixels: how pixels are scaled.
-            edited: whether images are augmented on the host before they are scaled, see `Transfer.make`.
+            edited: True if images are augmented on the host before they are scaled, see `Transfer.make`.
         """
         return Transfer(self, images, labels, pixels)
 
     def convert(self, source: Array, target: Array) -> None:
-        """target = source, in the precision of target; both of any shape that is the same."""
+        """target = source, of any equal shapes, in the precision of target."""
         shapes.alike("convert", source, target)
         target[...] = source
 
-    def constants(self, values: tuple[float, ...]) -> Array:
-        """These K numbers, (K,), in the accumulation precision, on the device; kept."""
-        if values not in self._constants:
-            self._constants[values] = self.asarray(np.array(values, self.policy.accumulate))
-        return self._constants[values]
+    def _constants(self, values: tuple[float, ...]) -> Array:
+        """These K numbers, (K,), on the device in the accumulation precision; created once."""
+        if values not in self._vectors:
+            self._vectors[values] = self.asarray(np.array(values, self.policy.accumulate))
+        return self._vectors[values]
 
     def _stored_copy(self, borrowed: Array) -> Array:
-        """A borrowed array in the storage precision: itself where it is."""
+        """A borrowed array in the storage precision: itself, or a copy that replaces it."""
         if borrowed.dtype == self.policy.storage:
             return borrowed
         stored = self.borrow(borrowed.shape)
@@ -181,18 +203,18 @@ class Device:
         self.give_back(borrowed)
         return stored
 
-    def _surrounded(self, x: Array, window: Window, value: float) -> Array:
-        """The images with `value` around them, borrowed; x itself where the window does not pad."""
+    def _surrounded(self, x: Array, window: Window, value: float, dtype: Any = None) -> Array:
+        """The images with `value` around them, borrowed, by default in their dtype; x if the window does not pad."""
         if not window.pads:
             return x
         n, height, width, channels = x.shape
-        padded = self.borrow((n, *window.padded(height, width), channels), x.dtype)
+        padded = self.borrow((n, *window.padded(height, width), channels), x.dtype if dtype is None else dtype)
         padded[...] = value
         padded[window.inside(height, width)] = x
         return padded
 
     def _within(self, padded: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Of a borrowed padded array what lies in the images (N, H, W, C), in the storage precision; borrowed."""
+        """The images (N, H, W, C) without the padding of a borrowed array, borrowed, in the storage precision."""
         if not window.pads:
             return self._stored_copy(padded)
         x = self.borrow(shape)

@@ -1,7 +1,4 @@
-"""What this machine is, and which commit runs on it: recorded beside every result.
-
-Cores that a process may use, BLAS kernels and threads, versions.
-"""
+"""The machine and the commit of the code, which are recorded with every result."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from typing import Any
 from threadpoolctl import threadpool_info
 
 PACKAGES = ("cupynet", "numpy", "numba", "hydra-core", "safetensors", "cupy-cuda12x", "cupy-cuda13x")
-SOURCES = ("cupynet", "conf")  # what a result follows from, at the top of the source tree
-GIT_TIMEOUT_S = 2.0  # it takes milliseconds, but a network file system may hang
+SOURCES = ("cupynet", "conf")  # the folders of the source tree that affect results
+GIT_TIMEOUT_S = 2.0  # a network file system may hang
 
 
 def available_cores() -> int:
-    """Cores this process may use: by affinity, and by the cgroup quota that containers are given (rounded up)."""
+    """The cores that this process may use, by affinity and by the cgroup quota of a container (rounded up)."""
     cores = len(usable_cores())
     quota = _cgroup_quota()
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
@@ -36,25 +33,19 @@ def usable_cores() -> set[int]:
 
 
 def _cgroup_quota() -> float | None:
-    """Cores granted by the cgroup (version 2, else 1), None where there is no quota."""
+    """Cores granted by the cgroup; None without a quota."""
     try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").read_text()
-        period = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us").read_text()
-        return int(limit) / int(period) if int(limit) > 0 else None
-    except (OSError, ValueError):
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no such file, or `max`
         return None
 
 
 def memory() -> tuple[int, str] | None:
-    """Bytes that this process may use, swap included, and whose they are, as the subject of a sentence that has them.
+    """The bytes that this process may use, swap included, and what limits them: `this machine has` or similar.
 
-    The least of what the machine has, what its cgroup is granted and the limits of the shell (ulimit -v, -d). None
-    where the system does not tell.
+    The least of the machine's memory, the limit of its cgroup and the limits of the shell (ulimit -v, -d). None if
+    unknown.
     """
     bounds = [(size, "this process may use") for size in (*_cgroup_memory(), *_limits())]
     physical = _physical_memory()
@@ -66,7 +57,7 @@ def memory() -> tuple[int, str] | None:
 def _physical_memory() -> int | None:
     try:
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # Windows; a system without these names
+    except (AttributeError, ValueError, OSError):  # not on every system
         return None
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -75,26 +66,19 @@ def _physical_memory() -> int | None:
         return size
 
 
-def _cgroup_memory(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """What this process's cgroup and those that it lies in are granted (versions 2 and 1)."""
-    try:
-        lines = [line.split(":", 2) for line in groups.read_text().splitlines()]
-    except OSError:
-        return []
+def _cgroup_memory() -> list[int]:
+    """The limits of this process's cgroup and of those around it."""
     found = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
-        below = Path(path.lstrip("/"))
-        for folder in (below, *below.parents):  # in a container the path may be one of outside: what is there counts
-            with contextlib.suppress(OSError, ValueError):  # no limit: `max`, or none at the root
-                found.append(int((top / folder / name).read_text()))
+    with contextlib.suppress(OSError):
+        group = Path(Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/"))
+        for each in (group, *group.parents):  # in a container the path may not exist
+            with contextlib.suppress(OSError, ValueError):  # no file, or `max`
+                found.append(int(("/sys/fs/cgroup" / each / "memory.max").read_text()))
     return found
 
 
 def _limits() -> list[int]:
-    """The limits of a process on its memory, where they are set."""
+    """The memory limits of the process that are set."""
     try:
         import resource
     except ImportError:  # Windows
@@ -104,58 +88,52 @@ def _limits() -> list[int]:
 
 
 def cpu_model() -> str:
-    """The processor's name as the operating system has it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    """The name of the processor."""
+    return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> list[str]:
-    """The vector instructions of the processor, by the operating system's names; empty where it does not tell."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))), [])
-    return sorted(
-        flag for flag in flags if flag.startswith(("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon"))
-    )
+    """The vector instructions of the processor, by their names on Linux; empty if unknown."""
+    kinds = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
+    return sorted(flag for flag in _cpuinfo("flags", "Features").split() if flag.startswith(kinds))
+
+
+def _cpuinfo(*keys: str) -> str:
+    """The first value of any of these keys in /proc/cpuinfo; "" if there is none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in keys:
+                return value.strip()
+    return ""
 
 
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
-    """The git commit of the source tree that the package runs from; None where there is none to tell.
+    """The git commit of the source tree that the package runs from, with `-dirty` if cupynet/ or conf/ have changes.
 
-    `-dirty` is appended where tracked files under cupynet/ or conf/ differ from it. None: an installed wheel, no git, a
-    repository that git refuses to read. A copy without .git has what the variable CUPYNET_COMMIT says, if it is one.
+    A copy without .git has the value of CUPYNET_COMMIT, if that is a commit. None for an installed wheel, without git,
+    or if git refuses to read the repository.
 
     Args:
         tree: the folder that holds the package and .git.
     """
-    if not (tree / ".git").exists():  # a wheel may lie inside somebody else's repository
+    if not (tree / ".git").exists():  # a wheel may be inside another repository
         return said if re.fullmatch("[0-9a-f]{7,64}", said := os.environ.get("CUPYNET_COMMIT", "")) else None
     command = ["git", "--no-optional-locks", "-c", "core.fsmonitor=false", "-C", str(tree), "status", "--porcelain=v2"]
     command += ["--branch", "--no-ahead-behind", "--untracked-files=no", "--", *SOURCES]
-    elsewhere = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE")  # set in a hook, for the repository that it runs for
-    variables = {name: value for name, value in os.environ.items() if name not in elsewhere}
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, env=variables, timeout=GIT_TIMEOUT_S, check=True
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=GIT_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     lines = done.stdout.decode(errors="replace").splitlines()
     oid = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), "")
-    if not oid.isalnum():  # `(initial)`: nothing has been committed yet
+    if not oid.isalnum():  # `(initial)`: nothing is committed
         return None
     return f"{oid}-dirty" if any(not line.startswith("#") for line in lines) else oid
 
 
 def environment() -> dict[str, Any]:
-    """A JSON-ready fingerprint of the machine and the program.
+    """A description of the machine and the software, ready for JSON.
 
     Python, system, processor and its vector instructions, cores, BLAS libraries with kernels and threads, versions.
     """

@@ -1,7 +1,6 @@
-"""Two operations that a backend may do as one, faster than one after the other.
+"""Pairs of operations that a backend may compute as one, faster than one after the other.
 
-A layer describes what it does (`Convolution`, `MaxPool`); `Backend.fused_pair` returns a `FusedPair` or None. A new
-pair is a class and an entry in the table of the backend that has it, never a method of `Backend`.
+A layer describes its operation (`Convolution`, `MaxPool`); `Backend.fused_pair` returns a `FusedPair` or None.
 """
 
 from __future__ import annotations
@@ -9,18 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
 
-Weights: TypeAlias = "tuple[Array | None, ...]"
+Weights: TypeAlias = "tuple[Array, ...]"  # None for a missing bias
 
 
 @dataclass(frozen=True)
 class Convolution:
     """A convolution of images (H, W, C) to `filters` channels; its weights are (weight, bias or None).
 
-    activation: what the layer applies to it, by name; a pair that applies it itself says so (`FusedPair.activates`).
-    groups: see `Backend.conv2d`.
+    Attributes:
+        activation: the layer's activation by name; a pair may apply it itself (`FusedPair.activates`).
+        groups: see `ConvOps.conv2d`.
     """
 
     image: tuple[int, int, int]
@@ -31,8 +32,16 @@ class Convolution:
 
     @property
     def depthwise(self) -> bool:
-        """Whether each filter sees one channel, of several."""
+        """True if each filter sees one of several channels."""
         return 1 < self.groups == self.image[2]
+
+    def check(self, x: Array, weights: Weights) -> None:
+        """Refuse images, weights (or their gradients) of other shapes: kernels would read beyond their end."""
+        weight, bias = weights
+        shapes.shape_of("conv2d", "the batch of images", x, (len(x), *self.image))
+        shapes.shape_of("conv2d", "the weight", weight, (*self.window.kernel, self.image[2], self.filters))
+        if bias is not None:
+            shapes.shape_of("conv2d", "the bias", bias, (self.filters,))
 
 
 @dataclass(frozen=True)
@@ -46,24 +55,25 @@ Operation: TypeAlias = Convolution | MaxPool
 
 
 class FusedPair:
-    """Two operations as one. Weights, and their gradients, are those of the first operation, then of the second.
+    """Two operations as one; weights and gradients are those of the first operation, then of the second.
 
     Attributes:
-        activates: whether both passes include the activation of the first operation; else it is applied to the output.
+        activates: True if both passes include the activation of the first operation; else the layer applies it to the
+            output.
     """
 
     activates = False
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """The output for x (N, ...), and what the backward pass needs; all of it is borrowed.
+        """The output for x (N, ...), and what the backward pass needs, all borrowed.
 
         Raises:
-            ConfigError: the arrays have other shapes than those the pair was made for.
+            ConfigError: the arrays have other shapes than the pair.
         """
         raise NotImplementedError
 
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
-        """Adds to `grads`, returns dx (borrowed) or None; `saved` came with y. dy stays the caller's."""
+        """Add to `grads`, return dx (borrowed) or None; `saved` is from `forward`. dy stays the caller's."""
         raise NotImplementedError

@@ -1,8 +1,7 @@
-"""Random numbers that follow from where they are used: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers").
+"""Counter-based random numbers: Philox 4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3").
 
-Four counters and a key of two numbers, of 32 bits each, give four numbers. There is no state: whoever asks for the same
-place gets the same bits, in whatever order, on whatever backend. This is the text of it; `cpu/kernels/dropout.py` and
-`cuda/kernels/dropout.cu` are the same for compiled loops and for GPUs, and are compared with it bit for bit.
+Four counters and a key of two numbers, of 32 bits each, give four numbers. There is no state: equal counters give equal
+bits, in any order and on any backend. `cpu/kernels/dropout.py` and `cuda/kernels/dropout.cu` produce the same bits.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ from cupynet.backend.array import Array
 
 ROUNDS = 10
 FACTORS = 0xD2511F53, 0xCD9E8D57
-STEPS = 0x9E3779B9, 0xBB67AE85  # of the key, from round to round
+STEPS = 0x9E3779B9, 0xBB67AE85  # added to the key in each round
 MASK = (1 << 32) - 1
 
 
 def key_of(seed: int, name: str) -> int:
-    """64 bits for the numbers of one user of a seed, such as a layer, by its name."""
+    """A key of 64 bits for one user of a seed, such as a layer, by its name."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
 def dropped_below(rate: float) -> int:
-    """The number below which a value of 32 bits lies with probability `rate`, to 2^-32."""
+    """The number below which a random value of 32 bits is with probability `rate`, to 2^-32."""
     return min(round(rate * (1 << 32)), MASK)
 
 
 def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Array, Array, Array, Array]:
-    """Four numbers of 32 bits for each place. Counters and numbers: arrays of uint64 that broadcast."""
+    """Four numbers of 32 bits for each element. Counters and numbers are arrays of uint64 that broadcast."""
     a, b, c, d = counters
     first, second = key & MASK, key >> 32
     for _ in range(ROUNDS):
@@ -41,10 +40,10 @@ def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Arra
 
 
 def of_examples(xp: ModuleType, samples: Array, epoch: Any, key: int, features: int) -> Array:
-    """A number of 32 bits for each of the values of each example: (N, features) uint64.
+    """A number of 32 bits for each value of each example: (N, features) uint64.
 
-    The counters are a place, the sample's number (two of them) and the epoch. Of the four numbers of a place each is
-    for a quarter of the example: value v has the place v mod Q and the number v // Q, where Q = ceil(features / 4).
+    The counters are a place, the index of the sample (two counters) and the epoch. The four numbers of a place are for
+    the quarters of the example: value v has place v mod Q and number v // Q, with Q = ceil(features / 4).
     """
     quarter = -(-features // 4)
     place = xp.arange(quarter, dtype="uint64").reshape(1, -1)

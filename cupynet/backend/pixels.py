@@ -1,4 +1,4 @@
-"""What becomes of pixels on their way to a network: a factor and a shift for each channel."""
+"""The scaling of pixels on their way to a network: a factor and a shift for each channel."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from functools import cached_property
 
 @dataclass(frozen=True)
 class PixelScale:
-    """(pixel / 255 - mean[c]) / deviation[c] of a pixel of 0 to 255 in channel c; one number each is for all channels.
+    """(pixel / 255 - mean[c]) / deviation[c] of a pixel from 0 to 255 in channel c; one number applies to all channels.
 
-    It is computed as pixel · scale[c] + shift[c]. By default pixels become fractions: 0 to 1.
+    Computed as pixel · scale[c] + shift[c]. By default pixels become fractions from 0 to 1.
     """
 
     mean: tuple[float, ...] = (0.0,)
@@ -19,17 +19,17 @@ class PixelScale:
 
     @classmethod
     def of(cls, mean: Sequence[float], deviation: Sequence[float]) -> PixelScale:
-        """What gives 0 and 1 to pixels of this mean and deviation, in fractions, a number for each channel."""
+        """The scaling to mean 0 and deviation 1 for pixels of this mean and deviation, as fractions, by channel."""
         return cls(tuple(map(float, mean)), tuple(map(float, deviation)))
 
     @cached_property
     def scale(self) -> tuple[float, ...]:
-        """What pixels are multiplied by."""
+        """The factor of pixels in each channel."""
         return tuple(1 / 255 / deviation for deviation in self.deviation)
 
     @cached_property
     def shift(self) -> tuple[float, ...]:
-        """What is added then."""
+        """The shift of scaled pixels in each channel."""
         return tuple(-mean / deviation for mean, deviation in zip(self.mean, self.deviation, strict=True))
 
     def normalization(self) -> dict[str, list[float]] | None:

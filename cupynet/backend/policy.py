@@ -1,4 +1,4 @@
-"""Which precision is stored, computed in and accumulated in."""
+"""The precisions of storage, computation and accumulation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from cupynet.core.errors import ConfigError
 class DtypePolicy:
     """The precisions of one run.
 
-    storage: what weights as the layers read them, activations and their gradients are kept in.
-    compute: what a GEMM's operands are; on a CPU half and bfloat16 are stored but computed in float, as it has no
-        kernels for them.
-    accumulate: at least 32 bits: master weights, weight gradients, optimizer state, losses and averages.
-    loss_scale: the factor on the loss's gradient that keeps small gradients above half's underflow (Micikevicius et al.
-        2018, "Mixed precision training"); the optimizer divides by it. 1 where storage is not half: bfloat16 reaches as
-        far down as float.
+    Attributes:
+        storage: of activations, their gradients, and weights as layers read them.
+        compute: of the operands of products; on a CPU half and bfloat16 are stored but computed in float.
+        accumulate: of master weights, weight gradients, optimizer state, losses and averages; at least 32 bits.
+        loss_scale: the factor on the gradient of the loss that keeps small gradients from underflow in half
+            (Micikevicius et al. 2018, "Mixed precision training"); the optimizer divides by it. 1 in other precisions:
+            bfloat16 has the range of float.
     """
 
     name: str
@@ -35,10 +35,10 @@ class DtypePolicy:
         """The policy called `name` (half, bfloat16, float or double, or NumPy's float16, float32, float64).
 
         Args:
-            half_arithmetic: whether the device multiplies numbers of 16 bits.
+            half_arithmetic: True if the device multiplies 16-bit numbers.
 
         Raises:
-            ConfigError: there is no such policy, or it is bfloat16 and ml_dtypes is missing.
+            ConfigError: there is no such policy, or it is bfloat16 and ml_dtypes is not installed.
         """
         name = checks.dtype("dtype", name)
         single, double = np.dtype(np.float32), np.dtype(np.float64)
@@ -54,7 +54,7 @@ def stored_dtype(name: str) -> np.dtype[Any]:
     """The dtype of this name.
 
     Raises:
-        ConfigError: it is bfloat16, and ml_dtypes is missing.
+        ConfigError: it is bfloat16, and ml_dtypes is not installed.
     """
     if name != "bfloat16":
         return np.dtype(name)

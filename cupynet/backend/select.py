@@ -1,4 +1,4 @@
-"""Which backend a run uses: the one asked for, or the first by priority that works on this machine."""
+"""The choice of a backend: by name, or the first by priority that works on this machine."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from cupynet.core import checks
 from cupynet.core.checks import BACKENDS
 from cupynet.core.errors import ConfigError
 
-CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"  # what brings it
+CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"
 
 
 def select_backend(
     name: str = "auto", *, gpu_priority: int = 100, cpu_priority: int = 0, device: int = 0
 ) -> tuple[str, str | None]:
-    """The name of the backend to use, and why the preferred one is not it (None where it is).
+    """Return the name of the backend to use, and why the preferred one is not used (None if it is).
 
-    `auto` takes the kind with the highest priority that works, as Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU do:
-    the GPU is cupy, the CPU is numba, or numpy where numba is not installed. A backend asked for by name is taken or
-    refused, never replaced. device: the GPU on which it is tried whether they work, this process's own.
+    `auto` takes the kind with the highest priority that works, like Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU: on
+    a GPU cupy, on a CPU numba, or numpy if numba is not installed. A backend chosen by name is never replaced.
+
+    Args:
+        device: the GPU on which cupy is tried.
 
     Raises:
-        ConfigError: the name is unknown, or that backend cannot work here.
+        ConfigError: the name is unknown, or that backend does not work here.
     """
     if name == "auto":
-        if gpu_priority < cpu_priority:
-            cpu, reason = _cpu()
-            return cpu, reason
-        missing = _missing("cupy", device)
-        if missing is None:
-            return "cupy", None
-        cpu, reason = _cpu()
-        return cpu, missing if reason is None else f"{missing}; {reason}"
+        reasons: list[str] = []
+        for each in ("cupy", "numba") if gpu_priority >= cpu_priority else ("numba",):
+            missing = _missing(each, device)
+            if missing is None:
+                return each, "; ".join(reasons) or None
+            reasons.append(missing)
+        return "numpy", "; ".join(reasons)
     checks.one_of("backend", name, ("auto", *BACKENDS))
     missing = _missing(name, device)
     if missing is not None:
@@ -55,15 +56,15 @@ def create_backend(
     """A new backend for one replica, with its own workspace.
 
     Args:
-        name: numpy, numba or cupy; auto takes what `select_backend` would.
-        dtype: half, float or double, see `DtypePolicy`.
+        name: numpy, numba, cupy, or auto, see `select_backend`.
+        dtype: half, bfloat16, float or double, see `DtypePolicy`.
         device: number of the GPU.
-        max_block_size, max_grid_size: threads of a block and blocks of a grid that cupy launches at most.
-        tf32: whether cupy multiplies floats in TF32, in which a number has 10 bits behind the point.
+        max_block_size, max_grid_size: the most threads of a block and blocks of a grid in launches of cupy.
+        tf32: True if cupy multiplies floats in TF32, with 10 bits of mantissa.
 
     Raises:
-        ConfigError: there is no such backend or dtype, or CuPy is not installed, or a size is out of range; tf32 on a
-            CPU, or in another precision than float.
+        ConfigError: there is no such backend or dtype, CuPy is not installed, a size is out of range, or tf32 is set on
+            a CPU or in another precision than float.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))
     if name == "auto":
@@ -86,7 +87,7 @@ def create_backend(
 
 
 def device_count(name: str) -> int:
-    """How many devices the backend has; 0 for a CPU backend."""
+    """The number of devices of a backend; 0 on a CPU."""
     if name != "cupy":
         return 0
     from cupynet.backend import cuda
@@ -94,13 +95,8 @@ def device_count(name: str) -> int:
     return cuda.device_count()
 
 
-def _cpu() -> tuple[str, str | None]:
-    missing = _missing("numba")
-    return ("numba", None) if missing is None else ("numpy", missing)
-
-
-def _missing(name: str, device: int = 0) -> str | None:
-    """Why a backend cannot be used here, or None; that of GPUs is tried on one of them."""
+def _missing(name: str, device: int) -> str | None:
+    """Return why a backend cannot be used here, or None; cupy is tried on one device."""
     if name == "cupy":
         from cupynet.backend import cuda
 
@@ -110,7 +106,7 @@ def _missing(name: str, device: int = 0) -> str | None:
             return "numba is not installed"
         try:
             importlib.import_module("cupynet.backend.cpu.kernels.jit")
-        except (ImportError, RuntimeError) as error:  # too old for this NumPy
+        except (ImportError, RuntimeError) as error:  # numba is too old for this NumPy
             reason = str(error).partition("\n")[0]
             return f"numba cannot be used ({reason})"
     return None

@@ -1,7 +1,4 @@
-"""What operations require of the shapes they are given: checked once per call, so that compiled code need not look.
-
-NumPy refuses most of it too, in its own words, but it broadcasts, and compiled code reads whatever memory is there.
-"""
+"""Checks of the shapes of arguments, once per call: compiled code would read any memory, and NumPy would broadcast."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from cupynet.core.errors import ConfigError
 
 
 def windows(operation: str, shape: tuple[int, ...], window: Window, *, pool: bool = False) -> None:
-    """Refuse a `shape` that is not (N, H, W, C) with room for a window; of a `pool`, windows that may see nothing."""
+    """Refuse a `shape` other than (N, H, W, C) with room for a window; for pools, windows that may see padding only."""
     if len(shape) != 4 or not window.fits(*shape[1:3]):
         raise ConfigError(
             f"{operation}: images of shape {tuple(shape)} have no room for a window of {window.kernel} with padding "
@@ -25,11 +22,11 @@ def windows(operation: str, shape: tuple[int, ...], window: Window, *, pool: boo
             "window, which would see no pixel"
         )
     if pool and window.dilates:
-        raise ConfigError(f"{operation}: dilation {window.dilation}: only convolutions have one")
+        raise ConfigError(f"{operation}: dilation {window.dilation}: only convolutions have it")
 
 
 def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: Window, groups: int = 1) -> None:
-    """Refuse images of `shape` that the weight (K_h, K_w, C / groups, O) cannot be applied to."""
+    """Refuse images of `shape` that do not fit the weight (K_h, K_w, C / groups, O)."""
     windows(operation, shape, window)
     if shape[3] % groups or weight.shape[-1] % groups:
         raise ConfigError(
@@ -50,7 +47,7 @@ def shape_of(operation: str, name: str, array: Array, expected: Iterable[int]) -
 
 
 def channels(operation: str, x: Array, *vectors: Array) -> None:
-    """Refuse an x that is not (..., C) with values in it, and vectors that are not (C,)."""
+    """Refuse an x that is empty or not (..., C), and vectors that are not (C,)."""
     if x.ndim < 2 or not x.size:
         raise ConfigError(f"{operation}: an array of shape {tuple(x.shape)}: it must be (..., C), and hold something")
     for vector in vectors:
@@ -58,7 +55,7 @@ def channels(operation: str, x: Array, *vectors: Array) -> None:
 
 
 def alike(operation: str, *arrays: Array) -> None:
-    """Refuse arrays that do not all have the first one's shape."""
+    """Refuse arrays of different shapes."""
     for array in arrays:
         if array.shape != arrays[0].shape:
             shapes = ", ".join(str(tuple(each.shape)) for each in arrays)

@@ -8,11 +8,14 @@ written as m += (1 - beta) · (g - m), and 1 - beta is passed, because beta in s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+import numpy as np
+
 from cupynet.backend.array import Array
+from cupynet.backend.device import Device
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Move:
         l1, l2: the factors of sign(w) and of w that are added to the gradient.
         decay: decoupled weight decay: w loses rate * decay * w (Loshchilov & Hutter 2019).
         numbers: what `Optimizer.numbers` returns for this iteration after the rate; 1 by default.
-        factors: `Optimizer.factors`, set by the optimizer's constructor; a, b, c in the kernels.
+        factors: `Optimizer.factors`; a, b, c in the kernels.
     """
 
     rate: float
@@ -39,7 +42,7 @@ class Move:
     factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def in_order(self) -> tuple[float, ...]:
-        """All of them, as kernels take them."""
+        """All of them, in the order of the kernels' parameters."""
         own = self.rate, *self.numbers, self.scale, self.clip, self.l1, self.l2, self.decay
         return (*own, *self.factors)
 
@@ -158,18 +161,20 @@ RULES = {
 }
 
 
-@dataclass(frozen=True)
 class Layers:
-    """Which stretches of a flat vector belong together, as operations that look at a layer as a whole ask for it.
+    """The layers of a flat vector, for operations with one number per layer, such as norms.
+
+    Args:
+        backend: the device for `table`.
+        bounds: start and stop of each stretch; stretches do not overlap.
+        group: the layer of each stretch, from 0.
 
     Attributes:
-        bounds: start and stop of each stretch, which do not overlap.
-        group: the number of the layer that each stretch is of, from 0.
-        count: how many layers there are.
-        table: (T, 3) integers, start, stop and layer of each, where the backend wants them.
+        count: the number of layers.
+        table: (T, 3) int64 on the device, start, stop and layer of each stretch.
     """
 
-    bounds: tuple[tuple[int, int], ...]
-    group: tuple[int, ...]
-    count: int
-    table: Array
+    def __init__(self, backend: Device, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> None:
+        self.bounds, self.group, self.count = tuple(bounds), tuple(group), max(group, default=-1) + 1
+        rows = [(*each, layer) for each, layer in zip(bounds, group, strict=True)]
+        self.table: Array = backend.asarray(np.array(rows, np.int64).reshape(-1, 3))

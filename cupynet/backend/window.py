@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import numpy as np
 
 IntPair: TypeAlias = tuple[int, int]  # (height, width)
 
@@ -15,8 +17,8 @@ class Window:
     Attributes:
         kernel: (K_h, K_w), height and width in pixels.
         stride: pixels from one window to the next, (down, across).
-        padding: rows of zeros (above, below) and columns of zeros (left, right); pools leave them out.
-        dilation: pixels from one of the window's pixels to the next, (down, across); 1: they are neighbours.
+        padding: rows of zeros (above, below) and columns of zeros (left, right); pools ignore them.
+        dilation: pixels from one pixel of the window to the next, (down, across); 1 for neighbours.
     """
 
     kernel: IntPair
@@ -32,17 +34,22 @@ class Window:
 
     @property
     def dilates(self) -> bool:
-        """Whether there are gaps between the window's pixels."""
+        """True if there are gaps between the window's pixels."""
         return self.dilation != (1, 1)
 
     @property
     def places(self) -> int:
-        """Pixels of the window; their places are numbered row by row, ky · K_w + kx."""
+        """The number of pixels of the window; their places are numbered row by row, ky · K_w + kx."""
         return self.kernel[0] * self.kernel[1]
 
     @property
+    def place_dtype(self) -> np.dtype[Any]:
+        """The smallest integer type that numbers the places of the window."""
+        return np.dtype(np.uint8 if self.places <= 256 else np.int32)
+
+    @property
     def pads(self) -> bool:
-        """Whether there are any zeros around the image."""
+        """True if there are zeros around the image."""
         return any(self.padding[0]) or any(self.padding[1])
 
     def padded(self, height: int, width: int) -> IntPair:
@@ -50,13 +57,13 @@ class Window:
         return height + sum(self.padding[0]), width + sum(self.padding[1])
 
     def output(self, height: int, width: int) -> IntPair:
-        """How many windows such an image has, (H', W'); those that do not fit are left out (0 or less: none fits)."""
+        """The number of windows in such an image, (H', W'); 0 or less if none fits."""
         padded, extent = self.padded(height, width), self.extent
         rows, cols = ((padded[i] - extent[i]) // self.stride[i] + 1 for i in (0, 1))
         return rows, cols
 
     def pixels(self, height: int, width: int) -> tuple[list[int], list[int]]:
-        """Rows of such an image that windows see, from the first down, and columns, from the first across; no zeros."""
+        """The rows of the image that each window down sees, and the columns that each window across sees."""
         sizes, counts = (height, width), self.output(height, width)
         rows, cols = (
             [
@@ -69,7 +76,7 @@ class Window:
         return rows, cols
 
     def fits(self, height: int, width: int) -> bool:
-        """Whether such an image, with its zeros, has room for at least one window."""
+        """Return True if such an image, with its zeros, has room for a window."""
         return min(self.output(height, width)) > 0
 
     def inside(self, height: int, width: int) -> tuple[slice, ...]:
@@ -78,7 +85,7 @@ class Window:
         return slice(None), slice(top, top + height), slice(left, left + width)
 
     def seen(self, ky: int, kx: int, output: IntPair) -> tuple[slice, ...]:
-        """The index of what place (ky, kx) of all the `output` windows sees in padded images (N, H, W, C)."""
+        """The index in padded images (N, H, W, C) of the pixels that place (ky, kx) of all `output` windows sees."""
         (down, across), (rows, cols) = self.stride, output
         ky, kx = ky * self.dilation[0], kx * self.dilation[1]
         return slice(None), slice(ky, ky + down * rows, down), slice(kx, kx + across * cols, across)

@@ -1,4 +1,4 @@
-"""Buffers that are lent and taken back, so that training in its steady state allocates nothing."""
+"""Buffers that are borrowed and returned, so that a steady-state training step allocates nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ Key: TypeAlias = tuple[tuple[int, ...], Any]
 
 
 class ThreadWorkspaces(threading.local):
-    """A `Workspace` for each thread that asks for one.
+    """A `Workspace` for each thread, so that no lock is needed; the buffers of a thread are freed when it ends.
 
-    Prediction may run in other threads while a model is trained. Each thread borrows from a pool of its own, so no lock
-    is needed, and the buffers of a thread are freed when it ends.
+    Prediction may run in other threads while a model is trained.
     """
 
     def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array], address: Callable[[Array], int]) -> None:
@@ -26,22 +25,22 @@ class ThreadWorkspaces(threading.local):
 class Workspace:
     """A pool of buffers for one thread.
 
-    A buffer is known by its address, so a reshaped view of it may be given back in its place. The leading axis of a
-    buffer may be longer than what was asked for: the short last batch of an epoch reuses the buffers of the full ones.
+    A buffer is identified by its address, so a reshaped view of it may be returned instead. A buffer may be longer than
+    the borrowed array along the first axis: the short last batch of an epoch reuses the buffers of full batches.
 
     Args:
         allocate: makes a buffer, `allocate(shape, dtype)`.
-        address: the address of an array's first element.
+        address: returns the address of an array's first element.
 
     Attributes:
         allocated_bytes: of all buffers, lent or not.
-        lent: loans so far; the next one has this number.
+        lent: the number of loans so far, and of the next one.
     """
 
     def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array], address: Callable[[Array], int]) -> None:
         self._allocate = allocate
         self._address = address
-        self._free: dict[Key, list[tuple[Array, int]]] = {}  # with their addresses, which take a while to be told
+        self._free: dict[Key, list[tuple[Array, int]]] = {}  # with their addresses, which are slow to get
         self._lent: dict[int, tuple[Key, Array, int]] = {}  # by address
         self._whole: dict[int, int] = {}  # id of a lent buffer -> its address; a view of it has another id
         self.allocated_bytes = 0
@@ -49,14 +48,14 @@ class Workspace:
 
     @property
     def on_loan(self) -> int:
-        """How many buffers are lent at the moment; 0 between training steps."""
+        """The number of buffers on loan; 0 between training steps."""
         return len(self._lent)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """An array of `shape` with arbitrary content.
 
-        The shortest free buffer that fits, as whoever asks next may need a longer one; of several as short, the last
-        one returned, still warm in the cache.
+        The shortest free buffer that fits, since a later loan may need a longer one; among equals the last returned,
+        which is still in the cache.
         """
         key = (shape[1:], dtype)
         free = self._free.get(key, [])
@@ -77,7 +76,7 @@ class Workspace:
         return buffer if length == rows else buffer[:rows]
 
     def give_back(self, *arrays: Array | None) -> None:
-        """Take arrays back; None and arrays that were never borrowed (a user's own input) are left alone."""
+        """Return arrays; None and arrays that were not borrowed, such as a user's input, are ignored."""
         for array in arrays:
             if array is None:
                 continue
@@ -90,17 +89,17 @@ class Workspace:
                 self._free.setdefault(key, []).append((buffer, address))
 
     def reclaim(self, loans: list[range]) -> None:
-        """Take back what is still lent of the loans with these numbers, from whoever holds it."""
+        """Return what is still on loan of the loans with these numbers."""
         for _, buffer, number in list(self._lent.values()):
             if any(number in some for some in loans):
                 self.give_back(buffer)
 
 
 class Loans:
-    """A context that gives back whatever was borrowed in it and is still on loan, if an exception ends it.
+    """A context that returns what was borrowed in it and is still on loan, if an exception ends it.
 
-    It may be entered more than once: a backward pass enters that of its forward pass, and gives back what both of them
-    borrowed. What others borrowed in the meantime stays theirs.
+    It may be entered more than once: a backward pass enters the context of its forward pass, so that the loans of both
+    are returned. Loans made in between are not affected.
     """
 
     def __init__(self, workspace: Workspace) -> None:
@@ -109,7 +108,7 @@ class Loans:
         self._first = 0
 
     def end(self) -> None:
-        """Take back what was borrowed in it so far and is still on loan, of a pass that nobody goes on with."""
+        """Return what was borrowed in it so far and is still on loan, for a pass that is abandoned."""
         self._workspace.reclaim([*self._ranges, range(self._first, self._workspace.lent)])
 
     def __enter__(self) -> Loans:

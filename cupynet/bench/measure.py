@@ -125,7 +125,7 @@ def ceiling(experiment: Experiment) -> Row:
     a[...], b[...] = 0.5, 0.25
     found = {}
     for name, threads in (("one core", 1), ("all cores", available_cores())):
-        with blas.limited(threads):
+        with blas.Limit(threads):
             seconds = timed(lambda: backend._gemm(a, b, out), backend, 1.5)
         found[name] = 2 * LARGE**3 / seconds / 1e9
     return found
@@ -141,7 +141,7 @@ def operations(experiment: Experiment, one_core: float) -> list[Row]:
     settings = experiment.settings
     size = max(part.stop - part.start for part in parts(settings.batch_size, settings.accumulate))
     times = settings.batch_size / size
-    with blas.limited(1):
+    with blas.Limit(1):
         model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
         backend = model.backend
         backend.synchronize()  # the model was made on another stream

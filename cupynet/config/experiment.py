@@ -351,9 +351,6 @@ class Experiment:
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())
-        held = blas.held_below()
-        if held:
-            log.warning("%s", held)
         sharing = placement.ranks if self.job is None else self.job.sharing
         if sharing > available_cores():
             log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import FRACTIONS, PixelScale, Transfer, TransferTarget
+from cupynet.backend import FRACTIONS, Backend, PixelScale, Transfer
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
@@ -125,7 +125,7 @@ class Batches(ABC):
     def epoch(
         self,
         epoch: int,
-        backend: TransferTarget,
+        backend: Backend,
         rank: int = 0,
         size: int = 1,
         start: int = 0,

@@ -35,7 +35,7 @@ class LAMB(Adam):
         for segment in params.segments:
             inside = [(start, stop) for start, stop in params.places.values() if segment.start <= start < segment.stop]
             bounds = [(start - segment.start, stop - segment.start) for start, stop in inside]
-            self._arrays[segment.start] = backend.layers(bounds, range(len(bounds)))
+            self._arrays[segment.start] = Layers(backend, bounds, range(len(bounds)))
 
     def update(self, params: Params, segment: Segment, move: Move) -> bool | None:
         if not segment.decay:

@@ -92,7 +92,7 @@ class Optimizer:
             names = dict.fromkeys(name.rpartition(".")[0] for name in params.places)
             order = {name: i for i, name in enumerate(names)}
             group = [order[name.rpartition(".")[0]] for name in params.places]
-            self._layers = backend.layers(list(params.places.values()), group)
+            self._layers = Layers(backend, list(params.places.values()), group)
 
     def numbers(self, iteration: int) -> Numbers:
         """What changes from one iteration to the next: the learning rate, and up to three numbers of the rule's own.

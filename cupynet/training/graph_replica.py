@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynet.backend import Control, Recorder, Scaling, Workspace
+from cupynet.backend import Control, Scaling, Workspace
 from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import Context, Model
 from cupynet.optim import Optimizer
 from cupynet.training.replica import Replica, Settled, Step
+
+if TYPE_CHECKING:
+    from cupynet.backend.cuda.graph_capture import Recorder
 
 log = logging.getLogger(__name__)
 

@@ -186,7 +186,7 @@ class ParallelWrapper:
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
         self._rows, self._shared = Rows(), Shared()
         self._stop: tuple[str, StopReason] | None = None  # requested before there were trainers
-        self._blas = blas.limited(self.blas_threads) if self.blas_threads else None  # last: nothing is refused after it
+        self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing is refused after it
 
     def __enter__(self) -> ParallelWrapper:
         return self

@@ -1,4 +1,4 @@
-"""BLAS: the threads of each worker, and the kernels in use."""
+"""BLAS: the threads of each worker, and its description."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupynet.core.errors import ConfigError
 @pytest.fixture(autouse=True)
 def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine of eight cores, without variables for BLAS."""
-    for name in (*blas.THREADS_VARIABLES, blas.CORE_VARIABLE):
+    for name in blas.THREADS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(blas, "available_cores", lambda: 8)
     libraries(monkeypatch, library(num_threads=8))
@@ -58,27 +58,27 @@ def test_workers_are_counted(workers: Any) -> None:
 def test_a_limit_holds_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = blas.threads_now()
-    limit = blas.limited(1)
+    limit = blas.Limit(1)
     assert blas.threads_now() == 1
     limit.close()
     assert blas.threads_now() == before
-    with blas.limited(1):
+    with blas.Limit(1):
         assert blas.threads_now() == 1
     limit.close()  # harmless a second time
     assert blas.threads_now() == before
 
 
 def test_the_library_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (blas.description(), blas.architecture()) == ("OpenBLAS 0.3.31, SkylakeX kernels", "SkylakeX")
+    assert blas.description() == "OpenBLAS 0.3.31, SkylakeX kernels"
     scipys = library(filepath="/lib/scipy.libs/libscipy_openblas.so", architecture="Haswell")
     libraries(monkeypatch, scipys, library())
-    assert blas.architecture() == "SkylakeX", "that of NumPy is meant"
+    assert blas.description() == "OpenBLAS 0.3.31, SkylakeX kernels", "not SciPy's"
     libraries(monkeypatch, {"user_api": "blas", "internal_api": "mkl", "version": "2024.1", "filepath": "/lib/mkl.so"})
-    assert (blas.description(), blas.architecture()) == ("MKL 2024.1", None)
+    assert blas.description() == "MKL 2024.1"
     libraries(monkeypatch, library(version=None, architecture=None))
     assert blas.description() == "OpenBLAS"
     libraries(monkeypatch)
-    assert (blas.description(), blas.architecture(), blas.held_below()) == ("of an unknown kind", None, None)
+    assert blas.description() == "of an unknown kind"
 
 
 def test_the_real_library_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,57 +88,16 @@ def test_the_real_library_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in blas.description()
 
 
-AVX2 = ["avx", "avx2", "fma", "sse4_2"]
-AVX512 = [*AVX2, "avx512f", "avx512cd", "avx512bw", "avx512dq", "avx512vl"]
-
-
-@pytest.mark.parametrize(
-    ("asked", "used", "flags", "line"),
-    [
-        (
-            *("Haswell", "Haswell", AVX512),
-            "OPENBLAS_CORETYPE=Haswell holds BLAS to AVX2 kernels, this processor has AVX-512: unset it",
-        ),
-        (
-            "Zen",
-            "Zen",
-            AVX512,
-            "OPENBLAS_CORETYPE=Zen holds BLAS to AVX2 kernels, this processor has AVX-512: unset it",
-        ),
-        (
-            *("nehalem", "Nehalem", AVX2),
-            "OPENBLAS_CORETYPE=nehalem holds BLAS to SSE kernels, this processor has AVX2: unset it",
-        ),
-        ("SkylakeX", "SkylakeX", AVX512, None),
-        ("Haswell", "Haswell", AVX2, None),
-        ("Haswell", "Haswell", AVX512[:-1], None),  # OpenBLAS's AVX-512 kernels need all five
-        ("nonsense", "SkylakeX", AVX512, None),  # OpenBLAS does not know it and chooses by the processor
-        (None, "Haswell", AVX512, None),  # not the environment's doing
-        ("", "Haswell", AVX512, None),
-        ("ARMV8", "armv8", ["asimd"], None),
-        ("Haswell", None, AVX512, None),
-    ],
-)
-def test_an_environment_that_limits_blas_is_reported(
-    asked: str | None, used: str | None, flags: list[str], line: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if asked is not None:
-        monkeypatch.setenv("OPENBLAS_CORETYPE", asked)
-    monkeypatch.setattr(blas, "cpu_flags", lambda: flags)
-    libraries(monkeypatch, library(architecture=used))
-    assert blas.held_below() == line
-
-
 def test_the_lowest_of_several_limits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = blas.threads_now()
-    first, second = blas.limited(2), blas.limited(1)
+    first, second = blas.Limit(2), blas.Limit(1)
     assert blas.threads_now() == 1
     first.close()
     assert blas.threads_now() == 1
     second.close()
     assert blas.threads_now() == before
-    third = blas.limited(1)
+    third = blas.Limit(1)
     del third  # dropped: closed
     gc.collect()
     assert blas.threads_now() == before

@@ -29,9 +29,6 @@ def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
     monkeypatch.setattr(Path, "read_text", read_text)
 
 
-V1 = "/sys/fs/cgroup/cpu/cpu.cfs_"
-
-
 @pytest.mark.parametrize(
     ("contents", "cores"),
     [
@@ -42,8 +39,6 @@ V1 = "/sys/fs/cgroup/cpu/cpu.cfs_"
         ({"/sys/fs/cgroup/cpu.max": "20000 100000\n"}, 1),
         ({"/sys/fs/cgroup/cpu.max": "900000 100000\n"}, 6),
         ({"/sys/fs/cgroup/cpu.max": "nonsense"}, 6),
-        ({f"{V1}quota_us": "-1\n", f"{V1}period_us": "100000\n"}, 6),
-        ({f"{V1}quota_us": "300000\n", f"{V1}period_us": "100000\n"}, 3),
     ],
 )
 def test_cores_by_affinity_and_quota(contents: dict[str, str], cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,10 +57,6 @@ def test_memory_is_the_least_of_what_bounds_it(monkeypatch: pytest.MonkeyPatch) 
         ({groups: "0::/a/b\n", "/sys/fs/cgroup/a/b/memory.max": "max\n"}, (4096000, "this machine has")),
         ({groups: "0::/a/b\n", "/sys/fs/cgroup/a/memory.max": "5000\n"}, (5000, "this process may use")),
         ({groups: "0::/a/b\n", "/sys/fs/cgroup/memory.max": "5000\n"}, (5000, "this process may use")),
-        (
-            {groups: "4:memory:/a\n3:cpu:/a\n", "/sys/fs/cgroup/memory/a/memory.limit_in_bytes": "7000\n"},
-            (7000, "this process may use"),
-        ),
         ({groups: "nonsense\n"}, (4096000, "this machine has")),
     ):
         files(monkeypatch, contents)
@@ -142,13 +133,6 @@ def test_the_commit_of_a_source_tree(tree: Path) -> None:
 def test_the_commit_of_a_worktree(tree: Path, tmp_path: Path) -> None:
     git(tree, "worktree", "add", "-q", str(tmp_path / "second"))
     assert commit(tmp_path / "second") == git(tree, "rev-parse", "HEAD")
-
-
-def test_a_hooks_repository_is_not_taken_for_the_own(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    head = git(tree, "rev-parse", "HEAD")
-    monkeypatch.setenv("GIT_DIR", str(tree / "nowhere"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(tree / "nowhere" / "index"))
-    assert commit(tree) == head
 
 
 def test_a_package_inside_another_repository_has_no_commit(tree: Path) -> None:

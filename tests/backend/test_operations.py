@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Backend, Convolution, DtypePolicy, FusedPair, MaxPool, Move, Window, create_backend
-from cupynet.backend.cpu.numba_backend import FUSED
 from cupynet.backend.update_rules import RULES
 from tests.support.backends import CLASSES, NO_BFLOAT16, Reference, every_backend, every_compiled_backend
 from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, SHAPES, Shape, compare
@@ -95,8 +94,6 @@ def make_wrong(backend: Any, operation: str) -> None:
 
     def wrong(*arguments: Any, **named: Any) -> Any:
         result = original(*arguments, **named)
-        if operation == "winner_dtype":
-            return np.dtype(np.int8)
         if operation == "fused_pair":
             return WrongPair()
         if operation in ("squared_norm", "total"):
@@ -189,11 +186,6 @@ def test_a_broken_contract_is_seen() -> None:
         def _private(self) -> None: ...
 
     assert broken_contracts(Broken) == ["relu: another signature", "gelu: added", "gelu: not compared"]
-
-
-def test_every_fused_pair_is_compared() -> None:
-    """comparisons.fused_pair compares each of them; add new ones there."""
-    assert FUSED.keys() == {(Convolution, MaxPool)}
 
 
 def test_the_policies_differ_where_they_should() -> None:

@@ -29,5 +29,5 @@ def test_it_is_what_the_wrapper_does() -> None:
     ) as wrapper:
         wrapper.fit(Loader(data.train, batch_size=32, seed=12345), EPOCHS)
         found = wrapper.evaluate(data.test).accuracy
-    with blas.limited(1):  # another number of threads may round products differently
+    with blas.Limit(1):  # another number of threads may round products differently
         assert lenet_replicas.main("numba", 320) == found

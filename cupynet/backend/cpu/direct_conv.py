@@ -1,7 +1,7 @@
-"""A convolution on the CPU by itself, without a pool behind it and without im2col (`kernels/tiles.py`).
+"""A convolution on the CPU without im2col and without a pool (`kernels/tiles.py`).
 
-An image that has zeros around it is put into a frame of them, which stays in the cache, and multiplied from there. The
-gradient of the images is a product for each place of the window, added to the pixels that the place saw.
+An image with padding is copied into a frame of zeros, which stays in the cache, and multiplied from there. The gradient
+of the images is a product for each place of the window, added to the pixels that the place saw.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.device import Device
 from cupynet.backend.window import Window
 
-LARGEST = 1 << 31  # places that 32 bits can number
+LARGEST = 1 << 31  # values that 32 bits can index
 
 
 class Passes(NamedTuple):
-    """What the three passes of a convolution sum up, for one size of image.
+    """The sums of the three passes of a convolution, for one image size.
 
     Attributes:
-        frame: of the images.
+        frame: the padding of an image.
         forward: sums over the values of a patch, for each patch.
-        weight_gradient: sums over the patches, for each value of them.
-        input_gradient: sums over the filters, for each place of the window and what it saw.
-        places: of the window that saw anything, in the order of `input_gradient`.
+        weight_gradient: sums over patches, for each value of a patch.
+        input_gradient: sums over filters, for each place of the window and each pixel it saw.
+        places: the places of the window that saw any pixel, in the order of `input_gradient`.
     """
 
     frame: Frame
@@ -40,9 +40,9 @@ class Passes(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: int) -> Passes | None:
-    """Those of images (H, W, C); None where an image, or what comes out of it, has too many values to number.
+    """The passes for images (H, W, C).
 
-    Nor are there any where no window sees a pixel.
+    None if an image or its output has too many values for 32 bits, or no window sees a pixel.
     """
     (height, width, channels), (rows, cols) = image, window.output(*image[:2])
     padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
@@ -68,14 +68,14 @@ def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: 
 
 
 def _grid(rows: int, cols: int, down: int, across: int) -> Array:
-    """Where the places of a grid lie, row by row."""
+    """The offsets of the points of a grid, row by row."""
     return (np.arange(rows)[:, None] * down + np.arange(cols) * across).reshape(-1)
 
 
 def _seen(
     image: tuple[int, int, int], filters: int, window: Window
 ) -> tuple[list[int], list[tuple[Array, Array, Array]]]:
-    """Places of the window that saw pixels, and for each: gradients (H', W', O) of its windows, pixels, filters."""
+    """Places of the window that saw pixels; for each, offsets into gradients (H', W', O), pixels and filters."""
     (height, width, channels), counts = image, window.output(*image[:2])
     places, found = [], []
     for place, at in enumerate(np.ndindex(*window.kernel)):
@@ -91,7 +91,7 @@ def _seen(
 
 
 def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) -> Sums:
-    """(starts, outs, table) of each part as kernels take them: tiles are filled up with the last of their rows."""
+    """(starts, outs, table) of each part for kernels; tiles are filled by repeating their last row."""
     height, _, _ = tiles.tile(columns, itemsize)
     numbers, row, value = np.zeros((len(parts), 5), np.int64), 0, 0
     filled = []
@@ -105,12 +105,7 @@ def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) 
 
 
 class DirectConvolution:
-    """Runs the passes on arrays that are contiguous, in one precision, and of shapes that were checked.
-
-    Args:
-        backend: lends the buffers.
-        passes: those of the size of image.
-    """
+    """Runs the passes on contiguous arrays of one precision and of checked shapes."""
 
     def __init__(self, backend: Device, passes: Passes) -> None:
         self.backend, self.passes = backend, passes
@@ -120,7 +115,7 @@ class DirectConvolution:
         self._convolve(self.passes.frame, self.passes.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
 
     def add_weight_gradient(self, x: Array, dy: Array, grad: Array) -> None:
-        """Adds to grad (K_h, K_w, C, O)."""
+        """Add to grad (K_h, K_w, C, O)."""
         self._run(self.passes.frame, self.passes.weight_gradient, x, dy, x.reshape(-1)[:0], grad[None])
 
     def input_gradient(self, dy: Array, weight: Array, dx: Array) -> None:
@@ -134,7 +129,7 @@ class DirectConvolution:
         self.backend.give_back(turned)
 
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
-        """Sums of x with `factors` (rows, columns), a row for each value of the table."""
+        """Sums of x with `factors` (rows, columns), one row for each value of the table."""
         columns = factors.shape[1]
         packed, start = (self.backend.borrow((size,), x.dtype) for size in (factors.size, columns))
         _, width, _ = tiles.tile(columns, x.itemsize)

@@ -77,6 +77,6 @@ class NumbaNorm(NumbaActivation, NormOps):
         return dy if need_dx else None
 
     def _normalises(self, x: Array, *vectors: Array) -> bool:
-        """Whether compiled code takes these activations and vectors of their channels; that they fit is checked."""
+        """Return True if kernels take these activations and vectors of their channels, after checking shapes."""
         shapes.channels("normalisation", x, *vectors)
         return self._stores(x, *vectors)

@@ -18,7 +18,7 @@ class NumbaPool(NumbaDevice, PoolOps):
             return super().max_pool2d(x, window)
         shapes.windows("max_pool2d", x.shape, window, pool=True)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
-        winners = self.borrow(y.shape, self.winner_dtype(window))
+        winners = self.borrow(y.shape, window.place_dtype)
         pool_kernels.max_pool(x, y, winners, *window_numbers(window))
         return y, winners
 

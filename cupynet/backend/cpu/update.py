@@ -19,7 +19,7 @@ class NumbaUpdate(NumbaDevice, UpdateOps):
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         shapes.alike("mean_in_place", *parts)
-        small = parts[0].dtype == np.float16  # no compiled code for these: NumPy's takes them
+        small = parts[0].dtype == np.float16  # numba has no half precision
         if small or not self._compiles(*parts) or len(parts) != len(shares):
             return super().mean_in_place(parts, shares)
         update_kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))

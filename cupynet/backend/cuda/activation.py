@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.device import MOST_VALUES, CudaDevice
+from cupynet.backend.cuda.device import CudaDevice
 from cupynet.backend.reference.activation import NAMES, ActivationOps
 
 
@@ -12,29 +12,22 @@ class CudaActivation(CudaDevice, ActivationOps):
     """See `ActivationOps`."""
 
     def relu(self, x: Array) -> Array:
-        if not self._stores(x):
-            return super().relu(x)
         self._flat(f"relu_{self._kind}", x.size, x)
         return x
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
         shapes.alike("relu_backward", dy, y)
-        if not self._stores(dy, y):
-            return super().relu_backward(dy, y)
         self._flat(f"relu_backward_{self._kind}", dy.size, dy, y)
         return dy
 
     def softmax(self, x: Array) -> Array:
-        if not self._stores(x) or not x.ndim or x.shape[-1] >= MOST_VALUES:
-            return super().softmax(x)
         columns = x.shape[-1]
         rows = x.size // max(columns, 1)
         self.kernels.rows(f"softmax_{self._kind}", rows, columns, x, rows, columns)
         return x
 
     def softmax_backward(self, dy: Array, y: Array) -> Array:
-        if not self._stores(dy, y) or dy.shape != y.shape or not y.ndim or y.shape[-1] >= MOST_VALUES:
-            return super().softmax_backward(dy, y)
+        shapes.alike("softmax_backward", dy, y)
         columns = y.shape[-1]
         rows = y.size // max(columns, 1)
         self.kernels.rows(f"softmax_backward_{self._kind}", rows, columns, dy, y, rows, columns)
@@ -42,14 +35,10 @@ class CudaActivation(CudaDevice, ActivationOps):
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
         shapes.alike("pointwise", x, out)
-        if not self._stores(x, out) or name not in NAMES:
-            return super().pointwise(name, x, out, slope)
         self._flat(f"pointwise_{self._kind}", x.size, x, out, NAMES.index(name), slope)
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
         shapes.alike("pointwise_backward", dy, kept)
-        if not self._stores(dy, kept) or name not in NAMES:
-            return super().pointwise_backward(name, dy, kept, slope)
         self._flat(f"pointwise_backward_{self._kind}", dy.size, dy, kept, NAMES.index(name), slope)
         return dy

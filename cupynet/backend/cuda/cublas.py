@@ -1,12 +1,11 @@
 """2-D products on a GPU: cuBLAS, called through ctypes.
 
-CuPy's own product cannot be recorded in a CUDA graph, rounds what it makes of halves to half, and adds to nothing that
-is there. cuBLAS does all three, and CuPy brings it along.
+CuPy's own product cannot be captured in a CUDA graph, rounds products of halves to half, and cannot add to its result.
+cuBLAS, which CuPy installs, does all three.
 
-What cuBLAS promises of repetition: with one version of it, on GPUs of one architecture with as many multiprocessors,
-the same call makes the same bits, as long as no two streams share a workspace. A handle here has one stream and a
-workspace of its own, so a run repeats; a recorded product is the product that was recorded. Results of another GPU or
-another version may differ in their last bits. (NVIDIA, cuBLAS manual, "Results Reproducibility".)
+The same call gives the same bits with one version of cuBLAS, on GPUs of one architecture and number of
+multiprocessors, if no two streams share a workspace (NVIDIA, cuBLAS manual, "Results Reproducibility"). Here a handle
+has one stream and a workspace of its own, so a run repeats. Other GPUs or versions may differ in the last bits.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from cupynet.backend.policy import stored_dtype
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
 
-# Of cublas_api.h: functions that return a status, and what they take.
+# From cublas_api.h: functions that return a status, and their parameters.
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int
-_OPERAND = (_ADDRESS, _INT, _INT)  # its address, type and leading dimension
+_OPERAND = (_ADDRESS, _INT, _INT)  # address, type and leading dimension
 PROTOTYPES: dict[str, tuple[Any, ...]] = {
     "cublasCreate_v2": (ctypes.POINTER(ctypes.c_void_p),),
     "cublasSetStream_v2": (_ADDRESS, _ADDRESS),
@@ -39,52 +38,52 @@ PROTOTYPES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 AS_IT_IS, TRANSPOSED = 0, 1  # cublasOperation_t
 TYPES = {"float16": 2, "bfloat16": 14, "float32": 0, "float64": 1}  # cudaDataType
-IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: what sums are made in
+IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: the precision of sums
 BY_ITSELF = -1  # cublasGemmAlgo_t: cuBLAS chooses
-SUMS_NEVER_IN_HALF = 16  # cublasMath_t: sums of parts are added up in float, also where the result is half
+SUMS_NEVER_IN_HALF = 16  # cublasMath_t: partial sums are added in float, even if the result is half
 
-# What may be multiplied -> what the result may be in. Both factors are of one type.
+# Type of both factors -> types of the result.
 INTO = {
     "float16": ("float16", "float32"),
     "bfloat16": ("bfloat16", "float32"),
     "float32": ("float32",),
     "float64": ("float64",),
 }
-MOST = 1 << 31  # rows or columns: cuBLAS is told of them in 32 bits
+MOST = 1 << 31  # rows or columns: cuBLAS takes them in 32 bits
 MIB = 1 << 20
 
 
 class CublasError(RuntimeError):
-    """What cuBLAS answers where it does not do what it was asked for: its text is the call and the status's name."""
+    """A call of cuBLAS failed; the text has its name and the name of the status."""
 
 
 class Library:
-    """The functions of libcublas that are used here, and handles that nobody uses any more.
+    """The functions of libcublas that are used here, and a pool of unused handles.
 
-    The end of a handle waits for all work of its device, and the end of a backend comes when garbage is collected: at
-    any moment, in any thread, while others wait for each other in a collective operation or a stream captures. So no
-    handle is ended: the next backend on its device takes it over, and there are as many as backends at one time.
+    Destroying a handle waits for all work of its device, and a backend is garbage-collected at any moment, in any
+    thread, perhaps while others are in a collective or capture a stream. So handles are never destroyed: the next
+    backend on the device reuses them.
 
     Args:
-        loaded: the library, as ctypes gives it.
+        loaded: the library, from ctypes.
     """
 
     def __init__(self, loaded: Any) -> None:
         self._loaded = loaded
-        self._left: dict[int, deque[int]] = {}  # by device
+        self._left: dict[int, deque[int]] = {}  # unused handles by device
         loaded.cublasGetStatusName.argtypes, loaded.cublasGetStatusName.restype = (_INT,), ctypes.c_char_p
         for name, takes in PROTOTYPES.items():
             function = getattr(loaded, name)
             function.argtypes, function.restype = takes, _INT
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Call a function of `PROTOTYPES`. CublasError: it did not succeed."""
+        """Call a function of `PROTOTYPES`. Raises CublasError if it fails."""
         status = getattr(self._loaded, name)(*arguments)
         if status:
             raise CublasError(f"{name}: {self._loaded.cublasGetStatusName(status).decode()}")
 
     def handle(self, device: int) -> int:
-        """A handle for that device, which must be current: one that was left there, or a new one."""
+        """An unused or a new handle for that device, which must be current."""
         try:
             return self._left[device].pop()
         except (KeyError, IndexError):
@@ -93,19 +92,19 @@ class Library:
             return int(made.value or 0)
 
     def leave(self, device: int, handle: int) -> None:
-        """Its owner is gone."""
+        """Put a handle that is no longer used in the pool."""
         self._left.setdefault(device, deque()).append(handle)
 
 
 @cache
 def library(cuda: int) -> Library:
-    """cuBLAS where CuPy finds it, in NVIDIA's wheels or a toolkit; else where the system looks for libraries.
+    """Load cuBLAS from NVIDIA's wheels or a toolkit, as CuPy does; else from the system's library path.
 
     Args:
-        cuda: the CUDA that CuPy was made for: 12 or 13.
+        cuda: the CUDA version that CuPy was built for: 12 or 13.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: cuBLAS is not found.
     """
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -123,26 +122,26 @@ def library(cuda: int) -> Library:
 
 
 def workspace_bytes(device: Any) -> int:
-    """Bytes to work in that NVIDIA's manual recommends for the architecture of one of CuPy's devices."""
+    """The workspace size in bytes that NVIDIA's manual recommends for the architecture of a device."""
     return (32 if int(device.compute_capability) >= 90 else 4) * MIB
 
 
 class Cublas:
-    """Products on the device and the stream that are current when this is made: not for two threads at once.
+    """Products on the device and the stream that are current when this is created; not for two threads at once.
 
-    Making it allocates memory of the device, which nobody may do while others stand in a collective operation or while
-    a stream captures. A graph that has recorded products uses the workspace: it may not outlive this.
+    Creating it allocates device memory, which must not happen while other threads are in a collective or a stream is
+    captured. A graph with captured products uses the workspace, so it must not outlive this object.
 
     Args:
         xp: CuPy.
-        tf32: whether factors in float are rounded to 10 bits behind the point (TF32), for the tensor cores.
+        tf32: True to round factors in float to 10 bits of mantissa (TF32), for the tensor cores.
 
     Attributes:
         stream: the address of the stream.
 
     Raises:
-        ConfigError: there is no cuBLAS.
-        CublasError: it refuses to work.
+        ConfigError: cuBLAS is not found.
+        CublasError: cuBLAS fails.
     """
 
     def __init__(self, xp: ModuleType, *, tf32: bool = False) -> None:
@@ -152,24 +151,24 @@ class Cublas:
         self._workspace = xp.empty(workspace_bytes(device), np.uint8)
         self._handle = self._library.handle(self._device)
         weakref.finalize(self, self._library.leave, self._device, self._handle)
-        self._library.call("cublasSetStream_v2", self._handle, self.stream)  # first: it takes the workspace away
+        self._library.call("cublasSetStream_v2", self._handle, self.stream)  # first, as it resets the workspace
         size = int(self._workspace.nbytes)
         self._library.call("cublasSetWorkspace_v2", self._handle, self._workspace.data.ptr, size)
         self._library.call("cublasSetMathMode", self._handle, SUMS_NEVER_IN_HALF)
         self._kinds = _kinds(tf32)
 
-    def gemm(self, left: Array, right: Array, out: Array, *, alpha: float = 1.0, beta: float = 0.0) -> None:
-        """out = alpha · left right + beta · out, in the stream's order; without beta `out` may hold anything.
+    def gemm(self, left: Array, right: Array, out: Array, *, beta: float = 0.0) -> None:
+        """out = left right + beta · out, on the stream; if beta is 0, the old contents of `out` are ignored.
 
-        Sums are made in float, or in double for double. Without inner values the product is zeros, as NumPy's is.
+        Sums are made in float, or in double for double. If K is 0 the product is zeros, as in NumPy.
 
         Args:
-            left, right: (M, K), (K, N) of one precision, contiguous as they stand or transposed.
-            out: (M, N), contiguous, no part of the factors; in their precision, or in float where that is 16 bits.
+            left, right: (M, K), (K, N) of one precision, contiguous in C or Fortran order.
+            out: (M, N), contiguous, not overlapping the factors; in their precision, or in float for 16 bits.
 
         Raises:
-            ConfigError: arrays that cannot be multiplied.
-            CublasError: cuBLAS refuses.
+            ConfigError: the arrays cannot be multiplied.
+            CublasError: cuBLAS fails.
         """
         factor, result, compute, scalar = self._checked(left, right, out)
         (rows, inner), columns = left.shape, right.shape[1]
@@ -181,16 +180,16 @@ class Cublas:
             elif beta != 1:
                 out *= beta
             return
-        # cuBLAS reads and writes columns: what it takes for right' left' = out' is left right = out in rows
+        # cuBLAS is column-major: right' left' = out' in columns is left right = out in rows
         first, second = _layout(right), _layout(left)
         self._library.call(
             "cublasGemmEx", self._handle, first[0], second[0], columns, rows, inner,
-            ctypes.byref(scalar(alpha)), right.data.ptr, factor, first[1], left.data.ptr, factor, second[1],
+            ctypes.byref(scalar(1)), right.data.ptr, factor, first[1], left.data.ptr, factor, second[1],
             ctypes.byref(scalar(beta)), out.data.ptr, result, columns, compute, BY_ITSELF,
         )  # fmt: skip
 
     def _checked(self, left: Array, right: Array, out: Array) -> tuple[int, int, int, Any]:
-        """Refuse arrays that cuBLAS would misread. Return the entry of `_kinds`."""
+        """Return the entry of `_kinds` for the arrays; raise ConfigError if cuBLAS would misread them."""
         arrays = left, right, out
         shapes = [tuple(array.shape) for array in arrays]
         kind = self._kinds.get((left.dtype, out.dtype)) if left.dtype == right.dtype else None
@@ -211,14 +210,14 @@ class Cublas:
 
 
 def _layout(array: Array) -> tuple[int, int]:
-    """How cuBLAS reads a matrix of rows: as it is or transposed, and how far apart its rows (or columns) begin."""
+    """The operation and the leading dimension of a row-major matrix for cuBLAS."""
     rows, columns = array.shape
     return (AS_IT_IS, columns) if array.flags.c_contiguous else (TRANSPOSED, rows)
 
 
 @cache
 def _kinds(tf32: bool) -> dict[tuple[Any, Any], tuple[int, int, int, Any]]:
-    """(precision of the factors, of the result) -> the types of both, what sums are made in, the type of scalars."""
+    """(dtype of factors, of the result) -> cuBLAS's types of both, of the computation, and the type of scalars."""
     found = {}
     for factor, results in INTO.items():
         double = factor == "float64"
@@ -226,7 +225,7 @@ def _kinds(tf32: bool) -> dict[tuple[Any, Any], tuple[int, int, int, Any]]:
         for result in results:
             try:
                 key = stored_dtype(factor), stored_dtype(result)
-            except ConfigError:  # bfloat16 is not installed: there are no such arrays
+            except ConfigError:  # without ml_dtypes there are no arrays of bfloat16
                 continue
             found[key] = TYPES[factor], TYPES[result], compute, ctypes.c_double if double else ctypes.c_float
     return found

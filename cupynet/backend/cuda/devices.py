@@ -14,10 +14,10 @@ LINE = "\n"
 
 
 def probe(device: int = 0) -> str | None:
-    """Why CuPy cannot be used on this machine, in a few words, or None where it can.
+    """Return why CuPy cannot be used on this machine, in a few words, or None.
 
-    device: the one that it is tried on, counted round those that are there. On others nothing is left behind: each
-    process that tries a device takes some of its memory, for as long as it lives.
+    device: the one to try, modulo their number. No other is touched: a process that uses a device occupies some of its
+        memory until it ends.
     """
     try:
         import cupy
@@ -37,7 +37,7 @@ def probe(device: int = 0) -> str | None:
 
 
 def _lacking(runtime: Any) -> str:
-    """Why there is none, in a few words: CUDA says the same of no driver and of one that is too old."""
+    """Return why there is no GPU, in a few words: CUDA reports a missing driver and an old one alike."""
     driver = int(runtime.driverGetVersion())
     if not driver:
         return "there is no NVIDIA driver"
@@ -51,18 +51,19 @@ def _lacking(runtime: Any) -> str:
 
 
 def device_count() -> int:
-    """How many GPUs CuPy sees; call after `probe` has returned None."""
+    """The number of GPUs that CuPy sees; call it after `probe` has returned None."""
     import cupy
 
     return int(cupy.cuda.runtime.getDeviceCount())
 
 
 def inventory() -> dict[str, Any]:
-    """What there is, for people; call after `probe` has returned None.
+    """Describe the GPUs; call it after `probe` has returned None.
 
-    The versions of CuPy (`cupy`), of the CUDA it was made for (`runtime`), of the newest that the driver takes
-    (`driver`) and of NCCL (`nccl`, None where it is missing); and `devices`, each with name, capability, and bytes of
-    memory, there and free.
+    Returns:
+        The versions of CuPy (`cupy`), of the CUDA it was built for (`runtime`), of the newest CUDA of the driver
+        (`driver`) and of NCCL (`nccl`, None if it is missing); and `devices`, each with its name, capability, and
+        bytes of memory, total and free.
     """
     import cupy
 
@@ -87,12 +88,12 @@ def inventory() -> dict[str, Any]:
 
 
 def _version(code: int) -> str:
-    """12.4, which CUDA writes 12040."""
+    """12040 -> 12.4."""
     return f"{code // 1000}.{code % 1000 // 10}"
 
 
 def memory(devices: list[int]) -> int:
-    """Bytes of the smallest of the devices' memories."""
+    """The bytes of the smallest memory of the devices."""
     import cupy
 
     sizes = []

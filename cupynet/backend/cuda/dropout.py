@@ -8,7 +8,7 @@ import numpy as np
 
 from cupynet.backend import philox, shapes
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.device import MOST_VALUES, CudaDevice
+from cupynet.backend.cuda.device import CudaDevice
 from cupynet.backend.reference.dropout import DropoutOps
 
 
@@ -16,12 +16,10 @@ class CudaDropout(CudaDevice, DropoutOps):
     """See `DropoutOps`."""
 
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
-        size = x.size // max(len(x), 1)
-        if not self._stores(x) or (out is not None and not self._stores(out)) or max(size, len(x)) >= MOST_VALUES - 4:
-            return super().dropout(x, samples, epoch, key, rate, out)
         out = self.borrow(x.shape) if out is None else out
         shapes.alike("dropout", x, out)
         shapes.shape_of("dropout", "samples", samples, x.shape[:1])
+        size = x.size // max(len(x), 1)
         when = self.asarray(np.full(1, epoch, np.int64)) if isinstance(epoch, int) else epoch
         draw = key & philox.MASK, key >> 32, philox.dropped_below(rate), 1 / (1 - rate)
         arguments = x, out, self.asarray(samples), when, *draw, len(x), size

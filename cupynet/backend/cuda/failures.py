@@ -1,7 +1,7 @@
-"""What CuPy raises where a device has no memory left, or can do nothing any more, in words for people.
+"""Messages for CuPy errors of a device that has no memory left, or has failed.
 
-Errors are told by the names that CUDA and its libraries give them, which their texts carry. Errors of an address or an
-instruction (`cudaErrorIllegalAddress`) are not among them: they are most likely ours, and have their traceback.
+Errors are recognized by the names in their texts. Errors of an address or an instruction (`cudaErrorIllegalAddress`)
+are not among them: they are most likely bugs of a kernel, and keep their traceback.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 
 from cupynet.backend.cuda.memory_pools import pool
-from cupynet.backend.failure import Failure
+from cupynet.backend.device import Failure
 from cupynet.core.checks import amount, one_line
 
 NO_MEMORY = ("cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY", "_STATUS_ALLOC_FAILED")
-# once one of these was raised all that is asked of the device raises it, until the process ends
+# after one of these, every call on the device raises it until the process ends
 LOST = (
     *("cudaErrorLaunchFailure", "cudaErrorLaunchTimeout", "cudaErrorECCUncorrectable", "cudaErrorNvlinkUncorrectable"),
     *("cudaErrorHardwareStackError", "cudaErrorDevicesUnavailable", "cudaErrorNoDevice", "cudaErrorUnknown"),
@@ -22,14 +22,14 @@ LOST = (
     *("CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR"),
     *("CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR"),
 )
-OF_NCCL = "NCCL_ERROR_UNHANDLED_CUDA_ERROR"  # it tells nothing else of whatever CUDA told it
+OF_NCCL = "NCCL_ERROR_UNHANDLED_CUDA_ERROR"  # all that NCCL says of any CUDA error
 
 
 def failure(error: BaseException, device: int) -> Failure | None:
-    """What an error of CuPy's says of a device; None for any other error."""
+    """Return what a CuPy error says about the device; None for any other error."""
     text = one_line(error)
     if isinstance(error, RuntimeError) and OF_NCCL in text:
-        cause = _said(device)
+        cause = _error_of(device)
         if cause is None:
             return Failure(
                 f"NCCL has failed on device {device}, which still answers ({text}): it may lack memory beside CuPy's "
@@ -57,8 +57,8 @@ def failure(error: BaseException, device: int) -> Failure | None:
     )
 
 
-def _said(device: int) -> BaseException | None:
-    """What a device says where it is asked for nothing: the error that it has met, or None."""
+def _error_of(device: int) -> BaseException | None:
+    """Return the error that a harmless call on the device raises, or None."""
     import cupy
 
     try:

@@ -1,58 +1,46 @@
-"""CUDA graphs: all launches of a step as one (CuPy's capture of a stream)."""
+"""Steps of training as CUDA graphs, by CuPy's stream capture: captured once, launched many times.
+
+The numbers of a step are in the device's memory, in its controls (backend/graph_capture.py), so that the host can
+launch the next step without waiting for the last.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
-from types import ModuleType
-from typing import Any, Protocol
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.launch import Kernels, first_use
+from cupynet.backend.cuda.launch import first_use
 from cupynet.backend.graph_capture import GIVEN, Control, Scaling
 
-
-class Gpu(Protocol):
-    """What a recorder needs of the worker's backend."""
-
-    xp: ModuleType
-    kernels: Kernels
-    controls: Array | None  # what operations take their numbers from
-
-    @property
-    def apart(self) -> AbstractContextManager[Any]:
-        """While it lasts no other thread asks the worker's stream for anything."""
-
-    def here(self) -> AbstractContextManager[Any]:
-        """The device and the worker's stream, as those of the calling thread."""
-
-    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A new array."""
-
-    def to_host(self, array: Array) -> Any:
-        """A copy on the host."""
+if TYPE_CHECKING:
+    from cupynet.backend.cuda.device import CudaDevice
 
 
 def _refuse(nbytes: int) -> Any:
-    """In place of the pool: CuPy would record what is allocated, give it to others, and let each launch write there."""
-    raise RuntimeError(f"it allocates {nbytes} bytes of the device, beside the workspace")
+    """Replaces the pool during capture: every launch would write to the memory, which others could get meanwhile."""
+    raise RuntimeError(f"it allocates {nbytes} bytes of the device, outside the workspace")
 
 
 class Recorder:
-    """See `cupynet.backend.graph_capture.Recorder`."""
+    """Captures steps of one backend, in its worker's thread, and holds their controls."""
 
-    def __init__(self, backend: Gpu) -> None:
+    def __init__(self, backend: CudaDevice) -> None:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
         with backend.here():
             self._controls[...] = 0
-        self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # what the controls have
+        self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # as in the controls
 
     @contextmanager
     def steered(self) -> Iterator[None]:
-        """See there."""
+        """Context in which operations read the loss scale and the numbers of the iteration from the controls.
+
+        If the step is skipped, the optimizer's updates only set gradients to zero.
+        """
         self._backend.controls = self._controls
         try:
             yield
@@ -61,12 +49,16 @@ class Recorder:
 
     @contextmanager
     def first(self) -> Iterator[None]:
-        """See there."""
+        """Context for work that is done for the first time: no other thread captures meanwhile."""
         with self._backend.apart, first_use:
             yield
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """See there. CuPy holds its own tests of graphs to be unsafe in several threads: one at a time."""
+        """Capture the work without running it; return a function that launches it.
+
+        The work must have run before, so that memory and kernels exist. Any exception means that it cannot be
+        captured. One thread captures at a time: CuPy does not consider captures in several threads safe.
+        """
         here = self._backend.here
         with self.first(), here(), self._backend.xp.cuda.using_allocator(_refuse):
             stream = self._backend.xp.cuda.get_current_stream()
@@ -74,7 +66,7 @@ class Recorder:
             try:
                 work()
             except BaseException:
-                with suppress(RuntimeError):  # what failed has ended the capture
+                with suppress(RuntimeError):  # the failure may have ended the capture
                     stream.end_capture()
                 raise
             graph = stream.end_capture()
@@ -86,27 +78,35 @@ class Recorder:
         return launch
 
     def judge(self, loss: Array, squared_norm: Array, samples: int, scaling: Scaling) -> None:
-        """See there."""
+        """Decide on the device whether the step is made, see `judge` in update.cu.
+
+        Args:
+            loss: the sum of the losses of `samples` samples, 0-d on the device.
+            squared_norm: of the gradient, likewise.
+        """
         name = f"judge_{'double' if loss.dtype == np.float64 else 'float'}"
         how = scaling.grow_after, scaling.least, scaling.most
         self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, samples, *how)
 
     def undo(self, vector: Array, kept: Array) -> None:
-        """See there."""
+        """Overwrite a vector with its copy `kept` if the step is skipped; in the accumulation precision."""
         name = f"undo_{'double' if vector.dtype == np.float64 else 'float'}"
         at_once = 16 // vector.dtype.itemsize
         self._backend.kernels.flat(name, vector.size, vector, kept, self._controls, vector.size, at_once=at_once)
 
     def steer(self, numbers: tuple[float, float, float, float]) -> None:
-        """See there. The numbers travel with a launch, of which there is none where they stay what they were."""
+        """Set the learning-rate factor of the next step and the other numbers of its rule, see `GIVEN`."""
         if numbers != self._given:
             self._backend.kernels.launch("steer_double", (1,), (1,), self._controls, *numbers)
             self._given = numbers
 
     def read(self) -> dict[Control, float]:
-        """See there."""
+        """Return the controls, after all work that was launched."""
         return dict(zip(Control, self._backend.to_host(self._controls).tolist(), strict=True))
 
     def begin(self, scale: float, used: float, steady: int) -> None:
-        """See there."""
+        """Begin a new series of steps with a loss scale that has been steady for so many. The last step counts as made.
+
+        scale, used: see `Control`.
+        """
         self._backend.kernels.launch("begin_double", (1,), (1,), self._controls, scale, used, steady)

@@ -1,8 +1,8 @@
-"""Kernels of the .cu files in `kernels/`, compiled when they are first asked for and launched through one door.
+"""Compiles and launches the kernels of the .cu files in `kernels/`.
 
-CuPy's own checks nothing: an array of another precision, a view with gaps, an array of another device or a Python
-float for a C float are read as they lie there. Here every array is looked at, and every number is cast to the exact
-type of its parameter, as the table `INSTANCES` has it (a test compares that with the C++ text).
+CuPy checks no argument: a kernel would misread an array of another precision or device, a view with gaps, or a Python
+float for a C float. Here every array is checked, and every number is cast to the exact type of its parameter, by the
+table `INSTANCES` (a test compares it with the C++ text).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ KINDS = {
     "float": ("float32", "float32"),
     "double": ("float64", "float64"),
 }
-KIND_OF = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}  # of a vector
+KIND_OF = {stored: kind for kind, (stored, _) in KINDS.items()}
 WIDE = ("float", "double")
-TERMS = 16  # of a sum, in one pass
+TERMS = 16  # of a `weighted_sum` in one pass
 WINNERS = ("uint8", "int32")
-_IMAGES = "int32 " * 12  # N, then the geometry: H W C, rows cols, kernel, stride, zeros above and left
+_IMAGES = "int32 " * 12  # N H W C, rows cols, kernel, stride, padding above and left
 
-# file -> kernel -> what it takes: a word for each parameter, `in:` or `out:` before an array's, `?` behind one that may
-# be null; S, A and W stand for the types of an instance: what is stored and accumulated in, and the winners' integer.
+# file -> kernel -> its parameters, one word each: `in:` or `out:` before the type of an array, `?` after one that may
+# be null. S, A and W are the types of an instance: storage, accumulation, and the integer of winners.
 TAKES = {
     "images": {"load_images": "in:uint8 in:int64? in:A in:A out:S int32 int32 int32"},
     "conv": {
@@ -106,30 +106,17 @@ TAKES = {
         "begin": "out:float64 float64 float64 float64",
     },
 }
-# of what is never narrower
+# Kernels that have no instances in 16 bits.
 OF_WIDE = {
-    **dict.fromkeys(
-        (
-            "sum_vector",
-            "moment_merge",
-            "track_moments",
-            "clip_norm",
-            "judge",
-            "undo",
-            "stretch_squares",
-            "layer_squares",
-            "clip_norms",
-        ),
-        WIDE,
-    ),  # fmt: skip
-    "steer": ("double",),
-    "begin": ("double",),
+    **dict.fromkeys(("sum_vector", "moment_merge", "track_moments", "clip_norm", "clip_norms", "judge", "undo"), WIDE),
+    **dict.fromkeys(("stretch_squares", "layer_squares"), WIDE),
+    **dict.fromkeys(("steer", "begin"), ("double",)),
 }
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a kernel takes at one place: an array (`array`) or a number, of a NumPy type; `null`: or no array."""
+    """A parameter of a kernel: an array or a number of a NumPy type; `null`: the array may be missing."""
 
     type: str
     array: bool
@@ -166,7 +153,7 @@ INSTANCES = dict(_instances())
 def source(file: str) -> str:
     """The text of a .cu file with the header in place of the line that includes it.
 
-    CuPy keeps compiled kernels by the text it is given, and would not see that a header has changed.
+    CuPy caches compiled kernels by their text, and would not notice that a header has changed.
     """
     text, line = (FOLDER / f"{file}.cu").read_text("utf-8"), f'#include "{HEADER}"\n'
     before, found, after = text.partition(line)
@@ -180,9 +167,9 @@ def power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
-# Held while something is done for the first time, and while a stream is captured: modules and libraries that are
-# loaded, and handles that are made, may wait for the whole device, which no capture on it survives. Who takes a
-# backend's `apart` too takes that first.
+# Held while something is done for the first time and while a stream is captured: loading modules and libraries and
+# creating handles may wait for the whole device, which ends any capture on it. A thread that also needs the `apart`
+# lock of a backend takes that first.
 first_use = threading.RLock()
 
 
@@ -191,13 +178,13 @@ class Kernels:
 
     Args:
         xp: CuPy.
-        device: number of the GPU whose arrays are taken.
-        here: a context in which that device is current, and the stream that launches go to.
-        max_block_size: threads of a block, at most; the largest power of two up to it is used.
-        max_grid_size: blocks of a grid, at most; None for no limit. Each then does the work of several.
+        device: number of the GPU of all arrays.
+        here: a context with that device and the stream of launches as the current ones.
+        max_block_size: the most threads of a block; the largest power of two up to it is used.
+        max_grid_size: the most blocks of a grid; None for no limit.
 
     Raises:
-        ConfigError: one of the two is out of range.
+        ConfigError: one of the sizes is out of range.
     """
 
     def __init__(
@@ -215,73 +202,65 @@ class Kernels:
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
 
     def launched(self, here: Callable[[], AbstractContextManager[None]]) -> Kernels:
-        """The same kernels, launched where that context is."""
+        """The same kernels, launched in another context."""
         other = copy.copy(self)
         other._here = here
         return other
 
-    # how work is laid out -------------------------------------------------------------------------------------------
-
     def flat(self, name: str, count: int, *arguments: Any, at_once: int = 1) -> None:
-        """A thread for each `at_once` of `count` values; nothing is launched for none."""
+        """Launch a thread for each `at_once` of `count` values; nothing if there are none."""
         if count:
             blocks = min(-(-count // (at_once * self.threads)), self.blocks)
             self.launch(name, (blocks,), (self.threads,), *arguments)
 
     def images(self, name: str, count: int, values: int, *arguments: Any) -> None:
-        """A thread for each of the `values` of each of `count` images, which are shared by the blocks along y."""
+        """Launch a thread for each of the `values` of an image along x, and blocks for `count` images along y."""
         if count and values:
             threads = min(self.threads, max(32, power_of_two(values)))
             down = min(count, MOST_BLOCKS_DOWN, self.blocks)
             self.launch(name, (min(-(-values // threads), max(1, self.blocks // down)), down), (threads,), *arguments)
 
     def rows(self, name: str, rows: int, columns: int, *arguments: Any) -> None:
-        """Threads along x for the columns of a row, threads along y for as many rows as a block has room for."""
+        """Launch threads for the columns of a row along x, and for as many rows as fit in a block along y."""
         if rows and columns:
             across = min(self.threads, power_of_two(columns))
             down = self.threads // across
             self.launch(name, (min(-(-rows // down), self.blocks),), (across, down), *arguments)
 
-    # the door -------------------------------------------------------------------------------------------------------
-
     def launch(self, name: str, grid: tuple[int, ...], block: tuple[int, ...], *arguments: Any) -> None:
-        """Launch an instance, such as `relu_half`; it runs later, in the stream's order.
+        """Launch an instance, such as `relu_half`, on the stream.
 
         Args:
-            arguments: arrays and numbers as `INSTANCES` lists them, None for an array that may be missing.
+            arguments: arrays and numbers in the order of `INSTANCES`, None for a missing array.
 
         Raises:
-            ConfigError: an array has another precision than the kernel takes, gaps, or is on another device.
+            ConfigError: an array has another precision than its parameter, has gaps, or is on another device.
         """
         function, takes = self._functions.get(name) or self._function(name)
         if len(arguments) != len(takes):
-            raise ConfigError(f"kernel {name}: takes {len(takes)} arguments, was given {len(arguments)}")
+            raise ConfigError(f"kernel {name}: takes {len(takes)} arguments, got {len(arguments)}")
         each = enumerate(zip(takes, arguments, strict=True))
         given = tuple(self._checked(name, position, *taken, argument) for position, (taken, argument) in each)
         with self._here():
             function(grid, block, given)
 
     def _checked(self, name: str, position: int, parameter: Parameter, dtype: Any, argument: Any) -> Any:
-        """An argument as the launch takes it."""
+        """An argument in the form that CuPy passes on."""
         if not parameter.array:
             return dtype.type(argument if dtype.kind == "f" else operator.index(argument))
         if argument is None and parameter.null:
             return np.uint64(0)
         found = getattr(argument, "dtype", type(argument).__name__)
-        device = getattr(getattr(argument, "device", None), "id", None)  # of NumPy's it is a word
+        device = getattr(getattr(argument, "device", None), "id", "cpu")  # NumPy's has no id
         if found != dtype or not argument.flags.c_contiguous or device != self._device:
-            wrong = f"is {found}"
-            if found == dtype:
-                where = "on the host" if device is None else f"on device {device}"
-                wrong = "has gaps" if not argument.flags.c_contiguous else f"is {where}"
             raise ConfigError(
                 f"kernel {name}: argument {position} must be a contiguous array of {dtype} on device {self._device}, "
-                f"this one {wrong}"
+                f"got {found} on device {device}{', with gaps' if device == self._device and found == dtype else ''}"
             )
         return argument
 
     def _function(self, name: str) -> tuple[Any, list[tuple[Parameter, Any]]]:
-        """The compiled kernel and what it takes; kept."""
+        """The compiled kernel and its parameters; compiled once."""
         instance = INSTANCES[name]
         with self._here(), first_use:
             module = self._modules.get(instance.file)

@@ -8,40 +8,32 @@ import numpy as np
 
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.device import MOST_VALUES, CudaDevice
+from cupynet.backend.cuda.device import CudaDevice
 from cupynet.backend.reference.loss import LossOps
 
 
 class CudaLoss(CudaDevice, LossOps):
-    """See `LossOps`. A label that is no class makes its loss NaN: the host does not wait to check."""
+    """See `LossOps`. A label that is not a class makes its loss NaN: the host does not wait to check."""
 
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:
-        """See `Backend.softmax_cross_entropy`. A label that is no class makes its loss NaN: nobody waits to look."""
-        if not self._stores(logits) or max(logits.shape) >= MOST_VALUES:
-            self._not_steered("softmax_cross_entropy")
-            return super().softmax_cross_entropy(logits, labels, smoothing, weights)
-        own = None if weights is None else self.constants(weights)
+        own = None if weights is None else self._constants(weights)
         if own is not None:
             shapes.shape_of("softmax_cross_entropy", "weights", own, logits.shape[1:])
         return self._loss("softmax_cross_entropy", logits, labels, (own,), smoothing, len(logits))
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        """See `Backend.target_loss`. A label that is no class makes its loss NaN: nobody waits to look."""
-        if not self._stores(prediction) or max(prediction.shape) >= MOST_VALUES:
-            self._not_steered("target_loss")
-            return super().target_loss(kind, prediction, labels, parameter)
         return self._loss(f"{kind}_loss", prediction, labels, (), parameter, prediction.size)
 
     def _loss(
         self, name: str, prediction: Array, labels: Array, more: tuple[Any, ...], parameter: float, count: int
     ) -> tuple[Array, Array]:
-        """The losses (N,) and the gradient (N, O) of a kernel; `count`: what a mean is taken over."""
+        """The losses (N,) and the gradient (N, O) from a kernel. count: the values that the mean is taken over."""
         n, outputs = prediction.shape
         shapes.shape_of(name, "labels", labels, (n,))
         labels = self.asarray(labels, np.int64)
-        if n not in self._losses:  # none is given up: a recorded step writes there
+        if n not in self._losses:  # never freed: a captured step writes to it
             self._losses[n] = self.allocate((n,), self.policy.accumulate)
         losses = self._losses[n]
         gradient = self.borrow(prediction.shape)

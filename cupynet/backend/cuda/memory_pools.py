@@ -1,9 +1,9 @@
-"""CuPy's memory pools: one for each device and one of pinned host memory, all of this process.
+"""CuPy's memory pools of this process: one for each device, and one of pinned host memory.
 
-A pool keeps what is freed for the next array. It counts neither what was once in use nor what was once held. What it
-holds only grows until it is emptied, so what it holds just before is the most that it has held; but where it comes to
-its limit, CuPy empties it unasked, and it holds less for a while. What is in use is seen only by looking. (A hook of
-CuPy's would see every allocation, but of its own thread alone, and at the price of a call of Python for each.)
+A pool keeps freed memory for the next array. CuPy counts neither the most that was used nor the most that was held.
+What a pool holds only grows until it is emptied, so its size just before is the most it has held, except that CuPy
+empties a pool by itself when it reaches its limit. What is used can only be sampled: an allocation hook sees one thread
+and costs a Python call for each allocation.
 """
 
 from __future__ import annotations
@@ -13,18 +13,19 @@ import os
 from dataclasses import dataclass
 
 LIMITED_BY = "CUPY_GPU_MEMORY_LIMIT"  # CuPy's own variable
-_before: dict[int, int] = {}  # the limits that pools had when they were first limited here: CuPy's variable sets one
-_asked: dict[int, str] = {}  # who asked for the limit of a device, in words
+_before: dict[int, int] = {}  # by device: the limit before the first `limit_pools`, perhaps from CuPy's variable
+_asked: dict[int, str] = {}  # by device: the source of its limit, for messages
 
 
 @dataclass(frozen=True)
 class Pool:
-    """What the pool of a device holds, in bytes.
+    """The state of a device's memory pool, in bytes.
 
     Attributes:
-        used: in arrays. held: in arrays, and kept for the next ones.
+        used: in arrays.
+        held: in arrays, and kept for the next ones.
         limit: the most that it may hold; None for no limit.
-        limited_by: what set the limit, in words; "" without one.
+        limited_by: the setting or variable of the limit; "" without one.
     """
 
     used: int
@@ -34,7 +35,7 @@ class Pool:
 
 
 def pool(device: int) -> Pool:
-    """What a device's pool holds now."""
+    """Return the state of a device's pool."""
     import cupy
 
     with cupy.cuda.Device(device):
@@ -47,23 +48,23 @@ def pool(device: int) -> Pool:
 
 
 def pinned_blocks() -> int:
-    """Free blocks that the pool of pinned host memory keeps: it tells no bytes, and takes no limit."""
+    """Free blocks in the pool of pinned host memory, which reports no bytes and has no limit."""
     import cupy
 
     return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
 
 
 def limit_pools(devices: list[int], limit: int | float | None, asked: str = "limit_pools") -> None:
-    """Cap what each device's pool may hold, used and kept: bytes, or a float as a fraction of the device.
+    """Limit the pool of each device to `limit` bytes, or to a float as a fraction of the device; None restores it.
 
-    Each is emptied first of what nobody uses, so that what it has held is counted from here on. None: as it was before
-    it was capped here.
+    The pools are emptied first, so that their sizes count from here on.
 
-    asked: who wants it so, for messages.
+    Args:
+        asked: the source of the limit, for messages.
     """
     import cupy
 
-    gc.collect()  # a backend that is not needed any more is in circles, and so is all that it has lent
+    gc.collect()  # backends that are no longer used are in reference cycles, with all the memory they lent
     for device in devices:
         with cupy.cuda.Device(device):
             found = cupy.get_default_memory_pool()
@@ -81,12 +82,12 @@ def limit_pools(devices: list[int], limit: int | float | None, asked: str = "lim
 
 
 def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
-    """Free what the pools keep unused, which waits for all that their devices are doing.
+    """Free the unused memory of pools, which waits for all work of their devices.
 
     Args:
         devices: the GPUs.
-        device_above: bytes; a device pool that keeps more is emptied. None keeps all.
-        pinned_above: free blocks, for that is all the pinned pool can tell; with more it is emptied. None keeps all.
+        device_above: empty a device's pool if it keeps more unused bytes; None never does.
+        pinned_above: empty the pool of pinned memory if it keeps more free blocks; None never does.
     """
     import cupy
 

@@ -6,19 +6,18 @@ from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.activation import CudaActivation
 from cupynet.backend.cuda.dense import CudaDense
-from cupynet.backend.cuda.device import MOST_VALUES, SIXTEEN
+from cupynet.backend.cuda.device import SIXTEEN
 from cupynet.backend.cuda.launch import power_of_two
 from cupynet.backend.reference.norm import NormOps
 
-MERGED = 8  # columns whose parts a block merges: the fewer, the more of its threads share the parts of one
+MERGED = 8  # columns whose partial sums a block merges: with fewer, more of its threads share one column
 
 
 class CudaNorm(CudaDense, CudaActivation, NormOps):
-    """See `NormOps`. Sums over rows are made in parts, then of the parts: always in the same order."""
+    """See `NormOps`. Sums over rows are made in parts, then over the parts, always in the same order."""
 
     def channel_moments(self, x: Array) -> Array:
-        if not self._normalises(x):
-            return super().channel_moments(x)
+        shapes.channels("channel_moments", x)
         columns = x.shape[-1]
         rows = x.size // columns
         parts, moments = self._parts(rows, columns), self.borrow((2, columns), self.policy.accumulate)
@@ -33,17 +32,13 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
         shapes.shape_of("track_moments", "moments", moments, (2, *mean.shape))
         shapes.alike("track_moments", mean, variance)
-        if not self._updates(mean, variance, moments):
-            return super().track_moments(mean, variance, moments, momentum, unbiased)
         size = mean.size
         self.kernels.flat(f"track_moments_{self._wide}", size, mean, variance, moments, momentum, unbiased, size)
 
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
     ) -> Array:
-        shapes.channels("normalize", x, mean, variance)
-        if not self._normalises(x, scale, shift) or not self._updates(mean, variance):
-            return super().normalize(x, mean, variance, scale, shift, epsilon, relu=relu)
+        shapes.channels("normalize", x, mean, variance, scale, shift)
         y, columns = self.borrow(x.shape), x.shape[-1]
         sizes = x.size // columns, columns, int(relu)
         arguments = x, mean, variance, scale, shift, y, epsilon, *sizes
@@ -55,8 +50,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
     ) -> Array:
         shapes.alike("normalize_sums", dy, x, *([] if y is None else [y]))
         shapes.channels("normalize_sums", x, mean, variance)
-        if not self._normalises(x) or not self._stores(dy, x if y is None else y) or not self._updates(mean, variance):
-            return super().normalize_sums(dy, x, y, mean, variance, epsilon)
         columns = x.shape[-1]
         rows = x.size // columns
         parts = self._parts(rows, columns)
@@ -67,10 +60,8 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
         shapes.alike("normalize_backward", dy, x)
-        shapes.channels("normalize_backward", x, mean, variance)
+        shapes.channels("normalize_backward", x, mean, variance, scale)
         shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
-        if not self._normalises(x, scale) or not self._stores(dy) or not self._updates(mean, variance, sums):
-            return super().normalize_backward(dy, x, mean, variance, scale, sums, count, epsilon)
         columns = x.shape[-1]
         arguments = dy, x, mean, variance, scale, sums, 1 / count, epsilon, x.size // columns, columns
         name = f"normalize_backward_{self._kind}"
@@ -78,8 +69,7 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         return dy
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
-        if not self._normalises(x, scale, shift):
-            return super().normalize_rows(x, scale, shift, epsilon)
+        shapes.channels("normalize_rows", x, scale, shift)
         y, moments, (rows, columns) = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate), x.shape
         arguments = x, scale, shift, y, moments, epsilon, rows, columns
         self.kernels.rows(f"normalize_rows_{self._kind}", rows, columns, *arguments)
@@ -90,9 +80,7 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
     ) -> Array | None:
         shapes.alike("normalize_rows_backward", dy, x)
         shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
-        shapes.channels("normalize_rows_backward", x, scale_grad, shift_grad)
-        if not self._normalises(x, scale) or not self._stores(dy) or not self._updates(moments, scale_grad, shift_grad):
-            return super().normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx=need_dx)
+        shapes.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
         rows, columns = x.shape
         parts = self._parts(rows, columns)
         self._by_chunks(f"normalize_rows_sums_{self._kind}", rows, columns, dy, x, moments, parts)
@@ -106,12 +94,7 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         self.kernels.rows(name, rows, columns, dy, x, moments, scale, rows, columns)
         return dy
 
-    def _normalises(self, x: Array, *others: Array) -> bool:
-        """Whether kernels take these activations, and vectors of their channels in the storage precision."""
-        shapes.channels("normalisation", x, *others)
-        return self._stores(x, *others) and x.shape[-1] < MOST_VALUES
-
     def _at_once(self, columns: int) -> int:
-        """Values of a row that a thread takes in one access."""
+        """The values of a row that a thread reads in one access."""
         several = SIXTEEN // self.policy.storage.itemsize
         return 1 if columns % several else several

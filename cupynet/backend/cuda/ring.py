@@ -1,47 +1,51 @@
-"""Data that are sent to a GPU ahead, batch by batch, while it computes."""
+"""Images that are sent to a GPU batch by batch, ahead of the worker, while it computes."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.staging import Gpu, Staging, batch_of, check_rows
+from cupynet.backend.cuda.staging import Staging, batch_of, check_rows
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.transfer import Edit, Transfer
+
+if TYPE_CHECKING:
+    from cupynet.backend.cuda.device import CudaDevice
 
 
 class Slot:
     """The memory of one batch on the device.
 
     Attributes:
-        images: (N, H, W, C) in the storage dtype. labels: (N,) int64.
-        made: on the stream that brings batches, behind the last that was done there.
-        free: on the worker's stream, behind the last use of the batch before.
+        images: (N, H, W, C) in the storage dtype.
+        labels: (N,) int64.
+        made: an event on the copy stream, after the batch was made.
+        free: an event on the worker's stream, after the last use of the batch before.
     """
 
-    def __init__(self, backend: Gpu, batch_size: int, shape: tuple[int, ...]) -> None:
+    def __init__(self, backend: CudaDevice, batch_size: int, shape: tuple[int, ...]) -> None:
         self.images = backend.allocate((batch_size, *shape), backend.policy.storage)
         self.labels = backend.allocate((batch_size,), np.int64)
         self.made, self.free = (backend.xp.cuda.Event(disable_timing=True) for _ in range(2))
 
 
 class RingTransfer(Transfer):
-    """Batches sent from pinned memory by the thread that makes them ahead, on a stream of their own.
+    """Batches sent from pinned memory by the prefetch thread, on a stream of their own.
 
-    There is room for two batches more than are made ahead: the one in use, and the one before it, whose slot is known
-    to be free when the worker takes the next. `make` may come before that.
+    There are two slots more than batches made ahead: one for the batch in use and one for the batch before it, whose
+    slot becomes free when the worker takes the next one; `make` may be called before that.
 
     Args:
-        images, labels, batch_size, ahead, pixels: see `Backend.transfer`.
+        images, labels, batch_size, ahead, pixels: see `Device.transfer`.
     """
 
     def __init__(
-        self, backend: Gpu, images: Any, labels: Any, batch_size: int, ahead: int, pixels: PixelScale = FRACTIONS
+        self, backend: CudaDevice, images: Any, labels: Any, batch_size: int, ahead: int, pixels: PixelScale = FRACTIONS
     ) -> None:
         self._backend, self._host, self._labels = backend, images, labels
         shape, xp = images.shape[1:], backend.xp
@@ -50,7 +54,9 @@ class RingTransfer(Transfer):
         self._tables = backend._tables(pixels)
         with backend.here():
             self._slots = [Slot(backend, batch_size, shape) for _ in range(ahead + 2)]
-            self._pixels = backend.allocate((batch_size, *shape), np.uint8)  # one: copies and kernels take turns
+            self._pixels = backend.allocate(
+                (batch_size, *shape), np.uint8
+            )  # one is enough: copies and kernels take turns
             self._pixels_ahead = Staging(xp, self._pixels.nbytes)
             self._labels_ahead = Staging(xp, self._slots[0].labels.nbytes)
         self._waiting: deque[Slot] = deque()
@@ -61,7 +67,7 @@ class RingTransfer(Transfer):
             self.begin([])
 
     def _there(self) -> AbstractContextManager[Any]:
-        """The device, and the stream that brings batches."""
+        """Context with the device and the copy stream."""
         there = ExitStack()
         there.enter_context(self._backend.xp.cuda.Device(self._backend.device))
         there.enter_context(self._stream)
@@ -107,7 +113,7 @@ class RingTransfer(Transfer):
             staging.close()
         with self._there():
             self._slots[0].made.record()
-        self._backend.wait_event(self._slots[0].made)  # what was made and never taken is freed on the worker's stream
+        self._backend.wait_event(self._slots[0].made)  # batches that were never taken are freed on the worker's stream
         self._slots.clear()
         self._waiting.clear()
         del self._tables

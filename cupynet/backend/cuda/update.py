@@ -12,36 +12,32 @@ from cupynet.backend.cuda.launch import INSTANCES, KIND_OF, MOST_BLOCKS_DOWN, TE
 from cupynet.backend.reference.update import UpdateOps
 from cupynet.backend.update_rules import Layers, Move, Rule
 
-MOST_ALONG = 32  # blocks along a layer's weights
+MOST_ALONG = 32  # blocks along a stretch of weights
 
 
 class CudaUpdate(CudaDevice, UpdateOps):
     """See `UpdateOps`."""
 
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
-        """See `Backend.weighted_sum`. Of more than 16 parts each 16 are rounded to the vectors' precision."""
-        counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
-        kind = KIND_OF.get(out.dtype.name)
-        if kind is None:
-            super().weighted_sum(out, parts, shares)
-            return
+        """See `UpdateOps`. With more than 16 parts, the sum is rounded to the vectors' precision after every 16."""
         shapes.alike("weighted_sum", out, *parts)
+        counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
         some, rest = counted[:TERMS], counted[TERMS:]
         lacking = TERMS - len(some)
         terms = [part for part, _ in some] + [None] * lacking
         factors = [share for _, share in some] + [0.0] * lacking
-        self._flat(f"weighted_sum_{kind}", out.size, out, *terms, *factors, len(some))
+        self._flat(f"weighted_sum_{KIND_OF[out.dtype.name]}", out.size, out, *terms, *factors, len(some))
         if rest:
             self.weighted_sum(out, [out, *(part for part, _ in rest)], [1.0, *(share for _, share in rest)])
 
     def squared_norm(self, grad: Array) -> Array:
-        return self._total("squares", grad, squares=True) if self._updates(grad) else super().squared_norm(grad)
+        return self._total("squares", grad, squares=True)
 
     def total(self, vector: Array) -> Array:
-        return self._total("values", vector, squares=False) if self._updates(vector) else super().total(vector)
+        return self._total("values", vector, squares=False)
 
     def _total(self, what: str, vector: Array, *, squares: bool) -> Array:
-        """The sum of a vector or of its squares: parts first, then their sums, always in the same order."""
+        """The sum of a vector or of its squares: in parts, then over the parts, always in the same order."""
         if what not in self._totals:
             self._totals[what] = self.allocate((), self.policy.accumulate)
         total, name, threads = self._totals[what], f"sum_vector_{self._wide}", self.kernels.threads
@@ -57,9 +53,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
         return total
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
-        if not self._updates(grad):
-            self._not_steered("clip_norm")
-            return super().clip_norm(grad, squared_norm, largest)
         norm = self.asarray(squared_norm, grad.dtype)
         self._flat(f"clip_norm_{self._wide}", grad.size, grad, norm, largest, self.controls)
 
@@ -68,17 +61,15 @@ class CudaUpdate(CudaDevice, UpdateOps):
     ) -> None:
         vectors = weight, grad, *states
         shapes.alike(rule.name, *vectors, *(() if stored is None else (stored,)))
-        known = f"{rule.name}_update_{self._kind}" in INSTANCES
-        if not known or not self._updates(*vectors) or not self._copies(stored):
-            self._not_steered(rule.name)
-            return super().move_weights(rule, weight, grad, states, move, stored)
-        arguments = *vectors, stored, *move.in_order(), self.controls
-        self._flat(f"{rule.name}_update_{self._kind}", weight.size, *arguments)
+        name = f"{rule.name}_update_{self._kind}"
+        if name in INSTANCES:
+            self._flat(name, weight.size, *vectors, stored, *move.in_order(), self.controls)
+            return
+        if self.controls is not None:  # a captured step would repeat the numbers of this iteration
+            raise RuntimeError(f"{rule.name}: no kernel reads the numbers of this rule from the device")
+        super().move_weights(rule, weight, grad, states, move, stored)
 
     def squared_norms(self, vector: Array, layers: Layers) -> Array:
-        if not self._updates(vector):
-            self._not_steered("squared_norms")
-            return super().squared_norms(vector, layers)
         found = self.borrow((layers.count,), self.policy.accumulate)
         parts, down = self._stretches(layers)
         sums = self.borrow((len(layers.bounds), parts), self.policy.accumulate)
@@ -92,9 +83,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
         return found
 
     def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:
-        if not self._updates(grad, squared_norms):
-            self._not_steered("clip_norms")
-            return super().clip_norms(grad, squared_norms, layers, largest)
         if layers.bounds:
             name, grid = f"clip_norms_{self._wide}", self._stretches(layers)
             arguments = grad, squared_norms, layers.table, largest, self.controls, len(layers.bounds)
@@ -105,21 +93,14 @@ class CudaUpdate(CudaDevice, UpdateOps):
         stored: Array | None = None,
     ) -> None:  # fmt: skip
         shapes.alike("trust_weights", weight, grad, *(() if stored is None else (stored,)))
-        if not self._updates(weight, grad, *norms) or not self._copies(stored):
-            self._not_steered("trust_weights")
-            return super().trust_weights(weight, grad, norms, layers, rate, stored)
         if layers.bounds:
             name, grid = f"trust_weights_{self._kind}", self._stretches(layers)
             arguments = weight, grad, stored, *norms, layers.table, rate, self.controls, len(layers.bounds)
             self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
 
     def _stretches(self, layers: Layers) -> tuple[int, int]:
-        """Blocks along each stretch, of which there are as many as the longest has use for, and along all of them."""
+        """The grid: blocks along a stretch, as many as the longest can use, and stretches at a time."""
         longest = max((stop - start for start, stop in layers.bounds), default=1)
         down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
         across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)
         return max(1, across), down
-
-    def _copies(self, stored: Array | None) -> bool:
-        """Whether kernels take this copy of the weights, or there is none."""
-        return stored is None or self._stores(stored)

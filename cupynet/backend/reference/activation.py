@@ -1,7 +1,7 @@
-"""Activations that look at one value at a time, in array code: the reference of `Backend.pointwise` and its derivative.
+"""Activations: the reference.
 
-Each is computed in the accumulation precision, in a form that neither overflows nor loses small results for large |x|.
-The derivatives are written in terms of the output y where that says enough, else (`OF_INPUT`) of the input x.
+Pointwise activations are computed in the accumulation precision, in a form that neither overflows nor loses small
+results for large |x|. Derivatives are functions of the output y, or of the input x if y does not suffice (`OF_INPUT`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, TypeAlias
 
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
-from cupynet.core.checks import one_of
 
 Function: TypeAlias = Callable[[Any, Array, float], Array]
 
@@ -115,17 +113,7 @@ POINTWISE = {
     ),
 }
 NAMES = tuple(POINTWISE)
-OF_INPUT = ("gelu", "silu")  # whose derivative needs x: y does not tell which of two it came from
-
-
-def forward(xp: ModuleType, name: str, x: Array, slope: float) -> Array:
-    """The activation of x, in x's precision; a new array."""
-    return POINTWISE[one_of("pointwise", name, NAMES)].forward(xp, x, slope)
-
-
-def derivative(xp: ModuleType, name: str, kept: Array, slope: float) -> Array:
-    """dy/dx from y or from x, see `OF_INPUT`; a new array."""
-    return POINTWISE[one_of("pointwise", name, NAMES)].derivative(xp, kept, slope)
+OF_INPUT = ("gelu", "silu")  # y does not determine x, so the derivative needs x
 
 
 class ActivationOps(Device):
@@ -159,12 +147,14 @@ class ActivationOps(Device):
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        """out = the activation of this name of each value of x, of any shape; `out` may be x, and is returned.
+        """out = the activation of each value of x, of any shape; `out` may be x, and is returned.
 
-        leaky_relu (below zero, `slope` times x), elu, tanh, sigmoid, softplus, gelu, silu: see `nn.activation`.
+        Args:
+            name: leaky_relu, elu, tanh, sigmoid, softplus, gelu or silu.
+            slope: of leaky_relu below zero.
         """
         shapes.alike("pointwise", x, out)
-        out[...] = forward(self.xp, name, x.astype(self.policy.accumulate), slope)
+        out[...] = POINTWISE[name].forward(self.xp, x.astype(self.policy.accumulate), slope)
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
@@ -173,6 +163,6 @@ class ActivationOps(Device):
         kept: the output y; for gelu and silu the input x.
         """
         shapes.alike("pointwise_backward", dy, kept)
-        factor = derivative(self.xp, name, kept.astype(self.policy.accumulate), slope)
+        factor = POINTWISE[name].derivative(self.xp, kept.astype(self.policy.accumulate), slope)
         dy[...] = dy * factor
         return dy

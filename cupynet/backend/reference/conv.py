@@ -47,8 +47,8 @@ class ConvOps(DenseOps):
     ) -> tuple[Array, Array]:
         """Cross-correlation: (N, H, W, C), (K_h, K_w, C, O), (O,) -> (N, H', W', O), and what the backward pass needs.
 
-        With `groups` the channels, and the filters, fall into as many equal parts, and each filter sees the channels of
-        its part alone: the weight is (K_h, K_w, C / groups, O).
+        With `groups`, channels and filters are divided into as many equal parts, and a filter sees the channels of its
+        part only: the weight is (K_h, K_w, C / groups, O).
 
         Raises:
             ConfigError: the images have no room for a window, or other channels than the weight.
@@ -70,9 +70,9 @@ class ConvOps(DenseOps):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
-        """Adds the gradients of weight and bias, returns dx (N, H, W, C) or None.
+        """Add the gradients of weight and bias, return dx (N, H, W, C) or None.
 
-        `columns` is what `conv2d` returned beside y.
+        columns: the second result of `conv2d`.
         """
         shapes.convolution("conv2d_backward", x.shape, weight, window, groups)
         outputs = weight.shape[3]
@@ -93,8 +93,8 @@ class ConvOps(DenseOps):
         self.give_back(dcolumns)
         return dx
 
-    # One product for each group, of rows that lie together: the groups' channels are moved before the images, so that
-    # im2col takes them for images of their own.
+    # One product for each group: the channels of a group become images of their own, so that im2col gives a group
+    # contiguous rows.
 
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
         """`conv2d` in groups, without a bias."""
@@ -114,13 +114,13 @@ class ConvOps(DenseOps):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
         need_dx: bool,
     ) -> Array | None:  # fmt: skip
-        """`conv2d_backward` in groups, without a bias; columns: None where the forward pass made none."""
+        """`conv2d_backward` in groups, without a bias; columns: None if the forward pass made none."""
         made = None if columns is not None else self._columns_apart(x, window, groups)
         columns = columns if made is None else made
         rows, each = len(columns) // groups, weight.shape[3] // groups
         parts = self._apart(dy, groups)  # (G·N, H', W', O / G)
         of_group = parts.reshape(groups, rows, each)
-        grad = self.borrow((columns.shape[1], each), self.policy.accumulate)  # that of a group has gaps
+        grad = self.borrow((columns.shape[1], each), self.policy.accumulate)  # the gradient of a group has gaps
         dcolumns = self.borrow(columns.shape, self.policy.compute) if need_dx else None
         for g in range(groups):
             own = slice(g * rows, (g + 1) * rows)

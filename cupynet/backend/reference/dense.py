@@ -10,7 +10,7 @@ class DenseOps(Device):
     """Products of matrices, on which dense layers and convolutions are built."""
 
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """The product a @ b of (I, J) and (J, K), or of what is to be transposed: (I, K), in the storage precision."""
+        """The product a @ b of (I, J) and (J, K), or of their transposes: (I, K), in the storage precision."""
         return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
     def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -23,14 +23,14 @@ class DenseOps(Device):
     def dense_backward(
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool
     ) -> Array | None:
-        """Adds the gradients of weight and bias, returns dx (N, F) or None."""
+        """Add the gradients of weight and bias, return dx (N, F) or None."""
         self._add_product(weight_grad, x, dy)
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy)
         return self.matmul(dy, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> tuple[Array, bool]:
-        """`a` in the compute precision, and whether that is a borrowed copy."""
+        """`a` in the compute precision, and True if that is a borrowed copy."""
         if a.dtype == self.policy.compute:
             return a, False
         copy = self.borrow(a.shape, self.policy.compute)
@@ -48,7 +48,7 @@ class DenseOps(Device):
         return out
 
     def _gemm(self, left: Array, right: Array, out: Array) -> None:
-        """out = left right; every product passes here, 2-D and in one precision (3-D ones are a trap on the GPU)."""
+        """out = left right; all products are made here, 2-D and in one precision."""
         self.xp.matmul(left, right, out=out)
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:

@@ -10,17 +10,17 @@ from cupynet.backend.device import Device
 
 
 class DropoutOps(Device):
-    """Dropout whose random numbers follow from seed, epoch, sample and position."""
+    """Dropout, with random numbers determined by seed, epoch, sample and place."""
 
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
         """Each value of x is 0 with probability `rate`, else x / (1 - rate): (N, ...), (N,) int64.
 
-        Which are 0 follows from (key, epoch, sample, place in the example), see philox.py: alike on all backends.
+        Which values are 0 depends only on key, epoch, sample and place in the example, see philox.py.
 
         Args:
             epoch: a number, or an array of one element on the device.
             key: 64 bits.
-            out: what is overwritten, x itself perhaps; by default borrowed.
+            out: the result, which may be x; by default borrowed.
         """
         out = self.borrow(x.shape) if out is None else out
         shapes.alike("dropout", x, out)

@@ -1,7 +1,7 @@
-"""Losses that compare each output by itself with a target of 0 or 1, as array code: their values and slopes.
+"""Losses: the reference.
 
-Each is (xp, outputs, targets, parameter) -> (values, slopes), all (N, O). `Backend.target_loss` takes them by name; its
-kernels have the same names.
+Elementwise losses compare each output with a target of 0 or 1: (xp, outputs, targets, parameter) -> (values, slopes),
+all (N, O). Kernels have the same names.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 
 
 class LossOps(Device):
-    """Losses of each example, and the gradient of their mean."""
+    """The loss of each example, and the gradient of their mean."""
 
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:
         """-sum_c t_c · log softmax(logits)_c of each example (N,); the gradient of their mean (N, O).
 
-        The gradient is times the loss scale. The target t is (1 - smoothing) · weight at the label, and smoothing / O ·
-        weight of the class at every class. The losses are read before the next call, which may overwrite them.
+        The gradient is multiplied by the loss scale. The target t is (1 - smoothing) · weight at the label, plus
+        smoothing / O · weight at every class. Read the losses before the next call, which may overwrite them.
 
         Args:
-            weights: of the classes; 1 without.
+            weights: of the classes; 1 by default.
         """
         xp, (n, classes), accumulate = self.xp, logits.shape, self.policy.accumulate
         shifted = logits.astype(accumulate)
@@ -69,7 +69,7 @@ class LossOps(Device):
         if weights is None and not smoothing:
             exponentials[rows, labels] -= 1
         else:
-            own = xp.ones(classes, accumulate) if weights is None else self.constants(weights)  # (O,)
+            own = xp.ones(classes, accumulate) if weights is None else self._constants(weights)  # (O,)
             at_label, even = (1 - smoothing) * own[labels], smoothing / classes * own  # (N,), (O,)
             losses *= at_label
             if smoothing:
@@ -82,13 +82,13 @@ class LossOps(Device):
         return losses, gradient
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        """The mean over the outputs of a loss that compares each with 1 at the label and 0 elsewhere, of each example.
+        """The mean elementwise loss of each example, with target 1 at the label and 0 elsewhere.
 
-        (N, O), (N,) -> (N,), and the gradient of the mean of these (N, O), times the loss scale. The losses are read
-        before the next call, which may overwrite them.
+        (N, O), (N,) -> (N,), and the gradient of the mean of these (N, O), multiplied by the loss scale. Read the
+        losses before the next call, which may overwrite them.
 
         Args:
-            kind: `squared`, `logistic`, `hinge` or `huber`, see `targets`.
+            kind: `squared`, `logistic`, `hinge` or `huber`.
             parameter: of the kind.
         """
         n, outputs = prediction.shape

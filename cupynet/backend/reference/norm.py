@@ -8,7 +8,7 @@ from cupynet.backend.reference.activation import ActivationOps
 
 
 class NormOps(ActivationOps):
-    """Normalization by channel or by row, with ReLU behind it if asked, and its derivative."""
+    """Normalization by channel, optionally followed by ReLU, or by row, and its derivative."""
 
     def channel_moments(self, x: Array) -> Array:
         """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
@@ -51,9 +51,9 @@ class NormOps(ActivationOps):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        """The sums of dy and of dy · x̂ in each channel, for what was normalised to x̂: (2, C), accumulated.
+        """The sums of dy and of dy · x̂ in each channel, with x̂ the normalized x: (2, C), in accumulation precision.
 
-        y: the output behind ReLU: where it is not positive dy becomes 0, in place; None without ReLU.
+        y: the output after ReLU: dy becomes 0 in place where it is not positive; None without ReLU.
         """
         shapes.channels("normalize_sums", x, mean, variance)
         shapes.alike("normalize_sums", dy, x, *([] if y is None else [y]))
@@ -73,7 +73,7 @@ class NormOps(ActivationOps):
     ) -> Array:
         """scale / σ · (dy - sums[0] / count - x̂ · sums[1] / count), in place in dy (..., C); see `normalize_sums`.
 
-        count: how many values of each channel the moments, and the sums, are of.
+        count: the number of values of each channel in the moments and the sums.
         """
         shapes.channels("normalize_backward", x, mean, variance, scale)
         shapes.alike("normalize_backward", dy, x)
@@ -111,9 +111,9 @@ class NormOps(ActivationOps):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        """Adds the gradients of scale and shift (F,); returns dx (N, F), in place in dy, or None.
+        """Add the gradients of scale and shift (F,); return dx (N, F), in place in dy, or None.
 
-        moments: (N, 2), of the forward pass.
+        moments: (N, 2), from the forward pass.
         """
         shapes.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
         shapes.alike("normalize_rows_backward", dy, x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
@@ -17,16 +16,15 @@ class PoolOps(Device):
     """Pooling over windows, and its derivative."""
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
-        """The largest value of each window, and which it was: (N, H, W, C) -> 2 x (N, H', W', C).
+        """The largest value of each window, and its place: (N, H, W, C) -> 2 x (N, H', W', C).
 
-        A winner is its place in the window, ky·K_w + kx; among equals the first in that order wins, so ties have one
-        gradient path. A window that holds NaN has NaN as its largest, the first of them. What is around the image is
-        never the largest.
+        The place in the window is ky·K_w + kx. The first of equal values wins, so that ties have one gradient path, and
+        the first NaN of a window wins over all values. Padding never wins.
         """
         shapes.windows("max_pool2d", x.shape, window, pool=True)
         output = window.output(*x.shape[1:3])
         y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
-        winners = self.borrow(y.shape, self.winner_dtype(window))
+        winners = self.borrow(y.shape, window.place_dtype)
         padded = self._surrounded(x, window, -math.inf)
         y[...] = padded[window.seen(0, 0, output)]
         winners[...] = 0
@@ -40,10 +38,6 @@ class PoolOps(Device):
                 self.xp.copyto(y, candidate, where=better)
         self.give_back(padded if padded is not x else None)
         return y, winners
-
-    def winner_dtype(self, window: Window) -> Any:
-        """The smallest integer that numbers the places of a window."""
-        return self.xp.dtype(self.xp.uint8 if window.places <= 256 else self.xp.int32)
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
@@ -62,7 +56,7 @@ class PoolOps(Device):
     def avg_pool2d(self, x: Array, window: Window) -> Array:
         """The mean of the pixels of the image that each window sees: (N, H, W, C) -> (N, H', W', C).
 
-        What is around the image does not count. Added up in the accumulation precision.
+        Padding does not count. Summed in the accumulation precision.
         """
         shapes.windows("avg_pool2d", x.shape, window, pool=True)
         n, height, width, channels = x.shape
@@ -76,7 +70,7 @@ class PoolOps(Device):
         return self._stored_copy(total)
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """Each pixel's share of the gradient of the windows that see it: (N, H', W', C) -> (N, H, W, C)."""
+        """The gradient of each window, shared equally by its pixels: (N, H', W', C) -> (N, H, W, C)."""
         shapes.windows("avg_pool2d_backward", shape, window, pool=True)
         n, height, width, channels = shape
         output = window.output(height, width)
@@ -89,6 +83,6 @@ class PoolOps(Device):
         return self._within(dx, shape, window)
 
     def _shares(self, window: Window, height: int, width: int) -> Array:
-        """What each pixel counts in the mean of each window, (H', W', 1)."""
+        """1 / the number of pixels of each window, (H', W', 1)."""
         rows, cols = (np.array(counts, np.float64) for counts in window.pixels(height, width))
         return self.asarray((1 / np.outer(rows, cols))[..., None].astype(self.policy.accumulate))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
@@ -14,12 +12,12 @@ from cupynet.backend.update_rules import Layers, Move, Rule
 
 
 class UpdateOps(Device):
-    """What moves weights: means, norms, clipping and optimizer steps over flat vectors."""
+    """Means, norms, clipping and optimizer steps of flat vectors."""
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
         """Overwrite all of `parts` with sum_r shares[r] · parts[r], added in this order; parts of share 0 are not read.
 
-        Flat vectors (P,) on the host, whatever the backend: averages are computed there.
+        Flat vectors (P,) in the host's memory, on every backend.
         """
         shapes.alike("mean_in_place", *parts)
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
@@ -43,11 +41,11 @@ class UpdateOps(Device):
         out[...] = total
 
     def squared_norm(self, grad: Array) -> Array:
-        """The sum of squares of a (P,) vector, on the device: a number, or a 0-d array that the next call changes."""
+        """The sum of squares of a (P,) vector: a number, or a 0-d array on the device that the next call overwrites."""
         return (grad * grad).sum()
 
     def total(self, vector: Array) -> Array:
-        """The sum of a vector, on the device: a number, or a 0-d array that the next call overwrites."""
+        """The sum of a vector: a number, or a 0-d array on the device that the next call overwrites."""
         return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
@@ -55,8 +53,8 @@ class UpdateOps(Device):
 
         Args:
             grad: (P,), all of the gradient or a part of it.
-            squared_norm: of the whole gradient; parts add theirs up.
-            largest: the length it may have.
+            squared_norm: of the whole gradient.
+            largest: the largest length.
         """
         length = self.xp.sqrt(self.xp.asarray(squared_norm, grad.dtype))
         grad *= largest / self.xp.maximum(length, largest)
@@ -64,15 +62,15 @@ class UpdateOps(Device):
     def move_weights(
         self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
     ) -> None:
-        """One update by a rule that looks at each weight by itself, in place; (P,) vectors.
+        """One update by a rule that treats each weight by itself, in place; (P,) vectors.
 
             g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
 
-        Where the rule does not move weights at once, grad = step(g) + decay · w instead, for `trust_weights`.
+        If the rule does not move weights at once, grad = step(g) + decay · w instead, for `trust_weights`.
 
         Args:
-            states: the rule's own vectors, which it changes.
-            stored: the copy of the weights that layers read, written too; None where they read the weights themselves.
+            states: the vectors of the rule, updated in place.
+            stored: the copy of the weights that layers read, updated too; None if they read the weights themselves.
         """
         shapes.alike(rule.name, weight, grad, *states)
         xp = self.xp
@@ -95,11 +93,6 @@ class UpdateOps(Device):
         if stored is not None:
             self.convert(weight, stored)
 
-    def layers(self, bounds: Sequence[tuple[int, int]], group: Sequence[int]) -> Layers:
-        """Stretches of a flat vector by the layer that they are of, see `Layers`; made once."""
-        table = np.array([(*each, layer) for each, layer in zip(bounds, group, strict=True)], np.int64).reshape(-1, 3)
-        return Layers(tuple(bounds), tuple(group), max(group, default=-1) + 1, self.asarray(table))
-
     def squared_norms(self, vector: Array, layers: Layers) -> Array:
         """The sum of squares of each layer's part of a (P,) vector: (L,), borrowed, in the vector's precision."""
         found = self.borrow((layers.count,), vector.dtype)
@@ -120,7 +113,7 @@ class UpdateOps(Device):
         """w -= rate · |w| / |g| · g, layer by layer and in place; g is set to zero (You et al. 2020, LAMB).
 
         Args:
-            norms: |w|² and |g|² of each layer (L,). Where one of them is zero, the ratio counts as one.
+            norms: |w|² and |g|² of each layer (L,). The ratio is 1 if either is zero.
             stored: as in `move_weights`.
         """
         shapes.alike("trust_weights", weight, grad)

@@ -99,8 +99,6 @@ def check_blas(asked: list[str]) -> Iterator[Finding]:
         yield Finding("blas", "note", f"{threads} threads for {cores} cores", f"set OPENBLAS_NUM_THREADS={cores}")
     if bound := [f"{name}={os.environ[name]}" for name in THREADS if name in os.environ]:
         yield Finding("blas", "note", f"{', '.join(bound)} decide how its threads run", "unset them if unintended")
-    if below := blas.held_below():
-        yield Finding("blas", "note", below)
 
 
 def check_numba(asked: list[str]) -> Iterator[Finding]:
@@ -119,7 +117,7 @@ def check_numba(asked: list[str]) -> Iterator[Finding]:
         yield Finding("numba", "problem", f"{version} computes wrongly", "use backend=numpy, or another numba", 1)
         return
     seconds, cache = time.perf_counter() - began, update_kernels.squared_norm._cache  # type: ignore[attr-defined]
-    where = "compiled kernels are not kept" if cache.trouble else f"kernels are kept in {cache.cache_path}"
+    where = f"kernels are kept in {cache.cache_path}" if cache.cache_path else "compiled kernels are not kept"
     yield Finding("numba", "ok", f"{version} compiles ({seconds:.1f} s), {where}")
 
 

@@ -60,8 +60,8 @@ def test_products_are_those_of_numpy(
     own.gemm(a, b, out)
     product, close = exact_a @ exact_b, CLOSE[result]
     np.testing.assert_allclose(out.get().astype(np.float64), product, rtol=close, atol=close)
-    own.gemm(a, b, out, alpha=0.5, beta=-2.0)
-    np.testing.assert_allclose(out.get().astype(np.float64), -1.5 * product, rtol=3 * close, atol=3 * close)
+    own.gemm(a, b, out, beta=-2.0)
+    np.testing.assert_allclose(out.get().astype(np.float64), -product, rtol=3 * close, atol=3 * close)
 
 
 @standin
@@ -296,8 +296,6 @@ def test_tf32_is_for_floats(dtype: str) -> None:
     words = f"^tf32=true: is a way to multiply floats, and dtype={dtype}: leave it out, or take dtype=float$"
     with pytest.raises(ConfigError, match=words):
         create_backend("cupy", dtype, tf32=True)
-    with pytest.raises(ConfigError, match="^tf32=true: is a way to multiply floats"):
-        CupyBackend(dtype, tf32=True)
     assert create_backend("cupy", dtype, tf32=False).options["tf32"] is False
     assert create_backend("cupy", "float32", tf32=True).options["tf32"] is True
 

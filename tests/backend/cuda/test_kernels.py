@@ -156,13 +156,13 @@ def test_activations_of_one_value_at_a_time(kind: str, launch: Any, start: int, 
     for size in SIZES:
         x = array(rng.normal(size=size) * np.resize([1, 3, 1e4], size), stored, start)
         x[::11] = np.nan
-        exact = pointwise.forward(np, name, np.array(x, np.float64), 0.25)
+        exact = pointwise.POINTWISE[name].forward(np, np.array(x, np.float64), 0.25)
         out = array(np.ones(size), stored, start)
         kernel("activation", f"pointwise_{kind}")(*launch, (x, out, which, slope, np.int64(size)))
         close(out, exact, kind, 4)
         kept = array(np.array(x if name in pointwise.OF_INPUT else exact), stored, 1 - start)
         dy = array(rng.normal(size=size), stored, start)
-        factor = pointwise.derivative(np, name, np.array(kept, np.float64), 0.25)
+        factor = pointwise.POINTWISE[name].derivative(np, np.array(kept, np.float64), 0.25)
         expected = np.array(dy, np.float64) * factor
         kernel("activation", f"pointwise_backward_{kind}")(*launch, (dy, kept, which, slope, np.int64(size)))
         close(dy, expected, kind, 4)

@@ -123,14 +123,14 @@ def other_device() -> Any:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (lambda x: (x.astype(np.float64), 8), "argument 0 must be a contiguous array of float32 .*, .* is float64"),
-        (lambda x: (x[::2], 4), "argument 0 must be a contiguous .*, this one has gaps"),
-        (lambda x: (np.zeros(8, np.float32), 8), "argument 0 must be .* on device 0, this one is on the host"),
-        (lambda x: (other_device(), 8), "argument 0 must be .* on device 0, this one is on device 1"),
-        (lambda x: (None, 8), "argument 0 must be .*, this one is NoneType"),
-        (lambda x: (x.data.ptr, 8), "argument 0 must be .*, this one is int"),
-        (lambda x: (x,), "takes 2 arguments, was given 1"),
-        (lambda x: (x, 8, 8), "takes 2 arguments, was given 3"),
+        (lambda x: (x.astype(np.float64), 8), "argument 0 must be a contiguous array of float32 .*, got float64 .*"),
+        (lambda x: (x[::2], 4), "argument 0 must be a contiguous .*, got float32 .*, with gaps"),
+        (lambda x: (np.zeros(8, np.float32), 8), "argument 0 must be .* on device 0, got float32 on device cpu"),
+        (lambda x: (other_device(), 8), "argument 0 must be .* on device 0, got float32 on device 1"),
+        (lambda x: (None, 8), "argument 0 must be .*, got NoneType .*"),
+        (lambda x: (x.data.ptr, 8), "argument 0 must be .*, got int .*"),
+        (lambda x: (x,), "takes 2 arguments, got 1"),
+        (lambda x: (x, 8, 8), "takes 2 arguments, got 3"),
     ],
 )  # fmt: skip
 def test_arguments_that_a_kernel_would_misread_are_refused(arguments: Any, line: str, xp: Recorded) -> None:

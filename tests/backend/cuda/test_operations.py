@@ -5,29 +5,18 @@ tests/backend/test_operations.py compares its operations in launches of the usua
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from cupynet.backend import Convolution, MaxPool, Window, create_backend
+from cupynet.backend import Window, create_backend
 from cupynet.backend.cuda import CupyBackend
-from cupynet.backend.cuda.backend import FUSED
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from tests.support.backends import every_dtype
 from tests.support.comparisons import CHOSEN, COMPARISONS, compare
 from tests.support.networks import train_step
 
 pytestmark = pytest.mark.usefixtures("devices")
 TINY = (48, 1)  # threads of a block, and blocks
-
-
-@pytest.fixture
-def cupy() -> Any:
-    import cupy
-
-    return cupy
 
 
 @pytest.mark.parametrize("operation", COMPARISONS)
@@ -55,22 +44,6 @@ def test_a_product_is_not_rounded_before_it_is_added(flat: bool) -> None:
         backend.conv2d_backward(dy, columns, x, weight, grad.reshape(1, 1, 2, 2), bias, window, need_dx=False)
     np.testing.assert_array_equal(backend.to_host(grad), [[2050, 301], [614401, 90001]])
     np.testing.assert_array_equal(backend.to_host(bias), [2049, 300])
-
-
-@every_dtype
-def test_images_on_the_device_are_gathered_there(dtype: str, cupy: Any) -> None:
-    backend, images = CupyBackend(dtype), np.arange(256, dtype=np.uint8).reshape(4, 8, 4, 2)
-    samples = np.array([3, 0, 3])
-    expected = backend.to_host(backend.load_images(images, samples))
-    np.testing.assert_array_equal(backend.to_host(backend.load_images(cupy.asarray(images), samples)), expected)
-    for wrong in ([0, 4], [-1]):
-        with pytest.raises(IndexError, match="there are 4 images"):
-            backend.load_images(cupy.asarray(images), np.array(wrong))
-    assert backend.load_images(images, np.array([], int)).shape == (0, 8, 4, 2)
-
-
-def test_the_pair_that_is_fused_is_compared() -> None:
-    assert FUSED.keys() == {(Convolution, MaxPool)}
 
 
 @pytest.mark.parametrize("activation", ["identity", "relu", "softmax", "tanh", "silu"])

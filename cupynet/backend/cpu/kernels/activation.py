@@ -1,8 +1,8 @@
-"""Activations that look at one value at a time, compiled: one pass over memory, in vectors.
+"""Pointwise activations, compiled: one pass over memory, vectorized.
 
-exp and expm1 are made of multiplications and shifts, as calls of the C library would keep the loops from becoming
-vectors: x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by its Taylor series (Cody & Waite 1980). They are called
-for x <= 0 alone, where nothing overflows. erfc alone is the C library's.
+exp and expm1 are multiplications and shifts, as calls of the C library would prevent vectorization:
+x = n ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by its Taylor series (Cody & Waite 1980). They are called for x <= 0
+only, where nothing overflows. erfc is the C library's.
 """
 
 from __future__ import annotations
@@ -236,22 +236,14 @@ def silu_backward(dy: Array, x: Array, slope: Any) -> None:
 
 
 FORWARD: dict[str, Callable[..., None]] = {
-    "leaky_relu": leaky_relu,
-    "elu": elu,
-    "tanh": tanh,
-    "sigmoid": sigmoid,
-    "softplus": softplus,
-    "gelu": gelu,
-    "silu": silu,
+    function.__name__: function for function in (leaky_relu, elu, tanh, sigmoid, softplus, gelu, silu)
 }
 BACKWARD: dict[str, Callable[..., None]] = {
-    "leaky_relu": leaky_relu_backward,
-    "elu": elu_backward,
-    "tanh": tanh_backward,
-    "sigmoid": sigmoid_backward,
-    "softplus": softplus_backward,
-    "gelu": gelu_backward,
-    "silu": silu_backward,
+    function.__name__.removesuffix("_backward"): function
+    for function in (
+        *(leaky_relu_backward, elu_backward, tanh_backward, sigmoid_backward),
+        *(softplus_backward, gelu_backward, silu_backward),
+    )
 }
 
 

@@ -10,7 +10,7 @@ from cupynet.backend.cpu.kernels.jit import kernel
 
 @kernel
 def add_column_sums(dy: Array, grad: Array) -> None:
-    """grad += the sum of the rows of dy, 64 at a time, so that long sums keep their digits; (R, O), (O,)."""
+    """grad += the sum of the rows of dy, 64 at a time to keep precision; (R, O), (O,)."""
     part = np.empty_like(grad)
     for start in range(0, dy.shape[0], 64):
         part[:] = 0

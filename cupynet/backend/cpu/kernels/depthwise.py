@@ -1,7 +1,7 @@
-"""Depthwise convolution, compiled: each filter sees one channel, so there is no product to be made of it.
+"""Depthwise convolution, compiled: each filter sees one channel, so it is no matrix product.
 
-Vectors lie along the channels. With `repeat` filters for a channel those of a channel are neighbours. Places of a
-window outside the image are left out.
+Vectors are along the channels. The `repeat` filters of a channel are neighbours. Places of a window outside the image
+are skipped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, 
 def input_gradient(
     dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int
 ) -> None:
-    """dx = 0, then each window's gradient times the filters is added where they lie: (N, H', W', O) -> (N, H, W, C)."""
+    """dx = the sum of each window's gradient times the filters at its place: (N, H', W', O) -> (N, H, W, C)."""
     dx[...] = 0
     for n in range(dy.shape[0]):
         for row in range(dy.shape[1]):
@@ -71,7 +71,7 @@ def input_gradient(
 def weight_gradient(
     x: Array, dy: Array, grad: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int
 ) -> None:
-    """grad (K_h, K_w, O) += what each window's pixels and gradient make, image by image, so that sums keep digits."""
+    """grad (K_h, K_w, O) += the sum of pixels times gradients, one image at a time to keep precision."""
     part = np.empty_like(grad)
     for n in range(dy.shape[0]):
         part[...] = 0

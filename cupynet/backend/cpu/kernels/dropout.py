@@ -1,4 +1,4 @@
-"""Random numbers of Philox, as backend/philox.py has them, in compiled loops."""
+"""Dropout with the random numbers of backend/philox.py, in compiled loops."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupynet.backend.philox import FACTORS, STEPS
 LOW, HIGH = np.uint64(FACTORS[0]), np.uint64(FACTORS[1])
 STEP, OTHER_STEP = np.uint64(STEPS[0]), np.uint64(STEPS[1])
 MASK, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-BLOCK = 256  # places whose numbers are made together
+BLOCK = 256  # places at a time
 
 
 @numba.njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
@@ -27,7 +27,7 @@ def mixed(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 
 @numba.njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
-    """Four numbers of 32 bits for four counters and a key; all are uint64. (Ten rounds without a loop make vectors.)"""
+    """Four numbers of 32 bits for four counters and a key, all uint64. (Ten rounds without a loop are vectorized.)"""
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
     a, b, c, d, first, second = mixed(a, b, c, d, first, second)
@@ -43,7 +43,7 @@ def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 
 @kernel
 def dropout(x: Array, out: Array, samples: Array, epoch: int, first: int, second: int, below: int, factor: Any) -> None:
-    """out = x · factor where the value's number is at least `below`, else 0; (N, F), (N,). first, second: the key."""
+    """out = x · factor if the value's number is at least `below`, else 0; (N, F), (N,). first, second: the key."""
     features = x.shape[1]
     quarter = (features + 3) // 4
     least, key, other, when = np.uint32(below), np.uint64(first), np.uint64(second), np.uint64(epoch) & MASK

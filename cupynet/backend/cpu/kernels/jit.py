@@ -1,8 +1,8 @@
 """How kernels are compiled.
 
-Each kernel releases the GIL and runs on the calling thread alone (`parallel=True` aborts the process when several
-workers enter it). Compiled code is kept on disk, see `cache`. Arrays are C-contiguous. The fast-math flags allow
-contraction and reassociation but keep NaN and infinity meaningful.
+Kernels release the GIL and run in the calling thread only: `parallel=True` aborts the process when several workers
+call it. Compiled code is kept on disk, see `cache`. Arrays are C-contiguous. The fast-math flags allow contraction and
+reassociation, and keep NaN and infinity.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-from cupynet.backend.cpu.kernels.cache import KernelCache
+from cupynet.backend.cpu.kernels.cache import keep
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 SOURCES = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:8]
 
-KERNELS: list[Any] = []  # all that were made in this process
-
 
 def kernel(function: Kernel) -> Kernel:
-    """Compile on first use, for the dtypes it is called with.
+    """Compile a function on first use, for the dtypes of its arguments.
 
-    A kernel that is made for some constants has a cache file named after them and after the state of this folder's
-    sources. Files of one name are numbered by numba: of two processes that compile at once, one would find the other's
-    code. And numba looks at a kernel's own file only, not at what it is made of (`vectors`).
+    The cache file of a kernel that closes over constants is named after them and a hash of this folder. numba numbers
+    files of the same name, so one process would load what another compiled at the same time; and it checks only the
+    kernel's own file for changes, not the files that the kernel is built from (`vectors`).
     """
     if function.__closure__:
         constants = (str(cell.cell_contents) for cell in function.__closure__)
@@ -37,17 +35,11 @@ def kernel(function: Kernel) -> Kernel:
         nogil=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
     )
     compiled = compile_(function)
-    compiled._cache = KernelCache(function)  # in place of what cache=True makes, whose errors would be the run's
-    KERNELS.append(compiled)
+    keep(compiled, function)
     return cast(Kernel, compiled)
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A part of a kernel's loop, compiled into it."""
+    """Compile a part of a kernel's loop into the kernel."""
     found: Callable[..., Any] = numba.extending.register_jitable(function)
     return found
-
-
-def compiled() -> bool:
-    """Return True if any kernel was compiled or loaded in this process; importing the package must not do it."""
-    return any(len(each.signatures) > 0 for each in KERNELS)

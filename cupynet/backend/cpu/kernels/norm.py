@@ -1,7 +1,7 @@
-"""Normalisation: moments of channels, and what is made with them, each in one pass over memory.
+"""Normalization: moments of channels and their uses, each in one pass over memory.
 
-Rows are what lies next to each other, (R, C). Sums over rows are made 64 rows at a time, which stay in the L1 cache, in
-the precision of the rows; those of the blocks are added up in double.
+Rows are contiguous, (R, C). Sums are made over blocks of 64 rows, which stay in the L1 cache, in the precision of the
+rows; the sums of blocks are added in double.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BLOCK = 64  # rows
 def channel_moments(x: Array, moments: Array) -> None:
     """Mean and biased variance of the columns of x (R, C) into (2, C).
 
-    In each block of rows two passes, blocks combined as by Chan et al. 1979: what is large beside its spread keeps it.
+    Two passes over each block, combined as by Chan et al. 1979: exact even if the mean is large beside the spread.
     """
     rows, channels = x.shape
     mean, spread = np.zeros(channels, np.float64), np.zeros(channels, np.float64)

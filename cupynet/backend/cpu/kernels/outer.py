@@ -1,8 +1,7 @@
-"""The gradient of filters whose patches have rows too short for a vector: a first layer on grey or colour images.
+"""The gradient of filters whose patches have rows shorter than a vector: the first layer on grey or colour images.
 
-The vectors lie along the filters here. For each pooling window, the values of a pixel's patch times the gradients of
-the filters that this pixel won are added to sums that stay in registers, a few values of the patch and a block of
-filters at a time.
+Vectors are along the filters. For each pooling window, the values of a pixel's patch times the gradients of the filters
+that this pixel won are added to sums in registers, a few values of the patch and a block of filters at a time.
 """
 
 from __future__ import annotations
@@ -67,8 +66,7 @@ def outer_sums(
 def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> None:
     """The loop over windows with all sums in registers.
 
-    A pixel that did not win multiplies zeros: that is as many times the arithmetic of the winners alone as a pooling
-    window has pixels, but it is regular.
+    A pixel that did not win multiplies zeros: more arithmetic than for the winners alone, but regular.
     """
     pixels, height, length, filters = known
     x, row_step, corners, places, windows, dy, winners, pitch = inputs
@@ -116,7 +114,7 @@ def _emit(b: Any, known: list[int], inputs: Any, grad: Any, grad_step: Any) -> N
 
 
 def blocks(filters: int, row: int, itemsize: int) -> list[tuple[int, int, int, int]]:
-    """How a gradient with rows of `row` values is taken: (first filter, filters, values, rows of a patch) at a time."""
+    """The blocks of a gradient with rows of `row` values: (first filter, filters, values, rows of a patch)."""
     width, most = registers()
     lanes, found, at = width // itemsize, [], 0
     while at < filters:

@@ -1,6 +1,6 @@
-"""What the kernels of a convolution under a max-pool are told in groups: named tuples, which compiled code takes apart.
+"""Arguments of the kernels of a convolution with a max-pool, grouped in named tuples.
 
-A patch is what one window of the convolution sees of an image, and P the number of pooling windows in an image.
+A patch is the part of an image that one window of the convolution sees; P is the number of pooling windows.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from cupynet.backend.array import Array
 
 
 class Patches(NamedTuple):
-    """Where patches lie in a flat image.
+    """The places of patches in a flat image.
 
     Attributes:
-        corners: (P,) int32, where the first patch of each pooling window begins.
-        places: (pixels,) int32, where the window's other patches begin from there.
+        corners: (P,) int32, the start of the first patch of each pooling window.
+        places: (pixels,) int32, the starts of all patches of a pooling window, from its corner.
         height: rows of a patch.
         row: values in a row of a patch.
         step: values of the image from one row of a patch to the next.
@@ -29,14 +29,14 @@ class Patches(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """The gradients that come back through the pool: dy (N, P, O), and winners (N, P, O), which pixel each is for."""
+    """The gradients that come back through the pool, dy (N, P, O), and the pixels they are for, winners (N, P, O)."""
 
     dy: Array
     winners: Array
 
 
 class Block(NamedTuple):
-    """A block of a weight's gradient: `lines` rows from row `line` of the patch on, from that value and filter on."""
+    """A block of a weight gradient: `lines` rows of the patch from `line` on, from a value and a filter on."""
 
     line: int
     lines: int

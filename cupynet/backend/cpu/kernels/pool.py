@@ -11,8 +11,10 @@ from cupynet.backend.window import IntPair
 
 @kernel
 def seen(at: int, size: int, kernel_size: int, stride: int, zeros: int) -> Any:
-    """Of the `at`th window along an axis: where it begins in the image, and the first and the end of its own places
-    that lie there; `zeros` are before the image."""
+    """The start of window `at` along an axis, and the first and the end of its places inside the image.
+
+    zeros: the padding before the image.
+    """
     start = at * stride - zeros
     return start, max(0, -start), min(kernel_size, size - start)
 

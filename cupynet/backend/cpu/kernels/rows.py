@@ -1,11 +1,11 @@
-"""The backward pass of a convolution under a max-pool, through the pool's winners only.
+"""The backward pass of a convolution with a max-pool, through the winners of the pool only.
 
-Of each pooling window one value got through, so only one in pool² of the convolution's output gradients is not zero.
-Instead of two dense products, each winner adds g · (the patch it saw) to the gradient of its filter, and g · (its
-filter) to the patch's gradient: sums of rows with factors, a quarter of the arithmetic under a 2x2 pool.
+One value of each pooling window won, so only one in pool² of the convolution's output gradients is not zero. Instead of
+two dense products, each winner adds g · (the patch it saw) to the gradient of its filter, and g · (its filter) to the
+gradient of the patch: sums of rows with factors, a quarter of the arithmetic with a 2x2 pool.
 
-All of it rests on one primitive, `weighted_rows`, for rows of a length that the compiler knows. It is written in LLVM's
-vectors because the sums must stay in registers while the rows stream by, which no loop over an array achieves.
+Both use one primitive, `weighted_rows`, for rows of constant length. It is written in LLVM vectors because the sums
+must stay in registers while rows are read, which no loop over an array achieves.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cupynet.backend.cpu.kernels.vectors import (
     store,
 )
 
-L1_BYTES = 24 * 1024  # of the L1 cache, used for images; it has 32 KB or more
+L1_BYTES = 24 * 1024  # of the L1 cache for images; it has 32 KB or more
 
 
 @intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
@@ -87,9 +87,9 @@ def _emit(b: Any, length: int, out: Any, rows: Any, offsets: Any, factors: Any, 
 
 
 def blocks(length: int, itemsize: int) -> tuple[int, int, int]:
-    """A row as (number of full blocks, their length, the rest): what the registers hold at a time."""
+    """A row as (number of full blocks, their length, the rest), by the number of registers."""
     width, sums = registers()
-    most = min(sums, 8) * width // itemsize  # eight sums hide the latency of their additions
+    most = min(sums, 8) * width // itemsize  # eight sums hide the latency of additions
     return (0, 0, length) if length <= most else (length // most, most, length % most)
 
 
@@ -106,7 +106,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
         dy, winners, corners, places = passed.dy, passed.winners, patches.corners, patches.places
         height, length, row_step = patches.height, patches.row, patches.step
         windows, filters, size = dy.shape[1], dy.shape[2], x.shape[1]
-        group = max(1, L1_BYTES // x[0].nbytes)  # images at a time: sums are loaded and stored once for all of them
+        group = max(1, L1_BYTES // x[0].nbytes)  # images at a time: their sums are loaded and stored once
         most = windows * group
         offsets = np.empty(filters * most, np.int32)
         factors = np.empty(filters * most, dy.dtype)

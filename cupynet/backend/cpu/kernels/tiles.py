@@ -1,12 +1,12 @@
 """A convolution without im2col: sums of products straight from images, a tile of them at a time in registers.
 
-One primitive, `add_products`, is the product of two matrices of which the first is never made: its rows begin anywhere
-in an image, and a table says where the factors of a sum lie from there. With patches as rows it is the convolution;
-with the values of a patch as rows, and sums over where patches begin, the gradient of the weight; with the gradients of
-windows as rows, and sums that lie where a place of the window saw the image, the gradient of the images. In LLVM's
-vectors for the same reason as `rows`.
+One primitive, `add_products`, is a product of two matrices of which the first is never made: its rows begin anywhere in
+an image, and a table has the offsets of their values. With patches as rows it is the convolution; with the values of a
+patch as rows and sums over patches, the gradient of the weight; with the gradients of windows as rows, added where a
+place of the window saw the image, the gradient of the images. It is written in LLVM vectors for the same reason as
+`rows`.
 
-Sums are made `CHUNK` products at a time, so that what all tiles multiply with stays in the L1 cache (Goto & van de
+Sums are made `CHUNK` products at a time, so that the factors shared by all tiles stay in the L1 cache (Goto & van de
 Geijn 2008).
 """
 
@@ -35,17 +35,17 @@ from cupynet.backend.cpu.kernels.vectors import (
 )
 
 CHUNK = 256  # products of a sum
-MOST_ROWS = 10  # of a tile: each has a pointer of its own
+MOST_ROWS = 10  # of a tile: each needs a pointer
 
 
 class Frame(NamedTuple):
     """Zeros around an image.
 
     Attributes:
-        size: values with the zeros; 0: there are none, and images are read where they are.
-        first: where the image's first value lies.
+        size: values with the zeros; 0 without padding: images are read in place.
+        first: the offset of the image's first value.
         height: rows of the image.
-        row: values in one of them.
+        row: values in a row.
         step: values from one row to the next.
     """
 
@@ -57,13 +57,13 @@ class Frame(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What is summed in one image: sum r is of image[starts[r] + table[t]] · factors[t], and is added at outs[r].
+    """The sums over one image: sum r is of image[starts[r] + table[t]] · factors[t], added at outs[r].
 
     Attributes:
-        parts: (parts, 5) int64, sums with a table of their own: their first r, the last of them + 1, their first t and
-            how many they have, and where their factors lie among packed ones.
+        parts: (parts, 5) int64, groups of sums with a table of their own: first r, last r + 1, first t, number of t,
+            and the offset of their packed factors.
         starts: int32.
-        outs: int32. Tiles read both to their last row, beyond the last sum.
+        outs: int32. Tiles read both up to their last row, beyond the last sum.
         table: int32.
     """
 
@@ -103,7 +103,7 @@ def add_products(
 
 
 def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any) -> None:
-    """The sums, and each row of them added where it belongs."""
+    """The sums, and each row of them added to its place."""
     height, width = known
     x, starts, table, count, w, pitch = inputs
     sums, parts = sums_of_products(b, x, starts, height, table, w, pitch, count, width)
@@ -121,9 +121,9 @@ def _emit(b: Any, known: list[int], inputs: Any, out: Any, outs: Any, rows: Any)
 
 
 def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
-    """Rows and columns of a tile for sums with so many columns, and the columns that are left.
+    """The rows and columns of a tile for sums with so many columns, and the remaining columns.
 
-    Two vectors across, as many rows as the registers then hold: a value is read for two multiplications, a vector of
+    Two vectors across and as many rows as the registers hold: a value is read for two multiplications, a vector of
     factors for all rows.
     """
     width, sums = registers()
@@ -134,14 +134,14 @@ def tile(columns: int, itemsize: int) -> tuple[int, int, int]:
 
 @functools.cache
 def products(height: int, width: int, rest: int) -> Callable[..., None]:
-    """The kernel for tiles of `height` rows and `width` columns, the last of `rest` columns where there are any."""
+    """The kernel for tiles of `height` rows and `width` columns, the last of `rest` columns."""
 
     @kernel
     def convolve(x: Array, zeros: Array, frame: Frame, sums: Sums, factors: Array, start: Array, y: Array) -> None:
-        """The sums in each of the images x (N, F).
+        """The sums of each of the images x (N, F).
 
-        With packed factors (1, 1, ...), see `pack`, each image has its own, y (N, P, O), which begin as start (O,).
-        With gradients as factors (N, P, O) all images add to the same, y (1, K, O), and start is empty.
+        With packed factors (1, 1, ...), see `pack`, each image has sums of its own, y (N, P, O), which begin as `start`
+        (O,). With gradients as factors (N, P, O), all images add to the same sums, y (1, K, O), and `start` is empty.
         `zeros` is as large as the frame.
         """
         pixels, columns, own = y.shape[1], y.shape[2], start.size > 0
@@ -187,9 +187,9 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
 
 @kernel
 def pack(factors: Array, parts: Array, width: int, packed: Array) -> None:
-    """`factors` (rows, columns) as tiles read them: columns cut into blocks of `width`, the last may be narrower.
+    """`factors` (rows, columns) in the order of tiles: columns in blocks of `width`; the last may be narrower.
 
-    A part of `Sums` has its blocks one behind the other, each with all rows of the part.
+    The blocks of a part of `Sums` follow each other, each with all rows of the part.
     """
     columns = factors.shape[1]
     for p in range(parts.shape[0]):

@@ -1,4 +1,4 @@
-"""Updates of flat vectors as compiled loops: what `cupynet.backend.update_rules` says, in one pass."""
+"""The update rules of `cupynet.backend.update_rules` as compiled loops, in one pass."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cupynet.backend.cpu.kernels.jit import inlined, kernel
 def slope(g: Any, w: Any, numbers: Any) -> Any:
     """clip(scale · g) + l2 · w + l1 · sign(w).
 
-    What is not asked for is added as 0: with branches in it a loop would not be made of vectors.
+    Unused terms are added as 0: branches would prevent vectorization.
     """
     _, _, _, _, scale, clip, l1, l2, _, _, _, _ = numbers
-    zero = scale - scale  # of their precision: a plain 0 would make it double
+    zero = scale - scale  # in their precision: a plain 0 would promote to double
     g *= scale
     g = clip if g > clip else g
     g = -clip if g < -clip else g

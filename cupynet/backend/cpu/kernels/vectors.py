@@ -1,7 +1,6 @@
-"""Pieces of machine code that `rows`, `windows`, `tiles` and `outer` are made of: vectors, as LLVM and this processor
-have them.
+"""Vector code in LLVM, shared by `rows`, `windows`, `tiles` and `outer`.
 
-Functions that take `b`, an LLVM builder, emit instructions at its place and return what they compute.
+Functions with a parameter `b`, an LLVM builder, emit instructions at its position and return their results.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from numba.core import cgutils, types
 I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
-@functools.cache  # LLVM takes a fifth of a millisecond to answer
+@functools.cache  # the call takes a fifth of a millisecond
 def registers() -> tuple[int, int]:
-    """Bytes of this processor's vector registers, and how many of them may hold sums."""
+    """The bytes of a vector register of this processor, and the number of registers for sums."""
     features = llvmlite.binding.get_host_cpu_features()
     if features.get("avx512f"):
         return 64, 20
@@ -39,14 +38,14 @@ def widths(length: int, widest: int) -> list[int]:
 
 
 def constants(*kinds: Any) -> list[int] | None:
-    """The values of arguments that numba knows as constants; None where it does not know one."""
+    """The values of arguments that are constants to numba; None if one is not."""
     if not all(isinstance(kind, types.IntegerLiteral) for kind in kinds):
         return None
     return [int(kind.literal_value) for kind in kinds]
 
 
 def pointers(context: Any, b: Any, signature: Any, given: Any) -> Callable[..., Any]:
-    """pointer(i, j): to element given[j] of the array given[i]; pointer(i): to its first. i, j: signature places."""
+    """pointer(i, j): to element given[j] of the array given[i]; pointer(i): to its first. i, j: argument indices."""
 
     def pointer(array: int, at: int | None = None) -> Any:
         data = context.make_array(signature.args[array])(context, b, given[array]).data
@@ -61,7 +60,7 @@ def size_of(real: Any) -> int:
 
 
 def split(length: int, real: Any) -> list[tuple[int, Any]]:
-    """`length` values as vectors: where each begins, and its type, which for a single value is a scalar's."""
+    """`length` values as vectors: the start and type of each; a single value is a scalar."""
     found, at = [], 0
     for width in widths(length, registers()[0] // size_of(real)):
         found.append((at, ir.VectorType(real, width) if width > 1 else real))
@@ -77,12 +76,12 @@ def bytes_like(kind: Any, value: int) -> Any:
 
 
 def load(b: Any, base: Any, at: int, kind: Any) -> Any:
-    """The `kind` that lies `at` elements behind `base`, wherever that is."""
+    """Load a `kind` from `at` elements after `base`, of any alignment."""
     return b.load(_place(b, base, at, kind), align=_alignment(base))
 
 
 def store(b: Any, value: Any, base: Any, at: int) -> None:
-    """Put `value` `at` elements behind `base`."""
+    """Store `value` at `at` elements after `base`."""
     b.store(value, _place(b, base, at, value.type), align=_alignment(base))
 
 
@@ -92,7 +91,7 @@ def element(b: Any, base: Any, index: Any) -> Any:
 
 
 def multiply_add(b: Any, x: Any, factor: Any, total: Any) -> Any:
-    """x · factor + total, rounded once where the processor can; `factor` is a scalar.
+    """x · factor + total, rounded once if the processor can; `factor` is a scalar.
 
     Not `llvm.fma`: without such an instruction that is a call of the C library for each value.
     """
@@ -111,7 +110,7 @@ def sums_of_products(
 ) -> Any:
     """rows x width sums in registers, of x[places[i] + table[t]] · w[t · pitch + j] over t < count, at least one.
 
-    Returns them row by row as vectors, and where these begin and of what type they are, see `split`.
+    Returns the sums row by row as vectors, and the starts and types of these, see `split`.
     """
     parts = split(width, x.type.pointee)
     patches = [b.gep(x, [element(b, places, ir.Constant(I64, i))]) for i in range(rows)]
@@ -145,5 +144,5 @@ def _place(b: Any, base: Any, at: int, kind: Any) -> Any:
 
 
 def _alignment(base: Any) -> int:
-    """Of a value, not of a vector: vectors begin anywhere."""
+    """The alignment of a value: vectors begin anywhere."""
     return 1 if isinstance(base.type.pointee, ir.IntType) else size_of(base.type.pointee)

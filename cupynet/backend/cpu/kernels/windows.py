@@ -1,8 +1,8 @@
-"""The forward pass of a convolution and its max-pool, pooling window by pooling window, in registers.
+"""The forward pass of a convolution and its max-pool, one pooling window at a time, in registers.
 
 The pixels of a pooling window times a block of filters are as many sums as the vector registers hold. They are computed
-straight from the image, with neither im2col rows nor a product in memory; then the largest of each filter's pixels, and
-which it was, is all that is written. In LLVM's vectors for the same reason as `rows`.
+straight from the image, without im2col rows or a product in memory; only the largest pixel of each filter and its place
+are written. It is written in LLVM vectors for the same reason as `rows`.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ def _emit(b: Any, known: list[int], inputs: Any, outputs: Any) -> None:
 
 
 def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, winners: Any) -> None:
-    """Of each filter, the largest of its pixels, the first among equals; with `nan`, the first NaN if one is."""
+    """For each filter, the largest of its pixels, the first among equals; with `nan`, the first NaN if there is one."""
     for v, (at, kind) in enumerate(parts):
         best, won = sums[0][v], bytes_like(kind, 0)
         for p in range(1, len(sums)):
             if nan:
-                larger_or_nan = b.fcmp_unordered(">", sums[p][v], best)  # true as well where `best` is NaN
+                larger_or_nan = b.fcmp_unordered(">", sums[p][v], best)  # also true if `best` is NaN
                 better = b.and_(larger_or_nan, b.fcmp_ordered("ord", best, best))
             else:
                 better = b.fcmp_ordered(">", sums[p][v], best)
@@ -85,7 +85,7 @@ def _emit_largest(b: Any, parts: Any, sums: Any, nan: bool, bias: Any, y: Any, w
 
 
 def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
-    """Filters as (number of full blocks, their size, the rest): what the registers hold for so many pixels."""
+    """Filters as (number of full blocks, their size, the rest), by the number of registers."""
     width, sums = registers()
     most = max(sums // pixels, 1) * (width // itemsize)
     return (0, 0, filters) if filters <= most else (filters // most, most, filters % most)
@@ -95,16 +95,16 @@ def blocks(pixels: int, filters: int, itemsize: int) -> tuple[int, int, int]:
 def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Callable[..., bool]:
     """The kernel for pooling windows of `pixels` and filters in `full` blocks and a rest, see `blocks`.
 
-    `nan`: 1 for the one that looks at every sum for NaN. The other looks at the numbers that go in, which costs next to
-    nothing: while those are finite and so small that no sum can overflow, no sum is NaN. (In one kernel for
-    both, the few registers that this takes would be missing in the innermost loop, which costs a fifth of the speed.)
+    With `nan` 1 it checks every sum for NaN; else only the inputs, at almost no cost: if these are finite and too small
+    for any sum to overflow, no sum is NaN. (One kernel for both would need more registers in the innermost loop, and
+    lose a fifth of the speed.)
     """
 
     @kernel
     def forward(x: Array, patches: Patches, table: Array, weight: Array, bias: Array, y: Array, winners: Array) -> bool:
-        """Pooled convolution and its winners; False where there may be a NaN: y and winners are then not to be used.
+        """Pooled convolution and its winners; False if there may be a NaN: then y and winners are invalid.
 
-        x: (N, F) images; table: (K_h·K_w·C,) where the values of a patch lie, from its first; weight: (K_h·K_w·C, O);
+        x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O);
         bias: (O,); y, winners: (N, P, O).
         """
         corners, places = patches.corners, patches.places
