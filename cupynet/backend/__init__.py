@@ -1,10 +1,10 @@
 """Devices and their arrays: each hot operation as a reference, and the backends that compute it faster."""
 
 from cupynet.backend.backend import Backend
+from cupynet.backend.controls import Control, Scaling
 from cupynet.backend.device import Device
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
 from cupynet.backend.fusion import Convolution, FusedPair, MaxPool
-from cupynet.backend.graph_capture import Control, Scaling
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.select import create_backend, device_count, select_backend

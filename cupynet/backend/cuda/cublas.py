@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.policy import stored_dtype
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
 
@@ -42,12 +41,10 @@ IN_FLOAT, IN_DOUBLE, IN_TF32 = 68, 70, 77  # cublasComputeType_t: the precision 
 BY_ITSELF = -1  # cublasGemmAlgo_t: cuBLAS chooses
 SUMS_NEVER_IN_HALF = 16  # cublasMath_t: partial sums are added in float, even if the result is half
 
-# Type of both factors -> types of the result.
-INTO = {
-    "float16": ("float16", "float32"),
-    "bfloat16": ("bfloat16", "float32"),
-    "float32": ("float32",),
-    "float64": ("float64",),
+# dtype of both factors, dtype of the result
+PRODUCTS = {
+    *(("float16", "float16"), ("float16", "float32"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")),
+    *(("float32", "float32"), ("float64", "float64")),
 }
 MOST = 1 << 31  # rows or columns: cuBLAS takes them in 32 bits
 MIB = 1 << 20
@@ -155,7 +152,7 @@ class Cublas:
         size = int(self._workspace.nbytes)
         self._library.call("cublasSetWorkspace_v2", self._handle, self._workspace.data.ptr, size)
         self._library.call("cublasSetMathMode", self._handle, SUMS_NEVER_IN_HALF)
-        self._kinds = _kinds(tf32)
+        self._tf32 = tf32
 
     def gemm(self, left: Array, right: Array, out: Array, *, beta: float = 0.0) -> None:
         """out = left right + beta · out, on the stream; if beta is 0, the old contents of `out` are ignored.
@@ -170,7 +167,10 @@ class Cublas:
             ConfigError: the arrays cannot be multiplied.
             CublasError: cuBLAS fails.
         """
-        factor, result, compute, scalar = self._checked(left, right, out)
+        self._check(left, right, out)
+        factor, double = left.dtype.name, left.dtype == np.float64
+        compute = IN_DOUBLE if double else IN_TF32 if self._tf32 and factor == "float32" else IN_FLOAT
+        scalar = ctypes.c_double if double else ctypes.c_float
         (rows, inner), columns = left.shape, right.shape[1]
         if not rows or not columns:
             return
@@ -184,15 +184,15 @@ class Cublas:
         first, second = _layout(right), _layout(left)
         self._library.call(
             "cublasGemmEx", self._handle, first[0], second[0], columns, rows, inner,
-            ctypes.byref(scalar(1)), right.data.ptr, factor, first[1], left.data.ptr, factor, second[1],
-            ctypes.byref(scalar(beta)), out.data.ptr, result, columns, compute, BY_ITSELF,
+            ctypes.byref(scalar(1)), right.data.ptr, TYPES[factor], first[1], left.data.ptr, TYPES[factor], second[1],
+            ctypes.byref(scalar(beta)), out.data.ptr, TYPES[out.dtype.name], columns, compute, BY_ITSELF,
         )  # fmt: skip
 
-    def _checked(self, left: Array, right: Array, out: Array) -> tuple[int, int, int, Any]:
-        """Return the entry of `_kinds` for the arrays; raise ConfigError if cuBLAS would misread them."""
+    def _check(self, left: Array, right: Array, out: Array) -> None:
+        """Refuse arrays that cuBLAS would misread."""
         arrays = left, right, out
         shapes = [tuple(array.shape) for array in arrays]
-        kind = self._kinds.get((left.dtype, out.dtype)) if left.dtype == right.dtype else None
+        known = left.dtype == right.dtype and (left.dtype.name, out.dtype.name) in PRODUCTS
         fit = (
             all(len(shape) == 2 and max(shape) < MOST for shape in shapes)
             and shapes[0][1] == shapes[1][0]
@@ -200,32 +200,15 @@ class Cublas:
         )
         whole = out.flags.c_contiguous and all(a.flags.c_contiguous or a.flags.f_contiguous for a in (left, right))
         here = all(getattr(getattr(array, "device", None), "id", None) == self._device for array in arrays)
-        if kind is None or not (fit and whole and here):
+        if not (known and fit and whole and here):
             given = " and ".join(f"{shape} {array.dtype}" for shape, array in zip(shapes, arrays, strict=True))
             raise ConfigError(
                 f"a product of {given}: must be contiguous (M, K), (K, N) and (M, N) on device {self._device}, of one "
                 "precision (a result of 16-bit factors may be float32), each size below 2**31"
             )
-        return kind
 
 
 def _layout(array: Array) -> tuple[int, int]:
     """The operation and the leading dimension of a row-major matrix for cuBLAS."""
     rows, columns = array.shape
     return (AS_IT_IS, columns) if array.flags.c_contiguous else (TRANSPOSED, rows)
-
-
-@cache
-def _kinds(tf32: bool) -> dict[tuple[Any, Any], tuple[int, int, int, Any]]:
-    """(dtype of factors, of the result) -> cuBLAS's types of both, of the computation, and the type of scalars."""
-    found = {}
-    for factor, results in INTO.items():
-        double = factor == "float64"
-        compute = IN_DOUBLE if double else IN_TF32 if tf32 and factor == "float32" else IN_FLOAT
-        for result in results:
-            try:
-                key = stored_dtype(factor), stored_dtype(result)
-            except ConfigError:  # without ml_dtypes there are no arrays of bfloat16
-                continue
-            found[key] = TYPES[factor], TYPES[result], compute, ctypes.c_double if double else ctypes.c_float
-    return found

@@ -1,6 +1,6 @@
 """Steps of training as CUDA graphs, by CuPy's stream capture: captured once, launched many times.
 
-The numbers of a step are in the device's memory, in its controls (backend/graph_capture.py), so that the host can
+The numbers of a step are in the device's memory, in its controls (backend/controls.py), so that the host can
 launch the next step without waiting for the last.
 """
 
@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.backend.controls import GIVEN, Control, Scaling
 from cupynet.backend.cuda.launch import first_use
-from cupynet.backend.graph_capture import GIVEN, Control, Scaling
 
 if TYPE_CHECKING:
     from cupynet.backend.cuda.device import CudaDevice

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, philox
+from cupynet.backend.controls import GIVEN
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
-from cupynet.backend.graph_capture import GIVEN
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference import activation as pointwise
 from cupynet.backend.reference.loss import TARGET_LOSSES
