@@ -85,5 +85,5 @@ def check_on_device(on_device: bool | str, backend: str) -> bool | str:
     """Return `on_device` (`auto`, true or false), or raise ConfigError if the backend does not support it."""
     on_device = checks.on_device("data_on_device", on_device)
     if on_device is True and backend != "cupy":
-        raise ConfigError(f"data_on_device=true: {backend} computes on the CPU. Use auto or false.")
+        raise ConfigError(f"data_on_device=true: is for GPUs, and {backend} computes on the CPU: leave it out")
     return on_device
