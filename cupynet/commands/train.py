@@ -110,10 +110,7 @@ def _train(experiment: Experiment, run: Run) -> float | None:
         if wrapper.blas_threads:
             log.info("BLAS threads per worker: %d", wrapper.blas_threads)
         experiment.limit_memory()
-        if experiment.backend_name != "numpy":
-            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
         compile_s = wrapper.warm_up(settings.batch_size)
-        log.info("kernels ready after %.1f s", compile_s)
         if settings.resume is not None:
             if not _goes_on(experiment, wrapper, run):
                 return None

@@ -185,6 +185,7 @@ class ParallelWrapper:
         self.blas_threads = 0 if self.placement.devices else blas_threads
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
         self._rows, self._shared = Rows(), Shared()
+        self._warm = False
         self._stop: tuple[str, StopReason] | None = None  # requested before there were trainers
         self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing is refused after it
 
@@ -257,6 +258,8 @@ class ParallelWrapper:
         with self.model.fitting():
             self.model.pixels = pixels
             try:
+                if not self._warm and self.model.backend.name != "numpy":  # compiling is not training
+                    self.warm_up(min(loader.batch_size, len(loader.dataset)))
                 self.on_workers(task, batch_size=loader.batch_size)
             except CupynetError as error:
                 if error.exit_code == DivergedError.exit_code:  # a PeerFailed has that of the rank that failed
@@ -331,8 +334,15 @@ class ParallelWrapper:
             raise refusals[0]
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs; return the seconds."""
-        return self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size), batch_size=batch_size) or 0.0
+        """Compile or load every kernel that training needs; return the seconds. The first `fit` calls it."""
+        compiles = self.model.backend.name != "numpy"
+        if compiles:
+            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
+        seconds = self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size), batch_size=batch_size) or 0.0
+        if compiles:
+            log.info("kernels ready after %.1f s", seconds)
+        self._warm = True
+        return seconds
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """End the running `fit`, or the next one, after the same round on all workers. Callable from any thread."""

@@ -21,7 +21,7 @@ from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer,
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from cupynet.training import Callback, History, ParallelWrapper, Trainer
+from cupynet.training import Callback, History, ParallelWrapper, Replica, Trainer
 from cupynet.training.checkpointing import save
 from tests.support.training import Recorder, fingerprint, small_dataset, small_model, train
 
@@ -476,3 +476,19 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch):
         thread.join(20)
         assert not thread.is_alive()
     assert left and fingerprint(model) == before
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("numpy", 0), ("numba", 2)])
+def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monkeypatch):
+    """So that compiling does not count as training."""
+    warmed, warm_up = [], Replica.warm_up
+
+    def counted(replica, batch_size):
+        warmed.append(batch_size)
+        return warm_up(replica, batch_size)
+
+    monkeypatch.setattr(Replica, "warm_up", counted)
+    with ParallelWrapper(small_model("float", backend), 2) as wrapper:
+        for _ in range(2):
+            wrapper.fit(small_dataset(20), 1)
+    assert warmed == [20] * expected
