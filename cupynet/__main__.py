@@ -21,7 +21,7 @@ COMMANDS = {
     "find_rate": ("commands.find_rate", "run a learning-rate range test"),
     "plan": ("commands.plan", "predict the speed of more workers and other links"),
     "bench": ("commands.bench", "measure operations, the training step and the loop"),
-    "doctor": ("commands.doctor.command", "check what this machine has and lacks for training"),
+    "doctor": ("commands.doctor", "check what this machine has and lacks for training"),
 }
 
 

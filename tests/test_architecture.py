@@ -63,7 +63,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("config/",),
     "omegaconf": ("config/",),
     "yaml": ("config/stored.py",),
-    "packaging": ("commands/doctor/",),
+    "packaging": ("commands/doctor.py",),
     "mnist": ("data/sources/mnist.py",),
     "PIL": ("data/sources/image_folder.py",),
     "h5py": ("interop/keras.py",),
@@ -117,7 +117,7 @@ BUILD_FROM_CONFIGURATION = {
 }  # Hydra's: config/instantiate.py builds
 SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.getoutput")
 # These import what a name says that they have checked, or have of us.
-BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py", "commands/doctor/machine.py"}
+BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py", "commands/doctor.py"}
 REGISTRIES = ("pypi" + ".org", "pythonhosted" + ".org", "anaconda" + ".org", "anaconda" + ".com", "npmjs" + ".")
 TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "conf", "cupynet", "tests", "outputs"}
 
