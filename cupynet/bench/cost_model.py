@@ -25,7 +25,7 @@ class Link:
     """A connection between two machines.
 
     Attributes:
-        name: for people.
+        name: shown to users.
         bandwidth: bytes per second in each direction.
         latency_s: seconds of an empty message.
     """
@@ -63,8 +63,8 @@ class Costs:
         alone_s: an iteration of one worker alone, without averaging.
         busy_s: an iteration with a worker on every core, without averaging.
         average_s: one average of these workers.
-        size: bytes that an average is of.
-        cores: of the machine (or GPUs).
+        size: bytes that are averaged.
+        cores: cores or GPUs of the machine.
     """
 
     batch_size: int
@@ -81,8 +81,8 @@ class Cluster:
 
     Attributes:
         link: between machines.
-        cores: workers of a machine that do not take turns.
-        machines: how many; None for as many as the workers fill.
+        cores: workers that a machine runs at once.
+        machines: number of machines; None for as many as the workers fill.
     """
 
     link: Link
@@ -95,11 +95,11 @@ class Forecast:
     """The speed of `workers` that are averaged every `frequency` iterations.
 
     Attributes:
-        machines: on which they are.
+        machines: number of machines.
         turns: workers per core, at least 1.
-        computing_s, averaging_s: of one iteration.
+        computing_s, averaging_s: seconds of one iteration.
         images_per_s: of all replicas.
-        efficiency: images_per_s, relative to as many workers that each run alone.
+        efficiency: images_per_s relative to as many workers that each run alone.
     """
 
     workers: int
@@ -113,7 +113,7 @@ class Forecast:
 
 
 def forecast(costs: Costs, cluster: Cluster, workers: int, frequency: int) -> Forecast:
-    """Apply the model."""
+    """Return the speed of `workers` on `cluster`, averaged every `frequency` iterations."""
     machines = -(-workers // cluster.cores) if cluster.machines is None else min(cluster.machines, workers)
     each = -(-workers // machines)
     turns = max(1.0, each / cluster.cores)

@@ -2,9 +2,9 @@
 
 The training step on resident data in float and in half, in turn with PyTorch's on the same network: eager and as a
 CUDA graph, in its own layout and channels_last. Both multiply floats in TF32, or neither does (backend.tf32). PyTorch
-trains half under autocast with a GradScaler, as cupynet keeps its weights in float and scales the loss. Also the step's
-operations, each launched by itself; an epoch; the time to an accuracy on the test images for several seeds; the loop in
-each precision with several workers on the device. The record has a reason in place of each figure that is missing.
+trains half under autocast with a GradScaler, as cupynet keeps its weights in float and scales the loss. Also measured:
+the operations of the step, each launched alone; an epoch; the time to an accuracy on the test images for several seeds;
+the loop in each precision with several workers on the device. A figure that is missing is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -30,36 +30,44 @@ if TYPE_CHECKING:
 
 TARGET = 0.99  # accuracy on the test images
 DTYPES, WORKERS = ("float", "half", "bfloat16"), (1, 2, 4)
-COMPARED = ("float", "half")  # precisions of the step, and that of the settings
-PEERS: dict[str, tuple[str, ...]] = {  # how PyTorch makes the step: options of `cupynet.bench.torch_peer`
+COMPARED = ("float", "half")  # precisions of the step, besides that of the settings
+PEERS: dict[str, tuple[str, ...]] = {  # variants of PyTorch's step: options of `cupynet.bench.torch_peer`
     "torch": ("--layout", "contiguous"),
     "torch channels_last": ("--layout", "channels_last"),
     "torch, CUDA graph": ("--layout", "contiguous", "--graph"),
     "torch channels_last, CUDA graph": ("--layout", "channels_last", "--graph"),
 }
 NARROW = {"half": "autocast to float16 with a GradScaler", "bfloat16": "autocast to bfloat16"}
-STEP_S = 1.0  # of one measurement of the step
+STEP_S = 1.0  # duration of one measurement of the step
 
 
 def record(settings: BenchSettings, data: Data, folder: Path) -> tuple[Row, Path]:
     """Measure everything. Return the record and its file. folder: for the PyTorch module."""
     one = _on_one_device(settings)
-    result: Row = records.where(one.placement.devices[0])
-    result |= {"dataset": data.name, "fallback": data.fallback, "batch_size": settings.batch_size}
-    result |= {"dtype": settings.dtype, "tf32": settings.backend.tf32}
-    result["model"] = one.model().summary().splitlines()
-    result["optimizer"] = type(one.optimizer).__name__
-    result["step"], result["torch"] = steps(one, settings, folder)
-    result["gflop_per_s"] = measure.ceiling(one)["one core"]
-    result["operations"] = measure.operations(one, result["gflop_per_s"])
-    result["epoch"] = epochs(one, data, settings.repeats)
-    result["to_accuracy"] = [seconds_to_accuracy(settings, data, seed) for seed in range(settings.seeds)]
-    result["loop_images_per_s"] = loops(settings, data)
+    step, torch = steps(one, settings, folder)
+    gflop_per_s = measure.ceiling(one)["one core"]
+    result: Row = {
+        **records.where(one.placement.devices[0]),
+        "dataset": data.name,
+        "fallback": data.fallback,
+        "batch_size": settings.batch_size,
+        "dtype": settings.dtype,
+        "tf32": settings.backend.tf32,
+        "model": one.model().summary().splitlines(),
+        "optimizer": type(one.optimizer).__name__,
+        "step": step,
+        "torch": torch,
+        "gflop_per_s": gflop_per_s,
+        "operations": measure.operations(one, gflop_per_s),
+        "epoch": epochs(one, data, settings.repeats),
+        "to_accuracy": [seconds_to_accuracy(settings, data, seed) for seed in range(settings.seeds)],
+        "loop_images_per_s": loops(settings, data),
+    }
     return result, records.write(result)
 
 
 def _on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
-    """Return the experiment with one worker on the first of its devices, with changes. TF32 is for float alone."""
+    """Return the experiment with one worker on its first device, with changes. Only float uses TF32."""
     devices = settings.devices[:1] if settings.devices else [0]
     chosen: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
     made = replace(settings, **chosen)
@@ -120,7 +128,7 @@ def _same_network(one: Experiment, folder: Path) -> tuple[list[object], str]:
 
 
 def spread(values: list[float]) -> Row:
-    """Return the median, the least and the greatest, and all values."""
+    """Return the median, the minimum, the maximum and all values."""
     return {"median": statistics.median(values), "least": min(values), "most": max(values), "all": values}
 
 
@@ -140,7 +148,7 @@ def epochs(one: Experiment, data: Data, repeats: int) -> Row:
 
 
 class _Ends(Callback):
-    """Records when each epoch of a fit ended: the device has finished its work then."""
+    """Records the times at which the epochs of a fit ended. The device has finished its work then."""
 
     def __init__(self) -> None:
         self.at_s: list[float] = []
@@ -150,7 +158,7 @@ class _Ends(Callback):
 
 
 class _Reached(Callback):
-    """Stops a fit at the first epoch with an accuracy. Records when that was, and all accuracies."""
+    """Stops a fit after the first epoch that reaches an accuracy. Records its time, and all accuracies."""
 
     def __init__(self, accuracy: float) -> None:
         self.accuracy, self.at_s, self.found = accuracy, 0.0, list[float]()
@@ -160,13 +168,13 @@ class _Reached(Callback):
         self.found.append(record.evaluation.accuracy)
         if self.found[-1] >= self.accuracy and not self.at_s:
             self.at_s = time.perf_counter()
-            trainer.stop("it is good enough")
+            trainer.stop("the accuracy is reached")
 
 
 def seconds_to_accuracy(settings: BenchSettings, data: Data, seed: int) -> Row:
-    """Return the seconds of training and evaluating until `TARGET` is reached; None if the epochs do not suffice.
+    """Return the seconds of training and evaluating until `TARGET` is reached; None if it is not reached.
 
-    The seed is of the weights and of the order of the images.
+    seed: of the weights and of the order of the images.
     """
     from cupynet.data import as_loader
 
@@ -181,7 +189,7 @@ def seconds_to_accuracy(settings: BenchSettings, data: Data, seed: int) -> Row:
 
 
 def loops(settings: BenchSettings, data: Data) -> dict[str, Row]:
-    """Return images per second of the loop on one device: dtype -> workers -> the rate, or why there is none."""
+    """Return images per second of the loop on one device: dtype -> workers -> the rate, or the reason for none."""
     table: dict[str, Row] = {}
     for dtype in DTYPES:
         table[dtype] = {}
@@ -202,7 +210,7 @@ def table(result: Row) -> list[str]:
     """Return the record as lines."""
     title = f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"
     lines = [title, "", *_step_table(result)]
-    lines += ["", f"{'its operations, each launched by itself':<40}{'ms':>12}{'GFLOP/s':>12}"]
+    lines += ["", f"{'its operations, each launched alone':<40}{'ms':>12}{'GFLOP/s':>12}"]
     for row in result["operations"]:
         lines.append(
             f"{row['operation']:<40}{row['ms']:>12.3f}" + (f"{row['gflop_per_s']:>12,.0f}" if "mflop" in row else "")

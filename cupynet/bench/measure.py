@@ -1,14 +1,13 @@
 """Measurements of training on this machine, shared by `cupynet bench` and `cupynet plan`.
 
-On a machine that others use too, only ratios within one run are meaningful. Whole runs are measured in processes of
-their own, as users start them.
+On a shared machine only ratios within one run are meaningful. Whole runs are measured in their own processes, as users
+start them.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -34,7 +33,7 @@ from cupynet.data.augment import augmented
 from cupynet.interop import torch_source
 from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential, SoftmaxNLL
 from cupynet.parallel import parts
-from cupynet.runs.run import Run, Summary
+from cupynet.runs.run import Run
 from cupynet.training import GraphReplica, History, Replica, Trainer
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 LARGE = 2048  # rows and columns of the product that sets the ceiling
-PEER_S = 300  # that PyTorch may take to be measured once, its start included
+PEER_S = 300  # timeout of one measurement of PyTorch, including its start
 
 
 def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) -> float:
@@ -54,7 +53,7 @@ def timed(work: Callable[[], Any], backend: Backend, at_least_s: float = 0.4) ->
 
 
 def timed_in_turn(works: list[Callable[[], Any]], backend: Backend, at_least_s: float = 0.4) -> list[float]:
-    """Return the median seconds of each piece of work when they are done in turn, after a warm-up."""
+    """Return the median seconds of each function when they are called in turn, after a warm-up."""
     backend.synchronize()
     times: list[list[float]] = []
     while len(times) < 8 or sum(map(sum, times[3:])) < at_least_s:
@@ -81,7 +80,7 @@ def resident_batch(experiment: Experiment, backend: Backend, size: int | None = 
 
 
 def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
-    """Return the steps of a forward pass: names of its layers, the step, its floating-point operations per image."""
+    """Return the steps of a forward pass: names of its layers, the step, floating-point operations per image."""
     steps, network = [], model.network
     named = dict(network) if isinstance(network, Sequential) else {"network": network}
     for step in network.steps if isinstance(network, Sequential) else [network]:
@@ -92,7 +91,7 @@ def network_steps(model: Model) -> list[tuple[str, Layer, float]]:
 
 
 def passes(backend: Backend, layer: Layer, x: Any, at_least_s: float = 0.4) -> tuple[float, float, Any]:
-    """Return the seconds of a layer's forward pass and of both passes, as in training, and an output for x."""
+    """Return the seconds of a layer's forward pass and of both passes, as in training, and its output for x."""
     training, held = Context(train=True), []
     y, _ = layer.forward(x, INFERENCE)
     gradient = backend.allocate(y.shape, y.dtype)
@@ -134,7 +133,8 @@ def ceiling(experiment: Experiment) -> Row:
 def operations(experiment: Experiment, one_core: float) -> list[Row]:
     """Measure each step of the network, the loss, the update and the loading of a batch, on one core.
 
-    If gradients are accumulated, the network is measured on a part of a batch, and its times are of all parts.
+    If gradients are accumulated, the network is measured on a part of a batch, and its times are multiplied by the
+    number of parts.
     """
     from cupynet.backend import blas
 
@@ -212,8 +212,8 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
                 last = now
         if isinstance(replica, GraphReplica) and replica.refused:
             raise ConfigError(f"{replica.refused}: the step cannot be captured as a graph")
-        stands = (found := replica.settle()) is not None and found.halted is not None
-        if any(world.gather_numbers(bool(stands))[:, 0]):
+        halted = (found := replica.settle()) is not None and found.halted is not None
+        if any(world.gather_numbers(halted)[:, 0]):
             raise ConfigError("the training step is not finite: use a lower learning rate")
         own = statistics.fmean(times), statistics.stdev(times), len(times), statistics.median(times)
         return world.gather_numbers(*own)
@@ -230,7 +230,10 @@ def one_step(replica: Replica, batch: Batch, number: int) -> None:
 
 
 def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:
-    """Return images per second of the whole loop, with loading, averaging and logging. changes: of the wrapper."""
+    """Return images per second of the whole loop, with loading, averaging and logging.
+
+    changes: arguments of the wrapper that replace those of the experiment.
+    """
     epochs = -(-images // len(data.train))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -241,7 +244,7 @@ def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: 
 
 
 def averaged_bytes(experiment: Experiment) -> int:
-    """Return the bytes that an average is of: the weights and, if it is averaged, the optimizer's state."""
+    """Return the bytes that are averaged: the weights and, if it is averaged too, the optimizer's state."""
     model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
     optimizer.init(model.params, model.backend)
     states = optimizer.state.values() if experiment.settings.parallel.average_updaters else ()
@@ -249,7 +252,7 @@ def averaged_bytes(experiment: Experiment) -> int:
 
 
 def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
-    """Return the median of each measurement. They are made in turn, so that a drift of the machine affects all."""
+    """Return the median of each measurement. They are made in turn, so that drift of the machine affects them all."""
     found: dict[Key, list[float]] = {name: [] for name in measurements}
     for _ in range(repeats):
         for name, measured in measurements.items():
@@ -261,7 +264,7 @@ def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> di
 
 
 def peer_network(experiment: Experiment) -> str:
-    """Return the text of the PyTorch module that the peer measures: see `torch_source`.
+    """Return the source of the PyTorch module to measure: see `torch_source`.
 
     Raises:
         ConfigError: a layer, the loss or the optimizer has no equivalent.
@@ -281,21 +284,20 @@ def peer_network(experiment: Experiment) -> str:
 
 
 def peer_options(experiment: Experiment, network: str, folder: Path) -> list[object]:
-    """Write the text of the PyTorch module to `folder`; return the options that make the peer measure it."""
-    write_whole(folder / "network.py", network.encode())
-    optimizer = type(experiment.optimizer).__name__
-    batch = experiment.settings.batch_size
-    return ["--network", folder / "network.py", "--optimizer", optimizer, "--batch", batch]
+    """Write the source of the PyTorch module to `folder`; return the options to measure it."""
+    path, optimizer = folder / "network.py", type(experiment.optimizer).__name__
+    write_whole(path, network.encode())
+    return ["--network", path, "--optimizer", optimizer, "--batch", experiment.settings.batch_size]
 
 
 def peer(*options: object) -> float:
-    """Return PyTorch's images per second, see `peer_row`."""
+    """Return PyTorch's images per second: see `peer_row`."""
     rate: float = peer_row(*options)["images_per_s"]
     return rate
 
 
 def peer_row(*options: object) -> Row:
-    """Return PyTorch's result in a process of its own, with its version. ConfigError.
+    """Return PyTorch's result and version, measured in its own process. ConfigError.
 
     options: of `cupynet.bench.torch_peer`.
     """
@@ -325,49 +327,41 @@ def without_ranks() -> str:
     return ""
 
 
-def trained(overrides: Sequence[str], *, ranks: int = 0) -> tuple[Summary, int]:
-    """Run `cupynet train` in a process of its own. Return its summary, and the most memory it held, in bytes.
+def run_images_per_s(overrides: Sequence[str], *, ranks: int = 0) -> float:
+    """Return images per second of `cupynet train`, run in its own process.
 
     Args:
-        ranks: of mpiexec, whose memory is not seen from here; 0 for workers that are threads.
+        ranks: of mpiexec; 0 for workers that are threads.
 
     Raises:
         CupynetError: the run failed.
     """
     with tempfile.TemporaryDirectory() as folder:
-        line = [find_mpiexec(), "-n", str(ranks)] if ranks else []
-        line += [sys.executable, "-m", "cupynet.train", *overrides, *([AS_RANKS] if ranks else [])]
-        with open(f"{folder}/output", "w+", encoding="utf-8") as output:
-            # a file, not a pipe, which would have to be read meanwhile
-            process = subprocess.Popen(
-                [*line, f"hydra.run.dir={folder}/run"],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                _, status, usage = os.wait4(process.pid, 0)
-            except BaseException:
-                process.terminate()
-                process.wait()
-                raise
-            process.returncode = os.waitstatus_to_exitcode(status)
-            output.seek(0)
-            last = (output.read().strip().splitlines() or ["it said nothing"])[-1]
-        if process.returncode:
-            raise CupynetError(f"{' '.join(line)} ended with {process.returncode}: {last}")
-        return Run(f"{folder}/run").summary(), usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        command = [find_mpiexec(), "-n", str(ranks)] if ranks else []
+        command += [sys.executable, "-m", "cupynet.train", *overrides, *([AS_RANKS] if ranks else [])]
+        done = subprocess.run(
+            [*command, f"hydra.run.dir={folder}/run"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stdout.strip().splitlines() or ["no output"])[-1]
+            raise CupynetError(f"{' '.join(command)} ended with {done.returncode}: {last}")
+        return Run(f"{folder}/run").summary().cost.images_per_s
 
 
 def overrides(folder: Path, kind: type[Settings], *without: str) -> list[str]:
-    """Return the settings of a run, as overrides, from those that a command was started with.
+    """Return the overrides of a run from the command line of `bench` or `plan`.
 
     Args:
         folder: of the command's job.
         kind: the settings of the command.
-        without: settings and groups that the run chooses itself.
+        without: settings and groups that the run sets itself.
     """
-    asked = config.arguments_of(folder, kind, *without)
-    if not any(each.startswith("data=") for each in asked):
-        asked.insert(sum(each.startswith("--") for each in asked), "data=synthetic")  # options come first
-    return asked
+    found = config.arguments_of(folder, kind, *without)
+    if not any(each.startswith("data=") for each in found):
+        found.insert(sum(each.startswith("--") for each in found), "data=synthetic")  # options come first
+    return found

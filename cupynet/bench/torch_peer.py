@@ -3,24 +3,24 @@
     cupynet export RUN --torch-module net.py
     python -m cupynet.bench.torch_peer --network net.py --optimizer Nesterov
 
-Measures forward, backward and update on a resident batch: no loading, shuffling or logging. With `--device cuda` on a
-GPU: float products without TF32 unless `--tf32` is given, with `--graph` as a CUDA graph. With `--dtype half` or
-`bfloat16` as PyTorch's users have it: weights in float under autocast, with a GradScaler for half. With `--processes 2`
-as many processes of one thread each, averaged by PyTorch's own periodic averager over gloo. Prints one JSON object.
+Measures forward, backward and update on a resident batch: no loading, shuffling or logging. `--device cuda` measures on
+a GPU, where `--tf32` allows TF32 in float products and `--graph` captures the step as a CUDA graph. `--dtype half` and
+`bfloat16` keep the weights in float under autocast, with a GradScaler for half. `--processes 2` trains in two processes
+of one thread each, averaged by PyTorch's periodic averager over gloo. Prints one JSON object.
 
-The only file that imports torch, run in a process of its own.
+The only file that imports torch. It runs in its own process.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import inspect
 import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -42,53 +42,33 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {  # ours -> PyTorch's, at rates at whic
 }
 
 
-@dataclass(frozen=True)
-class Setup:
-    """The options of the command."""
-
-    network: str  # a file of `cupynet export --torch-module`
-    optimizer: str = "Nesterov"
-    batch: int = 128
-    seconds: float = 3.0
-    threads: int = 1
-    layout: str = "channels_last"
-    dtype: str = "float"
-    device: str = "cpu"
-    number: int = 0
-    tf32: bool = False
-    graph: bool = False
-    processes: int = 1
-    average_every: int = 3
-
-
 def main() -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description="Measure PyTorch's training step.")
-    parser.add_argument(
-        "--network", required=True, help="Python file of the module, from cupynet.commands.export --torch-module"
-    )
-    parser.add_argument("--optimizer", choices=[*OPTIMIZERS], default=Setup.optimizer, help="class of cupynet.optim")
-    parser.add_argument("--batch", type=int, default=Setup.batch)
-    parser.add_argument("--seconds", type=float, default=Setup.seconds)
-    parser.add_argument("--threads", type=int, default=Setup.threads)
-    parser.add_argument("--layout", choices=["contiguous", "channels_last"], default=Setup.layout)
-    parser.add_argument("--dtype", choices=["float", "half", "bfloat16"], default=Setup.dtype)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default=Setup.device)
-    parser.add_argument("--number", type=int, default=Setup.number, help="of the GPU")
-    parser.add_argument("--tf32", action="store_true", help="on a GPU: float products on tensor cores")
-    parser.add_argument("--graph", action="store_true", help="on a GPU: capture the step as a CUDA graph")
-    parser.add_argument("--processes", type=int, default=Setup.processes, help="replicas, one thread each")
-    parser.add_argument("--average-every", type=int, default=Setup.average_every, help="iterations between averages")
-    setup = Setup(**vars(parser.parse_args()))
-    if setup.processes > 1 and (setup.device == "cuda" or setup.dtype != "float"):
-        parser.error("--processes: are measured on the CPU, in float")
-    if setup.device == "cpu" and (setup.graph or setup.tf32):
-        parser.error("--graph, --tf32: are for --device cuda")
+    setup = parse()
     if setup.processes > 1:
         result = measure_processes(setup)
     else:
         result = measure_on_gpu(setup) if setup.device == "cuda" else measure(setup)
     print(json.dumps(result))
+
+
+def parse(arguments: Sequence[str] | None = None) -> Namespace:
+    """Parse the options of the command."""
+    parser = ArgumentParser(description="Measure PyTorch's training step.")
+    parser.add_argument("--network", required=True, help="file written by cupynet export --torch-module")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="Nesterov", help="a class of cupynet.optim")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--layout", choices=["contiguous", "channels_last"], default="channels_last")
+    parser.add_argument("--dtype", choices=["float", "half", "bfloat16"], default="float")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--number", type=int, default=0, help="of the GPU")
+    parser.add_argument("--tf32", action="store_true", help="on a GPU: use tensor cores for float products")
+    parser.add_argument("--graph", action="store_true", help="on a GPU: capture the step as a CUDA graph")
+    parser.add_argument("--processes", type=int, default=1, help="replicas on the CPU in float, one thread each")
+    parser.add_argument("--average-every", type=int, default=3, help="iterations between averages")
+    return parser.parse_args(arguments)
 
 
 def load_module(path: str) -> Any:
@@ -133,7 +113,7 @@ class Step:
         self.update()
 
 
-def training_step(setup: Setup, *, capturable: bool = False) -> Step:
+def training_step(setup: Namespace, *, capturable: bool = False) -> Step:
     """Return the training step of the network; capturable: its update can be captured in a CUDA graph."""
     import torch
     from torch import nn
@@ -180,7 +160,7 @@ def median_of(work: Callable[[], None], seconds: float, wait: Callable[[], None]
     return statistics.median(times)
 
 
-def measure(setup: Setup) -> dict[str, object]:
+def measure(setup: Namespace) -> dict[str, object]:
     """Return images per second on the CPU, from the median step."""
     import torch
 
@@ -188,7 +168,7 @@ def measure(setup: Setup) -> dict[str, object]:
     return {"version": torch.__version__, "step_ms": median * 1e3, "images_per_s": setup.batch / median}
 
 
-def measure_on_gpu(setup: Setup) -> dict[str, object]:
+def measure_on_gpu(setup: Namespace) -> dict[str, object]:
     """Return images per second on a GPU; the host waits for each step, as when cupynet's is measured."""
     import torch
 
@@ -234,7 +214,7 @@ def captured_step(step: Step, *, whole: bool) -> Callable[[], None]:
     return replay
 
 
-def measure_processes(setup: Setup) -> dict[str, object]:
+def measure_processes(setup: Namespace) -> dict[str, object]:
     """Return images per second of several processes, from the median period: some steps and one average."""
     import torch
 
@@ -253,7 +233,7 @@ def measure_processes(setup: Setup) -> dict[str, object]:
     }
 
 
-def run_process(rank: int, setup: Setup, folder: str) -> None:
+def run_process(rank: int, setup: Namespace, folder: str) -> None:
     """Train in one process, averaged with the others by PyTorch; write the median period to `folder`."""
     from datetime import timedelta
 

@@ -1,9 +1,9 @@
-"""Benchmark training on this machine: `cupynet bench [peers=torch] [workers_memory=true] [key=value ...]`.
+"""Benchmark training on this machine: `cupynet bench [peers=torch] [gpu=true] [key=value ...]`.
 
 Measures each operation relative to a large matrix product, the training step on resident data, the whole loop, and
-whole runs with two threads and with two ranks. With `peers=torch` also PyTorch on the same network, alone and as two
-averaged processes. `workers_memory=true` measures only the memory of runs with up to 32 workers, `gpu=true` only one
-GPU (bench/gpu.py). On a machine that others use too, only ratios within one run are meaningful.
+whole runs with two threads and with two ranks. `peers=torch` adds PyTorch on the same network, alone and as two
+averaged processes. `gpu=true` measures one GPU instead (bench/gpu.py). On a shared machine only ratios within one run
+are meaningful.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, Any]
 PAIR = 2  # workers of a whole run, as threads and as ranks
-MEMORY_OF = (1, 2, 8, 16, 32)  # workers
 
 
 def main() -> None:
@@ -35,12 +34,17 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Bench:
-    """A validated benchmark."""
+    """A validated benchmark.
+
+    Attributes:
+        without_ranks: why nothing can be measured under mpiexec; "" if it can.
+        network: source of the PyTorch module, if PyTorch is measured too.
+    """
 
     settings: BenchSettings
     experiment: Experiment
-    without_ranks: str  # why nothing can be measured under mpiexec; "" if it can
-    network: str | None = None  # the PyTorch module, if the peer is measured too
+    without_ranks: str
+    network: str | None = None
 
 
 def prepare(settings: BenchSettings) -> Bench:
@@ -49,7 +53,7 @@ def prepare(settings: BenchSettings) -> Bench:
     from cupynet.config.experiment import Experiment
 
     if settings.parallel.launcher == "mpi":
-        raise ConfigError("launcher=mpi: the bench measures threads of one process; leave it out")
+        raise ConfigError("launcher=mpi: bench measures threads of one process; leave it out")
     if settings.peers == "torch" and find_spec("torch") is None:
         raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
     experiment = Experiment(settings)
@@ -63,35 +67,36 @@ def prepare(settings: BenchSettings) -> Bench:
     return Bench(settings, experiment, without_ranks(), network)
 
 
-def bench(asked: Bench, folder: Path) -> None:
-    """Run the benchmark: print a table, and write bench.json into `folder`."""
+def bench(prepared: Bench, folder: Path) -> None:
+    """Run the benchmark: print a table, and write bench.json into `folder`, or a record of the GPU."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import measure
     from cupynet.core.files import write_json
 
-    experiment, settings = asked.experiment, asked.settings
+    experiment, settings = prepared.experiment, prepared.settings
     experiment.announce()
     if settings.gpu:
-        from cupynet.bench import gpu as bench_gpu
+        from cupynet.bench import gpu
 
-        found, path = bench_gpu.record(settings, experiment.load(), folder)
-        print("\n".join(bench_gpu.table(found)))
-        print(f"written to {path}")
+        record, path = gpu.record(settings, experiment.load(), folder)
+        print("\n".join(gpu.table(record)), f"written to {path}", sep="\n")
         return
-    if settings.workers_memory:
-        write_json(folder / "memory.json", {**memory(folder), "commit": commit(), "environment": environment()})
-        print(f"written to {folder / 'memory.json'}")
-        return
-    if asked.without_ranks:
-        print(f"not measured under mpiexec: {asked.without_ranks}")
-    result: Row = {"backend": experiment.backend_name, "dtype": settings.dtype, "batch_size": settings.batch_size}
-    result["accumulate"] = settings.accumulate
-    result["commit"], result["environment"] = commit(), environment()
-    result["model"] = experiment.model().summary().splitlines()
-    result["optimizer"] = type(experiment.optimizer).__name__
-    result["ceiling_gflop_per_s"] = measure.ceiling(experiment)
-    result["operations"] = measure.operations(experiment, result["ceiling_gflop_per_s"]["one core"])
-    result["images_per_s"] = loops(asked, folder)
+    if prepared.without_ranks:
+        print(f"not measured under mpiexec: {prepared.without_ranks}")
+    ceiling = measure.ceiling(experiment)
+    result: Row = {
+        "backend": experiment.backend_name,
+        "dtype": settings.dtype,
+        "batch_size": settings.batch_size,
+        "accumulate": settings.accumulate,
+        "commit": commit(),
+        "environment": environment(),
+        "model": experiment.model().summary().splitlines(),
+        "optimizer": type(experiment.optimizer).__name__,
+        "ceiling_gflop_per_s": ceiling,
+        "operations": measure.operations(experiment, ceiling["one core"]),
+        "images_per_s": loops(prepared, folder),
+    }
     result["ratios"] = ratios(experiment, result)
     write_json(folder / "bench.json", result)
     print("\n".join(table(result)))
@@ -101,14 +106,14 @@ def bench(asked: Bench, folder: Path) -> None:
 # the loop -------------------------------------------------------------------------------------------------------------
 
 
-def loops(asked: Bench, folder: Path) -> Row:
+def loops(prepared: Bench, folder: Path) -> Row:
     """Return the median images per second of the loop, the bare step, whole runs and the peers, measured in turn."""
     from cupynet.bench import measure
 
-    experiment, settings = asked.experiment, asked.settings
+    experiment, settings = prepared.experiment, prepared.settings
     data, cores = experiment.load(), experiment.placement.workers
     measurements: dict[str, Callable[[], float]] = {}
-    same = [] if asked.network is None else measure.peer_options(experiment, asked.network, folder)
+    same = [] if prepared.network is None else measure.peer_options(experiment, prepared.network, folder)
     for workers in sorted({1, cores}):
         loop = partial(measure.loop_images_per_s, experiment, data, workers, settings.images, blas_threads=1)
         measurements[f"loop, workers={workers}"] = loop
@@ -118,11 +123,11 @@ def loops(asked: Bench, folder: Path) -> Row:
                 name = f"torch {layout}, threads={workers}"
                 measurements[name] = partial(measure.peer, "--threads", workers, "--layout", layout, *same)
     epochs = -(-settings.images // len(data.train))
-    asked_for = measure.overrides(folder, BenchSettings, "workers")  # ranks are workers, as many as are started
-    run = [*asked_for, f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
-    measurements[f"train, threads={PAIR}"] = partial(trained, [*run, f"workers={PAIR}"])
-    if not asked.without_ranks:
-        measurements[f"train, ranks={PAIR}"] = partial(trained, run, ranks=PAIR)
+    overrides = measure.overrides(folder, BenchSettings, "workers")  # mpiexec decides the number of ranks
+    run = [*overrides, f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
+    measurements[f"train, threads={PAIR}"] = partial(measure.run_images_per_s, [*run, f"workers={PAIR}"])
+    if not prepared.without_ranks:
+        measurements[f"train, ranks={PAIR}"] = partial(measure.run_images_per_s, run, ranks=PAIR)
     if settings.peers == "torch":
         period = settings.parallel.averaging_frequency
         options = ["--processes", PAIR, "--average-every", period if isinstance(period, int) else 3]
@@ -138,40 +143,21 @@ def bare_steps(experiment: Experiment, workers: int) -> float:
     return float((experiment.settings.batch_size / means).sum())
 
 
-def trained(overrides: list[str], ranks: int = 0) -> float:
-    """Return images per second of a whole run of `cupynet train`."""
-    from cupynet.bench import measure
-
-    return measure.trained(overrides, ranks=ranks)[0].cost.images_per_s
-
-
-def memory(folder: Path) -> Row:
-    """Return the peak memory of a run of one epoch by its number of workers, and a straight line through it."""
-    import numpy as np
-
-    from cupynet.bench import measure
-
-    run, found = measure.overrides(folder, BenchSettings), {}
-    for workers in MEMORY_OF:
-        found[workers] = measure.trained([*run, "epochs=1", f"workers={workers}"])[1] / 1e6
-        print(f"{f'workers={workers}':<48}{found[workers]:>10,.0f} MB", flush=True)
-    slope, least = np.polyfit(list(found), list(found.values()), 1)
-    off = max(abs(found[workers] / (least + slope * workers) - 1) for workers in found)
-    print(f"{'a straight line, off by ' + percent(off, 0):<48}{least:>10,.0f} MB and {slope:,.1f} MB a worker")
-    return {"mb": found, "line": {"mb": float(least), "mb_per_worker": float(slope), "off_by": float(off)}}
-
-
 # the result -----------------------------------------------------------------------------------------------------------
 
 
 def ratios(experiment: Experiment, result: Row) -> Row:
     """Return the ratios, which are meaningful on any machine."""
-    rates, workers, found = result["images_per_s"], experiment.placement.workers, {}
+    rates, workers = result["images_per_s"], experiment.placement.workers
     mflop = sum(row.get("mflop", 0.0) for row in result["operations"]) / result["batch_size"]
     best = rates[f"loop, workers={workers}"]
-    dense = best * mflop / 1e3
-    found["loop as dense arithmetic / ceiling of all cores"] = dense / result["ceiling_gflop_per_s"]["all cores"]
-    found[f"loop, workers={workers} / bare step"] = best / rates[f"bare step, workers={workers}"]
+    found = {
+        "loop as dense arithmetic / ceiling of all cores": best
+        * mflop
+        / 1e3
+        / result["ceiling_gflop_per_s"]["all cores"],
+        f"loop, workers={workers} / bare step": best / rates[f"bare step, workers={workers}"],
+    }
     if workers > 1:
         found[f"loop, workers={workers} / workers=1"] = best / rates["loop, workers=1"]
     threads, ranks = (f"train, {kind}={PAIR}" for kind in ("threads", "ranks"))

@@ -1,8 +1,8 @@
 """Plan: `cupynet plan workers=[2,8,64,1024] link=10gbe [key=value ...]`.
 
-Forecasts how fast a training run would be with more workers than this machine has cores: the training loop is measured
-here, with and without averaging, and cupynet/bench/cost_model.py does the rest. `check=true` trains with each number of
-workers instead, as threads and under mpiexec, and prints predicted over measured: how far a forecast can be trusted.
+Forecasts the speed of training with more workers than this machine has cores: measures the training loop here, with and
+without averaging, and applies cupynet/bench/cost_model.py. `check=true` trains with each number of workers instead, as
+threads and under mpiexec, and prints the ratio of predicted to measured speed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
 NEAR = 0.25  # relative error of a good forecast
-MOST_CHECKED = 32  # workers that check=true starts
-MOST_MEASURED = 16  # workers that are started to see how they slow each other down
+MOST_CHECKED = 32  # the most workers that check=true starts
+MOST_MEASURED = 16  # the most workers that are started to measure how they slow each other down
 
 
 def main() -> None:
@@ -48,14 +48,14 @@ def prepare(settings: PlanSettings) -> Plan:
 
     largest = max(settings.asked)
     if settings.check and largest > MOST_CHECKED:
-        raise ConfigError(f"workers={largest}: check=true starts them all. Ask for at most {MOST_CHECKED}.")
+        raise ConfigError(f"workers={largest}: check=true starts them all. Use at most {MOST_CHECKED}.")
     if settings.parallel.launcher == "mpi":
         raise ConfigError("launcher=mpi: plan measures threads of one process, and check=true starts ranks. Omit it.")
-    at_hand = Experiment(settings.run(None))
-    if settings.parallel.pipeline is not None or not isinstance(at_hand.synchronizer, ParameterAveraging):
+    experiment = Experiment(settings.run(None))
+    if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
         raise ConfigError("parallel: only averaging is forecast. Leave parallel= out, and train to see other speeds.")
-    at_hand.check_memory()
-    return Plan(settings, Experiment(settings.run(max(2, min(cores_of(at_hand), MOST_MEASURED)))))
+    experiment.check_memory()
+    return Plan(settings, Experiment(settings.run(max(2, min(cores_of(experiment), MOST_MEASURED)))))
 
 
 def cores_of(experiment: Experiment) -> int:
@@ -65,20 +65,20 @@ def cores_of(experiment: Experiment) -> int:
     return len(experiment.placement.devices) or available_cores()
 
 
-def plan(asked: Plan, folder: Path) -> None:
-    """Measure, then forecast or check: a table, a sentence, and plan.json in `folder`."""
+def plan(prepared: Plan, folder: Path) -> None:
+    """Measure, then forecast or check. Print a table and a sentence; write plan.json into `folder`."""
     from cupynet.backend.environment import commit, environment
     from cupynet.core.files import write_json
 
-    asked.experiment.announce()
-    result: dict[str, Any] = {"commit": commit(), "environment": environment(), "link": asked.settings.link}
-    if asked.settings.check:
-        rows = check(asked, folder)
+    prepared.experiment.announce()
+    result: dict[str, Any] = {"commit": commit(), "environment": environment(), "link": prepared.settings.link}
+    if prepared.settings.check:
+        rows = check(prepared, folder)
         lines, sentence = check_table(rows), verdict(rows)
         result["checked"] = [asdict(row) | {"ratio": row.ratio} for row in rows]
     else:
-        costs = measured(asked, loop_rate(asked))
-        settings = asked.settings
+        costs = measured(prepared, loop_rate(prepared))
+        settings = prepared.settings
         here = Cluster(Link.of(settings.link), settings.cores_per_machine or costs.cores, settings.machines)
         found = {
             workers: [forecast(costs, here, workers, frequency) for frequency in settings.every]
@@ -95,44 +95,46 @@ def plan(asked: Plan, folder: Path) -> None:
 # measuring ------------------------------------------------------------------------------------------------------------
 
 
-def loop_rate(asked: Plan) -> Rate:
-    """Return the images per second of the training loop in this process, as a function."""
+def loop_rate(prepared: Plan) -> Rate:
+    """Return a function that measures the training loop in this process."""
     from cupynet.bench import measure
     from cupynet.parallel import ParameterAveraging
 
-    data = asked.experiment.load()
+    data = prepared.experiment.load()
 
     def rate(workers: int, frequency: int | str) -> float:
         averaging = ParameterAveraging(frequency)
-        return measure.loop_images_per_s(asked.experiment, data, workers, asked.settings.images, synchronizer=averaging)
+        return measure.loop_images_per_s(
+            prepared.experiment, data, workers, prepared.settings.images, synchronizer=averaging
+        )
 
     return rate
 
 
-def run_rate(asked: Plan, folder: Path, *, ranks: bool) -> Rate:
-    """Return the images per second of whole runs of `cupynet train`, as a function."""
+def run_rate(prepared: Plan, folder: Path, *, ranks: bool) -> Rate:
+    """Return a function that measures whole runs of `cupynet train`."""
     from cupynet.bench import measure
 
-    epochs = -(-asked.settings.images // len(asked.experiment.load().train))
+    epochs = -(-prepared.settings.images // len(prepared.experiment.load().train))
     chosen = ("workers", "epochs", "parallel", "parallel.averaging_frequency")
     command = measure.overrides(folder, PlanSettings, *chosen)
     command += [f"epochs={epochs}", f"evaluate_every_epochs={epochs}"]
 
     def rate(workers: int, frequency: int | str) -> float:
         run = [*command, f"workers={workers}", f"parallel.averaging_frequency={frequency}"]
-        return measure.trained(run, ranks=workers if ranks else 0)[0].cost.images_per_s
+        return measure.run_images_per_s(run, ranks=workers if ranks else 0)
 
     return rate
 
 
-def measured(asked: Plan, rate: Rate) -> Costs:
-    """Measure the costs on this machine: medians of rates that are measured in turn."""
+def measured(prepared: Plan, rate: Rate) -> Costs:
+    """Return the costs on this machine, from the medians of rates that are measured in turn."""
     from cupynet.bench import measure
 
-    batch, workers = asked.settings.batch_size, asked.experiment.settings.workers or 1
-    cores = min(cores_of(asked.experiment), workers)
+    batch, workers = prepared.settings.batch_size, prepared.experiment.settings.workers or 1
+    cores = min(cores_of(prepared.experiment), workers)
     cases: tuple[tuple[int, int | str], ...] = ((1, "end"), (workers, "end"), (workers, 1))
-    rates = measure.medians({case: partial(rate, *case) for case in cases}, asked.settings.repeats)
+    rates = measure.medians({case: partial(rate, *case) for case in cases}, prepared.settings.repeats)
     alone_s, busy_s, averaged_s = (of * batch / rates[of, frequency] for of, frequency in cases)
     turns = workers / cores
     return Costs(
@@ -140,7 +142,7 @@ def measured(asked: Plan, rate: Rate) -> Costs:
         alone_s=alone_s,
         busy_s=busy_s / turns,
         average_s=max(averaged_s - busy_s, 0.0) / turns,
-        size=measure.averaged_bytes(asked.experiment),
+        size=measure.averaged_bytes(prepared.experiment),
         cores=cores,
     )
 
@@ -150,7 +152,7 @@ def measured(asked: Plan, rate: Rate) -> Costs:
 
 @dataclass(frozen=True)
 class Checked:
-    """A forecast, and the run that it is of; rates in images per second.
+    """A forecast and the measured run; rates in images per second.
 
     Attributes:
         kind: of the workers, `threads` or `ranks`.
@@ -168,23 +170,23 @@ class Checked:
         return self.predicted / self.measured
 
 
-def check(asked: Plan, folder: Path) -> list[Checked]:
+def check(prepared: Plan, folder: Path) -> list[Checked]:
     """Compare forecasts for this machine with runs of `cupynet train`."""
     from cupynet.bench import measure
 
-    sources = {"threads": (loop_rate(asked), run_rate(asked, folder, ranks=False))}
+    sources = {"threads": (loop_rate(prepared), run_rate(prepared, folder, ranks=False))}
     if reason := measure.without_ranks():
         print(f"not checked under mpiexec: {reason}")
     else:
-        ranks = run_rate(asked, folder, ranks=True)
+        ranks = run_rate(prepared, folder, ranks=True)
         sources["ranks"] = ranks, ranks
-    asked_for = [(workers, every) for workers in asked.settings.asked for every in asked.settings.every]
+    cases = [(workers, every) for workers in prepared.settings.asked for every in prepared.settings.every]
     rows = []
     for kind, (measure_part, run) in sources.items():
-        costs = measured(asked, measure_part)
-        here = Cluster(Link.of(asked.settings.link), costs.cores, machines=1)
-        rates = measure.medians({case: partial(run, *case) for case in asked_for}, asked.settings.repeats)
-        for workers, every in asked_for:
+        costs = measured(prepared, measure_part)
+        here = Cluster(Link.of(prepared.settings.link), costs.cores, machines=1)
+        rates = measure.medians({case: partial(run, *case) for case in cases}, prepared.settings.repeats)
+        for workers, every in cases:
             predicted = forecast(costs, here, workers, every).images_per_s
             rows.append(Checked(kind, workers, every, predicted, rates[workers, every]))
     return rows
@@ -202,14 +204,14 @@ def check_table(rows: Sequence[Checked]) -> list[str]:
 def verdict(rows: Sequence[Checked]) -> str:
     """Return a sentence with the share of accurate forecasts."""
     near = sum(abs(row.ratio - 1) <= NEAR for row in rows)
-    return f"{near} of {len(rows)} forecasts are within {percent(NEAR, 0)} of what was measured."
+    return f"{near} of {len(rows)} forecasts are within {percent(NEAR, 0)} of the measured speed."
 
 
 # the result -----------------------------------------------------------------------------------------------------------
 
 
 def foundation(costs: Costs, here: Cluster) -> list[str]:
-    """Say in lines what the forecast is based on."""
+    """Return lines with the measurements and the machines of the forecast."""
     link = here.link
     machines = "as many machines as they fill" if here.machines is None else f"machines: {here.machines}"
     return [

@@ -43,6 +43,7 @@ REMOVED: dict[str, Removed] = {
     "callbacks.report.niceness": Removed("the page is written when the run ends", default=19),
     "callbacks.report.wait_s": Removed("the page is written when the run ends", default=10.0),
     "jobs": Removed("trials train one after the other, each on all workers", default=1),
+    "workers_memory": Removed("make records ARGS=memory measures the memory of 1 to 32 workers", default=False),
     "data.storage": Removed("data=shards data.folder=FOLDER trains on shards", default="shared"),
     "data.shards": Removed("data=shards data.folder=FOLDER trains on shards", default=None),
     "hydra.output_subdir": Removed("settings are stored in .hydra of the run's folder, which hydra.run.dir names"),

@@ -239,7 +239,6 @@ class BenchSettings(Settings):
     peers: str | None = setting(None, optional(one_of("torch")))
     repeats: int = setting(5, integer(1))
     images: int = setting(60000, integer(1, most=MOST_IMAGES))
-    workers_memory: Any = setting(False, checks.flag)
     gpu: Any = setting(False, checks.flag)
     seeds: int = setting(5, integer(1))
 

@@ -164,4 +164,4 @@ def test_a_check_trains_and_compares(tmp_path) -> None:
     threads = [row for row in rows if row["kind"] == "threads"]
     assert [row["workers"] for row in threads] == [1, 2] and all(row["measured"] > 0 for row in rows)
     assert all(row["ratio"] == pytest.approx(row["predicted"] / row["measured"]) for row in rows)
-    assert "forecasts are within 25 % of what was measured" in stdout
+    assert "forecasts are within 25 % of the measured speed" in stdout
