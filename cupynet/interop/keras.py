@@ -1,8 +1,8 @@
-"""Weights trained with Keras 3, which has the same axes as we do.
+"""Weights trained with Keras 3, which has the same axes as cupynet.
 
-The layout of its files is that of keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`. A layer is named by
-its class and a count (conv2d, conv2d_1, dense); trained weights are numbered first, then running statistics. The
-epsilon of a normalization is a setting and is not in the file: it is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+Its files are laid out as in keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`. A layer is named by its
+class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. The epsilon of
+a normalization is a setting and not in the file: it is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 
 The only file that imports h5py.
 """
@@ -13,6 +13,7 @@ import io
 import re
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -22,7 +23,7 @@ from typing import Any, TypeGuard
 
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, require_plain
-from cupynet.interop.matching import check_all_taken, check_shape, take, weight_shape, weights_of
+from cupynet.interop.matching import Weight, check_all_taken, check_shape, take, weights_of
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 
 H5_IN_KERAS = "model.weights.h5"
@@ -45,17 +46,18 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
         DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
         ConfigError: `names` has unknown layers or lacks ambiguous ones; h5py is not installed.
     """
+    names = names or {}
     wanted = weights_of(model, names)
-    _check_unambiguous(model, wanted, names or {})
+    _check_unambiguous(model, wanted, names)
     with _opened(path) as stored:
         variables = {name: variable for name, variable in stored.items() if DROPOUT_STATE not in name}
-        layers = {**_keras_names(model.network, variables), **(names or {})}
-        counts: dict[str, int] = {}
+        layers = {**_keras_names(model.network, variables), **names}
+        counts: Counter[str] = Counter()
         arrays = {}
-        for name, (layer, _) in wanted.items():
-            number = counts[layer.path] = counts.get(layer.path, -1) + 1
-            there = f"layers/{layers[layer.path]}/vars/{number}"
-            variable, shape = take(variables, there, name, path), weight_shape(model, name)
+        for name, (layer, _, shape) in wanted.items():
+            there = f"layers/{layers[layer.path]}/vars/{counts[layer.path]}"
+            counts[layer.path] += 1
+            variable = take(variables, there, name, path)
             read = partial(_read, variable, layer, shape)
             arrays[name] = check_shape(read, variable.shape, shape, f"{name} of {there!r}", path)
         check_all_taken(variables, path)
@@ -88,14 +90,14 @@ def _keras_names(network: Layer, stored: Collection[str]) -> dict[str, str]:
     return names
 
 
-def _check_unambiguous(model: Model, wanted: Mapping[str, tuple[Layer, str]], names: Mapping[str, str]) -> None:
+def _check_unambiguous(model: Model, wanted: Mapping[str, Weight], names: Mapping[str, str]) -> None:
     """Refuse to guess which of two branches a layer of the file is in, if the sizes fit either way. ConfigError.
 
     Layers in sequence have the same order here and there. (keras/src/ops/function.py numbers layers by depth.)
     """
     sizes: dict[str, list[Any]] = {}
-    for name, (layer, own) in wanted.items():
-        sizes.setdefault(layer.path, [type(layer)]).append((own, weight_shape(model, name)))
+    for layer, own, shape in wanted.values():
+        sizes.setdefault(layer.path, [type(layer)]).append((own, shape))
     for parent in model.network.walk():
         for first, second in combinations(_branches(parent), 2):
             for one, other in product(first, second):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from cupynet.core.checks import one
 from cupynet.core.errors import ConfigError, DataError
@@ -13,7 +13,7 @@ from cupynet.nn import Layer, Model
 
 
 def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> None:
-    """Refuse layers that are not in `known`, those with an equivalent in `target`. ConfigError."""
+    """Refuse layers that are not in `known`, which have an equivalent in `target`. ConfigError."""
     for layer in network.walk():
         if type(layer) not in known:
             kind, name = type(layer), layer.path or "network"
@@ -23,24 +23,30 @@ def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> 
             )
 
 
-def weight_shape(model: Model, name: str) -> tuple[int, ...]:
-    """Return the shape of a weight or a buffer."""
-    weights, buffers = dict(model.params.named()), dict(model.params.named_buffers())
-    return weights[name].shape if name in weights else buffers[name].shape
+class Weight(NamedTuple):
+    """A weight or buffer of a model: its layer, its name within the layer, and its shape."""
+
+    layer: Layer
+    name: str
+    shape: tuple[int, ...]
 
 
-def weights_of(model: Model, names: Mapping[str, str] | None) -> dict[str, tuple[Layer, str]]:
-    """Return the layer of each weight and buffer, and its name within that layer.
+def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
+    """Return all weights and buffers by name.
+
+    Args:
+        names: of layers and weights, which must exist.
 
     Raises:
-        ConfigError: `names` has a key that is neither a weight nor a layer of the model.
+        ConfigError: `names` has one that is neither a weight nor a layer of the model.
     """
     layers = {layer.path: layer for layer in model.network.walk()}
+    arrays: dict[str, Any] = {**dict(model.params.named()), **dict(model.params.named_buffers())}
     found = {}
-    for name, _ in [*model.params.named(), *model.params.named_buffers()]:
+    for name, array in arrays.items():
         path, _, own = name.rpartition(".")
-        found[name] = layers[path], own
-    for name in names or {}:
+        found[name] = Weight(layers[path], own, array.shape)
+    for name in names:
         if name not in found and name not in layers:
             raise ConfigError(f"names: this model has no layer or weight {name!r}, but {', '.join(found)}")
     return found
@@ -57,7 +63,7 @@ def take(stored: dict[str, Any], there: str, name: str, path: PathLike) -> Any:
 def check_shape(
     read: Callable[[], Any], found: tuple[int, ...], shape: tuple[int, ...], what: str, path: PathLike
 ) -> Any:
-    """Return `read()` if it has the shape of our weight. Nothing of another size is read. DataError."""
+    """Return `read()` if it has the shape of our weight. Arrays of another size are not read. DataError."""
     array = read() if math.prod(found) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
         raise DataError(f"{path}: weight {what}: its shape {tuple(found)} does not fit the {shape} of this network")
@@ -65,7 +71,7 @@ def check_shape(
 
 
 def check_all_taken(left: Mapping[str, Any], path: PathLike) -> None:
-    """Refuse a file with weights that no layer has taken. DataError."""
+    """Refuse a file with weights that belong to no layer. DataError."""
     if left:
         raise DataError(
             f"{path}: {min(left)!r} belongs to no layer of this model ({len(left)} such): is it of another network?"

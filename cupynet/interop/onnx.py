@@ -70,7 +70,7 @@ def export_onnx(
 def onnx_graph(model: Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the contents of the file. ConfigError."""
     checks.one_of("input", input, INPUTS)
-    check_known(model.network, _LAYERS, "ONNX")
+    check_known(model.network, LAYERS, "ONNX")
     weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}
     return _Graph(weights).of(model, input, metadata or {})
 
@@ -139,11 +139,15 @@ class _Graph:
         x = self.add("Mul", x, scale, made="images/Mul")
         if any(model.pixels.shift):
             x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), made="images/Add")
-        return self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2]) if _is_image(model.input) else x
+        return (
+            self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2])
+            if isinstance(model.input, Image)
+            else x
+        )
 
     def layer(self, layer: Layer, x: str) -> str:
         """Add a layer; return the name of its output."""
-        return _LAYERS[type(layer)](self, layer, x)
+        return LAYERS[type(layer)](self, layer, x)
 
     def activation(self, kind: str, x: str, name: str, slope: float = 0.01) -> str:
         """Add an activation; return the name of its output."""
@@ -179,10 +183,6 @@ class _Graph:
 def _name(layer: Layer) -> str:
     """The prefix of the names of a layer's nodes."""
     return f"/{layer.path or 'network'}"
-
-
-def _is_image(input: Any) -> bool:
-    return isinstance(input, Image)
 
 
 def _window(window: Window) -> dict[str, Any]:
@@ -250,10 +250,6 @@ def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
     return graph.add("Add", graph.add("Mul", normal, scale, made=f"{name}/Mul"), shift, made=f"{name}/Shifted")
 
 
-def _max_pool(graph: _Graph, layer: Any, x: str) -> str:
-    return graph.add("MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window))
-
-
 def _avg_pool(graph: _Graph, layer: Any, x: str) -> str:
     return graph.add("AveragePool", x, made=f"{_name(layer)}/AveragePool", count_include_pad=0, **_window(layer.window))
 
@@ -263,11 +259,7 @@ def _global_avg_pool(graph: _Graph, layer: Any, x: str) -> str:
     return graph.add("Flatten", mean, made=f"{_name(layer)}/Flatten", axis=1)
 
 
-def _activation(graph: _Graph, layer: Any, x: str) -> str:
-    return graph.activation(layer.name, x, _name(layer), layer.slope)
-
-
-_LAYERS: dict[type[Layer], Callable[[_Graph, Any, str], str]] = {
+LAYERS: dict[type[Layer], Callable[[_Graph, Any, str], str]] = {
     Sequential: _sequential,
     Residual: _residual,
     Concat: _concat,
@@ -275,10 +267,10 @@ _LAYERS: dict[type[Layer], Callable[[_Graph, Any, str], str]] = {
     Dense: _dense,
     BatchNorm: _batch_norm,
     LayerNorm: _layer_norm,
-    MaxPool2D: _max_pool,
+    MaxPool2D: lambda graph, layer, x: graph.add("MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window)),
     AvgPool2D: _avg_pool,
     GlobalAvgPool2D: _global_avg_pool,
-    Activation: _activation,
+    Activation: lambda graph, layer, x: graph.activation(layer.name, x, _name(layer), layer.slope),
     Flatten: lambda graph, layer, x: graph.flat(layer, x),
     Dropout: lambda graph, layer, x: x,
 }

@@ -1,7 +1,6 @@
-"""PyTorch's equivalent of a model: its weights, in both directions, and the text of the module that takes them.
+"""PyTorch's equivalent of a model: its weights, in both directions, and the source of the module that loads them.
 
-`LAYERS` holds all that is known about a layer: the PyTorch modules it corresponds to, with their arguments, and the
-names and axes of its weights there.
+`LAYERS` maps each layer to its PyTorch modules, with their arguments, and to the names and axes of its weights there.
 
 Images are (H, W, C) here and (C, H, W) in PyTorch, so a flattened image has its values in another order there. The
 weights of a layer that reads such a vector (the rows of a dense layer, the values of a normalization) are permuted
@@ -13,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from cupynet.backend import Window
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, load_tensors, require_plain, save_weights
-from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weight_shape, weights_of
+from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 from cupynet.nn import (
     Activation,
     AvgPool2D,
@@ -44,17 +43,18 @@ from cupynet.nn import (
 
 Order = NDArray[np.int64]  # (F,): the index, in our vector, of each value of PyTorch's
 Modules = dict[str, str]  # suffix of the name -> Python expression
+Entry = tuple[str, str]  # name within the parent, Python expression
 
 
 @dataclass(frozen=True)
 class Equivalent:
-    """What a layer is in PyTorch.
+    """PyTorch's equivalent of a layer.
 
     Attributes:
-        modules: returns the modules of a built layer in order. The one with the suffix "" has the layer's own name and
-            its weights, the others ("pad", "activation") have no weights.
+        modules: returns the modules of a built layer in order. The one with the suffix "" has the layer's name and
+            weights, the others ("pad", "activation") have no weights.
         names: our name of a weight -> PyTorch's, if they differ.
-        axes: our axis at the place of each of PyTorch's, for weights of this many axes.
+        axes: the permutation of our axes into PyTorch's, for weights with this many axes.
     """
 
     modules: Callable[[Any], Modules]
@@ -63,11 +63,11 @@ class Equivalent:
 
 
 def _conv(layer: Conv2D) -> Modules:
-    window = layer.window
+    window, even = layer.window, all(before == after for before, after in layer.window.padding)
     arguments = [str(layer.input.shape[-1]), str(layer.filters), str(layer.kernel)]
     if layer.stride != (1, 1):
         arguments.append(f"stride={layer.stride}")
-    if window.pads and _is_even(window):
+    if window.pads and even:
         arguments.append(f"padding={_even_padding(window)}")
     if window.dilates:
         arguments.append(f"dilation={layer.dilation}")
@@ -75,7 +75,7 @@ def _conv(layer: Conv2D) -> Modules:
         arguments.append(f"groups={layer.groups}")
     if not layer.use_bias:
         arguments.append("bias=False")
-    pad = {} if _is_even(window) else {"pad": f"nn.ZeroPad2d({_padding(window)})"}
+    pad = {} if even else {"pad": f"nn.ZeroPad2d({_padding(window)})"}
     return {**pad, "": f"nn.Conv2d({', '.join(arguments)})", **_activation("activation", layer.activation)}
 
 
@@ -124,10 +124,6 @@ def _pool_can_pad(window: Window) -> bool:
     return top == bottom and left == right and 2 * top <= window.kernel[0] and 2 * left <= window.kernel[1]
 
 
-def _is_even(window: Window) -> bool:
-    return all(before == after for before, after in window.padding)
-
-
 def _even_padding(window: Window) -> tuple[int, ...]:
     return tuple(before for before, _ in window.padding)
 
@@ -164,6 +160,7 @@ LAYERS: dict[type[Layer], Equivalent] = {
     Activation: Equivalent(lambda layer: _activation("", layer.name, layer.slope)),
 }
 KNOWN = (*LAYERS, Sequential, Residual, Concat)
+UNCHANGED = Equivalent(lambda layer: {})  # the weights of users' layers keep their names and axes
 
 
 # weights --------------------------------------------------------------------------------------------------------------
@@ -185,12 +182,13 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
     """
     _check_not_pickled(path)
     tensors = {name: tensor for name, tensor in load_tensors(path).items() if not name.endswith("num_batches_tracked")}
-    order = orders(model.network)
+    order, names = orders(model.network), names or {}
     found = {}
-    for name, (layer, own) in weights_of(model, names).items():
-        there = _renamed(name, names or {}, _name_in_torch(layer, own))
-        tensor, shape = take(tensors, there, name, path), weight_shape(model, name)
-        convert = partial(from_torch, tensor, _axes(layer), None if own == "bias" else order.get(id(layer)))
+    for name, (layer, own, shape) in weights_of(model, names).items():
+        equivalent = LAYERS.get(type(layer), UNCHANGED)
+        there = _renamed(name, names, equivalent.names.get(own, own))
+        tensor = take(tensors, there, name, path)
+        convert = partial(from_torch, tensor, equivalent.axes, None if own == "bias" else order.get(id(layer)))
         found[name] = check_shape(convert, tensor.shape, shape, f"{name} of {there!r}", path)
     check_all_taken(tensors, path)
     model.load_weights(found)
@@ -235,35 +233,26 @@ def export_torch(model: Model, path: PathLike) -> None:
         OutputError: the file cannot be written.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    layers, order = {layer.path: layer for layer in model.network.walk()}, orders(model.network)
+    arrays, order = model.weights(), orders(model.network)
     tensors = {}
-    for name, weight in model.weights().items():
-        layer_path, _, own = name.rpartition(".")
-        layer, prefix = layers[layer_path], f"{layer_path}." if layer_path else ""
-        permuted = to_torch(weight, _axes(layer), None if own == "bias" else order.get(id(layer)))
-        tensors[f"{prefix}{_name_in_torch(layer, own)}"] = np.ascontiguousarray(permuted)
+    for name, (layer, own, _) in weights_of(model).items():
+        equivalent, prefix = LAYERS[type(layer)], f"{layer.path}." if layer.path else ""
+        permuted = to_torch(arrays[name], equivalent.axes, None if own == "bias" else order.get(id(layer)))
+        tensors[f"{prefix}{equivalent.names.get(own, own)}"] = np.ascontiguousarray(permuted)
         if own == "mean":
             tensors[f"{prefix}num_batches_tracked"] = np.array(0, np.int64)  # load_state_dict requires it
     save_weights(path, tensors)
 
 
-def _name_in_torch(layer: Layer, own: str) -> str:
-    return LAYERS[type(layer)].names.get(own, own) if type(layer) in LAYERS else own
-
-
-def _axes(layer: Layer) -> tuple[int, ...]:
-    return LAYERS[type(layer)].axes if type(layer) in LAYERS else ()
-
-
 def to_torch(weight: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
-    """Return a weight with PyTorch's axes; order: of the vector it applies to, see `orders`."""
+    """Return a weight with PyTorch's axes. order: see `orders`."""
     if order is not None and weight.ndim in (1, 2):
         weight = weight[order]
     return weight.transpose(axes) if weight.ndim == len(axes) else weight
 
 
 def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
-    """Return a tensor of PyTorch with our axes: the inverse of `to_torch`."""
+    """Return a PyTorch tensor with our axes: the inverse of `to_torch`."""
     if tensor.ndim == len(axes):
         tensor = tensor.transpose(np.argsort(axes))
     if order is None or tensor.ndim not in (1, 2) or len(tensor) != len(order):
@@ -329,13 +318,6 @@ def _channels_first(image: Image) -> Order | None:
 
 
 # the module -----------------------------------------------------------------------------------------------------------
-
-
-class Entry(NamedTuple):
-    """A module within its parent: the name and the expression that constructs it."""
-
-    name: str
-    module: str
 
 
 HEAD = '''"""A network in PyTorch, written by cupynet: images {input} to {outputs} outputs.
@@ -410,32 +392,17 @@ class MaskedAvgPool(nn.Module):
 '''
 HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool(": MASKED_AVG_POOL}
 
-# attributes of nn.Sequential in PyTorch 2.13, except register_...: no module inside one can have such a name
-RESERVED = frozenset((
-    "T_destination", "add_module", "append", "apply", "bfloat16", "buffers", "call_super_init", "children", "compile",
-    "cpu", "cuda", "double", "dump_patches", "eval", "extend", "extra_repr", "float", "forward", "get_buffer",
-    "get_extra_state", "get_parameter", "get_submodule", "half", "insert", "ipu", "load_state_dict", "modules",
-    "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "parameters", "pop",
-    "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict", "to", "to_empty", "train",
-    "training", "type", "xpu", "zero_grad",
-))  # fmt: skip
-
 
 def torch_source(model: Model) -> str:
-    """Return the text of a Python file whose `network()` makes the PyTorch module equivalent to `model`.
+    """Return the source of a Python file whose `network()` returns the PyTorch module equivalent to `model`.
 
-    Its modules have the names of the layers, so that `load_state_dict` takes what `export_torch` writes.
+    Its modules have the names of the layers, so that `load_state_dict` loads the weights of `export_torch`.
 
     Raises:
         ConfigError: a layer has no equivalent.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    for layer in model.network.walk():
-        if layer.path.rpartition(".")[2] in RESERVED:
-            raise ConfigError(
-                f"layer '{layer.path}': every PyTorch module has an attribute of this name. Rename the layer."
-            )
-    orders(model.network)  # refuses what PyTorch has in two orders
+    orders(model.network)  # refuses a vector that PyTorch has in two orders
     if isinstance(model.network, Sequential):
         lines = "".join(f"        ({name!r}, {module}),\n" for name, module in _children(model.network))
         network = f"nn.Sequential(OrderedDict([\n{lines}    ]))"
@@ -443,14 +410,13 @@ def torch_source(model: Model) -> str:
         modules = _entries("network", model.network, ())
         if len(modules) > 1:
             raise ConfigError("the network is one layer, but several PyTorch modules. Put it into a Sequential.")
-        network = modules[0].module  # its weights have no prefix
-    pixels, input = model.pixels, model.input
+        ((_, network),) = modules  # its weights have no prefix
     text = HEAD.format(
-        input=input,
+        input=model.input,
         outputs=model.output.features,
-        shape=input.shape,
-        mean=list(pixels.mean),
-        deviation=list(pixels.deviation),
+        shape=model.input.shape,
+        mean=list(model.pixels.mean),
+        deviation=list(model.pixels.deviation),
     )
     text += "".join(f"\n{helper}" for call, helper in HELPERS.items() if call in network)
     return f"{text}\n\ndef network():\n    return {network}\n"
@@ -462,19 +428,19 @@ def _children(layer: Sequential) -> list[Entry]:
 
 
 def _entries(name: str, layer: Layer, siblings: Collection[str]) -> list[Entry]:
-    """Return the modules of a layer, none of them with the name of a sibling."""
+    """Return the modules of a layer, with names that no sibling has."""
     if isinstance(layer, Sequential):
-        return [Entry(name, f"nn.Sequential(OrderedDict([{_listed(_children(layer))}]))")]
+        return [(name, f"nn.Sequential(OrderedDict([{_listed(_children(layer))}]))")]
     if isinstance(layer, Residual):
         inner = dict(layer.children())
         shortcut = [] if layer.shortcut is None else _entries("shortcut", layer.shortcut, inner)
         body = [entry for each, child in layer.body.children() for entry in _entries(each, child, inner)]
-        return [Entry(name, f"Branches(torch.add, [{_listed(body)}], [{_listed(shortcut)}])")]
+        return [(name, f"Branches(torch.add, [{_listed(body)}], [{_listed(shortcut)}])")]
     if isinstance(layer, Concat):
         branches = [_listed(_entries(each, branch, layer.branches)) for each, branch in layer.branches.items()]
-        return [Entry(name, f"Branches(concat, {', '.join(f'[{branch}]' for branch in branches)})")]
+        return [(name, f"Branches(concat, {', '.join(f'[{branch}]' for branch in branches)})")]
     modules = LAYERS[type(layer)].modules(layer)
-    return [Entry(_unique(name, suffix, siblings), module) for suffix, module in modules.items()]
+    return [(_unique(name, suffix, siblings), module) for suffix, module in modules.items()]
 
 
 def _unique(name: str, suffix: str, siblings: Collection[str]) -> str:
