@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
-from cupynet.commands.tune.arguments import Plan
+from cupynet.commands.tune.command import Plan
 from cupynet.commands.tune.study import Study
 from cupynet.config.search_space import written
 from cupynet.config.sweep_table import Column, Screen, as_csv, heading, shortened, show
@@ -28,19 +28,19 @@ def folder_of(search: Path, number: int) -> Path:
 def outcome_of(trial: FrozenTrial) -> str:
     """Return complete, pruned, diverged, out of memory, failed or interrupted.
 
-    A trial during which the search was killed has failed: it may have been the reason.
+    A trial during which the search was killed counts as failed: it may have been the reason.
     """
     return one_line(trial.user_attrs.get("outcome", "failed"))
 
 
 def figure_of(trial: FrozenTrial) -> float | None:
-    """Return the result of a trial, or its last evaluation; None if there was none."""
+    """Return the objective of a trial, at its end or in its last evaluation; None if it was not evaluated."""
     figure = trial.value if trial.value is not None else trial.intermediate_values.get(trial.last_step)
     return None if figure is None else float(figure)
 
 
 def figure_text(value: float | None, objective: str) -> str:
-    """Format a figure: accuracy in percent."""
+    """Format a value of the objective: accuracy in percent."""
     if value is None:
         return "-"
     return percent(value) if objective == "accuracy" else f"{value:.4g}"
@@ -88,7 +88,7 @@ def _columns(trials: Sequence[FrozenTrial], study: Study) -> list[Column]:
 
 
 def print_table(study: Study) -> None:
-    """Print the best trials; columns for which the terminal has no room are in tune.csv."""
+    """Print the best trials. Columns that do not fit the terminal are in tune.csv."""
     screen = Screen()
     left_out = show(_columns(study.ranked[:MOST_SHOWN], study), {0: "bold"}, screen)
     if left_out:

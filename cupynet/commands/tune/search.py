@@ -18,7 +18,7 @@ from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
 from cupynet.commands.tune import results
-from cupynet.commands.tune.arguments import Plan
+from cupynet.commands.tune.command import Plan
 from cupynet.commands.tune.results import folder_of, outcome_of, reason_of
 from cupynet.commands.tune.study import INTERRUPTED, PruningCallback, Study, open_study
 from cupynet.config import resume
@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 
 def search(plan: Plan, folder: Path) -> float:
-    """Run trials until there are enough, evaluate the best on the test images, and print the results.
+    """Run all trials, evaluate the best on the test images, and print the results.
 
-    Returns the best figure of the objective.
+    Returns the best value of the objective.
     """
     resume.mark_latest(folder)
     settings = plan.settings
@@ -65,7 +65,7 @@ def search(plan: Plan, folder: Path) -> float:
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> None:
-    """Run trials until there are enough, time is up, or all combinations have been tried."""
+    """Run trials until their number or the time is reached, or all combinations have been tried."""
     settings, began = plan.settings, time.monotonic()
     while len(study.counted) < settings.trials:
         if study.exhausted:
@@ -84,7 +84,7 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
 
     Raises:
         Interrupted, KeyboardInterrupt: a signal came. The trial does not count.
-        DataError, OutputError: other settings would fail as well.
+        DataError, OutputError: other trials would fail as well.
     """
     trial = study.ask()
     with _only_in_the_log():
@@ -108,7 +108,7 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
 
 
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> tuple[float | None, bool]:
-    """Train a trial in its own run folder. Return its figure, and True if it was pruned."""
+    """Train a trial in its own run folder. Return the objective, and True if it was pruned."""
     overrides = plan.overrides(trial.params)
     settings = config.compose(overrides, plan.config_dir)
     silent = {"_target_": "cupynet.training.Progress", "style": "none"}

@@ -11,7 +11,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,8 @@ from cupynet.core.checks import OBJECTIVES, one_line
 from cupynet.core.errors import DataError, OutputError
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, TrainerView
 
-INTERRUPTED = "interrupted"  # the outcome of a trial that does not count
+INTERRUPTED = "interrupted"  # outcome of a trial that does not count
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
-NOT_WRITABLE = ("readonly", "unable to open", "disk is full", "disk I/O", "locked")  # in messages of SQLite
 
 
 @contextmanager
@@ -41,33 +40,36 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         OutputError: it cannot be written.
     """
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-    storage = None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        try:
             storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+            stack.callback(storage.engine.dispose)
+            stack.callback(storage.remove_session)
             study = Study(storage, space, settings)
             if any(not each.distributions.items() <= study.space.items() for each in study.trials):
-                raise DataError(f"{path}: is a study of another search")
+                raise DataError("it is of another search")
+        except Exception as error:  # of Optuna, Alembic, SQLAlchemy or sqlite3
+            raise DataError(
+                f"{path}: is not a study of this search and version of Optuna ({_reason(error)})"
+            ) from error
+        try:
             yield study
-    except Exception as error:
-        if not type(error).__module__.startswith(("optuna", "sqlalchemy", "sqlite3", "alembic")):
-            raise
-        text = one_line(error).partition(" [SQL")[0].partition(" (Background")[0]
-        if any(each in text for each in NOT_WRITABLE):
-            raise OutputError(f"{path}: cannot be written ({text})") from error
-        raise DataError(f"{path}: is not a study of this version of Optuna ({text})") from error
-    finally:
-        if storage is not None:
-            storage.remove_session()
-            storage.engine.dispose()
+        except optuna.exceptions.StorageInternalError as error:
+            raise OutputError(f"{path}: cannot be written ({_reason(error.__cause__ or error)})") from error
+
+
+def _reason(error: BaseException) -> str:
+    """Return an error of SQLAlchemy in a few words."""
+    return one_line(error).partition(" [SQL")[0].partition(" (Background")[0]
 
 
 class Study:
-    """A search: which settings each trial gets, and the outcomes of the trials.
+    """Chooses the settings of trials and stores their outcomes.
 
     Args:
-        storage: of Optuna.
+        storage: Optuna's.
         space: the distribution of each searched setting.
         settings: objective, sampler, seed and pruner.
     """
@@ -129,7 +131,7 @@ class Study:
         return RandomSampler(seed) if self._settings.sampler == "random" else TPESampler(seed=seed)
 
     def tell(self, trial: Trial, outcome: str, figure: float | None = None, reason: str = "") -> FrozenTrial:
-        """End a trial. The sampler takes pruned and diverged trials for bad ones, and ignores failed ones."""
+        """End a trial. The sampler treats pruned and diverged trials as bad, and ignores failed ones."""
         trial.set_user_attr("outcome", outcome)
         trial.set_user_attr("reason", one_line(reason))
         if figure is not None:
@@ -139,14 +141,14 @@ class Study:
 
 
 class PruningCallback(Callback):
-    """Reports each evaluation to Optuna, and stops training when the pruner says so.
+    """Reports each evaluation to Optuna, and stops training if the pruner decides so.
 
     Args:
-        trial: that is trained.
-        objective: the figure of an evaluation to report.
+        trial: the current trial.
+        objective: the metric to report.
 
     Attributes:
-        figure: of the last evaluation of the fit; None before.
+        figure: the metric of the last evaluation of the fit; None before.
         pruned: True if the pruner stopped training.
     """
 
@@ -156,7 +158,7 @@ class PruningCallback(Callback):
         self.pruned = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PruningCallback:
-        return self  # the trial is one, and only rank 0 calls
+        return self  # only rank 0 calls it
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         if record.evaluation is None:
