@@ -1,4 +1,4 @@
-"""Line charts: as SVG in a page, whose colours and fonts they take, and as a PNG file.
+"""Line charts: as SVG in a page, with its colours and fonts, and as a PNG file.
 
 The only file that uses matplotlib, which is imported when something is drawn: `pip install 'cupynet[plots]'`.
 """
@@ -17,24 +17,45 @@ from typing import Any, NamedTuple
 
 from cupynet.reporting.folder import RunData, finite
 
-# The colours of the light page (templates/style.css), which are replaced by its variables in an SVG. They can be told
-# apart with a colour vision deficiency: after Okabe and Ito (2008), "Color universal design". The last is for lines
-# that stay in the background.
+# The colours of the light page (templates/style.css); in an SVG they become its variables. They are distinguishable
+# with a colour vision deficiency: after Okabe and Ito (2008), "Color universal design". The last is for lines in the
+# background.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
-MAX_POINTS = 400  # of a line in a chart 500 pixels wide
-MAX_WORKERS = 64  # that have lines
-MAX_LAYERS = 5  # that have lines: those whose replicas are furthest apart
+MAX_POINTS = 400  # of a line; a chart is about 500 pixels wide
+MAX_WORKERS = 64  # lines for workers
+MAX_LAYERS = 5  # lines for layers: those whose replicas are furthest apart
 SIZE = (5.6, 2.9)  # inches of 72 units
-LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins: labels of seven characters, and the name of the axis
+LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches: labels of seven characters, and the name of the axis
+STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",  # text stays text
+    "font.size": 10.5,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": MUTED,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 12,
+    "axes.formatter.use_mathtext": False,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "text.color": INK,
+    "text.parse_math": False,  # a $ in a name is a dollar sign
+    "text.usetex": False,
+    "axes.unicode_minus": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+}
 MISSING = "charts need matplotlib: pip install 'cupynet[plots]'"
-SECONDS = (
+SECONDS = (  # parts of an epoch's time: key, name, colour
     ("compute_s", "computing", 0),
     ("averaging_s", "averaging", 1),
     ("data_s", "data", 2),
     ("waiting_s", "waiting", 3),
-)  # parts of an epoch's time: key, name, colour
+)
 OTHER = ("other", 4)
 
 
@@ -51,11 +72,13 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: in the legend; None for no entry.
-        x, y: values of equal number; a y that is None or not finite leaves a gap.
+        name: its entry in the legend; None for no entry.
+        x, y: coordinates of the points; a y that is None or not finite leaves a gap.
         colour: index into the palette, modulo its length.
         width: in points.
-        dashed, behind, points: dashed; behind the other lines; each point marked.
+        dashed: draw a dashed line.
+        behind: draw it behind the other lines.
+        points: mark each point.
     """
 
     name: str | None
@@ -114,7 +137,7 @@ def available() -> bool:
 
 
 def figures(charts: Iterable[Chart]) -> tuple[list[dict[str, Any]], str]:
-    """Draw the charts that have anything to show, for a template, and say why there are none if there should be."""
+    """Return the charts that have data, for a template, and the reason if they cannot be drawn."""
     shown = [chart for chart in charts if chart.shown]
     if shown and not available():
         return [], MISSING
@@ -171,34 +194,13 @@ def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINT
 def _style() -> Iterator[None]:
     import matplotlib
 
-    settings: dict[str, Any] = {
-        "svg.fonttype": "none",  # text stays text
-        "font.size": 10.5,
-        "axes.edgecolor": MUTED,
-        "axes.labelcolor": MUTED,
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.linewidth": 0.8,
-        "axes.titlesize": 12,
-        "axes.formatter.use_mathtext": False,
-        "xtick.color": MUTED,
-        "ytick.color": MUTED,
-        "text.color": INK,
-        "text.parse_math": False,  # a $ in a name is a dollar sign
-        "text.usetex": False,
-        "axes.unicode_minus": True,
-        "grid.color": GRID,
-        "grid.linewidth": 0.8,
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-    }
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
+    with matplotlib.rc_context(STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # such as a glyph that a font lacks
         yield
 
 
 def _figure(rows: int, columns: int, top: float = 0.32) -> Any:
-    """Return an empty figure. Fixed margins: finding them takes matplotlib as long as all the rest."""
+    """Return an empty figure with fixed margins: computing them doubles the time of a chart."""
     from matplotlib.figure import Figure  # not pyplot, which chooses a window system and keeps every figure
 
     width, height = SIZE[0] * columns, SIZE[1] * rows
@@ -217,11 +219,22 @@ def _figure(rows: int, columns: int, top: float = 0.32) -> Any:
 def _draw(chart: Chart, axes: Any) -> None:
     """Draw a chart on matplotlib's axes."""
     lines = chart.shown
-    if chart.stacked:
+    if chart.stacked and lines:
         _stack(lines, axes)
     else:
         for line in lines:
-            _line(line, axes)
+            x, y = thinned(line.x, line.y)
+            axes.plot(
+                x,
+                y,
+                label=line.name or "_",
+                color=PALETTE[line.colour % len(PALETTE)],
+                linewidth=line.width,
+                linestyle="--" if line.dashed else "-",
+                zorder=1.5 if line.behind else 2,
+                marker="o" if line.points or len(x) < 3 else None,
+                markersize=4.5,
+            )
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.set_xlabel(chart.x_label)
@@ -247,25 +260,8 @@ def _draw(chart: Chart, axes: Any) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _line(line: Line, axes: Any) -> None:
-    x, y = thinned(line.x, line.y)
-    axes.plot(
-        x,
-        y,
-        label=line.name or "_",
-        color=PALETTE[line.colour % len(PALETTE)],
-        linewidth=line.width,
-        linestyle="--" if line.dashed else "-",
-        zorder=1.5 if line.behind else 2,
-        marker="o" if line.points or len(x) < 3 else None,
-        markersize=4.5,
-    )
-
-
 def _stack(lines: Sequence[Line], axes: Any) -> None:
-    """Draw areas on top of each other; all lines have the same x."""
-    if not lines:
-        return
+    """Draw areas on top of each other. All lines have the same x."""
     heights = [[0.0 if math.isnan(value) else value for value in thinned(line.x, line.y)[1]] for line in lines]
     x = thinned(lines[0].x, lines[0].y)[0]
     if len(x) == 1:  # an area needs a width
@@ -306,7 +302,7 @@ def _inline(text: str, name: str, label: str) -> str:
 
 
 def run_charts(data: RunData) -> list[Chart]:
-    """Return the charts of a run, from its history."""
+    """Return the charts of a run's history."""
     builders = (_loss, _accuracy, _learning_rate, _divergence, _throughput, _epoch_times)
     drawn = [data.section(build.__name__.strip("_").replace("_", " "), build) for build in builders]
     return [chart for chart in drawn if chart is not None]
@@ -354,7 +350,7 @@ def _learning_rate(data: RunData) -> Chart:
 
 
 def _divergence(data: RunData) -> Chart:
-    """Return the chart of how far the replicas are apart, overall and in the layers where most."""
+    """Return the chart of the distance between replicas, overall and in the layers with the largest."""
     measured = [row for row in (*data.reports, *data.epochs) if row.get("divergence") is not None]
     rows = sorted(measured, key=lambda row: row["iteration"])
     by_layer = [row.get("divergence_by_layer") or {} for row in rows]
@@ -386,7 +382,7 @@ def _per_s(row: dict[str, Any]) -> float | None:
 
 
 def _epoch_times(data: RunData) -> Chart:
-    """Return the chart of how the time of each epoch was spent, as a mean over its workers."""
+    """Return the chart of the time of each epoch by activity, a mean over the workers."""
     epochs = [row for row in data.epochs if row.get("train_s") and row.get("compute_s")]
     numbers, rest = _values(epochs, "epoch"), _values(epochs, "train_s")
     lines = []

@@ -1,7 +1,7 @@
 """Reads the folder of a run: finished, still training or killed, whole or in part.
 
-Its files may come from a stranger or from another version. A file counts if it can be read; what it says is not checked
-here. The page leaves out a section whose values are not as training writes them.
+Its files are untrusted and may be of another version. A file that can be read is used; its values are not checked here.
+The page leaves out sections whose values are invalid.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RunData:
             return None
 
     def section(self, name: str, build: Callable[[RunData], Any]) -> Any:
-        """Build a part of the page; None if it fails because of values that training does not write."""
+        """Build a part of the page; None if it fails because of invalid values."""
         try:
             return build(self)
         except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -78,8 +78,8 @@ def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunD
 
     Args:
         folder: of the run.
-        over: the run has ended, even if its process still holds the folder.
-        error: the error that ended it, if that is not in the log yet.
+        over: the run has ended, even if its process still locks the folder.
+        error: the error that ended it, if it is not in the log yet.
 
     Raises:
         ConfigError: `folder` is not the folder of a run.
@@ -103,7 +103,7 @@ def config_path(run: Run) -> Path:
 
 
 def is_plain(path: Path) -> bool:
-    """Return True for a regular file. Others may never end (a pipe, a device) or lead out of the folder (a link)."""
+    """Return True for a regular file. Reading a pipe or device may never end; a link may leave the folder."""
     return path.is_file() and not path.is_symlink()
 
 
@@ -138,7 +138,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the complete rows: all epochs, and of very many reports an even selection, to bound the memory."""
+    """Return the complete rows: all epochs, and an even selection of very many reports, to bound the memory."""
     rows: list[dict[str, Any]] = []
     with path.open("rb") as file:
         step = 1 + sum(1 for _ in file) // MAX_ROWS
@@ -153,7 +153,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _last_error(path: Path) -> str:
-    """Return the error that a log ends with; "" if the last record is no error: the run was then resumed, or killed."""
+    """Return the error at the end of a log; "" if the last record is not an error: the run was resumed or killed."""
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_TEXT))
         lines = file.read(MAX_TEXT).decode("utf-8", "replace").splitlines()

@@ -1,4 +1,4 @@
-"""The page of a run: what its folder holds, as plain values for templates/run.html."""
+"""The page of a run: plain values from its folder for templates/run.html."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def write_page(folder: str | Path, *, over: bool = False, error: str = "") -> tu
 
     Args:
         folder: of the run.
-        over: the run has ended, even if its process still holds the folder.
-        error: the error that ended it, if that is not in the log yet.
+        over: the run has ended, even if its process still locks the folder.
+        error: the error that ended it, if it is not in the log yet.
 
     Returns:
         The path of the page, and why it has no charts; "" if it has them, or if there is nothing to draw yet.
@@ -49,7 +49,7 @@ def write_page(folder: str | Path, *, over: bool = False, error: str = "") -> tu
 
 
 def page_values(data: RunData) -> dict[str, Any]:
-    """Return everything that the page shows but its charts."""
+    """Return all values of the page except the charts."""
     sections = {
         "evaluation": _evaluation,
         "mistakes": _mistakes,
@@ -74,7 +74,7 @@ def page_values(data: RunData) -> dict[str, Any]:
 
 
 def state(data: RunData) -> tuple[str, str, str]:
-    """Return the state of a run in a word, the kind of mark it gets, and a sentence about it (or nothing)."""
+    """Return the state of a run in a word, the kind of its mark, and a sentence about it or ""."""
     done, asked = _epochs(data), data.start.get("epochs")
     after = f"{done} epoch{'s' * (done != 1)}" if asked is None else f"{done} of {asked} epochs"
     if data.running:
@@ -109,12 +109,12 @@ def _epochs(data: RunData) -> int:
 
 
 def _results(data: RunData) -> dict[str, Any]:
-    """Return the summary; while a run trains it is that from before the run was resumed, and does not count."""
+    """Return the summary; nothing while the run trains, when the summary predates its resumption."""
     return {} if data.running else data.summary
 
 
 def _accuracy(data: RunData) -> tuple[str, float] | None:
-    """Return the split and the accuracy that the page leads with: the summary's, or that of the last evaluation."""
+    """Return the split and the accuracy of the title, from the summary or the last evaluation."""
     for row in (_results(data), *reversed(data.epochs)):
         for split in ("test", "validation"):
             if row.get(f"{split}_accuracy") is not None:
@@ -200,7 +200,7 @@ def _thousands(count: int) -> str:
 
 
 def _time(data: RunData) -> dict[str, Any] | None:
-    """Return how each worker spent its time, and the times of the whole run."""
+    """Return the time of each worker by activity, and the times of the run."""
     spent = data.summary.get("spent") or {}
     parts = [(spent[key], name, colour) for key, name, colour in charts.SECONDS if any(spent.get(key, ()))]
     bars = []
@@ -221,7 +221,7 @@ def _time(data: RunData) -> dict[str, Any] | None:
 
 
 def _evaluation(data: RunData) -> dict[str, Any] | None:
-    """Return the confusion matrix and the table of classes of the test, or of the last epoch that was evaluated."""
+    """Return the confusion matrix and the table of classes, of the test or the last evaluation."""
     test = _results(data).get("test")
     row = test or next((row for row in reversed(data.epochs) if "confusion" in row), None)
     if row is None or not row.get("confusion"):
@@ -247,7 +247,7 @@ def _class_names(data: RunData, classes: int) -> list[str]:
 
 
 def _mistakes(data: RunData) -> list[dict[str, Any]]:
-    """Return the most confident mistakes, with their images if there are as many."""
+    """Return the most confident mistakes, with their images if these are complete."""
     test = _results(data).get("test") or {}
     rows, names = test.get("mistakes") or (), _class_names(data, len(test.get("confusion") or ()))
     images, found = (data.read(data.run.examples_path, read_arrays) or {}).get("images", ()), []
@@ -295,7 +295,7 @@ def _filters(data: RunData) -> dict[str, Any] | None:
 
 
 def _settings(data: RunData) -> dict[str, Any]:
-    """Return what differs from the defaults, the command that repeats the run, and all settings."""
+    """Return the overrides, the command that repeats the run, and all settings."""
     given = data.start.get("overrides")
     rows = (("seed", "seed"), ("batch size per worker", "batch_size"), ("replicas", "synchronizer"))
     return {
@@ -329,7 +329,7 @@ def _machine(data: RunData) -> list[tuple[str, str]]:
 
 
 def _files(data: RunData) -> list[tuple[str, str]]:
-    """Return the names and sizes of what else is in the folder."""
+    """Return the names and sizes of the files in the folder."""
     rows = []
     for path in sorted(data.run.folder.iterdir())[:MAX_FILES]:
         if path != data.run.report_path and (not path.name.startswith(".") or path.name == ".hydra"):

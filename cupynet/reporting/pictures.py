@@ -1,7 +1,6 @@
 """Pictures in a page: images as PNG, the filters of a layer, a confusion matrix.
 
-Positive and negative numbers have a colour each, more opaque the larger they are, so that one picture suits a light and
-a dark page.
+The sign of a number is its colour, its magnitude the opacity, so that one picture suits a light and a dark page.
 """
 
 from __future__ import annotations
@@ -48,14 +47,14 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def picture(pixels: NDArray[np.uint8], alt: str, zoom: float) -> Picture:
-    """Return an image as a picture, so many times its size."""
+    """Return an image as a picture, scaled by `zoom`."""
     source = "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
     height, width = (max(round(size * zoom), 1) for size in pixels.shape[:2])
     return Picture(source, alt, width, height)
 
 
 def example(image: NDArray[np.uint8], alt: str) -> Picture:
-    """Return an image of a data set (H, W, C), 96 pixels long; without 1, 3 or 4 channels, its first channel."""
+    """Return an image (H, W, C) with a longer side of 96 CSS pixels. Without 1, 3 or 4 channels, show the first."""
     shown = image if image.shape[2] in (1, 3, 4) else image[:, :, :1]
     return picture(np.ascontiguousarray(shown), alt, 96 / max(image.shape[:2]))
 
@@ -83,7 +82,7 @@ def filters(weights: NDArray[Any], name: str) -> Picture | None:
 
 
 def by_sign(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return numbers from -1 to 1 as RGBA: the sign gives the colour, the size the opacity."""
+    """Return numbers from -1 to 1 as RGBA: the sign is the colour, the magnitude the opacity."""
     colour = np.where(values[..., None] > 0, np.array(POSITIVE), np.array(NEGATIVE))
     alpha = np.round(255 * np.clip(np.abs(values), 0.03, 1.0))[..., None]
     return np.concatenate([colour, alpha], axis=-1).astype(np.uint8)
@@ -96,7 +95,7 @@ def _in_colour(values: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 
 def confusion(counts: NDArray[np.int64], names: list[str]) -> dict[str, Any]:
-    """Return a confusion matrix, rows the actual class, for a template; of many classes as a picture.
+    """Return a confusion matrix, whose rows are the actual classes, for a template; a picture if there are many.
 
     Correct predictions are shaded by their share of the class, mistakes by their share of the most frequent mistake.
     """

@@ -1,4 +1,4 @@
-"""Recommends one of the runs, in a sentence or two, and says what the figures cannot tell."""
+"""Recommends one of the runs, and notes the limits of the comparison."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cupynet.core.checks import counted, kept_out, percent
 from cupynet.reporting.comparison.groups import Comparison, Group, judged
 from cupynet.reporting.comparison.runs import ComparedRun
 
-CLOSE = 0.001  # of accuracy that may be given up for speed
+CLOSE = 0.001  # accuracy that may be given up for speed
 
 
 def answer(comparison: Comparison) -> tuple[str, list[str]]:
-    """Return which settings to use, and notes on it."""
+    """Return a recommendation and notes on it."""
     against, doubts = comparable(comparison)
     candidates = judged(comparison.groups)
     if not candidates:
@@ -67,7 +67,7 @@ def comparable(comparison: Comparison) -> tuple[list[str], list[str]]:
 
 
 def _chance(comparison: Comparison, chosen: Group, candidates: Sequence[Group]) -> list[str]:
-    """Say what chance may have done to the choice: by the number of images, and of seeds."""
+    """Return notes on how far the choice may be due to chance, by the number of images and of seeds."""
     notes = []
     images, seeds = _images(chosen.runs[0], comparison.split), min(len(group.runs) for group in candidates)
     own, others = chosen.figures["accuracy"], [group for group in candidates if group is not chosen]

@@ -46,7 +46,7 @@ class Group:
 
     Attributes:
         runs: the runs.
-        settings: what differs between groups: key -> value as it is shown.
+        settings: the settings that differ between groups, as text.
         figures: `accuracy`, `loss`, `images_per_s`, `train_s`, and `time_to` (seconds of training until the target
             accuracy); those that all its runs have.
         speed_up: images/s relative to one worker with otherwise the same settings; None without such a run.
@@ -87,7 +87,7 @@ class Comparison:
         others: the runs without a result.
         split: `test` or `validation`: the images whose accuracy is compared.
         target: the accuracy of `time_to`; None if nothing was evaluated.
-        shown: folder of a run -> the settings in which it differs.
+        shown: folder of a run -> its values of the settings that differ.
     """
 
     varied: list[str]
@@ -103,7 +103,10 @@ class Comparison:
 
 
 def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Comparison:
-    """Compare runs. target: an accuracy from 0 to 1; None for a round one that half of the runs reached."""
+    """Compare runs.
+
+    target: an accuracy from 0 to 1; None for the highest of `TARGETS` that half of the runs reached.
+    """
     done = [run for run in runs if run.summary and not run.trouble]
     others = [run for run in runs if not run.summary or run.trouble]
     varied = differing(runs)
@@ -156,7 +159,7 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """Return a setting's value as on a command line."""
+    """Format a setting's value as on the command line."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | dict):
@@ -179,7 +182,7 @@ def _figures(runs: Sequence[ComparedRun], split: str, target: float | None) -> d
 
 
 def _speed_up(group: Group, groups: Sequence[Group]) -> float | None:
-    """Compare with one worker; the settings of `parallel` do not matter to that."""
+    """Return the speed-up over one worker with the same settings, except for those of `parallel`."""
     own, settings = group.value("images_per_s"), _apart_from_workers(group)
     single = [
         speed

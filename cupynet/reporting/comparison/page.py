@@ -151,7 +151,7 @@ def _speed_up(comparison: Comparison) -> Chart:
 
 
 def _grid(comparison: Comparison, groups: Sequence[Group]) -> dict[str, Any] | None:
-    """Return each figure by both settings, if two settings varied, the better the darker."""
+    """Return each figure by both settings, if two settings varied."""
     if len(comparison.varied) != 2 or len(groups) < 4:
         return None
     down, across = comparison.varied
@@ -164,19 +164,19 @@ def _grid(comparison: Comparison, groups: Sequence[Group]) -> dict[str, Any] | N
         ("images/s", "images_per_s"),
         ("training time", "train_s"),
     ):
-        values = {(g.settings[down], g.settings[across]): g.value(key) for g in comparison.groups}
-        known = [value for value in values.values() if value is not None]
-        if not known:
-            continue
-        worst, best = (max(known), min(known)) if key == "train_s" else (min(known), max(known))
-        cells = {}
-        for place, value in values.items():
-            if value is not None:
-                share = (value - worst) / (best - worst) if best != worst else 0.0
-                strength = 0.08 + 0.84 * share
-                cells[place] = {"text": FORMS[key](value), "title": "", "colour": "heat", "strength": strength}
-        absent = {"text": "", "title": "", "strength": 0.0}
-        body = [(row, [cells.get((row, column), absent) for column in head]) for row in rows]
-        tables.append({"title": title, "rows": body})
+        values = {(g.settings[down], g.settings[across]): v for g in groups if (v := g.value(key)) is not None}
+        if values:
+            ends = min(values.values()), max(values.values())
+            worst, best = reversed(ends) if key == "train_s" else ends
+            cells = {place: _cell(FORMS[key](value), value, worst, best) for place, value in values.items()}
+            absent = {"text": "", "title": "", "strength": 0.0}
+            body = [(row, [cells.get((row, column), absent) for column in head]) for row in rows]
+            tables.append({"title": title, "rows": body})
     short = shortened([down, across])
     return {"down": short[down], "across": short[across], "head": head, "tables": tables}
+
+
+def _cell(text: str, value: float, worst: float, best: float) -> dict[str, Any]:
+    """Return a cell of a matrix, darker for better values."""
+    share = (value - worst) / (best - worst) if best != worst else 0.0
+    return {"text": text, "title": "", "colour": "heat", "strength": 0.08 + 0.84 * share}

@@ -1,6 +1,6 @@
-"""Finds runs in folders, with their settings, their results, or why they have none.
+"""Finds runs in folders, and reads their settings and results, or the reason that they have none.
 
-The files may come from a stranger: nothing in them is built or run, and a damaged file only affects its own run.
+The files are untrusted: nothing in them is built or run, and a damaged file only affects its own run.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cupynet.core.terminal import printable
 from cupynet.reporting.folder import config_path, finite, is_plain, read_run
 from cupynet.runs.run import Run
 
-MAX_DEPTH = 5  # folders below the one that is named
-# What a comparison reads of a summary. An int is at least 0 and below 2**63, a float any finite number; optional values
-# may be None.
+MAX_DEPTH = 5  # levels below the named folder
+# The values of a summary that are compared. An int is at least 0 and below 2**63, a float finite; optional values may be
+# None.
 REQUIRED: dict[str, type] = {
     **dict.fromkeys(("dataset", "backend"), str),
     **dict.fromkeys(("images_per_s", "train_s"), float),
@@ -55,11 +55,11 @@ class ComparedRun:
 
     Attributes:
         folder: of the run.
-        name: what tells it from the other runs' folders.
-        settings: dotted key -> value as it was written.
-        choices: configuration group -> the file that was chosen.
+        name: the part of its path that differs from the other runs.
+        settings: dotted key -> value.
+        choices: configuration group -> chosen file.
         summary: the results; empty if there are none.
-        trouble: why there is no result, or why it is not that of a complete run; "" otherwise.
+        trouble: why there is no result, or why it is incomplete; "" otherwise.
         epochs: its history.
     """
 
@@ -82,10 +82,13 @@ class ComparedRun:
 
 
 def find(paths: Sequence[str]) -> list[ComparedRun]:
-    """Read the runs in folders: those of a run, of a sweep, any folder above runs, or a pattern for their names.
+    """Read the runs in folders.
+
+    Args:
+        paths: folders of runs or sweeps, folders above them, or patterns.
 
     Raises:
-        ConfigError: there is nothing of that name, it is not a folder, or there is no run in it.
+        ConfigError: a path does not exist, is not a folder, or has no runs.
     """
     folders: dict[Path, Path] = {}  # resolved: each run once
     for path in paths:
@@ -135,7 +138,7 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 
 def read(folder: Path, name: str) -> ComparedRun:
-    """Read a run, whatever is left of it."""
+    """Read a run, which may be damaged or incomplete."""
     data, trouble = read_run(folder), []
     settings: dict[str, Any] = {}
     choices: dict[str, str] = {}
@@ -164,7 +167,7 @@ def read(folder: Path, name: str) -> ComparedRun:
 
 
 def _wrong(summary: dict[str, Any]) -> str:
-    """Say which value of a summary is not one of a run; "" if all are."""
+    """Return which value of a summary is missing or invalid; "" if none is."""
     for key, kind in (REQUIRED | OPTIONAL).items() if summary else ():
         value: Any = summary.get(key)
         fits = finite(value) is not None if kind is float else type(value) is kind
@@ -173,7 +176,7 @@ def _wrong(summary: dict[str, Any]) -> str:
         if key not in summary:
             return f"summary.json: has no {key}"
         if (not fits and (key in REQUIRED or value is not None)) or (key == "workers" and value == 0):
-            return f"summary.json: {key}={shown(value)}: is not a value of a run"
+            return f"summary.json: {key}={shown(value)}: is not valid"
     return ""
 
 

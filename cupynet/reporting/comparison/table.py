@@ -21,7 +21,7 @@ def rate(value: float) -> str:
     return f"{value:,.0f}"
 
 
-# Of each figure: its name, its title, its format, and its weight: without room, the lowest are left out first.
+# Name, title, format and weight of each figure. On a narrow terminal the lowest weights are left out first.
 FIGURES: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
     ("accuracy", "{split}\naccuracy", percent, 9),
     ("loss", "test\nloss", "{:.4g}".format, 2),
@@ -34,7 +34,7 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
 
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
-    """Return all columns: a row for each group, in this order, and below them the runs without a result."""
+    """Return all columns, with a row for each group, followed by the runs without a result."""
     others, found = comparison.others, []
 
     def add(
@@ -89,7 +89,7 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
 
 
 def in_order(comparison: Comparison, by: str | None) -> list[Group]:
-    """Return the groups sorted by a column, after a `-` with the largest first; by default by accuracy.
+    """Return the groups sorted by a column, by default by accuracy. A `-` before its name puts the largest first.
 
     Groups without a value come last. Raises ConfigError.
     """
@@ -124,7 +124,7 @@ def _called(group: Group) -> str:
 
 
 def records(comparison: Comparison, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return each group with everything that is known about it, for JSON."""
+    """Return all data of each group, for JSON."""
     found = []
     for group in groups:
         row: dict[str, Any] = {"settings": group.settings, "runs": [str(run.folder) for run in group.runs]}
