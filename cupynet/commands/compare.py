@@ -22,7 +22,7 @@ from cupynet.reporting.comparison.runs import find, is_run
 from cupynet.reporting.comparison.table import FRONT, chosen, columns, in_order, records
 
 PAGE = "compare.html"
-HIDDEN = ("state", "folder", "accuracy_low", "accuracy_high")  # columns that a terminal shows only on request
+HIDDEN = ("state", "folder", "accuracy_low", "accuracy_high")  # columns that a terminal shows only if selected
 EXAMPLES = """\
 examples:
   cupynet compare outputs/latest        (after a sweep, that sweep)
@@ -47,14 +47,14 @@ def _parser() -> Arguments:
     about = "Compare runs: which settings differ, their results, and which to use."
     parser = Arguments("cupynet compare", about, EXAMPLES)
     parser.add_argument(
-        "folders", nargs="+", type=named, help="folders of runs or sweeps, or above them; may be patterns"
+        "folders", nargs="+", type=named, help="folders of runs or sweeps, folders above them, or patterns"
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
     parser.add_argument("--columns", metavar="A,B,...", help="the columns to show, in this order")
-    parser.add_argument("--to", type=float, metavar="ACCURACY", help="the accuracy of time_to, such as 0.99")
-    parser.add_argument("--csv", type=named, metavar="FILE", help="write the table with all columns to a file")
+    parser.add_argument("--to", type=float, metavar="ACCURACY", help="the target of time_to, such as 0.99")
+    parser.add_argument("--csv", type=named, metavar="FILE", help="write all columns to a file")
     parser.add_argument(
-        "--html", type=named, metavar="FILE", help=f"write the page there; by default {PAGE} in a sweep's folder"
+        "--html", type=named, metavar="FILE", help=f"write the page to a file; by default {PAGE} in a sweep's folder"
     )
     parser.add_argument("--no-html", action="store_true", help="write no page")
     form = parser.add_mutually_exclusive_group()
@@ -92,7 +92,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         print(printable("\n".join([as_markdown(shown), text, *notes])))
     else:
         if selected is None:
-            rows = slice(len(groups))  # below them are the runs without a result, which are printed under the table
+            rows = slice(len(groups))  # the runs without a result follow; they are printed below the table
             selected = [
                 replace(column, cells=column.cells[rows], values=column.values[rows])
                 for column in table
@@ -126,7 +126,7 @@ def _print(comparison: Comparison, groups: Sequence[Group], table: Sequence[Colu
 
 
 def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group]) -> Path | None:
-    """Write the page if it was asked for; otherwise into the folder of a single sweep, if that can be written."""
+    """Write the page to the named file, or into the folder of a single sweep if that is writable. Return its path."""
     from cupynet.reporting.comparison.page import compare_page
 
     if arguments.html is not None:

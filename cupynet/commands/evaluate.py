@@ -1,7 +1,7 @@
-"""Evaluate a finished run again: `cupynet evaluate RUN_FOLDER [key=value ...]`.
+"""Evaluate a finished run again: `cupynet evaluate RUN [key=value ...]`.
 
-With the run's own settings, workers and backend the figures equal those of its summary.json, to the last digit. A
-checkpoint of the run may be named instead of the run.
+With the settings, workers and backend of the run the figures equal those in its summary.json, to the last digit. RUN
+may also be a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,20 +34,18 @@ def main() -> None:
     steady_streams()
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
     parser.add_argument(
-        "run", type=named_path, nargs="?", help="a folder that cupynet train has written, or one of its checkpoints"
+        "run", type=named_path, nargs="?", help="the folder of a finished run, or one of its checkpoints"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    if (started() or (0, 0))[0]:
-        raise SystemExit(ConfigError.exit_code)  # rank 0 reports it
 
     def work() -> None:
         if started() is not None:
-            raise ConfigError("evaluate works in one process, in threads: start it without mpiexec")
-        asked = parser.parse_intermixed_args()
-        if asked.run is None:
-            raise ConfigError(f"the folder of a run is missing: {parser.prog} --help shows what it takes")
-        evaluate(asked.run, asked.overrides, as_json=asked.json)
+            raise ConfigError("evaluate runs in one process, with threads: start it without mpiexec")
+        arguments = parser.parse_intermixed_args()
+        if arguments.run is None:
+            raise ConfigError(f"the folder of a run is missing: {parser.prog} --help shows the arguments")
+        evaluate(arguments.run, arguments.overrides, as_json=arguments.json)
 
     leave_after(work)
 
@@ -58,7 +56,7 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
 
     for override in overrides:
         if "=" not in override:
-            raise ConfigError(f"{override}: is not written as key=value: settings follow the run's folder")
+            raise ConfigError(f"{override}: must have the form key=value; settings follow the run's folder")
     evaluation, dataset, names = evaluated(path, overrides)
     if as_json:
         print(json.dumps({"run": str(path), "dataset": dataset, **evaluation.to_dict(), "class_names": names}))
@@ -68,7 +66,7 @@ def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> 
     trained = Trained(path)
     same_settings = all(override.startswith("trusted_modules=") for override in overrides)
     if trained.checkpoint is None and trained.summary is not None and same_settings:
-        print(_beside(trained.summary, evaluation))
+        print(_compared(trained.summary, evaluation))
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, str, tuple[str, ...]]:
@@ -95,9 +93,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
     weights, data = trained.weights, experiment.load()
     if summary is not None and data.name != summary.setup.dataset and not any(keys[0] == "data" for keys in changed):
         before = summary.setup.dataset  # MNIST, say, if it is missing now
-        raise DataError(
-            f"the run was made on {before}, and now {data.name} was found: bring {before} back, or choose with data=..."
-        )
+        raise DataError(f"the run used {before}, but only {data.name} was found: restore {before}, or set data=...")
     check_same_classes(experiment.source.class_names, trained.class_names)
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
@@ -107,8 +103,8 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
         return wrapper.evaluate(experiment.evaluation_loader(data.test)), data.name, wrapper.model.class_names
 
 
-def _beside(summary: Summary, evaluation: Evaluation) -> str:
-    """Say whether the summary has the same result."""
+def _compared(summary: Summary, evaluation: Evaluation) -> str:
+    """Return a line that compares the evaluation with the summary."""
     before, loss = summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
     if before.test_accuracy is None:
         return "summary.json has no result: the run was not evaluated"
@@ -117,7 +113,7 @@ def _beside(summary: Summary, evaluation: Evaluation) -> str:
 
 
 def without_training(settings: Settings) -> Settings:
-    """Replace the parts that only training needs, which may be the user's own classes."""
+    """Replace the parts that only training needs, which may be classes of the user."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
@@ -131,6 +127,6 @@ def check_same_classes(found: Sequence[str], before: Sequence[str]) -> None:
     for number, (here, there) in enumerate(zip_longest(found, before) if found and before else ()):
         if here != there:
             raise DataError(
-                f"class {number} of these data is {here!r}, and of the run's {there!r}: bring the same classes, in the "
-                "same order"
+                f"class {number} of these data is {here!r}, but {there!r} in the run: use data with the same classes, "
+                "in the same order"
             )

@@ -1,7 +1,7 @@
 """Export a finished run for other programs: `cupynet export RUN --onnx model.onnx`.
 
-Writes an ONNX graph, which is compared with the model first, weights as safetensors, or weights and a module of
-PyTorch.
+Writes an ONNX graph, after comparing it with the model, the weights as safetensors, or the weights and the source of a
+PyTorch module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import Trained
     from cupynet.nn import Model
 
-CHECKED = 1000  # images, by default
 EXAMPLES = """examples:
   cupynet export outputs/latest --onnx model.onnx
   cupynet export outputs/latest --torch net.safetensors --torch-module net.py
@@ -35,40 +34,44 @@ def main() -> None:
     parser.add_argument("--onnx", type=named_path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
                         help="input of the graph: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
-    parser.add_argument("--check", type=int, default=CHECKED, metavar="N",
-                        help="images on which the graph is compared with the model; 0: none (%(default)s)")  # fmt: skip
-    parser.add_argument("--safetensors", type=named_path, metavar="FILE", help="the weights, in our names and layouts")
-    parser.add_argument("--torch", type=named_path, metavar="FILE", help="the weights, in PyTorch's names and layouts")
+    parser.add_argument("--check", type=int, default=1000, metavar="N",
+                        help="number of images to compare the graph with the model; 0: none (%(default)s)")  # fmt: skip
+    parser.add_argument(
+        "--safetensors", type=named_path, metavar="FILE", help="the weights, with the names and layouts of cupynet"
+    )
+    parser.add_argument(
+        "--torch", type=named_path, metavar="FILE", help="the weights, with PyTorch's names and layouts"
+    )
     parser.add_argument(
         "--torch-module", type=named_path, metavar="FILE", help="Python source of the module for these weights"
     )
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
-                        help="your own modules whose classes the run names, comma-separated")  # fmt: skip
+                        help="comma-separated modules whose classes the run may use")  # fmt: skip
     leave_after(lambda: export(parser.parse_args()))
 
 
-def export(asked: argparse.Namespace) -> None:
-    """Write the files that were named. ConfigError, DataError, OutputError."""
+def export(arguments: argparse.Namespace) -> None:
+    """Write the named files. ConfigError, DataError, OutputError."""
     from cupynet.config.load_model import Trained
     from cupynet.core.files import save_weights, write_whole
     from cupynet.interop import export_torch, torch_source
 
-    integer("--check", asked.check, 0)
-    if not any((asked.onnx, asked.safetensors, asked.torch, asked.torch_module)):
+    integer("--check", arguments.check, 0)
+    if not any((arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module)):
         raise ConfigError("nothing to write: name --onnx, --safetensors, --torch or --torch-module, and a file")
-    trained = Trained(asked.run, filter(None, asked.trusted_modules.split(",")))
+    trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
     model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
-    if asked.onnx:
-        _export_onnx(trained, model, asked.onnx, asked.input, asked.check)
-    if asked.safetensors:
-        save_weights(asked.safetensors, model.weights())
-        print(f"{asked.safetensors}: {model.params.count:,} weights")
-    if asked.torch:
-        export_torch(model, asked.torch)
-        print(f"{asked.torch}: {model.params.count:,} weights, for load_state_dict of PyTorch")
-    if asked.torch_module:
-        write_whole(asked.torch_module, torch_source(model).encode())
-        print(f"{asked.torch_module}: network() makes the module of PyTorch, prepared() its input")
+    if arguments.onnx:
+        _export_onnx(trained, model, arguments.onnx, arguments.input, arguments.check)
+    if arguments.safetensors:
+        save_weights(arguments.safetensors, model.weights())
+        print(f"{arguments.safetensors}: {model.params.count:,} weights")
+    if arguments.torch:
+        export_torch(model, arguments.torch)
+        print(f"{arguments.torch}: {model.params.count:,} weights, for load_state_dict of PyTorch")
+    if arguments.torch_module:
+        write_whole(arguments.torch_module, torch_source(model).encode())
+        print(f"{arguments.torch_module}: network() returns the PyTorch module, prepared() its input")
 
 
 def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: int) -> None:
@@ -83,16 +86,15 @@ def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: 
             f"{found.logits:.1e} of the range of the logits, more than {BOUND:g}"
         )
     write_whole(path, content)
-    said = "unchecked"
     if found is not None:
-        said = (
+        verdict = (
             f"on {found.images:,} random images its logits in onnxruntime {found.runtime} differ by at most "
             f"{found.logits:.1e} of their range"
         )
-    elif check:
-        said += ": onnxruntime is not installed (pip install 'cupynet[onnx]')"
+    else:
+        verdict = "unchecked" + (": onnxruntime is not installed (pip install 'cupynet[onnx]')" if check else "")
     shape = ", ".join(map(str, ("N", *model.input.shape)))
-    print(f"{path}: images ({shape}) of {input} to logits (N, {model.output.features}); {said}")
+    print(f"{path}: images ({shape}) of {input} to logits (N, {model.output.features}); {verdict}")
 
 
 def _about(trained: Trained, model: Model, input: str) -> dict[str, str]:

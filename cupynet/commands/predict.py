@@ -1,7 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-Pictures may have any size. For a run on MNIST they are centred and inverted like MNIST's digits (data/centering.py);
-for others they are resized, as by `data=folder`.
+Pictures may have any size. For a run on MNIST they are centred and inverted like MNIST's digits (data/centering.py),
+for other runs they are resized, as by `data=folder`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import Trained
     from cupynet.nn import Model
 
-TOGETHER = 64  # pictures in a batch
+BATCH_SIZE = 64
 SHADES = " ░▒▓█"
 EXAMPLES = """examples:
   cupynet predict outputs/latest digit.png
@@ -39,51 +39,52 @@ def main() -> None:
     parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
     parser.add_argument("pictures", type=named_path, nargs="+", metavar="picture",
                         help="PNG and JPEG files, and folders of them")  # fmt: skip
-    parser.add_argument("--top", type=int, default=3, metavar="N", help="classes to print (%(default)s)")
-    parser.add_argument("--json", action="store_true", help="one object a line, for programs")
+    parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--center", action=argparse.BooleanOptionalAction,
                         help="centre the drawing as in MNIST (by default for a run on MNIST)")  # fmt: skip
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
                         help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
     parser.add_argument("--show", action="store_true", help="print what the network sees, in shades")
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
-                        help="your own modules whose classes the run names, comma-separated")  # fmt: skip
+                        help="comma-separated modules whose classes the run may use")  # fmt: skip
     leave_after(lambda: predict(parser.parse_args()))
 
 
-def predict(asked: argparse.Namespace) -> int:
+def predict(arguments: argparse.Namespace) -> int:
     """Classify each picture; return the exit code. ConfigError, DataError."""
     from cupynet.config.load_model import Trained
 
-    integer("--top", asked.top, 1)
-    trained = Trained(asked.run, filter(None, asked.trusted_modules.split(",")))
+    integer("--top", arguments.top, 1)
+    trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
     model = trained.model()
-    seeing = Seeing.of(trained, model, asked.center, asked.invert)
-    failed, waiting = False, []
-    for path in _files(asked.pictures):
+    preprocessing = Preprocessing.of(trained, model, arguments.center, arguments.invert)
+    failed = False
+    batch: list[tuple[Path, Any]] = []
+    for path in _files(arguments.pictures):
         try:
             if isinstance(path, CupynetError):
                 raise path
-            waiting.append((path, seeing.image(path)))
-        except DataError as error:  # the others are classified all the same
+            batch.append((path, preprocessing.image(path)))
+        except DataError as error:  # the others are still classified
             say_error(str(error))
             failed = True
-        if len(waiting) == TOGETHER:
-            _tell(model, waiting, asked)
-            waiting = []
-    _tell(model, waiting, asked)
+        if len(batch) == BATCH_SIZE:
+            _print_classes(model, batch, arguments)
+            batch = []
+    _print_classes(model, batch, arguments)
     return DataError.exit_code if failed else 0
 
 
 @dataclass(frozen=True)
-class Seeing:
-    """How pictures become images of a network.
+class Preprocessing:
+    """The preparation of pictures for a network.
 
     Attributes:
-        shape: (H, W, C) of the images.
-        centred: True to centre what is drawn as in MNIST.
-        on_black: True if the images show something light on black.
-        invert: `yes`, `no`, or `auto`: if a picture is dark on light and the images are not.
+        shape: (H, W, C) of the network's input.
+        centred: True to centre the drawing as in MNIST.
+        on_black: True if the training images are light on black.
+        invert: `yes`, `no`, or `auto`: if a picture is dark on light and the training images are not.
     """
 
     shape: tuple[int, ...]
@@ -92,20 +93,20 @@ class Seeing:
     invert: str
 
     @classmethod
-    def of(cls, trained: Trained, model: Model, center: bool | None, invert: str) -> Seeing:
-        """Prepare pictures like the run's own images. ConfigError if that is impossible."""
+    def of(cls, trained: Trained, model: Model, center: bool | None, invert: str) -> Preprocessing:
+        """Return the preprocessing for a run. ConfigError if its input is not an image of 1 or 3 channels."""
         shape = model.input.shape
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise ConfigError(
-                f"{trained.path}: takes {model.input}: a picture has a height, a width and 1 or 3 channels"
+                f"{trained.path}: takes {model.input}, but a picture has a height, a width and 1 or 3 channels"
             )
         try:
             source: Any = trained.source
-        except ConfigError:  # a class that is not trusted: nothing is known of its images
+        except ConfigError:  # its class is not trusted
             source = None
         centred = bool(getattr(source, "centred", False)) if center is None else center
         if centred and (shape[0] != shape[1] or shape[2] != 1):
-            raise ConfigError(f"--center: is for square images of one channel, and {trained.path} takes {model.input}")
+            raise ConfigError(f"--center: needs square images of one channel, and {trained.path} takes {model.input}")
         return cls(shape, centred, centred or bool(getattr(source, "on_black", False)), invert)
 
     def image(self, path: Path) -> Any:
@@ -123,12 +124,12 @@ class Seeing:
             raise DataError(f"{one_name(path)}: {error}") from error
 
 
-def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
-    """Yield the named files and those in the named folders, by name; an error for a folder without pictures."""
+def _files(paths: Sequence[Path]) -> Iterator[Path | CupynetError]:
+    """Yield files, and the pictures in folders by name; an error for a folder without pictures."""
     from cupynet.data.sources.image_folder import ENDINGS, one_name
 
-    for path in given:
-        if not os.path.isdir(path):  # False for names that no file can have
+    for path in paths:
+        if not os.path.isdir(path):  # False for impossible names
             yield path
             continue
         try:
@@ -142,31 +143,33 @@ def _files(given: Sequence[Path]) -> Iterator[Path | CupynetError]:
             yield DataError(f"{one_name(path)}: has no pictures ({', '.join(ENDINGS)})")
 
 
-def _tell(model: Model, waiting: Sequence[tuple[Path, Any]], asked: argparse.Namespace) -> None:
-    """Classify a batch of pictures, and print the classes."""
+def _print_classes(model: Model, batch: Sequence[tuple[Path, Any]], arguments: argparse.Namespace) -> None:
+    """Classify a batch of pictures, and print a line for each."""
     import numpy as np
 
     from cupynet.data.sources.image_folder import one_name
 
-    if not waiting:
+    if not batch:
         return
-    images = np.stack([image for _, image in waiting])
-    sure = model.loss.applies is not None  # then scores are probabilities
-    best = model.classify(images, min(asked.top, model.output.features))
-    for (path, image), found in zip(waiting, best, strict=True):
-        if asked.json:
-            seen = [{"class": name, "score": score} for name, score in found]
-            print(json.dumps({"file": str(path), **seen[0], "top": seen}))
+    images = np.stack([image for _, image in batch])
+    probabilities = model.loss.applies is not None
+    best = model.classify(images, min(arguments.top, model.output.features))
+    for (path, image), found in zip(batch, best, strict=True):
+        if arguments.json:
+            top = [{"class": name, "score": score} for name, score in found]
+            print(json.dumps({"file": str(path), **top[0], "top": top}))
         else:
-            scores = [f"{printable(one_line(name))} {percent(p, 1) if sure else f'{p:.3g}'}" for name, p in found]
+            scores = [
+                f"{printable(one_line(name))} {percent(p, 1) if probabilities else f'{p:.3g}'}" for name, p in found
+            ]
             print("  ".join([one_name(path), *scores]))
-        if asked.show and not asked.json:
+        if arguments.show and not arguments.json:
             print(shown(image))
     sys.stdout.flush()
 
 
 def shown(image: Any) -> str:
-    """Return an image (H, W, C) uint8 in shades, two rows to a line."""
+    """Draw an image (H, W, C) uint8 with characters, two rows to a line."""
     grey = image.mean(axis=2)
     step = -(-grey.shape[1] // 76)
     rows = grey[: len(grey) // (2 * step) * 2 * step, ::step]

@@ -8,7 +8,7 @@ import webbrowser
 from cupynet.core.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone, steady_streams
 from cupynet.core.terminal import printable
 
-EXAMPLES = """for example:
+EXAMPLES = """example:
   cupynet report outputs/latest --open"""
 
 
@@ -20,7 +20,7 @@ def main() -> None:
         "Write report.html and curves.png into the folder of a run: finished, killed or still training.",
         EXAMPLES,
     )
-    parser.add_argument("run_folder", type=named_path, help="a folder that cupynet train has written")
+    parser.add_argument("run_folder", type=named_path, help="the folder of a run")
     parser.add_argument("--open", action="store_true", help="show the page in the browser")
     leave_after(lambda: _report(parser.parse_args()))
 

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image as Pictures
 
 from cupynet import ConfigError, DataError, load_model
-from cupynet.commands.predict import Seeing, main, shown
+from cupynet.commands.predict import Preprocessing, main, shown
 from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic
 from cupynet.data.centering import centred_as_mnist, is_dark_on_light
@@ -41,9 +41,9 @@ def digits() -> Any:
     return Synthetic(2000, 200).load().test
 
 
-def seeing(finished: Path, **changes: Any) -> Seeing:
+def preprocessing(finished: Path, **changes: Any) -> Preprocessing:
     trained = Trained(finished)
-    return Seeing.of(trained, trained.model(), **{"center": None, "invert": "auto", **changes})
+    return Preprocessing.of(trained, trained.model(), **{"center": None, "invert": "auto", **changes})
 
 
 def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
@@ -76,7 +76,7 @@ def clean(digit: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["blackboard", "paper", "pencil", "ink", "deep", "transparent", "light on nothing"])
 def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind: str, tmp_path: Path) -> None:
-    model, sees, random = load_model(finished), seeing(finished), np.random.default_rng(5)
+    model, sees, random = load_model(finished), preprocessing(finished), np.random.default_rng(5)
     assert sees.centred and sees.on_black
     plain = [clean(each[:, :, 0]) for each in digits.images[:40]]
     images = []
@@ -129,14 +129,14 @@ def test_dark_on_light() -> None:
 def test_what_is_not_like_mnist_is_resized_as_folder_does_it(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), np.uint8)
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
-    sees = Seeing((20, 25, 3), centred=False, on_black=False, invert="auto")
+    sees = Preprocessing((20, 25, 3), centred=False, on_black=False, invert="auto")
     expected = pictures.resized(picture(tmp_path / "a.png", 3), 20, 25)
     np.testing.assert_array_equal(sees.image(tmp_path / "a.png"), expected)
-    turned = Seeing((20, 25, 3), centred=False, on_black=False, invert="yes").image(tmp_path / "a.png")
+    turned = Preprocessing((20, 25, 3), centred=False, on_black=False, invert="yes").image(tmp_path / "a.png")
     assert abs(turned.astype(int) + expected - 255).max() <= 1
     Pictures.fromarray(np.full((9, 9), 255, np.uint8)).save(tmp_path / "white.png")
     for invert, level in (("auto", 255), ("no", 255), ("yes", 0)):
-        seen = Seeing((4, 4, 1), centred=False, on_black=False, invert=invert).image(tmp_path / "white.png")
+        seen = Preprocessing((4, 4, 1), centred=False, on_black=False, invert=invert).image(tmp_path / "white.png")
         assert (seen == level).all()
 
 
@@ -145,14 +145,14 @@ def test_centring_and_turning_on_request(finished: Path, tmp_path: Path) -> None
     sheet[2:10, 2:5] = 0
     Pictures.fromarray(sheet).save(tmp_path / "a.png")
     path = tmp_path / "a.png"
-    np.testing.assert_array_equal(seeing(finished, center=False).image(path)[:, :, 0], 255 - sheet)
-    np.testing.assert_array_equal(seeing(finished, center=False, invert="no").image(path)[:, :, 0], sheet)
-    assert seeing(finished).image(path)[4:24, 12:16].any()
+    np.testing.assert_array_equal(preprocessing(finished, center=False).image(path)[:, :, 0], 255 - sheet)
+    np.testing.assert_array_equal(preprocessing(finished, center=False, invert="no").image(path)[:, :, 0], sheet)
+    assert preprocessing(finished).image(path)[4:24, 12:16].any()
     with pytest.raises(DataError, match=r"a\.png: nothing is drawn in it"):  # the ground is the lightest there
-        seeing(finished, invert="no").image(path)
+        preprocessing(finished, invert="no").image(path)
     with pytest.raises(DataError, match="nothing is drawn"):
         Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(path)
-        seeing(finished).image(path)
+        preprocessing(finished).image(path)
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png"])
@@ -310,8 +310,8 @@ def test_center_is_for_square_images_of_one_channel() -> None:
         path = "run"
         source = None
 
-    with pytest.raises(ConfigError, match="--center: is for square images of one channel"):
-        Seeing.of(Of(), Of(), True, "auto")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--center: needs square images of one channel"):
+        Preprocessing.of(Of(), Of(), True, "auto")  # type: ignore[arg-type]
 
 
 def test_shades() -> None:

@@ -515,9 +515,7 @@ def test_evaluate_refuses_other_images_than_the_runs(finished, tmp_path):
     summary = json.loads((copy / "summary.json").read_text()) | {"dataset": "mnist"}
     (copy / "summary.json").write_text(json.dumps(summary))
     _, stderr = run(tmp_path, str(copy), command="evaluate", code=65)
-    assert stderr == (
-        "cupynet: the run was made on mnist, and now synthetic was found: bring mnist back, or choose with data=...\n"
-    )
+    assert stderr == ("cupynet: the run used mnist, but only synthetic was found: restore mnist, or set data=...\n")
     run(tmp_path, str(copy), "data.test=200", command="evaluate")
 
 

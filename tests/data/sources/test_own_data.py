@@ -78,7 +78,9 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
     run(tmp_path, "data=folder", "data.folder=then", *SHORT)
     asked = [str(run_folder(tmp_path)), "data.folder=now"]
     _, stderr = run(tmp_path, *asked, command="evaluate", code=65)
-    assert stderr.startswith("cupynet: class 0 of these data is 'another', and of the run's 'class-0': bring the same")
+    assert stderr.startswith(
+        "cupynet: class 0 of these data is 'another', but 'class-0' in the run: use data with the same"
+    )
 
 
 def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]], tmp_path: Path) -> None:
