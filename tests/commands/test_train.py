@@ -257,12 +257,12 @@ def test_evaluate_refuses_weights_that_are_not_finite(finished, tmp_path, monkey
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "the folder of a run is missing: cupynet evaluate --help shows what it takes"),
+        ([], "the folder of a run is missing: cupynet evaluate --help shows the arguments"),
         (["nobody"], "nobody: there is no such folder: name a run's, under outputs/"),
         ([__file__], f"{__file__}: there is no such folder: name a run's, under outputs/"),
         (["RUN", "workrs=1"], "did you mean 'workers'?"),
         (["RUN", "--jsn"], "unrecognized arguments: --jsn"),
-        (["RUN", "json"], "json: is not written as key=value"),
+        (["RUN", "json"], "json: must have the form key=value"),
         (
             ["RUN", "model.layers.dense1.units=7"],
             "weight 'dense1.weight' has shape (800, 500), this network needs (800, 7)",

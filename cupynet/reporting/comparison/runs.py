@@ -21,8 +21,8 @@ from cupynet.reporting.folder import config_path, finite, is_plain, read_run
 from cupynet.runs.run import Run
 
 MAX_DEPTH = 5  # levels below the named folder
-# The values of a summary that are compared. An int is at least 0 and below 2**63, a float finite; optional values may be
-# None.
+# The values of a summary that are compared. An int is at least 0 and below 2**63, a float is finite; optional values may
+# be None.
 REQUIRED: dict[str, type] = {
     **dict.fromkeys(("dataset", "backend"), str),
     **dict.fromkeys(("images_per_s", "train_s"), float),
@@ -176,7 +176,7 @@ def _wrong(summary: dict[str, Any]) -> str:
         if key not in summary:
             return f"summary.json: has no {key}"
         if (not fits and (key in REQUIRED or value is not None)) or (key == "workers" and value == 0):
-            return f"summary.json: {key}={shown(value)}: is not valid"
+            return f"summary.json: {key}={shown(value)}: is not a value of a run"
     return ""
 
 
