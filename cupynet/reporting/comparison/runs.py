@@ -21,8 +21,8 @@ from cupynet.reporting.folder import config_path, finite, is_plain, read_run
 from cupynet.runs.run import Run
 
 MAX_DEPTH = 5  # levels below the named folder
-# The values of a summary that are compared. An int is at least 0 and below 2**63, a float is finite; optional values may
-# be None.
+# The values of a summary that are compared; optional values may be None. An int is at least 0 and below 2**63, a float
+# is finite.
 REQUIRED: dict[str, type] = {
     **dict.fromkeys(("dataset", "backend"), str),
     **dict.fromkeys(("images_per_s", "train_s"), float),
