@@ -91,8 +91,8 @@ def train(experiment: Experiment, folder: Path) -> float | None:
 def _train(experiment: Experiment, run: Run) -> float | None:
     """Train; a second signal raises KeyboardInterrupt."""
     from cupynet import config
+    from cupynet.commands.result_table import is_quiet, result_table
     from cupynet.training import StopReason, unlearned
-    from cupynet.training.callbacks.progress import is_quiet, result_table
 
     began, settings = time.perf_counter(), experiment.settings
     if experiment.rank == 0:

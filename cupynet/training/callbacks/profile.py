@@ -1,7 +1,8 @@
-"""Where the time of a round goes: a trace to look at, and a table of the calls that take longest."""
+"""A profile of training: a trace of the calls in some rounds, and a table of those that take longest."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -13,24 +14,109 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from cupynet.backend import Backend
-from cupynet.core.checks import integer, one_line
+from cupynet.core.checks import counted, integer, one_line, percent
 from cupynet.core.errors import OutputError
 from cupynet.core.files import write_json, write_whole
+from cupynet.core.terminal import near
 from cupynet.nn import Context, Loss, Model
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.callbacks.progress import profile_table
 from cupynet.training.events import Piece
 from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 
-MAX_SPANS = 40_000  # of all workers together: the trace has some 100 bytes for each
-LONGEST = 10  # rows of the printed table
+ROWS = 10  # of the printed table
+
+
+class Profile(Callback):
+    """Times the calls in some rounds of the first fit, and in evaluations between them, on every worker.
+
+    After the fit it writes `trace.json`, for ui.perfetto.dev or chrome://tracing, with a track for each worker; and
+    `profile.json`, all calls by their own time, without the calls inside them. The longest are printed. A fit that
+    fails writes nothing.
+
+    A GPU is synchronized before and after each call, and captured graphs are launched operation by operation: timed
+    rounds are slower, on a GPU much slower. Results do not change.
+
+    Args:
+        rounds: number of timed rounds. The trace has about 100 bytes for each call.
+        after: rounds before them; in a short fit at most a quarter of its rounds.
+        path: folder of both files; that of the run by default. Without a folder only the table is printed.
+
+    Attributes:
+        pieces: the content of `profile.json`, on rank 0 after the fit; see `table`.
+    """
+
+    every_rank = True
+    last = True
+
+    def __init__(self, rounds: int = 50, after: int = 10, path: str | Path | None = None) -> None:
+        self.rounds, self.after = integer("rounds", rounds, 1), integer("after", after, 0)
+        self._folder = None if path is None else Path(path)
+        self.pieces: dict[str, Any] = {}
+        self._timer: Timer | None = None
+        self._first = self._timed = 0
+        self._written = False
+
+    def start(self, trainer: TrainerView, run: Run | None) -> None:
+        if self._folder is None and run is not None:
+            self._folder = run.folder
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        if self._timer is None:
+            self._first = trainer.iteration + min(self.after, (trainer.total_iterations - trainer.iteration) // 4)
+            self.on_iteration_end(trainer)
+
+    def on_iteration_end(self, trainer: TrainerView) -> None:
+        if self._timer is None and trainer.iteration >= self._first:
+            trainer.launch_singly(True)
+            trainer.world.barrier()  # the timers of all workers begin together
+            self._timer = Timer(trainer.backend)
+            self._timer.begin(trainer.pieces(), trainer.model)
+        elif self._timer is not None and not self._timed and trainer.iteration >= self._first + self.rounds:
+            self._end(trainer, self._timer)
+
+    def _end(self, trainer: TrainerView, timer: Timer) -> None:
+        timer.end()
+        trainer.launch_singly(False)
+        self._timed = trainer.iteration - self._first
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        if self._timer is None or self._written:
+            return
+        self._written = True
+        if not self._timed:
+            self._end(trainer, self._timer)
+        own = [f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}", self._timer.spans]
+        traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
+        texts = trainer.world.all_gather_ragged(np.frombuffer(json.dumps(own).encode(), np.uint8))
+        traffic.bytes_sent = sent  # the traffic of the profile does not count
+        if trainer.rank == 0:
+            workers = [json.loads(text.tobytes()) for text in texts]
+            self.pieces = table(workers, self._first + 1, self._timed)
+            self._write(workers)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.end()
+
+    def _write(self, workers: list[Any]) -> None:
+        files = ""
+        if self._folder is not None:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write_whole(self._folder / "trace.json", json.dumps(trace(workers)).encode())
+                write_json(self._folder / "profile.json", self.pieces)
+                files = f"all of it: profile.json and trace.json in {near(self._folder)}"
+            except (OSError, OutputError) as error:
+                log.warning("the profile cannot be written: %s", one_line(error))
+        with contextlib.suppress(OSError, ValueError):  # stdout is full or closed
+            print("\n".join(filter(None, [*lines(self.pieces), files])))
 
 
 class Span(NamedTuple):
-    """A timed call, in nanoseconds of the worker's clock."""
+    """A timed call, in nanoseconds since the beginning of the profile."""
 
     name: str
     kind: str
@@ -40,26 +126,22 @@ class Span(NamedTuple):
 
 
 class Timer:
-    """Times the calls of one worker by replacing their methods, so that hot paths check nothing.
+    """Times the calls of one worker by replacing their methods, so that other rounds cost nothing.
 
     Every call waits for the device before and after, so that its span covers the work that it launches.
     """
 
-    def __init__(self, backend: Backend, most: int) -> None:
+    def __init__(self, backend: Backend) -> None:
         self.spans: list[Span] = []
-        self._wait, self._most = backend.synchronize, most
+        self._wait, self._zero = backend.synchronize, time.perf_counter_ns()
         self._inside: list[int] = []  # nanoseconds of the spans inside each open call
         self._restore: list[Callable[[], None]] = []
-        self._pass = "forward"  # of the layers that were called last
-
-    @property
-    def full(self) -> bool:
-        return len(self.spans) >= self._most
+        self.phase = "forward"  # of the layer that was called last, for the loss
 
     def begin(self, pieces: Iterable[Piece], model: Model) -> None:
         """Time these calls from now on, and the layers and the loss of the model."""
         for piece in pieces:
-            self._replace(piece.owner, piece.method, functools.partial(self._measure, piece.name, piece.kind))
+            self._replace(piece.owner, piece.method, functools.partial(self.measure, piece.name, piece.kind))
         for path, layer in list(model.network.computed()) or [("network", model.network)]:
             self._replace(layer, "forward", functools.partial(self._layer, path))
         loss = model.loss
@@ -76,30 +158,26 @@ class Timer:
         setattr(owner, name, functools.partial(timed, getattr(owner, name)))
         self._restore.append(lambda: delattr(owner, name))
 
-    def _measure(self, name: str, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def measure(self, name: str, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._wait()
-        inside, full, began = self._inside, self.full, time.perf_counter_ns()
+        inside, began = self._inside, time.perf_counter_ns()
         inside.append(0)
         result = call(*args, **kwargs)
         self._wait()
         took = time.perf_counter_ns() - began
-        if inside is self._inside:  # `end` was not called meanwhile
+        if inside is self._inside:  # else `end` was called meanwhile
             own = took - inside.pop()
             if inside:
                 inside[-1] += took
-            if not full:
-                self.spans.append(Span(name, kind, began, took, own))
+            self.spans.append(Span(name, kind, began - self._zero, took, own))
         return result
 
     def _layer(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:
-        self._pass = "forward" if context.train else "evaluation"
+        self.phase = "forward" if context.train else "evaluation"
         if not context.train:
-            return self._measure(path, "evaluation", forward, x, context)
-        y, backward = self._measure(path, "forward", forward, x, context)
-        return y, functools.partial(self._measure, path, "backward", backward)
-
-    def loss(self, loss: Loss, *args: Any, **kwargs: Any) -> Any:
-        return self._measure("loss", self._pass, loss, *args, **kwargs)
+            return self.measure(path, self.phase, forward, x, context)
+        y, backward = self.measure(path, self.phase, forward, x, context)
+        return y, functools.partial(self.measure, path, "backward", backward)
 
 
 class _TimedLoss:
@@ -109,101 +187,10 @@ class _TimedLoss:
         self._timer, self._loss = timer, loss
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._timer.loss(self._loss, *args, **kwargs)
+        return self._timer.measure("loss", self._timer.phase, self._loss, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loss, name)
-
-
-class Profile(Callback):
-    """Times the calls in some rounds of the first fit, and in evaluations between them, on every worker.
-
-    After the fit it writes `trace.json`, for ui.perfetto.dev or chrome://tracing, with a track for each worker; and
-    `profile.json`, all calls by their own time, without the calls inside them. The longest are printed. A fit that
-    fails writes nothing.
-
-    A GPU is synchronized before and after each call, and captured graphs are launched operation by operation: rounds
-    are slower while they are timed, on a GPU much slower. Results do not change.
-
-    Args:
-        rounds: number of timed rounds.
-        after: rounds before them; in a short fit at most a quarter of its rounds.
-        path: folder of both files; that of the run by default. Without a folder only the table is printed.
-
-    Attributes:
-        pieces: the content of `profile.json`, on rank 0 after the fit; see `table`.
-    """
-
-    every_rank = True
-    last = True
-
-    def __init__(self, rounds: int = 50, after: int = 10, path: str | Path | None = None) -> None:
-        self.rounds, self.after = integer("rounds", rounds, 1), integer("after", after, 0)
-        self._folder = None if path is None else Path(path)
-        self.pieces: dict[str, Any] = {}
-        self._timer: Timer | None = None
-        self._first = self._zero = self._timed = 0
-        self._done = False
-
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
-        if self._folder is None and run is not None:
-            self._folder = run.folder
-
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        if self._timer is None:
-            self._first = trainer.iteration + min(self.after, (trainer.total_iterations - trainer.iteration) // 4)
-            self.on_iteration_end(trainer)
-
-    def on_iteration_end(self, trainer: TrainerView) -> None:
-        if self._timer is None and trainer.iteration >= self._first:
-            self._timer = Timer(trainer.backend, max(MAX_SPANS // trainer.workers, 100))
-            trainer.launch_singly(True)
-            trainer.world.barrier()  # the zero of all workers' clocks
-            self._zero = time.perf_counter_ns()
-            self._timer.begin(trainer.pieces(), trainer.model)
-        elif self._timer is not None and not self._timed:
-            if trainer.iteration >= self._first + self.rounds:
-                self._end(trainer, self._timer)
-            elif self._timer.full:
-                self._timer.end()
-
-    def _end(self, trainer: TrainerView, timer: Timer) -> None:
-        timer.end()
-        trainer.launch_singly(False)
-        self._timed = trainer.iteration - self._first
-
-    def on_fit_end(self, trainer: TrainerView) -> None:
-        if self._timer is None or self._done:
-            return
-        self._done = True
-        if not self._timed:
-            self._end(trainer, self._timer)
-        place = f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}"
-        own = [place, [span._replace(began=span.began - self._zero) for span in self._timer.spans]]
-        traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
-        texts = trainer.world.all_gather_ragged(np.frombuffer(json.dumps(own).encode(), np.uint8))
-        traffic.bytes_sent = sent  # the profile's own traffic is not training's
-        if trainer.rank == 0:
-            workers = [json.loads(text.tobytes()) for text in texts]
-            self.pieces = table(workers, self._first + 1, self._timed)
-            self._write(workers)
-            profile_table(self.pieces, LONGEST, self._folder)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.end()
-            self._done = True
-
-    def _write(self, workers: list[Any]) -> None:
-        if self._folder is None:
-            return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._folder / "trace.json", json.dumps(trace(workers)).encode())
-            write_json(self._folder / "profile.json", self.pieces)
-        except (OSError, OutputError) as error:
-            log.warning("the profile cannot be written: %s", one_line(error))
-            self._folder = None
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:
@@ -227,8 +214,8 @@ def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
 
     Args:
         workers: see `trace`.
-        first: the first iteration that was timed.
-        rounds: how many were timed.
+        first: the first timed iteration.
+        rounds: number of timed rounds.
     """
     sums: dict[tuple[str, str], list[int]] = {}
     for _, spans in workers:
@@ -249,3 +236,19 @@ def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
         for (name, kind), (calls, took, own) in sorted(sums.items(), key=lambda item: -item[1][2])
     ]
     return {"first": first, "rounds": rounds, "workers": len(workers), "total_ms": whole / 1e6, "pieces": pieces}
+
+
+def lines(profile: dict[str, Any]) -> list[str]:
+    """Return the longest calls of `table` as lines of at most 80 characters."""
+    found = [
+        f"profile of {counted(profile['rounds'], 'round')}, from iteration {profile['first']} on",
+        f"{'':<36}{'calls':>8}{'total ms':>12}{'mean ms':>12}{'share':>9}",
+    ]
+    for piece in profile["pieces"][:ROWS]:
+        name = piece["name"]
+        if piece["kind"] in ("forward", "backward", "evaluation") and piece["kind"] not in name:
+            name += f" {piece['kind']}"
+        name = name if len(name) < 36 else f"{name[:16]}...{name[-16:]}"
+        times = f"{piece['calls']:>8,}{piece['total_ms']:>12,.1f}{piece['mean_ms']:>12.3f}"
+        found.append(f"{name:<36}{times}{percent(piece['share'], 1):>9}")
+    return found
