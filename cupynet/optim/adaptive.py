@@ -1,7 +1,7 @@
 """Adaptive optimizers: each weight's step depends on the size of its past gradients.
 
-Means begin at zero. Where the papers correct for that, the correction depends on the number of iterations of the whole
-training, counted in rounds, see `Optimizer.numbers`.
+Means begin at zero. If the paper corrects for that, the correction depends on the number of iterations of the whole
+training, see `Optimizer.numbers`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cupynet.optim.optimizers import ByRule, Numbers
 
 @dataclass(eq=False, repr=False)
 class Adam(ByRule):
-    """Adam (Kingma & Ba 2015), with epsilon outside of the root, as PyTorch and Deeplearning4j have it.
+    """Adam (Kingma & Ba 2015), with epsilon outside of the root, as in PyTorch and Deeplearning4j.
 
         m += (1 - beta1) · (g - m);    v += (1 - beta2) · (g² - v)
         w -= lr · m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
@@ -53,7 +53,7 @@ class Adam(ByRule):
 
 @dataclass(eq=False, repr=False)
 class AdamW(Adam):
-    """Adam with weight decay beside its step, not in the gradient (Loshchilov & Hutter 2019).
+    """Adam with decoupled weight decay (Loshchilov & Hutter 2019).
 
     Args:
         weight_decay: see `Optimizer`.
@@ -121,7 +121,7 @@ class Nadam(Adam):
         return float(self.beta1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)))
 
     def _product_of(self, t: int) -> float:
-        """mu_1 ... mu_t, continued from the last call if that was for fewer."""
+        """Return mu_1 ... mu_t, continued from the last call if that was for a smaller t."""
         known, product = self._product if self._product[0] <= t else (0, 1.0)
         for each in range(known + 1, t + 1):
             product *= self._mu(each)
@@ -173,7 +173,7 @@ class RMSProp(ByRule):
 
 @dataclass(eq=False, repr=False)
 class AdaDelta(ByRule):
-    """Steps as large as the last ones, over gradients as large as the last ones (Zeiler 2012).
+    """The gradient times the ratio of the root mean squares of past steps and past gradients (Zeiler 2012).
 
         s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u)
         w -= lr · d
@@ -182,7 +182,7 @@ class AdaDelta(ByRule):
         learning_rate: a factor on the steps, 1 in the paper.
         rho: decay rate of both means.
         epsilon: determines the size of the first steps.
-        The others: see `Optimizer`.
+        the others: see `Optimizer`.
     """
 
     recordable = True
@@ -198,5 +198,5 @@ class AdaDelta(ByRule):
 
 
 def _correction(beta: float, iteration: int) -> float:
-    """The bias correction of a mean that began at zero, after this iteration (from 0)."""
+    """Return the bias correction of a mean that began at zero, after this iteration (from 0)."""
     return 1 / (1 - beta ** (iteration + 1))

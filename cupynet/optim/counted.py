@@ -1,4 +1,4 @@
-"""Learning rates that follow from how many iterations, or epochs, of all training are behind, as in Deeplearning4j."""
+"""Schedules over the iterations or epochs of the whole training, as in Deeplearning4j."""
 
 from __future__ import annotations
 
@@ -8,36 +8,34 @@ from collections.abc import Mapping
 from cupynet.core.checks import integer, number, one_of, refusal, shown
 from cupynet.optim.schedules import Schedule
 
-UNITS = ("iteration", "epoch")
-
 
 class Counted(Schedule):
-    """A function of n, the iterations or the complete epochs of the whole training before this iteration.
+    """A function of n, the number of iterations or complete epochs of the whole training before this iteration.
 
     Args:
-        by: `iteration` or `epoch`.
+        by: the unit of n, `iteration` or `epoch`.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     def __init__(self, by: str) -> None:
-        self.by = one_of(f"{type(self).__name__} by", by, UNITS)
+        self.by = one_of(f"{type(self).__name__} by", by, ("iteration", "epoch"))
         self._epoch = self._stop = self._epochs = 0
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self._stop, self._epoch, self._epochs = stop, epoch, epochs
 
     def __call__(self, iteration: int) -> float:
-        """The rate at `iteration`. By epoch, RuntimeError before the first `span`."""
+        """Return the rate at `iteration`. RuntimeError by epoch before the first `span`."""
         return self.rate(self._count(iteration))
 
     def rate(self, n: int) -> float:
-        """The learning rate after n iterations or epochs."""
+        """Return the learning rate after n iterations or epochs."""
         raise NotImplementedError
 
     def _count(self, iteration: int) -> int:
-        """n, counted back from the end of the fit, as its first epoch may be the rest of one that was broken off."""
+        """Return n, counted back from the end of the fit: its first epoch may be the rest of an interrupted one."""
         if self.by == "iteration":
             return iteration
         if not self._epoch:
@@ -50,9 +48,9 @@ class Step(Counted):
 
     Args:
         initial: the learning rate at the beginning.
-        factor: what it is multiplied with.
-        every: after so many iterations or epochs, each time.
-        by: `iteration` or `epoch`.
+        factor: on the learning rate at each step.
+        every: iterations or epochs of each step.
+        by: the unit of n, `iteration` or `epoch`.
     """
 
     highest = "initial"
@@ -68,11 +66,11 @@ class Step(Counted):
 
 
 class Map(Counted):
-    """The rates themselves, each from some iteration or epoch on.
+    """Given rates, each from an iteration or epoch on.
 
     Args:
-        rates: from when -> learning rate; from 0 there must be one.
-        by: `iteration` or `epoch`.
+        rates: first iteration or epoch -> learning rate. It must contain 0.
+        by: the unit of n, `iteration` or `epoch`.
     """
 
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:
@@ -91,8 +89,8 @@ class Exponential(Counted):
 
     Args:
         initial: the learning rate at the beginning.
-        gamma: what it is multiplied with each time.
-        by: `iteration` or `epoch`.
+        gamma: factor on the learning rate after each iteration or epoch.
+        by: the unit of n, `iteration` or `epoch`.
     """
 
     highest = "initial"
@@ -111,9 +109,8 @@ class Inverse(Counted):
 
     Args:
         initial: the learning rate at the beginning.
-        gamma: how fast it falls.
-        power: how steeply.
-        by: `iteration` or `epoch`.
+        gamma, power: how fast it falls.
+        by: the unit of n, `iteration` or `epoch`.
     """
 
     highest = "initial"
@@ -129,13 +126,13 @@ class Inverse(Counted):
 
 
 class Sigmoid(Counted):
-    """initial / (1 + exp(-gamma · (n - middle))): half of it at `middle`; it falls where gamma is below 0.
+    """initial / (1 + exp(-gamma · (n - middle))).
 
     Args:
-        initial: the learning rate that it comes from, or goes to.
-        gamma: how steep it is.
-        middle: in iterations or epochs; Deeplearning4j's stepSize.
-        by: `iteration` or `epoch`.
+        initial: the highest learning rate: the first if gamma is below 0, else the limit.
+        gamma: the steepness.
+        middle: the iteration or epoch with half of `initial`; Deeplearning4j's stepSize.
+        by: the unit of n, `iteration` or `epoch`.
     """
 
     highest = "initial"
@@ -147,12 +144,12 @@ class Sigmoid(Counted):
         self.middle = integer("Sigmoid middle", middle, 0)
 
     def rate(self, n: int) -> float:
-        steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # what exp can take
+        steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # the range of exp
         return self.initial / (1 + math.exp(steps))
 
 
 def _power(base: float, exponent: float) -> float:
-    """base^exponent, base at least 0; infinity where no float is as large, and training then diverges."""
+    """Return base^exponent, or infinity if it is too large for a float; training then diverges."""
     try:
         return float(base**exponent)
     except OverflowError:

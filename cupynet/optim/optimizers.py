@@ -30,7 +30,7 @@ class Optimizer:
     Args:
         learning_rate: a number or a `Schedule`. Stored as a `Schedule`.
         l2: the factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
-        max_grad_norm: the largest norm of the gradient of all weights; a longer one is scaled down. None: no limit.
+        max_grad_norm: the largest norm of the gradient of all weights; a larger one is scaled down. None: no limit.
         l1: the factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
         weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), times the learning rate; not together with l2.
         clip_layer_norm: like `max_grad_norm`, for the gradient of each layer, weights and biases together.
@@ -38,9 +38,9 @@ class Optimizer:
 
     Attributes:
         state: name -> flat (P,) vector; exists after `init`.
-        recordable: True if `update` launches the same operations in every step and uses no values of the host but its
-            arguments, so that it may be captured in a graph. Not inherited.
-        factors: the constants of its rule, see `Move`.
+        recordable: True if `update` launches the same operations in every step and uses no host values besides its
+            arguments, so that it can be captured in a graph. Not inherited.
+        factors: the constants of the rule, see `Move`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -65,8 +65,8 @@ class Optimizer:
         self.weight_decay = self._fraction("weight_decay", self.weight_decay)
         if self.l2 and self.weight_decay:
             raise ConfigError(
-                f"{owner} l2={self.l2:g} and weight_decay={self.weight_decay:g}: both draw weights to zero, in the "
-                "gradient or beside it: set one of them to 0"
+                f"{owner} l2={self.l2:g} and weight_decay={self.weight_decay:g}: both shrink the weights: set one of "
+                "them to 0"
             )
         self.max_grad_norm = self._limit("max_grad_norm", self.max_grad_norm)
         self.clip_layer_norm = self._limit("clip_layer_norm", self.clip_layer_norm)
@@ -84,7 +84,7 @@ class Optimizer:
         return single(f"{type(self).__name__} {name}", value, above=0)
 
     def init(self, params: Params, backend: Backend) -> None:
-        """Make the state for these weights."""
+        """Allocate the state for these weights."""
         self.backend = backend
         self.state = {}
         self._layers = None
@@ -95,19 +95,18 @@ class Optimizer:
             self._layers = Layers(backend, list(params.places.values()), group)
 
     def numbers(self, iteration: int) -> Numbers:
-        """What changes from one iteration to the next: the learning rate, and up to three numbers of the rule's own.
+        """Return the values that change in each iteration: the learning rate, and up to three values of the rule.
 
-        They follow from the iteration alone, which is counted in rounds and alike on all replicas: whether a replica
-        had a batch in each of them, or left one out, makes no difference.
+        They depend only on the iteration, which is the same on all replicas even if one had no batch or skipped it.
         """
         return self.learning_rate(iteration), 1.0, 1.0, 1.0
 
     def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
-        """Move the weights by the gradients, set the gradients to zero, and let the layers see the new weights.
+        """Update the weights by the gradients, set the gradients to zero, and publish the weights to the layers.
 
         Args:
-            squared_norm: 0-d, of the whole gradient, which `max_grad_norm` limits, where `params` hold a part of it;
-                by default that of `params.grad`.
+            squared_norm: 0-d, of the whole gradient if `params` hold a part of it, for `max_grad_norm`; by default
+                that of `params.grad`.
         """
         self.move(params, self.numbers(iteration), 1.0 / self.backend.loss_scale, squared_norm)
 
@@ -118,9 +117,10 @@ class Optimizer:
         scale: float = 1.0,
         squared_norm: Array | None = None,
     ) -> None:
-        """What `step` does, with these `numbers` and a factor on the gradients; `squared_norm` is 0-d.
+        """Do the work of `step`, with these `numbers` and the factor `scale` on the gradients; `squared_norm` is 0-d.
 
-        In a step that runs ahead of the host all are 1: operations know more, see `Recorder.steered`.
+        In a step that runs ahead of the host, all are 1: the operations read the values on the device, see
+        `Recorder.steered`.
         """
         if self.max_grad_norm is not None:
             norm = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm
@@ -142,13 +142,13 @@ class Optimizer:
     def update(self, params: Params, segment: Segment, move: Move) -> bool | None:
         """Update one segment of the weights. Return True if the copy that layers read (`params.stored`) is updated too.
 
-        A subclass applies all of `move` (scale, clip, l1, l2, decay) and sets the gradient to zero; `ByRule` does.
+        A subclass applies all of `move` (scale, clip, l1, l2, decay) and sets the gradient to zero, as `ByRule` does.
         """
         raise NotImplementedError
 
 
 class ByRule(Optimizer):
-    """An optimizer that treats each weight by itself. Its state is the vectors of its rule.
+    """An optimizer that updates each weight independently. Its state is the vectors of its rule.
 
     Attributes:
         rule: see `cupynet.backend.update_rules`.
@@ -168,7 +168,7 @@ class ByRule(Optimizer):
         return True
 
     def _by(self, rule: Rule, params: Params, segment: Segment, move: Move, *, stored: bool = True) -> None:
-        """Move a stretch of the weights by a rule that has these vectors."""
+        """Update a segment of the weights by a rule."""
         part = segment.part
         states = [self.state[name][part] for name in rule.states]
         copy = params.stored(part) if stored else None

@@ -1,4 +1,4 @@
-"""A learning rate that falls when evaluations get no better."""
+"""The schedule that lowers the learning rate when evaluations stop improving."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ BETTER = {"loss": -1, "accuracy": 1}
 
 
 class ReduceOnPlateau(Schedule):
-    """Multiplied by `factor` when a figure of the validation images is no better for more than `patience` evaluations.
+    """Multiplies the rate by `factor` after more than `patience` evaluations in a row without improvement.
 
-    All workers know the same evaluations, so they decide alike. What it has come to is kept from one fit to the next.
+    A further fit continues with the reduced rate.
 
     Args:
         initial: the learning rate at the beginning.
-        factor: what it is multiplied with.
-        patience: so many evaluations in a row without improvement change nothing yet.
+        factor: on the learning rate at each reduction.
+        patience: evaluations in a row without improvement that are tolerated.
         monitor: `loss` or `accuracy` of the validation images.
-        min_improvement: an improvement is more than this; equal to it is none.
-        cooldown: so many evaluations after a reduction do not count against it.
-        least: it does not fall below this.
+        min_improvement: an improvement must be larger than this.
+        cooldown: evaluations after a reduction that are not counted.
+        least: the lowest learning rate.
 
     Attributes:
-        rate: the learning rate now.
+        rate: the current learning rate.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     highest = "initial"

@@ -1,6 +1,6 @@
-"""Learning rates as functions of the iteration: what all share, and those that stretch over a fit.
+"""Learning-rate schedules: the base class, and the schedules that span a fit.
 
-Those that count from the beginning of training are in counted.py, the one that learns from evaluations in plateau.py.
+Schedules that count from the beginning of training are in counted.py; the one that uses evaluations is in plateau.py.
 """
 
 from __future__ import annotations
@@ -12,56 +12,50 @@ from cupynet.core.checks import instance, integer, learning_rate_scale, number, 
 
 
 class Schedule:
-    """iteration -> learning rate. An iteration is one update of one replica: with several workers, one round.
+    """A function from iterations to learning rates. An iteration is one update of each replica.
 
-    A schedule that stretches over training learns from `span` which iterations that is; one that learns from
-    evaluations is told of them by `learn`. All of it is alike on all workers.
+    `span` tells it the iterations of a fit, `learn` the result of an evaluation. Both are the same on all workers.
 
     Attributes:
-        monitor: which figure of an evaluation of validation images it learns from; None for none.
-        highest: the argument of its constructor that is its highest rate, or says it; None where none does.
+        monitor: the figure of evaluations on validation images that it uses; None if it uses none.
+        highest: the constructor's argument that is, or contains, the highest rate; None if there is none.
     """
 
     monitor: str | None = None
     highest: str | None = None
 
     @property
-    def doubt(self) -> str | None:
-        """What is probably not meant about the span it was told of last, in one line; None for nothing."""
-        return None
-
-    @property
     def needs_validation(self) -> bool:
-        """Whether a fit must evaluate validation images, epoch by epoch."""
+        """True if a fit must evaluate validation images after each epoch."""
         return self.monitor is not None
 
     def __call__(self, iteration: int) -> float:
         raise NotImplementedError
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        """A fit begins that stretches over iterations start <= i < stop.
+        """Begin a fit over the iterations start <= i < stop, counted over the whole training.
 
-        Called at the beginning of each fit, before its first iteration, with the counters of the whole training: a
-        second fit is a span of its own, which begins where the first one ended. A fit that is resumed keeps its start.
+        Called before the first iteration of each fit. A second fit begins where the first ended; a resumed fit keeps
+        its start.
 
         Args:
-            epoch: the iterations of each of its epochs; 0 where that is not known.
-            epochs: how many epochs of the whole training will be complete at `stop`.
+            epoch: iterations per epoch; 0 if unknown.
+            epochs: complete epochs of the whole training at `stop`.
         """
 
     def learn(self, figure: float) -> None:
-        """What it monitors, after an epoch that was evaluated."""
+        """Use the monitored figure of an evaluated epoch."""
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint must hold to go on exactly, beside what `span` will say again."""
+        """Return what a checkpoint must hold to continue exactly, besides the arguments of the next `span`."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
 
 
 class Constant(Schedule):
-    """The same learning rate `value` throughout, whatever the span."""
+    """The learning rate `value` throughout."""
 
     highest = "value"
 
@@ -73,23 +67,23 @@ class Constant(Schedule):
 
 
 class Spanning(Schedule):
-    """A schedule that stretches over a fit; each further fit is one of its own.
+    """A schedule over a fit, which begins again in each further fit.
 
     Attributes:
-        start, stop: the span; None before it is known.
+        start, stop: the span; None before the first fit.
     """
 
-    def __init__(self) -> None:
-        self.start: int | None = None
-        self.stop: int | None = None
+    start: int | None = None
+    stop: int | None = None
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self.start, self.stop = start, stop
 
     def done(self, iteration: int) -> tuple[int, int]:
-        """Iterations of the span before this one, and before its last one. RuntimeError before the first `span`.
+        """Return the number of iterations of the span before this one, and before the last one.
 
-        Before its span it counts as the first iteration, after it as the last.
+        An iteration before the span counts as its first, one after it as its last. RuntimeError before the first
+        `span`.
         """
         if self.start is None or self.stop is None:
             name = type(self).__name__
@@ -99,19 +93,18 @@ class Spanning(Schedule):
 
 
 class OneCycle(Spanning):
-    """Up along half a cosine to `peak`, then down along another to almost nothing, once over the span.
+    """One cycle over a fit: along half a cosine up to `peak`, then along another down to almost zero.
 
-    Smith & Topin 2018, "Super-convergence". Each further fit is a cycle of its own. Before its span the rate is the
-    first one, after it the last.
+    Smith & Topin 2018, "Super-convergence".
 
     Args:
         peak: the highest learning rate.
-        warmup: the fraction of the span in which it rises.
+        warmup: the fraction of the fit in which the rate rises.
         start_divisor: the first learning rate is peak / start_divisor.
         end_divisor: the last one is peak / end_divisor.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     highest = "peak"
@@ -119,7 +112,6 @@ class OneCycle(Spanning):
     def __init__(
         self, peak: float, warmup: float = 0.3, start_divisor: float = 25.0, end_divisor: float = 1000.0
     ) -> None:
-        super().__init__()
         self.peak = number("OneCycle peak", peak, above=0)
         self.start_divisor = number("OneCycle start_divisor", start_divisor, minimum=1)
         self.end_divisor = number("OneCycle end_divisor", end_divisor, minimum=1)
@@ -128,7 +120,6 @@ class OneCycle(Spanning):
         )
 
     def __call__(self, iteration: int) -> float:
-        """The rate at `iteration`. RuntimeError before the first `span`."""
         done, last = self.done(iteration)
         rising = self.warmup * last
         if done < rising:
@@ -137,33 +128,29 @@ class OneCycle(Spanning):
 
 
 class Cosine(Spanning):
-    """Down along half a cosine, once over the span, or again and again (Loshchilov & Hutter 2017, SGDR).
+    """Cosine annealing over a fit, or with warm restarts (Loshchilov & Hutter 2017, SGDR).
 
     Args:
         initial: the learning rate at the beginning.
-        end: what it comes down to, in the last iteration of the span; a cycle that is followed by another ends just
-            above.
-        cycle: iterations of the first of several cycles, counted from the beginning of the span; None for one over all
-            of it.
-        growth: how many times longer each cycle is than the one before.
+        end: the learning rate in the last iteration of the fit. A cycle before a restart ends just above it.
+        cycle: iterations of the first cycle; None for a single cycle over the whole fit.
+        growth: each cycle is this many times longer than the one before.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     highest = "initial"
 
     def __init__(self, initial: float, end: float = 0.0, cycle: int | None = None, growth: int = 1) -> None:
-        super().__init__()
         self.initial = number("Cosine initial", initial, above=0)
         self.end = below("Cosine end", end, "initial", self.initial)
         self.cycle = None if cycle is None else integer("Cosine cycle", cycle, 1, ", or null")
         self.growth = integer("Cosine growth", growth, 1)
         if self.growth > 1 and self.cycle is None:
-            raise refusal("Cosine growth", shown(growth), "is of cycles, and there is one over all: set cycle too")
+            raise refusal("Cosine growth", shown(growth), "needs several cycles: set cycle too")
 
     def __call__(self, iteration: int) -> float:
-        """The rate at `iteration`. RuntimeError before the first `span`."""
         done, length = self.done(iteration)
         if self.cycle is not None:
             length = self.cycle
@@ -173,34 +160,31 @@ class Cosine(Spanning):
 
 
 class Polynomial(Spanning):
-    """initial · (1 - progress)^power, down to `end`, over the span. (Deeplearning4j's PolySchedule rises and breaks
-    off.)
+    """end + (initial - end) · (1 - progress)^power over a fit. (Deeplearning4j's PolySchedule rises and breaks off.)
 
     Args:
         initial: the learning rate at the beginning.
         power: 1 for a straight line.
-        end: what it comes down to, in the last iteration of the span.
+        end: the learning rate in the last iteration of the fit.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     highest = "initial"
 
     def __init__(self, initial: float, power: float = 1.0, end: float = 0.0) -> None:
-        super().__init__()
         self.initial = number("Polynomial initial", initial, above=0)
         self.power = number("Polynomial power", power, above=0)
         self.end = below("Polynomial end", end, "initial", self.initial)
 
     def __call__(self, iteration: int) -> float:
-        """The rate at `iteration`. RuntimeError before the first `span`."""
         done, last = self.done(iteration)
         return float(self.end + (self.initial - self.end) * (1 - done / last) ** self.power)
 
 
 class Around(Schedule):
-    """A schedule that changes another one, which is told of all that this one is told of."""
+    """A schedule that changes the rates of another one."""
 
     def __init__(self, inner: Schedule) -> None:
         self.schedule = instance(f"{type(self).__name__} schedule", inner, Schedule, "OneCycle(0.2)")
@@ -208,10 +192,6 @@ class Around(Schedule):
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self.schedule.span(start, stop, epoch, epochs)
-
-    @property
-    def doubt(self) -> str | None:
-        return self.schedule.doubt
 
     def learn(self, figure: float) -> None:
         self.schedule.learn(figure)
@@ -231,10 +211,8 @@ class Scaled(Around):
         factor: above 0.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
-
-    highest = "schedule"
 
     def __init__(self, schedule: Schedule, factor: float) -> None:
         super().__init__(schedule)
@@ -245,18 +223,17 @@ class Scaled(Around):
 
 
 class Warmup(Around):
-    """A straight line up to the first rate of another schedule, once at the beginning of training; then that one.
+    """Linear warm-up at the beginning of training, then another schedule (Goyal et al. 2017).
 
-    (Goyal et al. 2017.) The other one begins behind the line, and knows nothing of the iterations before: one that
-    counts epochs counts those complete since then.
+    The other schedule begins after the warm-up: its iterations and epochs are counted from there.
 
     Args:
-        steps: iterations of the line.
+        steps: iterations of the warm-up.
         then: a learning rate, or a schedule.
-        start: the first learning rate, as a fraction of that at the end of the line.
+        start: the first learning rate, as a fraction of that at the end of the warm-up.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is not valid.
     """
 
     highest = "then"
@@ -265,20 +242,13 @@ class Warmup(Around):
         super().__init__(schedule("Warmup then", then))
         self.steps = integer("Warmup steps", steps, 1)
         self.first = number("Warmup start", start, above=0, below=1)
-        self._stop: int | None = None
-        self._epochs: int | None = None  # that were complete when the line ended; None before that is known
+        self._epochs: int | None = None  # complete epochs at the end of the warm-up; None before the first `span`
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may be of another length
+        if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may have another length
             self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
-        self._stop, begin = stop, max(start - self.steps, 0)
+        begin = max(start - self.steps, 0)
         super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
-
-    @property
-    def doubt(self) -> str | None:
-        if self._stop is not None and self._stop <= self.steps:
-            return f"Warmup steps={self.steps}: training ends after {self._stop} iterations, while the rate still rises"
-        return super().doubt
 
     def state(self) -> dict[str, float]:
         return super().state() | ({} if self._epochs is None else {"epochs": self._epochs})
@@ -293,13 +263,13 @@ class Warmup(Around):
 
 
 def scale_factor(scale: str | float, workers: int) -> float:
-    """What a rule for the learning rate as workers grow multiplies it with.
+    """Return the factor on the learning rate for W workers.
 
-    `none`: 1. `linear`: W (Goyal et al. 2017: the mean of W times as many examples is worth a step W times as long).
-    `sqrt`: the root of W (the noise of that mean is so much smaller). A number: itself.
+    `none`: 1. `linear`: W, as the gradient is the mean over W times as many examples (Goyal et al. 2017). `sqrt`: the
+    square root of W, by which the noise of that mean is smaller. A number is returned as it is.
 
     Raises:
-        ConfigError: it is no such rule.
+        ConfigError: unknown rule.
     """
     rule = learning_rate_scale("learning_rate_scale", scale)
     if isinstance(rule, str):
@@ -308,22 +278,22 @@ def scale_factor(scale: str | float, workers: int) -> float:
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
-    """From start to end along half a cosine as progress goes from 0 to 1."""
+    """Return the value between start and end, along half a cosine, at a progress of 0..1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def below(name: str, value: float, other: str, start: float) -> float:
-    """`value` as a rate that another one, `other` of the same schedule, comes down to. ConfigError."""
+    """Return `value` as a rate of at most `start`, the argument `other` of the same schedule. ConfigError."""
     end = number(name, value, minimum=0)
     if end > start:
-        raise refusal(name, shown(value), f"must be at most {other}, {start:g}: the rate comes down to it")
+        raise refusal(name, shown(value), f"must be at most {other}, {start:g}")
     return end
 
 
 def schedule(owner: str, learning_rate: Any) -> Schedule:
-    """A number as a constant schedule; a schedule as it is. Else a ConfigError that names `owner`."""
+    """Return a number as a constant schedule, a schedule as it is. ConfigError, which names `owner`."""
     name = f"{owner} learning_rate"
-    if isinstance(learning_rate, type):  # the class of a schedule, where one of its objects is needed
+    if isinstance(learning_rate, type):  # a class instead of an object
         return instance(name, learning_rate, Schedule, "OneCycle(0.2), or a number")
     if isinstance(learning_rate, Schedule):
         return learning_rate

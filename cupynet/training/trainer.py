@@ -11,7 +11,6 @@ waits for them, before an average, a report or the end of an epoch.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
@@ -35,8 +34,6 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Piece, Spent, Stop, StopReason
 from cupynet.training.fit import Fit, check_loader
 from cupynet.training.replica import Replica
-
-log = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -230,8 +227,6 @@ class Trainer:
         self.total_epochs = self.epoch + fit.epochs
         self.total_iterations = self.iteration + fit.epochs * rounds - self.round
         self.schedule.span(self.fit_start, self.total_iterations, rounds, self.total_epochs)
-        if self.rank == 0 and self.schedule.doubt:
-            log.warning("learning rate: %s", self.schedule.doubt)
         self.stopped = None
 
     def _open_feed(self, loader: Batches) -> BatchFeed:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import inspect
 from pathlib import Path
 
 import pytest
 
+from cupynet import optim
 from cupynet.commands import find_rate
 from cupynet.config.schema import RateSettings, read
 from cupynet.core.errors import ConfigError
 from tests.support.commands import run
+from tests.support.rate_tests import made, valley
 from tests.support.settings import LEAST
 
 TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backend=numpy", "workers=2", "batch_size=16"]
@@ -39,3 +42,52 @@ def test_what_cannot_be_tested_is_refused(tmp_path: Path) -> None:
     settings = read(RateSettings, {**LEAST, "lowest": 1.0, "highest": 0.5})
     with pytest.raises(ConfigError, match=r"highest=0.5: must be above lowest=1"):
         find_rate.prepare(settings)
+
+
+@pytest.mark.parametrize(
+    "node, written",
+    [
+        (0.1, "optimizer.learning_rate=0.031"),
+        ({"_target_": "cupynet.optim.OneCycle", "peak": 1}, "optimizer.learning_rate.peak=0.031"),
+        ({"_target_": "cupynet.optim.Cosine", "initial": 1}, "optimizer.learning_rate.initial=0.031"),
+        (
+            {"_target_": "cupynet.optim.Warmup", "then": {"_target_": "cupynet.optim.Step", "initial": 1}},
+            "optimizer.learning_rate.then.initial=0.031",
+        ),
+        (
+            {"_target_": "cupynet.optim.Scaled", "factor": 2, "schedule": {"_target_": "cupynet.optim.Constant"}},
+            "a Scaled whose highest rate is 0.031",
+        ),
+        ({"_target_": "cupynet.optim.Map", "rates": {}}, "a Map whose highest rate is 0.031"),
+        ({"_target_": "mine.Own"}, "a Own whose highest rate is 0.031"),
+    ],
+    ids=["number", "one_cycle", "cosine", "warmup", "scaled", "map", "own"],
+)
+def test_the_setting_that_gives_a_run_this_rate(node: object, written: str) -> None:
+    assert find_rate.setting({"learning_rate": node}, 0.0314) == written
+
+
+def test_the_highest_rate_of_a_schedule_is_one_of_its_arguments() -> None:
+    kinds = [each for each in vars(optim).values() if isinstance(each, type) and issubclass(each, optim.Schedule)]
+    named = {each.__name__: each.highest for each in kinds if each.highest is not None}
+    assert {"Constant", "OneCycle", "Cosine", "Polynomial", "Warmup", "Step", "ReduceOnPlateau"} <= set(named)
+    for each in kinds:
+        if each.highest is not None:
+            assert each.highest in inspect.signature(each).parameters
+
+
+def test_the_loss_is_printed_over_the_rates() -> None:
+    head, *rows = find_rate.bars(made(valley(60)))
+    assert head.split() == ["rate", "loss"] and 10 < len(rows) <= 20 and max(map(len, rows)) <= 80
+    lengths = [row.count("#") for row in rows]
+    assert 40 <= max(lengths) <= 50 and min(lengths) < lengths[0]
+    for flat in (2.3, 0.0):
+        assert len(find_rate.bars(made([flat] * 12))) == 13
+
+
+def test_the_losses_are_written(tmp_path: Path) -> None:
+    found = made(valley(60))
+    find_rate.write(found, tmp_path / "find_rate.csv")
+    head, *rows = (tmp_path / "find_rate.csv").read_text().splitlines()
+    assert head == "iteration,learning_rate,loss,smoothed_loss" and len(rows) == 100
+    assert [float(each) for each in rows[3].split(",")] == [4, found.rates[3], found.losses[3], found.smoothed[3]]

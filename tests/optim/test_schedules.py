@@ -315,9 +315,9 @@ def test_wrapping_schedules_pass_on_losses_and_state() -> None:
         (lambda: ReduceOnPlateau(0.1, 1.0), "ReduceOnPlateau factor=1.0: must be a number above 0 and below 1"),
         (lambda: ReduceOnPlateau(0.1, monitor="f1"), "ReduceOnPlateau monitor=f1: must be one of loss, accuracy"),
         (lambda: ReduceOnPlateau(0.01, least=1), "ReduceOnPlateau least=1: must be at most initial, 0.01"),
-        (lambda: Cosine(0.1, 0.2), "Cosine end=0.2: must be at most initial, 0.1: the rate comes down to it"),
-        (lambda: Cosine(0.1, growth=2), "Cosine growth=2: is of cycles, and there is one over all: set cycle too"),
-        (lambda: Polynomial(0.1, end=1), "Polynomial end=1: must be at most initial, 0.1: the rate comes down to it"),
+        (lambda: Cosine(0.1, 0.2), "Cosine end=0.2: must be at most initial, 0.1"),
+        (lambda: Cosine(0.1, growth=2), "Cosine growth=2: needs several cycles: set cycle too"),
+        (lambda: Polynomial(0.1, end=1), "Polynomial end=1: must be at most initial, 0.1"),
         (lambda: Warmup(0, 0.1), "Warmup steps=0: must be an integer of at least 1"),
         (lambda: Warmup(5, "fast"), "Warmup then learning_rate='fast': must be a number above 0"),
     ],
@@ -348,18 +348,6 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
             wrapper.fit(data, 1, batch_size=4, evaluate_on=data)
         with pytest.raises(ConfigError, match="ReduceOnPlateau needs evaluations on images kept out"):
             wrapper.fit(data, 1, batch_size=4)
-
-
-def test_a_warmup_longer_than_training_is_logged_once(caplog: Any) -> None:
-    optimizer = SGD(Warmup(20, 0.1))
-    with ParallelWrapper(small_model(), 2, optimizer=optimizer, learning_rate_scale=2.0) as wrapper:
-        wrapper.warm_up(4)
-        wrapper.fit(small_dataset(40), 2, batch_size=4)
-        line = "learning rate: Warmup steps=20: training ends after 10 iterations, while the rate still rises"
-        assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [line]
-        caplog.clear()
-        wrapper.fit(small_dataset(44), 2, batch_size=4)  # 11 more
-        assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 # The learning rate as workers grow -----------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from cupynet.core.checks import instance, integer, number
 from cupynet.core.errors import CupynetError, DivergedError
 from cupynet.data import Batches, as_loader
 from cupynet.nn import Model
-from cupynet.optim import Nesterov, Optimizer, Schedule
+from cupynet.optim import Exponential, Nesterov, Optimizer, Schedule
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import Report, StopReason
 from cupynet.training.parallel_wrapper import Examples, ParallelWrapper
@@ -27,25 +27,6 @@ EXPLODED = 4.0  # times the least smoothed loss: fastai's rule
 BELOW = 10.0  # suggest the rate at the least loss divided by this: there the loss still falls
 FALLEN = 0.01  # the least relative fall of the loss that counts
 LEAST = 10  # iterations of a test
-DONE, TOO_HIGH = "the learning-rate test is done", "the loss has exploded: the learning-rate test is done"
-
-
-class Growing(Schedule):
-    """lowest · (highest / lowest)^(i / (iterations - 1)): as much larger in each iteration.
-
-    Args:
-        lowest, highest: the first and the last rate.
-        iterations: how many there are.
-    """
-
-    def __init__(self, lowest: float, highest: float, iterations: int) -> None:
-        self.low = number("Growing lowest", lowest, above=0)
-        self.high = number("Growing highest", highest, above=self.low)
-        self.iterations = integer("Growing iterations", iterations, 2)
-
-    def __call__(self, iteration: int) -> float:
-        share = min(iteration, self.iterations - 1) / (self.iterations - 1)
-        return float(self.low * (self.high / self.low) ** share)
 
 
 @dataclass
@@ -54,20 +35,20 @@ class RateTest:
 
     Attributes:
         rates: the learning rates, growing.
-        losses: the loss at each of them: the mean over all replicas in that iteration, before its update.
-        asked: planned iterations.
+        losses: the loss at each rate: the mean over all replicas in that iteration, before its update.
+        planned: number of iterations, if the test does not end early.
         ended: why it ended early; "" if it did not.
     """
 
     rates: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    asked: int = 0
+    planned: int = 0
     ended: str = ""
 
     @property
     def smoothed(self) -> list[float]:
-        """The losses' exponential means, corrected for bias."""
-        keep = SMOOTHING ** (200 / max(self.asked, LEAST))
+        """The exponential means of the losses, corrected for bias."""
+        keep = SMOOTHING ** (200 / max(self.planned, LEAST))
         mean, found = 0.0, []
         for count, loss in enumerate(self.losses, 1):
             mean = keep * mean + (1 - keep) * loss
@@ -82,53 +63,39 @@ class RateTest:
 
     @property
     def least(self) -> int | None:
-        """The place of the least smoothed loss; None if it never fell, or if too few rates were tried."""
-        first, smoothed = self.asked // LEAST, self.smoothed  # the beginning is noise
+        """The index of the least smoothed loss; None if the loss never fell, or if too few rates were tested."""
+        first, smoothed = self.planned // LEAST, self.smoothed  # the beginning is noise
         if len(smoothed) < max(LEAST, first + 2):
             return None
-        place = min(range(first, len(smoothed)), key=lambda i: smoothed[i])
-        return place if smoothed[first] - smoothed[place] > FALLEN * abs(smoothed[first]) else None
-
-    @property
-    def steepest(self) -> float | None:
-        """The rate at which the smoothed loss falls fastest, per order of magnitude."""
-        least, first, smoothed = self.least, self.asked // LEAST, self.smoothed
-        if least is None:
-            return None
-        slopes = {
-            i: (smoothed[i + 1] - smoothed[i - 1]) / math.log(self.rates[i + 1] / self.rates[i - 1])
-            for i in range(max(first, 1), min(least + 1, len(smoothed) - 1))
-        }
-        place = min(slopes, key=lambda i: slopes[i], default=None)
-        return None if place is None or slopes[place] >= 0 else self.rates[place]
+        index = min(range(first, len(smoothed)), key=lambda i: smoothed[i])
+        return index if smoothed[first] - smoothed[index] > FALLEN * abs(smoothed[first]) else None
 
     @property
     def suggestion(self) -> float | None:
         """The rate to train with, or the peak of a schedule: a tenth of that at the least loss (fastai's rule)."""
-        least = self.least
-        return None if least is None else max(self.rates[least] / BELOW, self.rates[0])
+        return None if self.least is None else max(self.rates[self.least] / BELOW, self.rates[0])
 
 
-class _Watch(Callback):
+class _Collect(Callback):
     """Collects the mean losses on every worker, and ends the fit after the last rate, or if the loss explodes."""
 
     every_rank = True
 
-    def __init__(self, found: RateTest, rates: Growing) -> None:
+    def __init__(self, found: RateTest, rates: Schedule) -> None:
         self.found, self._rates = found, rates
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        known = math.isfinite(report.loss)  # not without a batch, nor in the middle of a pipeline
+        known = math.isfinite(report.loss)  # not without a batch, nor in the first stages of a pipeline
         table = trainer.world.gather_numbers(report.loss if known else 0.0, float(known))  # (W, 2)
         if not table[:, 1].sum():
             return
-        self.found.rates.append(self._rates(report.iteration - 1))
-        self.found.losses.append(float(table[:, 0].sum() / table[:, 1].sum()))
-        if len(self.found.rates) > LEAST and self.found.exploded:
-            self.found.ended = TOO_HIGH
-            trainer.stop(TOO_HIGH, StopReason.EARLY)
-        elif report.iteration >= self._rates.iterations:
-            trainer.stop(DONE, StopReason.EARLY)
+        found = self.found
+        found.rates.append(self._rates(report.iteration - 1))  # without `learning_rate_scale`
+        found.losses.append(float(table[:, 0].sum() / table[:, 1].sum()))
+        if len(found.rates) > LEAST and found.exploded:
+            found.ended = "the loss has exploded"
+        if found.ended or report.iteration >= found.planned:
+            trainer.stop("the learning-rate test is complete", StopReason.EARLY)
 
 
 def find_rate(
@@ -142,7 +109,7 @@ def find_rate(
     optimizer: Optimizer | None = None,
     **wrapper: Any,
 ) -> RateTest:
-    """Try growing learning rates on a copy of a model, to find one to train with.
+    """Test growing learning rates on a copy of a model, to find one to train with.
 
         from cupynet.training import find_rate
 
@@ -154,7 +121,7 @@ def find_rate(
         data: as for `ParallelWrapper.fit`.
         lowest, highest: the first and the last rate.
         iterations: the number of rates.
-        batch_size: for `data` that are no `Loader`.
+        batch_size: for `data` other than a `Loader`.
         optimizer: Nesterov(0.01, 0.9) by default. Its own rate, or schedule, is not used.
         wrapper: other arguments of `ParallelWrapper`.
 
@@ -164,29 +131,40 @@ def find_rate(
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")
     loader = as_loader(data, batch_size, classes=model.output.features, pixels=model.pixels)
 
-    def make(optimizer: Optimizer, watch: Callback) -> ParallelWrapper:
+    def make(optimizer: Optimizer, callback: Callback) -> ParallelWrapper:
         own = model.backend
         own.synchronize()
         backend = create_backend(own.name, own.policy.name, own.device, **own.options)
         return ParallelWrapper(
-            model.replicate(backend), optimizer=optimizer, callbacks=[watch], report_every=1, **wrapper
+            model.replicate(backend), optimizer=optimizer, callbacks=[callback], report_every=1, **wrapper
         )
 
-    return tested(loader, optimizer, Growing(lowest, highest, integer("iterations", iterations, LEAST)), make)
+    return range_test(loader, optimizer, lowest, highest, iterations, make)
 
 
-def tested(
-    loader: Batches, optimizer: Optimizer, rates: Growing, make: Callable[[Optimizer, Callback], ParallelWrapper]
+def range_test(
+    loader: Batches,
+    optimizer: Optimizer,
+    lowest: float,
+    highest: float,
+    iterations: int,
+    make: Callable[[Optimizer, Callback], ParallelWrapper],
 ) -> RateTest:
-    """Run a range test. make: returns a wrapper with this optimizer and callback that reports after every iteration."""
-    found = RateTest(asked=rates.iterations)
+    """Run a range test. See `find_rate` for the arguments.
+
+    make: returns a wrapper with this optimizer and callback that reports after every iteration.
+    """
+    lowest = number("lowest", lowest, above=0)
+    highest = number("highest", highest, above=lowest)
+    found = RateTest(planned=integer("iterations", iterations, LEAST))
+    rates = Exponential(lowest, (highest / lowest) ** (1 / (iterations - 1)))
     optimizer = copy.copy(optimizer)
     optimizer.learning_rate = rates
-    with make(optimizer, _Watch(found, rates)) as wrapper:
+    with make(optimizer, _Collect(found, rates)) as wrapper:
         try:
-            wrapper.fit(loader, epochs=-(-rates.iterations // loader.rounds(wrapper.placement.workers)))
+            wrapper.fit(loader, epochs=-(-iterations // loader.rounds(wrapper.placement.workers)))
         except CupynetError as error:
             if error.exit_code != DivergedError.exit_code or not found.losses:
                 raise
-            found.ended = f"with a rate of {rates(len(found.rates)):.3g} a number was not finite any more"
+            found.ended = f"at a rate of {rates(len(found.rates)):.3g} a value was not finite"
     return found

@@ -1,37 +1,26 @@
-"""The learning-rate range test: its suggestion, its training of a copy, and the command."""
+"""The learning-rate range test: its suggestion, and its training of a copy."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cupynet import optim
 from cupynet.backend import PixelScale, create_backend
-from cupynet.commands import find_rate as command
 from cupynet.core.errors import ConfigError
 from cupynet.data import Loader, Synthetic
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.optim import SGD, Adam, OneCycle
 from cupynet.parallel import Pipeline
 from cupynet.training import RateTest, find_rate
-from cupynet.training.callbacks.rate_test import EXPLODED, Growing
+from cupynet.training.callbacks.rate_test import EXPLODED
 from tests.standin import installed
+from tests.support.rate_tests import made, valley
 
 NETWORK = Sequential({"hidden": Dense(16, activation="relu"), "output": Dense(10)})
-
-
-def made(losses: list[float], asked: int = 100) -> RateTest:
-    rates = Growing(1e-4, 10.0, asked)
-    return RateTest([rates(i) for i in range(len(losses))], losses, asked)
-
-
-def valley(place: int, asked: int = 100) -> list[float]:
-    """Losses that are least at a place, and grow fast behind it."""
-    return [2.3 - 2.0 / (1 + math.exp(-(i - 0.7 * place) / 4)) + (0.3 * max(i - place, 0)) for i in range(asked)]
 
 
 def model(dtype: str = "float", backend: str = "numpy") -> Model:
@@ -43,26 +32,16 @@ def loader() -> Loader:
     return Loader(Synthetic(train=160, test=10).load().train, batch_size=16, seed=3)
 
 
-def test_rates_grow_by_the_same_factor_from_the_first_to_the_last() -> None:
-    rates = Growing(1e-3, 1.0, 31)
-    found = [rates(i) for i in range(31)]
-    assert found[0] == pytest.approx(1e-3) and found[-1] == pytest.approx(1.0) and rates(99) == found[-1]
-    assert [b / a for a, b in zip(found, found[1:], strict=False)] == pytest.approx([10**0.1] * 30)
-    with pytest.raises(ConfigError, match="Growing highest"):
-        Growing(0.1, 0.01, 10)
-
-
 def test_the_suggestion_is_a_tenth_of_the_rate_of_the_least_loss() -> None:
     found = made(valley(60))
     assert found.least is not None and 58 <= found.least <= 72  # a mean comes behind
     assert found.suggestion == pytest.approx(found.rates[found.least] / 10)
-    assert found.steepest is not None and found.rates[35] < found.steepest < found.rates[60]
     assert found.smoothed[0] == found.losses[0] and len(found.smoothed) == 100
 
 
 def test_no_suggestion_if_the_loss_does_not_fall() -> None:
     for losses in ([2.3] * 100, [2.3 + 0.01 * i for i in range(100)], [2.3, 2.2, 2.1]):
-        assert made(losses).suggestion is None and made(losses).steepest is None
+        assert made(losses).suggestion is None
     assert RateTest().suggestion is None and not RateTest().exploded
 
 
@@ -79,10 +58,10 @@ OPTIMIZERS = [kind for kind in OPTIMIZERS if kind.__init__ is not optim.Optimize
 @pytest.mark.parametrize(
     "kind", sorted(set(OPTIMIZERS), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__
 )
-def test_every_optimizer_is_tested_at_the_rates_asked_for(kind: type[optim.Optimizer], loader: Loader) -> None:
+def test_every_optimizer_is_tested_at_the_given_rates(kind: type[optim.Optimizer], loader: Loader) -> None:
     found = find_rate(model(), loader, optimizer=kind(0.01), lowest=1e-4, highest=1e-2, iterations=12, workers=1)
     assert len(found.rates) == len(found.losses) == 12 and found.ended == ""
-    assert found.rates[0] == pytest.approx(1e-4) and found.rates[-1] == pytest.approx(1e-2)
+    assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, 12)))
     assert all(map(math.isfinite, found.losses))
 
 
@@ -133,7 +112,7 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate(loader: Loader) -> None:
     "arguments, wrong",
     [
         ({"iterations": 9}, "iterations=9: must be an integer of at least 10"),
-        ({"lowest": 1.0, "highest": 0.1}, "Growing highest=0.1"),
+        ({"lowest": 1.0, "highest": 0.1}, "highest=0.1: must be a number above 1"),
         ({"optimizer": Adam}, "optimizer is the class Adam"),
     ],
     ids=["iterations", "range", "optimizer"],
@@ -144,70 +123,8 @@ def test_bad_arguments_are_refused(loader: Loader, arguments: dict[str, object],
     assert wrong in str(refused.value)
 
 
-# the command ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "node, written",
-    [
-        (0.1, "optimizer.learning_rate=0.031"),
-        ({"_target_": "cupynet.optim.OneCycle", "peak": 1}, "optimizer.learning_rate.peak=0.031"),
-        ({"_target_": "cupynet.optim.Cosine", "initial": 1}, "optimizer.learning_rate.initial=0.031"),
-        (
-            {"_target_": "cupynet.optim.Warmup", "then": {"_target_": "cupynet.optim.Step", "initial": 1}},
-            "optimizer.learning_rate.then.initial=0.031",
-        ),
-        (
-            {"_target_": "cupynet.optim.Scaled", "factor": 2, "schedule": {"_target_": "cupynet.optim.Constant"}},
-            "optimizer.learning_rate.schedule.value=0.016",
-        ),
-        ({"_target_": "cupynet.optim.Map", "rates": {}}, "a Map whose highest rate is 0.031"),
-        ({"_target_": "mine.Own"}, "a Own whose highest rate is 0.031"),
-    ],
-    ids=["number", "one_cycle", "cosine", "warmup", "scaled", "map", "own"],
-)
-def test_the_setting_that_gives_a_run_this_rate(node: object, written: str) -> None:
-    assert command.setting({"learning_rate": node}, 0.0314) == written
-
-
-def test_every_schedule_says_which_of_its_arguments_is_its_highest_rate() -> None:
-    import inspect
-
-    kinds = [each for each in vars(optim).values() if isinstance(each, type) and issubclass(each, optim.Schedule)]
-    named = {each.__name__: each.highest for each in kinds if each.highest is not None}
-    assert {"Constant", "OneCycle", "Cosine", "Polynomial", "Warmup", "Scaled", "Step", "ReduceOnPlateau"} <= set(named)
-    for each in kinds:
-        if each.highest is not None:
-            assert each.highest in inspect.signature(each).parameters
-
-
-def test_the_loss_is_printed_over_the_rates() -> None:
-    head, *rows = command.bars(made(valley(60)))
-    assert head.split() == ["rate", "loss"] and 10 < len(rows) <= 20 and max(map(len, rows)) <= 80
-    lengths = [row.count("#") for row in rows]
-    assert 40 <= max(lengths) <= 50 and min(lengths) < lengths[0]
-    for flat in (2.3, 0.0):
-        assert len(command.bars(made([flat] * 12))) == 13
-
-
-def test_the_losses_are_written_with_and_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynet.reporting import charts
-
-    found = made(valley(60))
-    with monkeypatch.context() as patch:
-        patch.setattr(charts, "available", lambda: False)
-        command.write(found, tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["find_rate.csv"]
-    head, *rows = (tmp_path / "find_rate.csv").read_text().splitlines()
-    assert head == "iteration,learning_rate,loss,smoothed_loss" and len(rows) == 100
-    assert [float(each) for each in rows[3].split(",")] == [4, found.rates[3], found.losses[3], found.smoothed[3]]
-    if charts.available():
-        command.write(found, tmp_path)
-        assert (tmp_path / "find_rate.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_a_pair_has_the_pixels_of_the_model(loader: Loader) -> None:
-    """A model that was trained on normalised images is looked at with such."""
+    """A model that was trained on normalized images is tested on normalized images."""
     pixels = PixelScale.of([0.2], [0.3])
     own, normalised = model(), dataclasses.replace(loader.dataset, pixels=pixels)
     own.pixels = pixels

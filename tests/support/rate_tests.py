@@ -1,0 +1,19 @@
+"""Results of learning-rate range tests, without training."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from cupynet.training import RateTest
+
+
+def made(losses: list[float], planned: int = 100) -> RateTest:
+    """A range test from 1e-4 to 10 with these losses."""
+    return RateTest(np.geomspace(1e-4, 10.0, planned)[: len(losses)].tolist(), losses, planned)
+
+
+def valley(place: int, planned: int = 100) -> list[float]:
+    """Losses that are least at a place, and grow fast behind it."""
+    return [2.3 - 2.0 / (1 + math.exp(-(i - 0.7 * place) / 4)) + (0.3 * max(i - place, 0)) for i in range(planned)]
