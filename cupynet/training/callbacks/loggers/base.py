@@ -1,4 +1,4 @@
-"""The base class of loggers: the figures and their names. A logger that fails never ends a run."""
+"""The base class of loggers, and the figures that they log. A logger that fails never ends a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ import logging
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
@@ -31,30 +28,16 @@ RESULTS = (
 )
 
 
-@dataclass(frozen=True)
-class Beginning:
-    """The arguments of `Logger._begin`.
-
-    Attributes:
-        folder: of the run; None if it has none.
-        hyperparameters: see `flat`.
-        iteration: that of the checkpoint to resume; 0 for a new run.
-        identity: `Logger.identity` of the resumed run; "" for a new one.
-    """
-
-    folder: Path | None
-    hyperparameters: dict[str, Any]
-    iteration: int = 0
-    identity: str = ""
-
-
 class Logger(Callback):
-    """Passes figures to another package, on rank 0. A subclass overrides `_begin`, `_write`, `_end` and `_abandon`.
+    """Logs figures with another package, on rank 0. A subclass implements `_begin`, `_write` and `_end`.
 
     If one of them fails, a warning says so once, and nothing more is logged. Nothing is opened before the first fit.
 
     Attributes:
         package, extra: the package that writes, and the extra of cupynet that installs it.
+        folder: of the run; None if it has none.
+        identity: the name of the log, by which a resumed run continues it; "" for a new one. `_begin` sets it if the
+            package names its logs.
 
     Raises:
         ConfigError: the package is not installed.
@@ -63,20 +46,28 @@ class Logger(Callback):
     package = extra = ""
 
     def __init__(self) -> None:
-        self._needs(self.package)
+        self._require(self.package)
+        self.folder: Path | None = None
+        self.identity = ""
         self._run: Run | None = None
-        self._begun = self._failed = False
-        self._status, self._identity_before, self._results = "failed", "", dict[str, float]()
+        self._open = self._failed = False
+        self._status = "failed"
+        self._scores: dict[str, float] = {}  # of the last evaluation
 
-    def _needs(self, package: str) -> None:
+    def _require(self, package: str) -> None:
         if find_spec(package) is None:
             kind = type(self).__name__
             raise ConfigError(f"{kind}: {package} is not installed: pip install 'cupynet[{self.extra}]'")
 
-    # overridden by subclasses ---------------------------------------------------------------------------------------
+    # implemented by subclasses --------------------------------------------------------------------------------------
 
-    def _begin(self, beginning: Beginning) -> None:
-        """Open the log."""
+    def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
+        """Open the log.
+
+        Args:
+            hyperparameters: see `flat`.
+            iteration: that of the checkpoint to resume; 0 for a new run.
+        """
         raise NotImplementedError
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
@@ -90,22 +81,17 @@ class Logger(Callback):
     def _abandon(self) -> None:
         """Release resources after a failure; may fail itself."""
 
-    def identity(self) -> str:
-        """Return the name of the log, by which a resumed run continues it."""
-        return ""
-
     # events ---------------------------------------------------------------------------------------------------------
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        self._run = run
+        self._run, self.folder = run, None if run is None else run.folder
+        self.identity = ""
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        self._status = "failed"  # until a fit has come to its end
-        if not self._begun:
-            self._begun = True
-            folder = None if self._run is None else self._run.folder
-            beginning = Beginning(folder, self._hyperparameters(trainer), trainer.iteration, self._identity_before)
-            self._attempt(lambda: self._begin(beginning))
+        self._status = "failed"  # until the fit ends
+        if not self._open:
+            self._open = True
+            self._attempt(self._begin, _hyperparameters(trainer, self._run), trainer.iteration)
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
         self._log(report.iteration, of_report(report))
@@ -113,40 +99,45 @@ class Logger(Callback):
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
         self._log(record.iteration, of_epoch(record))
         if record.evaluation is not None:
-            self._results = {
-                f"{record.split}_{name}": getattr(record.evaluation, name) for name in ("accuracy", "loss")
-            }
+            split, found = record.split, record.evaluation
+            self._scores = {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         killed = trainer.stopped is not None and trainer.stopped.reason == StopReason.SIGNAL
         self._status = "killed" if killed else "finished"
 
     def close(self) -> None:
-        """End the log with the results of the run, if there are any."""
-        begun, self._begun = self._begun, False
-        if begun:
-            self._attempt(lambda: self._end(self._status, self._came_to()))
+        """End the log with the results of summary.json, or of the last evaluation if there is none."""
+        if not self._open:
+            return
+        self._open = False
+        results: Mapping[str, Any] = self._scores
+        if self._run is not None and self._run.saved:
+            with suppress(CupynetError):
+                summary = self._run.summary().flat()
+                results = {name: summary[name] for name in RESULTS}
+        known = {f"result/{name}": float(value) for name, value in results.items() if value is not None}
+        self._attempt(self._end, self._status, known)
 
     def state(self) -> dict[str, Any]:
-        known = self.identity() if self._begun and not self._failed else self._identity_before
-        return {"identity": np.frombuffer(known.encode(), np.uint8).copy()}
+        return {"identity": self.identity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._identity_before = np.asarray(state["identity"], np.uint8).tobytes().decode()
+        self.identity = str(state["identity"])
 
-    # how ------------------------------------------------------------------------------------------------------------
+    # for subclasses -------------------------------------------------------------------------------------------------
 
     def _log(self, iteration: int, figures: Mapping[str, float]) -> None:
         finite = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
-        if self._begun:
-            self._attempt(lambda: self._write(iteration, finite))
+        if self._open:
+            self._attempt(self._write, iteration, finite)
 
-    def _attempt(self, work: Callable[[], None]) -> None:
-        """Do it, unless something has failed before."""
+    def _attempt(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Call a method, unless one has failed before."""
         if self._failed:
             return
         try:
-            work()
+            work(*arguments)
         except Exception as error:  # of the package, the disk or the network
             self._failed = True
             kind = type(self).__name__
@@ -154,27 +145,24 @@ class Logger(Callback):
             with suppress(Exception):
                 self._abandon()
 
-    def _hyperparameters(self, trainer: TrainerView) -> dict[str, Any]:
-        if self._run is not None and self._run.settings is not None:
-            return flat(self._run.settings)
-        backend, model = trainer.backend, trainer.whole
-        own = {"workers": trainer.workers, "backend": backend.name, "dtype": backend.policy.name}
-        return own | {"seed": model.seed, "parameters": model.params.count}
-
-    def _came_to(self) -> dict[str, float]:
-        """Return the figures of summary.json; of the last evaluation if there is none."""
-        found: Mapping[str, Any] = self._results
-        if self._run is not None and self._run.saved:
-            with suppress(CupynetError):
-                summary = self._run.summary().flat()
-                found = {name: summary[name] for name in RESULTS}
-        return {f"result/{name}": float(value) for name, value in found.items() if value is not None}
-
     def _files(self) -> list[Path]:
         """Return the files of the run that may be uploaded."""
         run = self._run
-        there = () if run is None else (run.summary_path, run.weights_path, run.history_path)
-        return [path for path in there if path.is_file()]
+        paths = () if run is None else (run.summary_path, run.weights_path, run.history_path)
+        return [path for path in paths if path.is_file()]
+
+
+def _hyperparameters(trainer: TrainerView, run: Run | None) -> dict[str, Any]:
+    if run is not None and run.settings is not None:
+        return flat(run.settings)
+    backend, model = trainer.backend, trainer.whole
+    return {
+        "workers": trainer.workers,
+        "backend": backend.name,
+        "dtype": backend.policy.name,
+        "seed": model.seed,
+        "parameters": model.params.count,
+    }
 
 
 def of_report(report: Report) -> dict[str, float]:
@@ -185,7 +173,7 @@ def of_report(report: Report) -> dict[str, float]:
         "train/learning_rate": report.learning_rate,
         "train/images_per_s": report.images_per_s,
         "replicas/divergence": report.divergence,
-        **{f"replicas/divergence/{layer}": apart for layer, apart in report.divergence_by_layer.items()},
+        **{f"replicas/divergence/{layer}": distance for layer, distance in report.divergence_by_layer.items()},
         "replicas/bytes_sent": report.bytes_sent,
         **{f"time/{name}": getattr(report, name) for name in SECONDS},
     }
@@ -209,7 +197,7 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
 
 
 def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted keys: numbers, bools and strings as they are, all else as JSON."""
+    """Return nested settings by dotted keys: numbers, bools and strings as they are, others as JSON."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):

@@ -1,20 +1,17 @@
 """Event files for TensorBoard, written by tensorboardX, without TensorFlow.
 
-tensorboardX's `SummaryWriter` writes in a thread: after its failure, on a full disk, the eleventh event blocks forever.
-`EventsWriter` raises errors.
+tensorboardX's `SummaryWriter` writes in a thread. If that thread fails, as on a full disk, the eleventh event blocks
+forever. `EventsWriter` raises errors instead.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from cupynet.training.callbacks.loggers.base import Beginning, Logger
-
-log = logging.getLogger(__name__)
+from cupynet.training.callbacks.loggers.base import Logger
 
 
 class TensorBoard(Logger):
@@ -30,27 +27,25 @@ class TensorBoard(Logger):
 
     def __init__(self, path: str | Path | None = None) -> None:
         super().__init__()
-        self._given = None if path is None else Path(path)
-        self.path: Path | None = None
+        self.path = None if path is None else Path(path)
         self._file: Any = None
-        self._ended: Any = None
 
-    def _begin(self, beginning: Beginning) -> None:
+    def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import SessionLog
         from tensorboardX.summary import hparams
 
-        self.path = self._given or (beginning.folder or Path()) / "tensorboard"
-        self.path.mkdir(parents=True, exist_ok=True)
-        number = len(list(self.path.iterdir()))  # names have seconds: two files may begin within one
-        self._file = EventsWriter(os.fspath(self.path / "events"), f".{os.getpid()}.{number}")
-        if beginning.iteration:
-            self._event(beginning.iteration + 1, session_log=SessionLog(status=SessionLog.START))
-        experiment, started, self._ended = hparams(beginning.hyperparameters, {"result/test_accuracy": 0.0})
-        self._event(beginning.iteration, summary=experiment)
-        self._event(beginning.iteration, summary=started)
+        folder = self.path or (self.folder or Path()) / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        number = len(list(folder.iterdir()))  # the time in a file name has only seconds
+        self._file = EventsWriter(os.fspath(folder / "events"), f".{os.getpid()}.{number}")
+        if iteration:
+            self._event(iteration + 1, session_log=SessionLog(status=SessionLog.START))
+        experiment, started, self._ended = hparams(hyperparameters, {"result/test_accuracy": 0.0})
+        self._event(iteration, summary=experiment)
+        self._event(iteration, summary=started)
         self._file.flush()
-        self._last = beginning.iteration
+        self._last = iteration
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
         from tensorboardX.proto.summary_pb2 import Summary

@@ -1,4 +1,4 @@
-"""Runs for Weights & Biases: in a file in the run's folder, which `wandb sync` uploads, or online."""
+"""Runs for Weights & Biases: online, or in a file in the run's folder, which `wandb sync` uploads."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.core.checks import one_of
-from cupynet.training.callbacks.loggers.base import Beginning, Logger
+from cupynet.training.callbacks.loggers.base import Logger
 
 log = logging.getLogger(__name__)
 
 
 class WandB(Logger):
-    """A run of Weights & Biases: hyperparameters, figures by iteration, the result. A resumed run has the same id.
+    """Hyperparameters, figures by iteration, and results as a run of Weights & Biases. A resumed run keeps its id.
 
     Args:
         project: the name of the project.
@@ -39,31 +39,31 @@ class WandB(Logger):
         self.mode = one_of("mode", mode, ("offline", "online"))
         self.path = None if path is None else Path(path)
         self._wandb: Any = None
-        self._id = ""
 
-    def _begin(self, beginning: Beginning) -> None:
+    def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        folder = self.path or beginning.folder or Path()
+        folder = self.path or self.folder or Path()
         mode: Any = self.mode
         if mode == "online" and not wandb.api.api_key:
             log.warning("WandB: not logged in (`wandb login`): the run stays in %s; `wandb sync` uploads it", folder)
             mode = "offline"
         folder.mkdir(parents=True, exist_ok=True)
-        own = wandb.Settings(silent=True, console="off", disable_code=True, disable_git=True, x_disable_stats=True)
         self._wandb = wandb.init(
             project=self.project,
-            name=self.name or (None if beginning.folder is None else beginning.folder.name),
-            id=beginning.identity or None,
-            resume="allow" if beginning.identity and mode == "online" else None,
+            name=self.name or (None if self.folder is None else self.folder.name),
+            id=self.identity or None,
+            resume="allow" if self.identity and mode == "online" else None,
             mode=mode,
             dir=str(folder),
-            config=beginning.hyperparameters,
+            config=hyperparameters,
             reinit="create_new",
-            settings=own,
+            settings=wandb.Settings(
+                silent=True, console="off", disable_code=True, disable_git=True, x_disable_stats=True
+            ),
         )
-        self._id = self._wandb.id
+        self.identity = self._wandb.id
         self._wandb.define_metric("*", step_metric="iteration")  # its own steps must never go back
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
@@ -78,6 +78,3 @@ class WandB(Logger):
     def _abandon(self) -> None:
         if self._wandb is not None:
             self._wandb.finish(exit_code=1)
-
-    def identity(self) -> str:
-        return self._id
