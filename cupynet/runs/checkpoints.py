@@ -1,15 +1,15 @@
-"""Checkpoints on disk: a folder for each, which appears whole or not at all, and is verified before it is used.
+"""Checkpoints on disk: a folder for each, which is written atomically and verified before it is used.
 
     checkpoints/
         step-00001234/
-            state.json              numbers, and where each worker's arrays are
-            weights.safetensors     arrays; those that several workers have in common once
+            state.json              numbers, and the names of each worker's arrays
+            weights.safetensors     arrays; those that are equal on several workers are stored once
             state.safetensors
-            manifest.json           size and SHA-256 of the others, and of itself
+            manifest.json           size and SHA-256 of the other files, and of itself
 
-A checkpoint is written into a folder with a temporary name; its files and the folder are flushed to disk, the folder is
-renamed, and its parent is flushed. Before it is removed it is renamed. So every folder called `step-...` is whole, even
-if the machine dies; leftovers have other names and are removed by the next save.
+A checkpoint is written into a folder with a temporary name. Its files and the folder are flushed to disk, the folder is
+renamed, and its parent is flushed. A checkpoint is renamed before it is removed. Every folder called `step-...` is
+therefore complete, even if the machine fails. Leftovers have other names, and the next save removes them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from cupynet.core.signals import undisturbed
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
-MOST_TEXT = 64 << 20  # bytes of a JSON file
-CHUNK = 1 << 20
+MAX_JSON = 64 << 20  # bytes of a JSON file
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class Stored:
     Attributes:
         path: its folder.
         state: the content of state.json.
-        arrays: by file, without its ending, and name.
+        arrays: arrays by file, without its suffix, and by name.
     """
 
     path: Path
@@ -55,11 +54,7 @@ class Stored:
 
 
 class Checkpoints:
-    """The checkpoints in a folder, which is created with the first.
-
-    Attributes:
-        folder: where they are.
-    """
+    """The checkpoints in a folder, which the first one creates."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -73,7 +68,7 @@ class Checkpoints:
         return sorted(self._places())
 
     def _places(self) -> dict[int, Path]:
-        """Return the folder of each: its name, or the old name if a save was killed between two renames."""
+        """Return the folder of each step: `step-...`, or `.old-...` if a save was killed between two renames."""
         places: dict[int, Path] = {}
         for entry in self.folder.iterdir() if self.folder.is_dir() else ():
             match = re.fullmatch(r"step-(\d{8,})(\.old-\d+)?", entry.name)
@@ -86,11 +81,11 @@ class Checkpoints:
         """Write the checkpoint of iteration `step`, replacing an existing one; return its folder.
 
         Args:
-            state: for state.json.
-            arrays: by file, without its ending, and name; on the host.
+            state: the content of state.json.
+            arrays: arrays on the host by file, without its suffix, and by name.
 
         Raises:
-            OutputError: it could not be written; earlier ones are unchanged.
+            OutputError: it could not be written. Earlier checkpoints are unchanged.
         """
         path = self.path(step)
         part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
@@ -122,17 +117,20 @@ class Checkpoints:
             self.clean()
             for step in self.steps():
                 if step not in steps:
-                    self._remove(self.path(step))
+                    path = self.path(step)
+                    old = path.with_name(f"{path.name}.old-{os.getpid()}")
+                    os.rename(path, old)
+                    shutil.rmtree(old, ignore_errors=True)  # `clean` removes the rest, such as open files on NFS
         except OSError as error:
             raise OutputError(f"{self.folder}: an old checkpoint cannot be removed ({error.strerror})") from error
 
     def newest(self, *, warn: bool = True) -> Stored | None:
-        """Return the newest checkpoint that is whole; None if there is none at all.
+        """Return the newest undamaged checkpoint; None if there are no checkpoints.
 
         warn: log a warning for each damaged one.
 
         Raises:
-            DataError: there are some, and none is whole.
+            DataError: all are damaged.
         """
         first: DataError | None = None
         for _, place in sorted(self._places().items(), reverse=True):
@@ -147,7 +145,7 @@ class Checkpoints:
         return None
 
     def clean(self) -> None:
-        """Remove leftovers of killed processes; restore a checkpoint that one was about to replace. OSError."""
+        """Remove leftovers of killed processes; restore a checkpoint that was about to be replaced. OSError."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 match = re.fullmatch(r"(step-\d{8,})\.(tmp|old)-\d+", entry.name)
@@ -156,17 +154,12 @@ class Checkpoints:
                 elif match:
                     shutil.rmtree(entry, ignore_errors=True)
 
-    def _remove(self, path: Path) -> None:
-        old = path.with_name(f"{path.name}.old-{os.getpid()}")
-        os.rename(path, old)
-        shutil.rmtree(old, ignore_errors=True)  # `clean` removes what is left, such as open files on NFS
-
 
 def read(path: str | Path) -> Stored:
     """Return a checkpoint after verifying the size and SHA-256 of its files.
 
     Raises:
-        DataError: it is missing or damaged; names the file, what was expected and what was found.
+        DataError: it is missing or damaged. The message names the file, what was expected and what was found.
     """
     path = Path(path)
     try:
@@ -175,7 +168,7 @@ def read(path: str | Path) -> Stored:
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read as a checkpoint ({error.strerror})") from error
     if not isinstance(state, dict):
-        raise DataError(f"{path / STATE}: is no checkpoint's, expected an object, found {type(state).__name__}")
+        raise DataError(f"{path / STATE}: damaged, expected an object, found {type(state).__name__}")
     arrays = {Path(name).stem: load_weights(path / name) for name in sorted(names) if name.endswith(ARRAYS)}
     return Stored(path, state, arrays)
 
@@ -194,15 +187,15 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _manifest(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a manifest, with a digest of its own."""
+    """Return the bytes of a manifest, to which its own digest is added."""
     own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return (json.dumps({**content, "sha256": own}, indent=2) + "\n").encode()
 
 
 def _verified(folder: Path) -> list[str]:
-    """Return the names of the files that the manifest names, after comparing them with it. DataError, OSError."""
+    """Compare the files with the manifest, and return their names. DataError, OSError."""
     if not stat.S_ISDIR(folder.lstat().st_mode):
-        raise DataError(f"{folder}: is not a checkpoint: it is no folder")
+        raise DataError(f"{folder}: is not a checkpoint: it is not a folder")
     manifest = folder / MANIFEST
     _check_size(manifest, None)
     content = _json(manifest)
@@ -214,8 +207,8 @@ def _verified(folder: Path) -> list[str]:
         raise DataError(
             f"{manifest}: damaged, expected a manifest whose SHA-256 fits, found {content.get('sha256')!r:.80}"
         )
-    names, there = content["files"], {entry.name for entry in folder.iterdir()} - {MANIFEST}
-    for name in sorted(names.keys() ^ there):
+    names, present = content["files"], {entry.name for entry in folder.iterdir()} - {MANIFEST}
+    for name in sorted(names.keys() ^ present):
         what = "is missing, expected it, found nothing" if name in names else "does not belong to this checkpoint"
         raise DataError(f"{folder / name}: {what}")
     if STATE not in names or not all(name == STATE or name.endswith(ARRAYS) for name in names):
@@ -234,7 +227,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read as a checkpoint's, expected JSON, found {error}") from error
+        raise DataError(f"{path}: cannot be read as a checkpoint, expected JSON, found {error}") from error
 
 
 def _check_size(path: Path, expected: int | None) -> None:
@@ -244,16 +237,12 @@ def _check_size(path: Path, expected: int | None) -> None:
         raise DataError(f"{path}: must be a plain file")
     if expected is not None and found.st_size != expected:
         raise DataError(f"{path}: damaged, expected {expected} bytes, found {found.st_size}")
-    if not path.name.endswith(ARRAYS) and found.st_size > MOST_TEXT:
-        raise DataError(f"{path}: expected at most {MOST_TEXT} bytes, found {found.st_size}")
+    if not path.name.endswith(ARRAYS) and found.st_size > MAX_JSON:
+        raise DataError(f"{path}: expected at most {MAX_JSON} bytes, found {found.st_size}")
 
 
 def _digest(path: Path) -> str:
-    hasher = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            hasher.update(chunk)
-    return hasher.hexdigest()
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _flush(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a training's history as columns, for plots and tables."""
+"""The history of a training run as columns, for plots and tables."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Columns:
 
     Attributes:
         epochs: a value for each complete epoch: `epoch`, `loss`, `test_accuracy`, `test_loss`, `learning_rate`,
-            `images_per_s` and more. Of validation images the figures are `validation_accuracy`, `validation_loss`.
-        reports: a value for each report between: `iteration`, `loss`, `learning_rate`, `images_per_s`, `divergence` and
-            more, see `Report`.
+            `images_per_s` and others; with validation images `validation_accuracy` and `validation_loss`.
+        reports: a value for each report: `iteration`, `loss`, `learning_rate`, `images_per_s`, `divergence` and others,
+            see `Report`.
     """
 
     epochs: dict[str, list[Any]]
@@ -25,7 +25,7 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:
-        """Return the columns of rows, each of a `kind`: epoch or report."""
+        """Return the columns of rows, whose `kind` is epoch or report."""
         kept = list(rows)
         epochs, reports = ([row for row in kept if row.get("kind") == kind] for kind in ("epoch", "report"))
         return cls(_columns(epochs), _columns(reports))

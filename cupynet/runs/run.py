@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -23,12 +22,13 @@ class Setup:
     """The set-up of a run.
 
     Attributes:
-        dataset, fallback: the data's name; True if they replace data that could not be loaded.
-        stages: of each replica.
-        synchronizer: in words.
+        dataset: the name of the data.
+        fallback: True if they replace data that could not be loaded.
+        stages: number of pipeline stages of each replica.
+        synchronizer: a description.
         parameters: number of weights of the network.
         image_shape: (H, W, C).
-        normalize: mean and deviation of pixels by channel, in fractions of 255; None if they were not normalised.
+        normalize: mean and deviation of pixels by channel, in fractions of 255; None if they were not normalized.
         class_names: None if the classes have no names.
         fast_dev_run: batches of each worker in a trial run, whose figures mean nothing; else 0.
         commit: of the source, with `-dirty` if it was changed; None outside a repository.
@@ -62,11 +62,10 @@ class Outcome:
     Attributes:
         epochs, iterations, images: completed.
         train_loss: of the last epoch, see `EpochRecord.loss`; None if none was complete.
-        stopped_by: why training ended early, in words; None if it did not.
-        stop_reason: `request`, `signal` or `early`; `diverged` if a number was not finite and these are the best
-            weights.
+        stopped_by: a description of why training ended early; None if it did not.
+        stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the weights are the best.
         early_stopping: see `EarlyStoppingResult`.
-        divergence, divergence_by_layer: of the replicas from their mean, see `Report`, as last measured.
+        divergence, divergence_by_layer: of the replicas from their mean, as last measured, see `Report`.
         left_out: batches left out because their loss or gradient was not finite, see `NonFinite`.
         skipped_steps: steps whose gradient overflowed 16 bits, see `LossScaler`.
         advice: one sentence from the times, see `advise`.
@@ -92,13 +91,14 @@ class Cost:
 
     Attributes:
         images_per_s: training images per second of their rounds, after the first 10.
-        wall_s: of the last process, and the training and evaluation of those that it resumed.
+        wall_s: of the last process, and the training and evaluation of earlier ones if it was resumed.
         compile_s: until the kernels of the last process were ready.
         train_s, evaluate_s, data_s, averaging_s: see `Clock`.
-        bytes_sent: by all workers to each other; spent: by each worker, see `Spent`.
-        pipeline: if there are several stages: `layers` of each, `micro_batches`, `work_s` of each for a micro-batch,
-            `bound` of the speed-up over one worker, `speed_up` reached.
-        memory: of each device's memory pool, see `Pools`; None on a CPU.
+        bytes_sent: by all workers to each other.
+        spent: by each worker, see `Spent`.
+        pipeline: with several stages: `layers` of each, `micro_batches`, `work_s` of each for a micro-batch, `bound` of
+            the speed-up over one worker, `speed_up` reached.
+        memory: the memory pool of each device, see `Pools`; None on a CPU.
     """
 
     images_per_s: float
@@ -127,7 +127,7 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of summary.json, which has the fields of all parts side by side.
+    """The content of summary.json, in which the fields of all parts are at the top level.
 
     Times end in `_s`, rates in `_per_s`; accuracies are in 0..1. None: not measured, or not finite.
     """
@@ -144,16 +144,16 @@ class Summary:
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Summary:
-        """Return the summary whose `flat` this is; other keys are ignored.
+        """Return the summary of these fields; other keys are ignored.
 
         Raises:
-            DataError: names what is missing, or has a value of another type.
+            DataError: a field is missing, or has a value of another type. The message names it.
         """
         parts = {"setup": Setup, "outcome": Outcome, "cost": Cost, "scores": Scores}
         known = {each.name: each for part in parts.values() for each in fields(part)}
         missing = [name for name, each in known.items() if name not in flat and each.default is MISSING]
         if missing:
-            raise DataError(f"is not a whole summary, it lacks {', '.join(missing)}")
+            raise DataError(f"is not a complete summary, it lacks {', '.join(missing)}")
         kinds = {name: kind for part in parts.values() for name, kind in get_type_hints(part).items()}
         for name in known:
             if name in flat and not _is_a(flat[name], kinds[name]):
@@ -181,12 +181,12 @@ class Start:
     """The content of started.json, written at the beginning of a run.
 
     Attributes:
-        setup: its fields are written beside the others.
+        setup: its fields are written at the top level.
         started: local time; of a resumed run, when it first started.
         epochs: as requested.
         overrides: of the command line; None if unknown.
-        config_dir: of --config-dir.
-        processes: started by mpiexec; None without it.
+        config_dir: the value of --config-dir.
+        processes: number of processes started by mpiexec; None without it.
         layers: rows of `Model.rows`, by column.
     """
 
@@ -203,10 +203,10 @@ class Run:
     """The folder of one run.
 
     Attributes:
-        folder: holds `.hydra/`, train.log, the files below, and running.json during the run (lock.py).
+        folder: contains `.hydra/`, train.log, the files below, and running.json during the run (lock.py).
         started_path, summary_path, weights_path, history_path, report_path, curves_path, checkpoints_path: its files.
-        examples_path: examples.safetensors, the images of the most confident mistakes.
-        trial_path: marks the results of a trial run.
+        examples_path: the images of the most confident mistakes.
+        trial_path: a file that marks the results of a trial run.
         saved: True if this object has written results.
         settings: of the run, nested; None if unknown.
     """
@@ -224,7 +224,7 @@ class Run:
 
     @classmethod
     def of(cls, run: Run | str | Path) -> Run:
-        """Return a run, or that in a folder, which is created if it is missing. ConfigError, OutputError."""
+        """Return a run, or the run in a folder, which is created if it is missing. ConfigError, OutputError."""
         if isinstance(run, Run):
             return run
         if not isinstance(run, str | Path):
@@ -232,7 +232,7 @@ class Run:
         try:
             Path(run).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise OutputError(f"{run}: cannot be made ({error.strerror})") from error
+            raise OutputError(f"{run}: cannot be created ({error.strerror})") from error
         return cls(run)
 
     def __str__(self) -> str:
@@ -242,29 +242,26 @@ class Run:
         """Remove the results of an earlier run in this folder. OutputError."""
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
-        for path in (*results, self.started_path):
+        for path in (*results, self.started_path, self.report_path, self.curves_path):
             path.unlink(missing_ok=True)
-        for path in (self.report_path, self.curves_path):
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
 
     def mark_trial(self, batches: int) -> None:
         """Mark the results in this folder as those of a trial run. OutputError."""
-        text = f"fast_dev_run={batches}: a trial of whether everything works. These are no results.\n"
+        text = f"fast_dev_run={batches}: a test that everything works. The figures are not results.\n"
         write_whole(self.trial_path, text.encode())
 
     def tidy(self) -> None:
-        """Remove half-written files of a killed process. OutputError."""
+        """Remove incomplete files of a killed process. OutputError."""
         try:
             for part in [*self.folder.glob(".*.part"), *self.folder.glob(".hydra/.*.part")]:
                 part.unlink()
             Checkpoints(self.checkpoints_path).clean()
         except OSError as error:
-            raise OutputError(f"{self.folder}: what was left half-written cannot be removed ({error})") from error
+            raise OutputError(f"{self.folder}: incomplete files cannot be removed ({error})") from error
 
     def started(self) -> str | None:
-        """Return when the run first started, from started.json; None if it has not, or the file cannot be read."""
+        """Return when the run first started; None if started.json is missing or cannot be read."""
         try:
             require_plain(self.started_path)
             found = json.loads(self.started_path.read_text(encoding="utf-8"))
@@ -280,10 +277,10 @@ class Run:
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
         """Write the results, the summary last. OutputError.
 
-        examples: (M, H, W, C) uint8, the images of the M mistakes, in that order.
+        examples: (M, H, W, C) uint8, the images of the M most confident mistakes, in their order.
         """
         with undisturbed():
-            self.summary_path.unlink(missing_ok=True)  # it is of other weights
+            self.summary_path.unlink(missing_ok=True)  # it describes other weights
             save_weights(self.weights_path, weights)
             self.examples_path.unlink(missing_ok=True)
             if examples is not None and len(examples):

@@ -178,7 +178,7 @@ def forged(store: Checkpoints, **changes: object) -> None:
     [
         (swap_files, "state.json: damaged"),
         (link_inside, "weights.safetensors: must be a plain file"),
-        (link_to_folder, "is not a checkpoint: it is no folder"),
+        (link_to_folder, "is not a checkpoint: it is not a folder"),
         (pipe, "state.json: must be a plain file"),
         (one_file_more, "more.pkl: does not belong to this checkpoint"),
         (lambda store: forged(store, format=2), "expected format 1"),

@@ -75,7 +75,7 @@ def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
     [
         ("{", "cannot be read"),
         ("[1]", "is not a summary, expected an object, found list"),
-        ('{"dataset": "mnist"}', "is not a whole summary, it lacks fallback, backend, devices"),
+        ('{"dataset": "mnist"}', "is not a complete summary, it lacks fallback, backend, devices"),
     ],
 )
 def test_a_damaged_summary_is_named(content: str, message: str, tmp_path: Path) -> None:
@@ -86,9 +86,7 @@ def test_a_damaged_summary_is_named(content: str, message: str, tmp_path: Path) 
 
 
 def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match="is not a finished run, it has no summary.json: name a folder under outputs/"
-    ):
+    with pytest.raises(ConfigError, match="is not a finished run, it has no summary.json"):
         Run(tmp_path).summary()
 
 
