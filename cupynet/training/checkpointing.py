@@ -33,11 +33,8 @@ WEIGHTS = "replica/weights/"
 log = logging.getLogger(__name__)
 
 
-def save(store: Checkpoints, trainer: Trainer, made: Tree | None = None) -> None:
-    """Save the state of all workers. Each calls it, after the same round. OutputError, on rank 0.
-
-    made: the result of `made_by`, if known.
-    """
+def save(store: Checkpoints, trainer: Trainer) -> None:
+    """Save the state of all workers. Each calls it, after the same round. OutputError, on rank 0."""
     found = gathered(trainer.world, trainer.state())
     if found is not None:
         workers, arrays = found

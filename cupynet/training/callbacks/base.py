@@ -25,7 +25,7 @@ class Callback:
     needs_validation = False
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        """Once for each trainer, when it is created. run: where files belong; None if nothing is written."""
+        """Once for each trainer, when it is created. run: the folder for files; None if nothing is written."""
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Before the first iteration of a `fit`."""
@@ -67,8 +67,11 @@ class Callback:
         """Release resources; also after an error, even one in `start`."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold to continue exactly: numbers, and arrays on the host, by name."""
+        """Return what a checkpoint must hold to continue exactly: numbers, strings, and arrays on the host, by name.
+
+        Dictionaries may be nested.
+        """
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned, before the `fit` that continues."""
+        """Restore what `state` returned, before the `fit` that continues."""

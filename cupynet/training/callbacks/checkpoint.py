@@ -1,4 +1,4 @@
-"""The callback that decides when checkpoints are written."""
+"""The callback that writes checkpoints."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
-from cupynet.training.checkpointing import made_by, save
+from cupynet.training.checkpointing import save
 from cupynet.training.events import EpochRecord
 from cupynet.training.state_tree import Tree
 from cupynet.training.trainer_view import TrainerView
 
 
 class Checkpoint(Callback):
-    """Writes checkpoints, from which training continues bit for bit.
+    """Writes checkpoints after epochs, at intervals, and when a stop ends a fit early.
 
-    One is also written when a stop ends a fit early, before the fit's last average.
+    Training continues from them bit for bit.
 
     Args:
         every_epochs: complete epochs between checkpoints.
-        every_iterations: iterations between further checkpoints; None for none.
-        keep_last: how many of the newest are kept.
+        every_iterations: iterations between additional checkpoints; None for none.
+        keep_last: number of the newest checkpoints that are kept.
         keep_every: keep every n-th checkpoint permanently; None for none.
         best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`; None for none.
         path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks.
+
+    Raises:
+        ConfigError: an argument is not valid.
     """
 
     every_rank = True
@@ -51,25 +54,20 @@ class Checkpoint(Callback):
         self.keep_every = None if keep_every is None else integer("keep_every", keep_every, 1)
         self.best = None if best is None else one_of("best", best, DIRECTIONS)
         self._path = None if path is None else Path(path)
-        self._made: Tree | None = None
-        self._written = 0
-        self._for_good: list[int] = []  # iterations
-        self._best_step, self._best_score = -1, math.nan
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         path = self._path or (None if run is None else run.checkpoints_path)
         if path is None:
             raise ConfigError("Checkpoint needs a path if there is no run folder: Checkpoint(path='checkpoints')")
-        self._written, self._for_good, self._best_step, self._best_score = 0, [], -1, math.nan
         self._store = Checkpoints(path)
+        self._written = 0
+        self._permanent: list[int] = []  # iterations
+        self._best_step, self._best_score = -1, math.nan
         if self._path is not None and trainer.rank == 0:
             try:
-                path.mkdir(parents=True, exist_ok=True)  # an error here comes before the training, not after an epoch
+                path.mkdir(parents=True, exist_ok=True)  # now, so that an error comes before training
             except OSError as error:
                 raise OutputError(f"{path}: checkpoints cannot be written ({error.strerror})") from error
-
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        self._made = made_by(trainer) if trainer.rank == 0 else None
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
         if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:
@@ -92,21 +90,21 @@ class Checkpoint(Callback):
     def state(self) -> Tree:
         return {
             "written": self._written,
-            "for_good": np.array(self._for_good, np.int64),
+            "for_good": np.array(self._permanent, np.int64),
             "best_step": self._best_step,
             "best_score": self._best_score,
         }
 
     def restore(self, state: Tree) -> None:
-        self._written, self._for_good = int(state["written"]), state["for_good"].tolist()
+        self._written, self._permanent = int(state["written"]), state["for_good"].tolist()
         self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
 
     def _save(self, trainer: TrainerView) -> None:
         step = trainer.iteration
         self._written += 1
-        if self.keep_every is not None and self._written % self.keep_every == 0 and step not in self._for_good:
-            self._for_good.append(step)
-        save(self._store, trainer, self._made)
+        if self.keep_every is not None and self._written % self.keep_every == 0:
+            self._permanent.append(step)
+        save(self._store, trainer)
         if trainer.rank == 0:
             newest = [each for each in self._store.steps() if each <= step][-self.keep_last :]
-            self._store.keep({*newest, *self._for_good, self._best_step})
+            self._store.keep({*newest, *self._permanent, self._best_step})

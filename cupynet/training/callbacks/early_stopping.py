@@ -1,7 +1,7 @@
 """Early stopping: end a fit that no longer improves, and restore its best weights.
 
-Epochs are judged by evaluations on validation images, whose result all workers know. Each worker keeps its own weights
-at moments when all replicas are identical; a stage of a pipeline keeps its part.
+Scores come from evaluations on validation images, which are the same on all workers. Each worker keeps a copy of its
+own weights after the best epoch, when all replicas are identical; a stage of a pipeline keeps its layers.
 
 See Prechelt, "Early stopping - but when?" (1998); the conditions are those of Deeplearning4j's
 EarlyStoppingConfiguration.
@@ -12,29 +12,19 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.core.checks import counted, flag, integer, number, one_of
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.evaluation import Evaluation
-from cupynet.training.events import EpochRecord, Report, Stop, StopReason
+from cupynet.training.events import EpochRecord, Report, StopReason
 from cupynet.training.trainer_view import TrainerView
 
 log = logging.getLogger(__name__)
 
-DIRECTIONS = {  # of the figures that can be monitored
-    "loss": "min",
-    "accuracy": "max",
-    "top_n_accuracy": "max",
-    "precision": "max",
-    "recall": "max",
-    "f1": "max",
-}
-CONDITIONS = ("patience", "best_score", "max_epochs", "max_time_s", "max_score", "invalid_score")
+DIRECTIONS = {"loss": "min"} | dict.fromkeys(("accuracy", "top_n_accuracy", "precision", "recall", "f1"), "max")
 
 
 @dataclass(frozen=True)
@@ -50,7 +40,7 @@ class EarlyStoppingResult:
         scores: its value by evaluated epoch, counted from 1 over the whole training.
         best_epoch, best_score: of the best weights; None if no epoch had a finite score.
         epochs: complete epochs of this fit.
-        restored: whether the model holds the best weights now.
+        restored: True if the model holds the best weights now.
     """
 
     reason: str
@@ -74,27 +64,55 @@ class EarlyStoppingResult:
         return {**asdict(self), "scores": scores}
 
 
-class EarlyStopping(Callback):
-    """Ends a fit by conditions on an evaluated figure, the time or the loss; then restores the best weights.
+@dataclass
+class _State:
+    """What is known in a fit.
 
-    Any condition that is met ends the fit, on all workers after the same round. Each `fit` is judged by itself, unless
-    `restore` was called before it. After a DivergedError the model is given the best weights too. The optimizer's state
-    is not restored.
+    Attributes:
+        first: complete epochs before the fit.
+        epochs: complete epochs of the fit.
+        scores: by evaluated epoch.
+        best_epoch: 0 before the first finite score.
+        reference: the last score that was an improvement.
+        waited: evaluations since then.
+        met: the first condition that was met, with details.
+        began: by the monotonic clock, in seconds.
+        weights: of the best epoch, on the host.
+        whole: those of the user's model, in a pipeline.
+    """
+
+    first: int = 0
+    epochs: int = 0
+    scores: dict[int, float] = field(default_factory=dict)
+    best_epoch: int = 0
+    reference: float = math.nan
+    waited: int = 0
+    met: str = ""
+    began: float = field(default_factory=time.monotonic)
+    weights: dict[str, NDArray[Any]] = field(default_factory=dict)
+    whole: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class EarlyStopping(Callback):
+    """Ends a fit when a condition is met, on all workers after the same round; then restores the best weights.
+
+    Each `fit` begins anew, unless `restore` was called before it. The best weights are also restored after a
+    DivergedError. The optimizer's state is not restored.
 
     Args:
         monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images.
-        direction: `min` or `max`, what is better; `auto`: min for the loss, max for the others.
-        patience: end after this many evaluations in a row without improvement; None for never.
+        direction: which scores are better, `min` or `max`; `auto`: min for the loss, max for the others.
+        patience: end after this many evaluations in a row without improvement; None for no limit.
         min_improvement: an improvement must be larger than this.
-        best_score: end once the figure is this good; None for never.
+        best_score: end once the score is this good; None for never.
         max_epochs: end after this many complete epochs of the fit; None for no limit.
         max_time_s: end after this many seconds of the fit, evaluations included; None for no limit.
         max_score: end if the training loss of a report is above this: the score of the last average, or of any one
             replica if there is none; None for no limit.
-        invalid_score: end if the figure is NaN or infinite. Such a figure is never the best.
+        invalid_score: end if the score is NaN or infinite. Such a score is never the best.
         restore_best: give the model the best weights at the end of the fit.
-        restore_when_stopped: also after `stop` or a signal. Not by default: an interrupted fit can be continued only
-            with the weights that it had.
+        restore_when_stopped: also after `stop` or a signal. False by default, because an interrupted fit can be
+            continued only with the weights that it had.
 
     Attributes:
         result: of the last fit; None before its end, and after an error other than DivergedError.
@@ -136,155 +154,101 @@ class EarlyStopping(Callback):
         self.restore_best = flag("restore_best", restore_best)
         self.restore_when_stopped = flag("restore_when_stopped", restore_when_stopped)
         self.result: EarlyStoppingResult | None = None
-        self._continues = False  # the next fit continues a restored one
-        self._forget(0)
-
-    def _forget(self, epoch: int) -> None:
-        """Begin a fit after `epoch` complete epochs."""
-        self.result = None
-        self._first = epoch  # complete epochs before this fit
-        self._epochs = 0  # of this fit
-        self._scores: dict[int, float] = {}
-        self._best_epoch = 0  # 0: none yet
-        self._best = self._reference = math.nan  # the best score, and the last one that was an improvement
-        self._waited = 0  # evaluations since then
-        self._weights: dict[str, NDArray[Any]] = {}  # of the best epoch, on the host, by name
-        self._whole: dict[str, NDArray[Any]] = {}  # those of the user's model, in a pipeline
-        self._met = ""  # the condition that was met, and how
-        self._elapsed_s, self._began = 0.0, time.monotonic()  # before this process, and since
-
-    # events ---------------------------------------------------------------------------------------------------------
+        self._now = _State()
+        self._resumed = False  # the next fit continues a restored one
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        if self._continues:
-            self._continues, self._began = False, time.monotonic()
-            if self._met:  # before it was saved: this fit is over
-                trainer.stop(self._met, StopReason.EARLY)
-        else:
-            self._forget(trainer.epoch)
+        self.result = None
+        if not self._resumed:
+            self._now = _State(trainer.epoch)
+        elif self._now.met:  # before the checkpoint was saved
+            trainer.stop(self._now.met, StopReason.EARLY)
+        self._resumed = False
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
-        self._check_time(trainer)
+        took = time.monotonic() - self._now.began
+        if self.max_time_s is not None and trainer.rank == 0 and took >= self.max_time_s:
+            self._end(trainer, f"max_time_s: {self.max_time_s:g} seconds are over")
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
         loss = report.loss if math.isnan(report.score_after_averaging) else report.score_after_averaging
         if self.max_score is not None and loss > self.max_score:
-            self._end(trainer, "max_score", f"the training loss is {loss:.4g}, above {self.max_score:g}", anybody=True)
+            self._end(trainer, f"max_score: the training loss is {loss:.4g}, above {self.max_score:g}")
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        self._epochs = record.epoch - self._first
+        self._now.epochs = record.epoch - self._now.first
         if record.evaluation is not None:
-            self._judge(trainer, record.epoch, record.evaluation)
-        if self.max_epochs is not None and self._epochs >= self.max_epochs:
-            self._end(trainer, "max_epochs", f"complete epochs: {self._epochs}")
-        self._check_time(trainer)
+            self._compare(trainer, record.epoch, float(getattr(record.evaluation, self.monitor)))
+        if self.max_epochs is not None and self._now.epochs >= self.max_epochs:
+            self._end(trainer, f"max_epochs: complete epochs: {self._now.epochs}")
+        self.on_iteration_end(trainer)
 
-    def after_finish(self, trainer: TrainerView) -> None:
-        reason, details = self._reason(trainer.stopped)
-        self._conclude(trainer, reason, details, restore=reason != "stopped" or self.restore_when_stopped)
-
-    def on_diverged(self, trainer: TrainerView, text: str) -> None:
-        if self._whole:
-            trainer.whole.load_weights(self._whole)
-        self._conclude(trainer, "diverged", text, restore=True)
-
-    def _conclude(self, trainer: TrainerView, reason: str, details: str, *, restore: bool) -> None:
-        """Restore the best weights, if there are any, and log the result."""
-        restored = restore and bool(self._weights)
-        if restored:
-            trainer.model.load_weights(self._weights)
-        self.result = EarlyStoppingResult(
-            reason,
-            details,
-            self.monitor,
-            dict(self._scores),
-            self._best_epoch or None,
-            self._best if self._best_epoch else None,
-            self._epochs,
-            restored,
-        )
-        if trainer.rank == 0:
-            log.info("early stopping: %s", self.result)
-
-    # conditions -----------------------------------------------------------------------------------------------------
-
-    def _judge(self, trainer: TrainerView, epoch: int, evaluation: Evaluation) -> None:
-        """Compare an epoch with those before it."""
-        score = self._scores[epoch] = float(getattr(evaluation, self.monitor))
-        if not math.isfinite(score):
-            self._waited += 1
-            if self.invalid_score:
-                self._end(trainer, "invalid_score", f"the {self.monitor} is {score} after epoch {epoch}")
-        else:
-            if not self._best_epoch or self._gain(score, self._best) > 0:
-                self._best_epoch, self._best = epoch, score
-                self._keep(trainer)
-            if math.isnan(self._reference) or self._gain(score, self._reference) > self.min_improvement:
-                self._reference, self._waited = score, 0
-            else:
-                self._waited += 1
+    def _compare(self, trainer: TrainerView, epoch: int, score: float) -> None:
+        """Compare an epoch with earlier ones."""
+        now = self._now
+        now.scores[epoch] = score
+        now.waited += 1
+        if math.isfinite(score):
+            if not now.best_epoch or self._gain(score, now.scores[now.best_epoch]) > 0:
+                now.best_epoch = epoch
+                self._keep_weights(trainer)
+            if math.isnan(now.reference) or self._gain(score, now.reference) > self.min_improvement:
+                now.reference, now.waited = score, 0
             if self.best_score is not None and self._gain(score, self.best_score) >= 0:
-                self._end(trainer, "best_score", f"the {self.monitor} is {score:.4g} after epoch {epoch}")
-        if self.patience is not None and self._waited >= self.patience:
-            self._end(trainer, "patience", f"no better {self.monitor} in {counted(self._waited, 'evaluation')}")
+                self._end(trainer, f"best_score: the {self.monitor} is {score:.4g} after epoch {epoch}")
+        elif self.invalid_score:
+            self._end(trainer, f"invalid_score: the {self.monitor} is {score} after epoch {epoch}")
+        if self.patience is not None and now.waited >= self.patience:
+            self._end(trainer, f"patience: no better {self.monitor} in {counted(now.waited, 'evaluation')}")
 
     def _gain(self, score: float, other: float) -> float:
         return score - other if self.direction == "max" else other - score
 
-    def _keep(self, trainer: TrainerView) -> None:
-        """Copy this worker's weights, as they are evaluated."""
+    def _keep_weights(self, trainer: TrainerView) -> None:
         if self.restore_best:
-            self._weights = trainer.model.weights()
+            self._now.weights = trainer.model.weights()
             if trainer.rank == 0 and trainer.whole is not trainer.model:  # a worker that diverges can send none
-                self._whole = trainer.whole.weights()
+                self._now.whole = trainer.whole.weights()
 
-    def _check_time(self, trainer: TrainerView) -> None:
-        if self.max_time_s is not None and trainer.rank == 0 and self._seconds() >= self.max_time_s:
-            self._end(trainer, "max_time_s", f"{self.max_time_s:g} seconds are over")
+    def _end(self, trainer: TrainerView, condition: str) -> None:
+        """Stop all workers. condition: its name, and details after a colon."""
+        self._now.met = self._now.met or condition
+        trainer.stop(self._now.met, StopReason.EARLY)
 
-    def _seconds(self) -> float:
-        return self._elapsed_s + time.monotonic() - self._began
+    def after_finish(self, trainer: TrainerView) -> None:
+        stop, met = trainer.stopped, self._now.met
+        if stop is not None and stop.reason != StopReason.EARLY:
+            self._conclude(trainer, "stopped", f"stopped by {stop.text}", restore=self.restore_when_stopped)
+        elif stop is None and not met:
+            self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
+        else:
+            condition = met if stop is None else stop.text
+            self._conclude(trainer, condition.partition(":")[0], condition)
 
-    def _end(self, trainer: TrainerView, condition: str, how: str, *, anybody: bool = False) -> None:
-        """Ask all workers to stop, from rank 0; with `anybody` from any rank."""
-        self._met = self._met or f"{condition}: {how}"
-        if trainer.rank == 0 or anybody:
-            trainer.stop(self._met, StopReason.EARLY)
+    def on_diverged(self, trainer: TrainerView, text: str) -> None:
+        if self._now.whole:
+            trainer.whole.load_weights(self._now.whole)
+        self._conclude(trainer, "diverged", text)
 
-    def _reason(self, stop: Stop | None) -> tuple[str, str]:
-        """Return why the fit has ended, as a name and in words."""
-        if stop is None and not self._met:
-            return "epochs", f"all epochs are complete ({self._epochs})"
-        text = self._met if stop is None else stop.text
-        condition = text.partition(":")[0]
-        if condition in CONDITIONS and (stop is None or stop.reason == StopReason.EARLY):
-            return condition, text
-        return "stopped", f"stopped by {text}"
-
-    # resuming -------------------------------------------------------------------------------------------------------
+    def _conclude(self, trainer: TrainerView, reason: str, details: str, *, restore: bool = True) -> None:
+        """Restore the best weights, if there are any, and log the result."""
+        now = self._now
+        restored = restore and bool(now.weights)
+        if restored:
+            trainer.model.load_weights(now.weights)
+        best = now.scores.get(now.best_epoch)
+        self.result = EarlyStoppingResult(
+            reason, details, self.monitor, now.scores, now.best_epoch or None, best, now.epochs, restored
+        )
+        if trainer.rank == 0:
+            log.info("early stopping: %s", self.result)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "first": self._first,
-            "epochs": self._epochs,
-            "scored": np.array(list(self._scores), np.int64),
-            "scores": np.array(list(self._scores.values()), np.float64),
-            "best_epoch": self._best_epoch,
-            "best": self._best,
-            "reference": self._reference,
-            "waited": self._waited,
-            "met": np.frombuffer(self._met.encode(), np.uint8).copy(),
-            "elapsed_s": self._seconds(),
-            "weights": dict(self._weights),
-            "whole": dict(self._whole),
-        }
+        scores = {str(epoch): score for epoch, score in self._now.scores.items()}
+        return vars(self._now) | {"scores": scores, "began": self._now.began - time.monotonic()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._forget(int(state["first"]))
-        self._epochs, self._waited = int(state["epochs"]), int(state["waited"])
-        self._scores = dict(zip(state["scored"].tolist(), state["scores"].tolist(), strict=True))
-        self._best_epoch, self._best = int(state["best_epoch"]), float(state["best"])
-        self._reference, self._elapsed_s = float(state["reference"]), float(state["elapsed_s"])
-        self._weights, self._whole = dict(state["weights"]), dict(state["whole"])
-        self._met = state["met"].tobytes().decode()
-        self._continues = True
+        self._now = _State(**state)
+        self._now.scores = {int(epoch): float(score) for epoch, score in state["scores"].items()}
+        self._now.began += time.monotonic()
+        self._resumed = True

@@ -1,4 +1,4 @@
-"""The history of a run: a row for each report and each epoch."""
+"""The history of a run: a row for each report and each epoch, in history.jsonl and in memory."""
 
 from __future__ import annotations
 
@@ -18,21 +18,20 @@ from cupynet.training.trainer_view import TrainerView
 
 
 class History(Callback):
-    """Appends to `history.jsonl`: one JSON object per report and per epoch, each line flushed before training goes on.
+    """Appends to `history.jsonl`: one JSON object per report and per epoch, each flushed before training continues.
 
     Args:
         path: of the file; that of the run by default.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self._given = None if path is None else Path(path)
-        self.path = self._given
+        self._path = None if path is None else Path(path)
         self._file: TextIO | None = None
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
-        self.path = path = self._given or (None if run is None else run.history_path)
+        path = self._path or (None if run is None else run.history_path)
         if path is None:
-            raise ConfigError("History needs a path where there is no run folder: History('history.jsonl')")
+            raise ConfigError("History needs a path if there is no run folder: History('history.jsonl')")
         if path.exists() and not path.is_file():
             raise OutputError(f"{path}: must be a plain file")
         try:
@@ -55,7 +54,7 @@ class History(Callback):
         return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Truncate rows written after the state was taken: they will be written again."""
+        """Remove the rows written after the state was taken: they will be written again."""
         if self._file is not None:
             self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
             self._file.seek(0, os.SEEK_END)
@@ -67,7 +66,7 @@ class History(Callback):
             self._file.write(json.dumps(row) + "\n")
             self._file.flush()
         except OSError as error:
-            raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
+            raise OutputError(f"{self._file.name}: cannot be written ({error.strerror})") from error
 
 
 def report_row(report: Report) -> dict[str, Any]:
@@ -91,7 +90,7 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
 
 
 class Rows(Callback):
-    """The history of this wrapper, kept in memory.
+    """Keeps the history in memory, for `ParallelWrapper.history`.
 
     Attributes:
         kept: rows as `History` writes them.

@@ -1,7 +1,7 @@
-"""The memory pools of the GPUs during training: how much they hold; what they keep is freed between epochs.
+"""The memory pools of the GPUs during training: measured, and trimmed between epochs.
 
-Freeing memory waits for all work of a device, and a device in a collective waits for another one. So all workers meet
-on the host before and after, and each frees the memory of its own device.
+Freeing memory waits for all work of a device, and a device in a collective waits for another one. All workers therefore
+meet in a barrier before and after, and each frees the memory of its own device.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ class Pools(Callback):
     """Measures the pools at the start, at reports, after epochs and at the end, and trims them after epochs.
 
     Args:
-        devices: of each worker, in rank order. The first worker on a device looks after its pool.
-        processes: True if workers are processes, each with pools of its own.
-        device_above, pinned_above: what is kept; see `trim_pools`.
+        devices: of each worker, in rank order. The first worker on a device manages its pool.
+        processes: True if workers are processes, each with its own pools.
+        device_above, pinned_above: limits above which unused memory is freed; see `trim_pools`.
 
     Attributes:
-        found: after a fit, for each pool its `device`, the `rank` that looks after it, `held_bytes` and `used_bytes`,
-            the most seen at these moments, and `limit_bytes`, None without one; and `pinned_blocks`, the most free
-            blocks of pinned host memory.
+        found: after a fit, for each pool: `device`, `rank` of the worker that manages it, the maxima of `held_bytes`,
+            `used_bytes` and `pinned_blocks` (free blocks of pinned host memory), and `limit_bytes` or None.
     """
 
     every_rank = True
@@ -46,31 +45,31 @@ class Pools(Callback):
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         self.device = self.devices[trainer.rank]
-        self._leads = self._looks_after(trainer.rank)
+        self._leads = self._manages(trainer.rank)
 
-    def _looks_after(self, rank: int) -> bool:
+    def _manages(self, rank: int) -> bool:
         return self.processes or self.devices.index(self.devices[rank]) == rank
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        self._look()
+        self._measure()
 
     def on_report(self, trainer: TrainerView, report: Report) -> None:
-        self._look()
+        self._measure()
 
     def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
-        self._look()
+        self._measure()
         if self.device_above is None and self.pinned_above is None:
             return
         trainer.world.barrier()
         if self._leads:
             from cupynet.backend import cuda
 
-            first = self.processes or trainer.rank == 0  # there is one pinned pool in a process
+            first = self.processes or trainer.rank == 0  # a process has one pinned pool
             cuda.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
         trainer.world.barrier()
 
     def on_fit_end(self, trainer: TrainerView) -> None:
-        self._look()
+        self._measure()
         pools = trainer.world.gather_numbers(self._used, self._held, self._limit, self._pinned)  # (W, 4)
         self.found = [
             {
@@ -82,10 +81,10 @@ class Pools(Callback):
                 "pinned_blocks": pinned,
             }
             for rank, (used, held, limit, pinned) in enumerate(pools.astype(int).tolist())
-            if self._looks_after(rank)
+            if self._manages(rank)
         ]
 
-    def _look(self) -> None:
+    def _measure(self) -> None:
         if self._leads:
             from cupynet.backend import cuda
 

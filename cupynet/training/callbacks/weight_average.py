@@ -1,4 +1,4 @@
-"""The mean of the weights over time as the result of training: Polyak averaging, exponential means, SWA."""
+"""Weight averaging over time: an exponential moving average, or stochastic weight averaging (SWA)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ log = logging.getLogger(__name__)
 class WeightAverage(Callback):
     """Averages the weights of each replica over time, and gives all replicas the mean at the end of a fit.
 
-    Buffers, such as running statistics, are averaged too. Training does not change: epochs are evaluated with the
-    trained weights, and the result once more with the mean, which is saved. With several workers the result is the mean
-    of all replicas. A further fit begins with it, and averages anew; the optimizer's state stays that of the last
-    weights. If EarlyStopping restores the best weights too, the later of the two callbacks wins.
+    Buffers, such as running statistics, are averaged too. Training itself does not change: epochs are evaluated with
+    the trained weights. The mean over all replicas is the result, which is evaluated again and saved. A further fit
+    begins with it and starts a new mean; the optimizer's state stays that of the last weights. If EarlyStopping
+    restores the best weights too, the later of the two callbacks wins.
 
     Args:
         decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
             Polyak & Juditsky 1992); None: all count alike (stochastic weight averaging, Izmailov et al. 2018).
         by: the unit of `every` and `after`, `iteration` or `epoch`.
-        every: weights are added after each of so many.
-        after: nothing is added before so many of the fit are complete.
-        when_stopped: the mean is the result also after `stop` or a signal. Not by default: an interrupted fit can be
+        every: add the weights after every n-th of them.
+        after: number of them, from the beginning of the fit, after which averaging begins.
+        when_stopped: use the mean also after `stop` or a signal. False by default, because an interrupted fit can be
             continued only with the weights that it had.
 
     Attributes:
-        added: how often weights were added in this fit.
+        added: number of times that weights were added in this fit.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -51,8 +51,8 @@ class WeightAverage(Callback):
         after: int = 0,
         when_stopped: bool = False,
     ) -> None:
-        none = ", or null for a mean in which all count alike"
-        self.decay = None if decay is None else number("WeightAverage decay", decay, above=0, below=1, also=none)
+        null = ", or null for a mean in which all count alike"
+        self.decay = None if decay is None else number("WeightAverage decay", decay, above=0, below=1, also=null)
         self.by = one_of("WeightAverage by", by, ("iteration", "epoch"))
         self.every = integer("WeightAverage every", every, 1)
         self.after = integer("WeightAverage after", after, 0)
@@ -60,29 +60,27 @@ class WeightAverage(Callback):
         self.added = 0
         self._passed = 0  # iterations or epochs of this fit
         self._means: list[Array] = []  # of the weights, and of the buffers if there are any
-        self._continues = False  # the next fit continues a restored one
+        self._resumed = False  # the next fit continues a restored one
 
     def start(self, trainer: TrainerView, run: Run | None) -> None:
         self._params, self._backend = trainer.params, trainer.backend
         self._means = [trainer.backend.allocate(each.shape, each.dtype) for each in trainer.params.vectors]
         with trainer.backend.here():
             for mean in self._means:
-                mean[...] = 0  # also between weights
+                mean[...] = 0  # also the padding between weights
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        if not self._continues:
+        if not self._resumed:
             self.added = self._passed = 0
-        self._continues = False
-        left = trainer.total_iterations - trainer.iteration
-        self._warned = self.by == "iteration" and not self.added and self._passed + left < self.after + self.every
-        if self._warned:
-            self._warn(trainer, "will be", self._passed + left)
-
-    def _warn(self, trainer: TrainerView, verb: str, complete: int) -> None:
-        if trainer.rank == 0:
+        self._resumed = False
+        left = trainer.total_epochs - trainer.epoch
+        if self.by == "iteration":
+            left = trainer.total_iterations - trainer.iteration
+        whole = self._passed + left
+        if trainer.rank == 0 and whole < self.after + self.every:
             log.warning(
-                "WeightAverage: nothing %s averaged in %d %ss: lower after=%d or every=%d",
-                *(verb, complete, self.by, self.after, self.every),
+                "WeightAverage: nothing will be averaged in %d %ss: lower after=%d or every=%d",
+                *(whole, self.by, self.after, self.every),
             )
 
     def on_iteration_end(self, trainer: TrainerView) -> None:
@@ -110,11 +108,7 @@ class WeightAverage(Callback):
 
     def after_finish(self, trainer: TrainerView) -> None:
         stopped = trainer.stopped is not None and trainer.stopped.reason in (StopReason.SIGNAL, StopReason.REQUEST)
-        if stopped and not self.when_stopped:
-            return
-        if not self.added:
-            if not self._warned:
-                self._warn(trainer, "was", self._passed)
+        if not self.added or (stopped and not self.when_stopped):
             return
         trainer.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():
@@ -124,8 +118,6 @@ class WeightAverage(Callback):
         if trainer.rank == 0:
             log.info("the weights are the mean of those after %d %ss", self.added, self.by)
 
-    # resuming -------------------------------------------------------------------------------------------------------
-
     def state(self) -> dict[str, Any]:
         views = self._params.views(self._means[0]) if self.added else ()
         mean = {name: np.array(self._backend.to_host(view)) for name, view in views}
@@ -133,7 +125,7 @@ class WeightAverage(Callback):
         return {"added": self.added, "passed": self._passed, "mean": mean, "buffers": buffers}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._continues = True
+        self._resumed = True
         self.added, self._passed = int(state["added"]), int(state["passed"])
         if self.added:
             with self._backend.here():

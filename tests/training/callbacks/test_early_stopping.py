@@ -584,7 +584,7 @@ def test_early_stopping_resumes_from_its_state(scripted, epoch):
     assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
 
 
-def test_a_state_is_arrays_and_numbers_by_name(scripted):
+def test_a_state_is_arrays_numbers_and_strings_by_name(scripted):
     def leaves(node):
         for value in node.values():
             yield from leaves(value) if isinstance(value, dict) else [value]
@@ -593,5 +593,5 @@ def test_a_state_is_arrays_and_numbers_by_name(scripted):
     stopping = EarlyStopping()
     assert stopping.state()["weights"] == {}
     trainer, _ = fit(stopping, 2)
-    assert {type(value) for value in leaves(stopping.state())} == {int, float, np.ndarray}
+    assert {type(value) for value in leaves(stopping.state())} == {int, float, str, np.ndarray}
     assert set(stopping.state()["weights"]) == {name for name, _ in trainer.model.params.named()}

@@ -241,7 +241,7 @@ def test_running_statistics_are_averaged_too() -> None:
     [
         ({"after": 14}, "nothing will be averaged in 14 iterations: lower after=14 or every=1"),
         ({"every": 15}, "nothing will be averaged in 14 iterations: lower after=0 or every=15"),
-        ({"after": 2, "by": "epoch"}, "nothing was averaged in 2 epochs: lower after=2 or every=1"),
+        ({"after": 2, "by": "epoch"}, "nothing will be averaged in 2 epochs: lower after=2 or every=1"),
         ({"after": 13}, None),
         ({"after": 1, "by": "epoch"}, None),
     ],
