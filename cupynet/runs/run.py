@@ -263,11 +263,10 @@ class Run:
     def started(self) -> str | None:
         """Return when the run first started; None if started.json is missing or cannot be read."""
         try:
-            require_plain(self.started_path)
-            found = json.loads(self.started_path.read_text(encoding="utf-8"))
-        except (DataError, OSError, ValueError, RecursionError):
+            started = _object(self.started_path).get("started")
+        except DataError:
             return None
-        return found["started"] if isinstance(found, dict) and isinstance(found.get("started"), str) else None
+        return started if isinstance(started, str) else None
 
     def describe(self, start: Start) -> None:
         """Write started.json. OutputError."""
@@ -295,12 +294,7 @@ class Run:
             raise ConfigError(
                 f"{self.folder}: is not a finished run, it has no {path.name}: name a folder under outputs/"
             )
-        try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
-            raise DataError(f"{path}: cannot be read ({error})") from error
-        if not isinstance(found, dict):
-            raise DataError(f"{path}: is not a summary, expected an object, found {type(found).__name__}")
+        found = _object(path)
         try:
             return Summary.of(found)
         except DataError as error:
@@ -329,3 +323,15 @@ class Run:
     def columns(self) -> Columns:
         """Return the history as columns. DataError."""
         return Columns.of(row for row in self.history() if isinstance(row, dict))
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. DataError."""
+    require_plain(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: expected an object, found {type(found).__name__}")
+    return found

@@ -74,7 +74,7 @@ def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ("{", "cannot be read"),
-        ("[1]", "is not a summary, expected an object, found list"),
+        ("[1]", "expected an object, found list"),
         ('{"dataset": "mnist"}', "is not a complete summary, it lacks fallback, backend, devices"),
     ],
 )

@@ -21,6 +21,12 @@ from cupynet.training.trainer_view import TrainerView
 log = logging.getLogger(__name__)
 
 SECONDS = ("compute_s", "data_s", "averaging_s", "waiting_s")
+REPORTED = {
+    "train": ("loss", "score_after_averaging", "learning_rate", "images_per_s"),
+    "replicas": ("divergence", "bytes_sent"),
+    "time": SECONDS,
+}
+PER_EPOCH = ("epoch", "loss", "learning_rate", "images_per_s", "samples", "train_s", "bytes_sent")
 EVALUATED = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
 RESULTS = (
     *("validation_accuracy", "test_accuracy", "test_loss", "test_f1"),
@@ -167,30 +173,15 @@ def _hyperparameters(trainer: TrainerView, run: Run | None) -> dict[str, Any]:
 
 def of_report(report: Report) -> dict[str, float]:
     """Return the figures of a report by their names in logs; NaN if not measured."""
-    return {
-        "train/loss": report.loss,
-        "train/score_after_averaging": report.score_after_averaging,
-        "train/learning_rate": report.learning_rate,
-        "train/images_per_s": report.images_per_s,
-        "replicas/divergence": report.divergence,
-        **{f"replicas/divergence/{layer}": distance for layer, distance in report.divergence_by_layer.items()},
-        "replicas/bytes_sent": report.bytes_sent,
-        **{f"time/{name}": getattr(report, name) for name in SECONDS},
-    }
+    figures = {f"{group}/{name}": getattr(report, name) for group, names in REPORTED.items() for name in names}
+    layers = {f"replicas/divergence/{layer}": distance for layer, distance in report.divergence_by_layer.items()}
+    return figures | layers
 
 
 def of_epoch(record: EpochRecord) -> dict[str, float]:
     """Return the figures of an epoch by their names in logs; seconds are sums over all workers."""
-    figures = {
-        "epoch/epoch": record.epoch,
-        "epoch/loss": record.loss,
-        "epoch/learning_rate": record.learning_rate,
-        "epoch/images_per_s": record.images_per_s,
-        "epoch/samples": record.samples,
-        "epoch/train_s": record.train_s,
-        "epoch/bytes_sent": record.bytes_sent,
-        **{f"epoch/{name}": math.fsum(getattr(record.spent, name)) for name in SECONDS},
-    }
+    figures = {f"epoch/{name}": getattr(record, name) for name in PER_EPOCH}
+    figures |= {f"epoch/{name}": math.fsum(getattr(record.spent, name)) for name in SECONDS}
     if record.evaluation is not None:
         figures |= {f"{record.split}/{name}": getattr(record.evaluation, name) for name in EVALUATED}
     return figures
