@@ -41,7 +41,7 @@ class Limit(AbstractContextManager["Limit"]):
     """
 
     _held: ClassVar[list[int]] = []  # the threads of each limit that is not closed
-    _before: ClassVar[Any] = None  # restores what was set before the first of them
+    _before: ClassVar[Any] = None  # restores the threads from before the first limit
     _lock: ClassVar[threading.RLock] = threading.RLock()  # reentrant: garbage is collected at any moment
 
     def __init__(self, threads: int) -> None:

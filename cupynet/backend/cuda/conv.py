@@ -1,4 +1,4 @@
-"""Convolutions on the GPU: im2col and cuBLAS products; kernels of their own for depthwise ones."""
+"""Convolutions on the GPU: im2col and cuBLAS products, and kernels for depthwise convolutions."""
 
 from __future__ import annotations
 

@@ -167,8 +167,8 @@ class Cublas:
             ConfigError: the arrays cannot be multiplied.
             CublasError: cuBLAS fails.
         """
-        self._check(left, right, out)
-        factor, double = left.dtype.name, left.dtype == np.float64
+        factor, result, double = left.dtype.name, out.dtype.name, left.dtype == np.float64
+        self._check(left, right, out, known=left.dtype == right.dtype and (factor, result) in PRODUCTS)
         compute = IN_DOUBLE if double else IN_TF32 if self._tf32 and factor == "float32" else IN_FLOAT
         scalar = ctypes.c_double if double else ctypes.c_float
         (rows, inner), columns = left.shape, right.shape[1]
@@ -185,14 +185,13 @@ class Cublas:
         self._library.call(
             "cublasGemmEx", self._handle, first[0], second[0], columns, rows, inner,
             ctypes.byref(scalar(1)), right.data.ptr, TYPES[factor], first[1], left.data.ptr, TYPES[factor], second[1],
-            ctypes.byref(scalar(beta)), out.data.ptr, TYPES[out.dtype.name], columns, compute, BY_ITSELF,
+            ctypes.byref(scalar(beta)), out.data.ptr, TYPES[result], columns, compute, BY_ITSELF,
         )  # fmt: skip
 
-    def _check(self, left: Array, right: Array, out: Array) -> None:
-        """Refuse arrays that cuBLAS would misread."""
+    def _check(self, left: Array, right: Array, out: Array, *, known: bool) -> None:
+        """Refuse arrays that cuBLAS would misread. known: their dtypes are in `PRODUCTS`."""
         arrays = left, right, out
         shapes = [tuple(array.shape) for array in arrays]
-        known = left.dtype == right.dtype and (left.dtype.name, out.dtype.name) in PRODUCTS
         fit = (
             all(len(shape) == 2 and max(shape) < MOST for shape in shapes)
             and shapes[0][1] == shapes[1][0]

@@ -32,8 +32,8 @@ def failure(error: BaseException, device: int) -> Failure | None:
         cause = _error_of(device)
         if cause is None:
             return Failure(
-                f"NCCL has failed on device {device}, which still answers ({text}): it may lack memory beside CuPy's "
-                "pool, or a newer driver; NCCL_DEBUG=WARN tells more, and reduce=host averages without it",
+                f"NCCL has failed on device {device}, which still answers ({text}): it may need memory outside CuPy's "
+                "pool, or a newer driver; NCCL_DEBUG=WARN shows more, and reduce=host averages without it",
                 of_memory=False,
             )
         error, text = cause, one_line(cause)

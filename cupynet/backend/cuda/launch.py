@@ -30,7 +30,7 @@ HEADER = "common.cuh"
 OPTIONS = ("-std=c++17",)
 MOST_BLOCKS, MOST_BLOCKS_DOWN = (1 << 31) - 1, 65535  # of a grid, along x and along y
 
-# Precisions: what is stored (S) and what is accumulated in (A).
+# Precisions: of storage (S) and of accumulation (A).
 KINDS = {
     "half": ("float16", "float32"),
     "bfloat16": ("bfloat16", "float32"),

@@ -1,8 +1,8 @@
 """Compiled kernels on disk: numba's own cache, except that damaged or unwritable files do not end a run.
 
 numba keeps its files in `__pycache__` beside the kernels, or in the user's cache folder, or in NUMBA_CACHE_DIR. They
-are pickles: as with Python's own .pyc files, whoever can write there decides what runs. So nothing is ever kept where
-everybody can write.
+are pickles: as with Python's own .pyc files, anyone who can write there decides what runs. So nothing is ever kept in a
+folder that everybody can write to.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _warned: set[str] = set()
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
-    """numba's cache of one kernel, which compiles anew what it cannot read, and goes on if it cannot write."""
+    """numba's cache of one kernel; files that cannot be read or written are no error."""
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel compiled for these types, or None."""
