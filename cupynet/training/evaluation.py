@@ -291,7 +291,7 @@ def _json(value: Any) -> Any:
 
 
 def _exact_sum(values: list[float]) -> list[float]:
-    """A few floats with exactly the sum of `values`, largest first: the rounded sum, what it lacks, what that lacks ...
+    """Return a few floats with exactly the sum of `values`, largest first: the rounded sum, its error, and so on.
 
     After Shewchuk (1997), "Adaptive precision floating-point arithmetic"; the correctly rounded sums are math.fsum's.
     """

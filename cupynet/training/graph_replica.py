@@ -37,13 +37,12 @@ class GraphReplica(Replica):
     """A replica that launches its steps as CUDA graphs, see the top of this file.
 
     Args:
-        model: all of whose layers, and whose loss, are `recordable`.
-        optimizer: likewise.
+        model, optimizer: all layers, the loss and the optimizer must be `recordable`.
         recorder: of the model's backend.
         accumulate: see `Replica`.
 
     Attributes:
-        refused: what could not be captured, and why; "" if all could be.
+        refused: the step that could not be captured, and the reason; "" if all were captured.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder, accumulate: int = 1) -> None:
@@ -260,8 +259,8 @@ class GraphContext(Context):
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
         if name in ("iteration", "replicas") or (name == "samples" and found is None):
-            way_out = "say uses_rng = True in its class" if name == "samples" else "say recordable = False in its class"
-            raise RuntimeError(f"a layer asks for context.{name} in a step that is recorded: {way_out}")
+            remedy = "uses_rng = True" if name == "samples" else "recordable = False"
+            raise RuntimeError(f"a layer uses context.{name} in a captured step. Set {remedy} in its class")
         return found
 
 
@@ -272,6 +271,6 @@ def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Repli
         return Replica(model, optimizer, accumulate)
     for each in (*model.network.walk(), model.loss, optimizer):
         if not vars(type(each)).get("recordable", False) or getattr(each, "syncs_replicas", False):
-            log.info("each operation is launched by itself: %s is not said to be recordable", type(each).__name__)
+            log.info("each operation is launched by itself: %s is not recordable", type(each).__name__)
             return Replica(model, optimizer, accumulate)
     return GraphReplica(model, optimizer, recorder, accumulate)

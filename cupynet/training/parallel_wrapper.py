@@ -83,8 +83,8 @@ class ParallelWrapper:
             root), or a factor.
         accumulate: number of parts of a batch whose gradients are accumulated, to save memory; an iteration stays one
             update. A pipeline has `micro_batches` instead.
-        devices: the GPUs, worker r on devices[r % len(devices)]; that of this process's first worker is the model's
-            own. By default all; under mpiexec the model's own.
+        devices: the GPUs, worker r on devices[r % len(devices)]. This process's first worker must be on the model's
+            device. By default all devices; under mpiexec the model's.
         callbacks: see `Callback`.
         progress: the style of the `Progress` that is added if `callbacks` have none: `auto`, `bar`, `lines` or `none`.
         report_every: iterations between reports to callbacks; 0 for none.
@@ -93,8 +93,8 @@ class ParallelWrapper:
         run: the folder that callbacks write to.
         launcher: runs the workers: `thread`, `mpi`, or a `Launcher`. With `mpi` this process is one worker, and the
             others, started by mpiexec, make the same calls.
-        pipeline: cuts each replica into stages, each on a device or core of its own; by default it is whole. The model
-            then holds the average whenever replicas are evaluated, and after `fit`.
+        pipeline: cuts each replica into stages, one per device or core; by default a replica is whole. With a pipeline
+            the model holds the average whenever replicas are evaluated, and after `fit`.
         reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
             (Deeplearning4j's legacy averaging); `host`; by default NCCL for several devices if it is installed, else
             the device. On a CPU only `auto` and `host`, which are the same.
@@ -234,7 +234,7 @@ class ParallelWrapper:
             train: a `Loader`; or a `Dataset`, `Shards`, or a pair of images (S, H, W, C) uint8 and labels (S,),
                 shuffled in each epoch. The pixels of a pair are scaled as the model was trained (`Model.pixels`).
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
-            batch_size: for a `train` or `evaluate_on` that is no `Loader`.
+            batch_size: used if `train` or `evaluate_on` is not a `Loader`.
             evaluate_on, evaluate_every, split: see `Trainer.fit`.
         """
         loader = self._loader(train, batch_size, self.model.pixels)

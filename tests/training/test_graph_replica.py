@@ -464,7 +464,7 @@ def test_a_layer_that_is_not_recordable_is_not_captured(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         found = train_on_device(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
     assert not found["ahead"]
-    assert "each operation is launched by itself: Own is not said to be recordable" in caplog.text
+    assert "each operation is launched by itself: Own is not recordable" in caplog.text
 
 
 @on_standin
