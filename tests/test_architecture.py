@@ -65,7 +65,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "yaml": ("config/stored.py",),
     "packaging": ("commands/doctor.py",),
     "mnist": ("data/sources/mnist.py",),
-    "PIL": ("data/sources/image_folder.py",),
+    "PIL": ("data/pictures.py",),
     "h5py": ("interop/keras.py",),
     "platformdirs": ("data/",),
     "rich": (

@@ -307,7 +307,7 @@ def check_data(settings: list[str]) -> Iterator[Finding]:
     missing = [file.name for file in source.files if not os.path.lexists(folder / file.name)]
     for file in source.files:
         if file.name not in missing:
-            source.check_file(folder, file)
+            source.read(folder, file)
     if not missing:
         yield Finding("data", "ok", f"{source.name} is whole in {folder}")
         return

@@ -112,7 +112,7 @@ class Preprocessing:
     def image(self, path: Path) -> Any:
         """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
         from cupynet.data.centering import centred_as_mnist, is_dark_on_light
-        from cupynet.data.sources.image_folder import one_name, picture, resized
+        from cupynet.data.pictures import one_name, picture, resized
 
         height, width, channels = self.shape
         pixels = picture(path, channels, drawn=self.on_black)
@@ -126,7 +126,7 @@ class Preprocessing:
 
 def _files(paths: Sequence[Path]) -> Iterator[Path | CupynetError]:
     """Yield files, and the pictures in folders by name; an error for a folder without pictures."""
-    from cupynet.data.sources.image_folder import ENDINGS, one_name
+    from cupynet.data.pictures import ENDINGS, one_name
 
     for path in paths:
         if not os.path.isdir(path):  # False for impossible names
@@ -147,7 +147,7 @@ def _print_classes(model: Model, batch: Sequence[tuple[Path, Any]], arguments: a
     """Classify a batch of pictures, and print a line for each."""
     import numpy as np
 
-    from cupynet.data.sources.image_folder import one_name
+    from cupynet.data.pictures import one_name
 
     if not batch:
         return

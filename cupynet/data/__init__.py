@@ -1,18 +1,18 @@
-"""Data: data sets checked before they are used, batches in an order that follows from (seed, epoch) alone.
+"""Data sets, and batches in an order that depends on seed and epoch alone.
 
 A `Source` (MNIST, Synthetic, or `Idx`, `Npz`, `Folder` and `Sharded` for your own files) knows the shape of its images
-before it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training images, each time another
-way. A `Loader` cuts a data set into `Batch`es and deals them to the workers; of `Shards`, a training set in parts on
-disk, a `ShardedLoader` gives each worker its own. A `BatchFeed` brings the batches to one worker, and its `Prefetcher`
-makes them ahead.
+before it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training images, differently in
+each epoch. A `Loader` cuts a data set into `Batch`es and assigns them to workers; a `ShardedLoader` does so for
+`Shards`, a training set in one part on disk for each worker. A `BatchFeed` hands a worker its batches, which a
+`Prefetcher` prepares ahead.
 """
 
 from __future__ import annotations
 
 from cupynet.data.augment import Augmentation, CutOut, Draws, Elastic, HorizontalFlip, Rotate, Shift
-from cupynet.data.dataset import Dataset, Labelled
+from cupynet.data.dataset import Dataset
 from cupynet.data.feed import BatchFeed
-from cupynet.data.loader import Batch, Batches, Loader, ShardedLoader, as_loader
+from cupynet.data.loader import Batch, Batches, Labelled, Loader, ShardedLoader, as_loader
 from cupynet.data.prefetch import Prefetcher
 from cupynet.data.shards import Shards
 from cupynet.data.sources.cifar import CIFAR10

@@ -1,10 +1,10 @@
-"""Augmentation: what training images go through, another way each time they are trained on.
+"""Augmentation: random changes of training images, different in each epoch.
 
-What becomes of an image follows from (seed, epoch, sample, its place in the list) alone: the same with any number of
-workers, in whatever order, prefetched or not, and in a run that goes on. The random numbers are those of SplitMix64
-(Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), which are a function of a counter: each
-image has a sequence of its own, and all images of a batch draw at once. All is done in NumPy on bytes, on the host, by
-whoever makes batches ahead. Pixels that come from outside of an image are 0.
+The result depends on (seed, epoch, sample, position of the augmentation) alone: it is the same with any number of
+workers, in any order, prefetched or not, and in a resumed run. Random numbers are those of SplitMix64 (Steele, Lea,
+Flood: Fast splittable pseudorandom number generators, 2014), a function of a counter: each image has its own sequence,
+and all images of a batch draw at once. Augmentations run in NumPy on bytes, on the host, in the thread that prefetches
+batches. Pixels from outside an image are 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def _mixed(z: Array) -> Array:
-    """SplitMix64's output function of its states, element by element; z is overwritten."""
+    """Apply SplitMix64's output function to each element; z is overwritten."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z ^= z >> np.uint64(shift)
         z *= np.uint64(factor)  # modulo 2**64
@@ -33,12 +33,12 @@ def _mixed(z: Array) -> Array:
 
 
 class Draws:
-    """Random numbers for the N images of a batch, each image its own.
+    """Random numbers for the N images of a batch, with a sequence for each image.
 
     Args:
         seed, epoch: of the order of the examples.
-        samples: (N,) which samples of the data set these are.
-        place: of the augmentation among all.
+        samples: (N,) indices into the data set.
+        place: the position of the augmentation in the list.
     """
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
@@ -50,7 +50,7 @@ class Draws:
         self._keys, self._drawn = key, 0
 
     def uniform(self, low: float, high: float, *shape: int) -> Array:
-        """(N, *shape) float32, at least `low` and below `high` (at most, where that is a matter of rounding)."""
+        """Draw (N, *shape) float32 from `low` to below `high` (or `high`, by rounding)."""
         count = math.prod(shape)
         words = -(-count // 2)  # each of 64 bits gives two numbers
         counters = np.arange(self._drawn + 1, self._drawn + words + 1, dtype=np.uint64) * _GAMMA
@@ -62,24 +62,24 @@ class Draws:
         return numbers.reshape(len(bits), *shape)
 
     def integers(self, low: int, high: int) -> Array:
-        """(N,) int64 from `low` to `high`, both included."""
+        """Draw (N,) int64 from `low` to `high`, both included."""
         numbers = np.floor(self.uniform(0, 1)[:] * np.float32(high - low + 1)).astype(np.int64)
         return np.minimum(numbers, high - low) + low
 
 
 class Augmentation(ABC):
-    """One thing that training images go through."""
+    """Base class of augmentations."""
 
     @abstractmethod
     def __call__(self, images: Array, draws: Draws) -> Array:
-        """Images (N, H, W, C) uint8 -> as many of the same shape and type. Those given must not be written to."""
+        """Return changed images (N, H, W, C) uint8. The argument must not be written to."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(vars(self).items()))})"
 
 
 def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, ...]:
-    """What a source or a loader is told of augmentation, checked. ConfigError."""
+    """Check the argument `augment` of a source or a loader. ConfigError."""
     if not isinstance(given, list | tuple | type(None)):
         raise ConfigError(
             f"augment={checks.shown(given, checks.written)}: must be a list of augmentations, [] for none"
@@ -87,23 +87,23 @@ def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, .
     for each in given or ():
         if not isinstance(each, Augmentation):
             shown = checks.shown(each, checks.written)
-            raise ConfigError(f"augment: {shown} is no augmentation: must be such as cupynet.data.Shift")
+            raise ConfigError(f"augment: {shown} is no augmentation, such as cupynet.data.Shift")
     return tuple(given or ())
 
 
 def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: int, samples: Array) -> Array:
-    """What becomes of images (N, H, W, C) uint8, which are `samples` (N,) of the data set, in this epoch."""
+    """Apply augmentations to images (N, H, W, C) uint8, which are the `samples` (N,) of the data set."""
     for place, part in enumerate(parts):
         found = part(images, Draws(seed, epoch, samples, place))
         if getattr(found, "shape", None) != images.shape or found.dtype != np.uint8:
             kind = f"{getattr(found, 'shape', type(found).__name__)} of {getattr(found, 'dtype', 'no dtype')}"
-            raise ConfigError(f"{part!r} made {kind} of images {images.shape} of uint8: must be of the same kind")
+            raise ConfigError(f"{part!r} made {kind} of images {images.shape} of uint8: must return the same shape")
         images = found
     return images
 
 
 class Shift(Augmentation):
-    """Moved by whole pixels, from -pixels to pixels down and across. ConfigError for no less than an image's side."""
+    """Shift by whole pixels, from -pixels to pixels in each direction. ConfigError if images are smaller."""
 
     def __init__(self, pixels: int = 2) -> None:
         self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
@@ -120,7 +120,7 @@ class Shift(Augmentation):
 
 
 class HorizontalFlip(Augmentation):
-    """Left and right exchanged, in a share `probability` of the images."""
+    """Exchange left and right, with the given probability."""
 
     def __init__(self, probability: float = 0.5) -> None:
         self.probability = _share("HorizontalFlip probability", probability)
@@ -133,10 +133,7 @@ class HorizontalFlip(Augmentation):
 
 
 class CutOut(Augmentation):
-    """A square of `size` pixels set to 0 (DeVries and Taylor 2017), whose middle lies anywhere in the image.
-
-    Of a square at the border only a part is inside.
-    """
+    """Set a square of `size` pixels to 0 (DeVries and Taylor 2017). Its centre is anywhere in the image."""
 
     def __init__(self, size: int = 8) -> None:
         self.size = checks.integer("CutOut size", size, 1)
@@ -153,7 +150,7 @@ class CutOut(Augmentation):
 
 
 class Rotate(Augmentation):
-    """Turned about the middle by an angle from -degrees to degrees; pixels are interpolated between four."""
+    """Rotate about the centre by an angle from -degrees to degrees, with bilinear interpolation."""
 
     def __init__(self, degrees: float = 10.0) -> None:
         self.degrees = checks.single("Rotate degrees", degrees, above=0)
@@ -172,14 +169,14 @@ class Rotate(Augmentation):
 
 
 class Elastic(Augmentation):
-    """Distorted as if drawn on rubber (Simard, Steinkraus, Platt 2003).
+    """Elastic distortion (Simard, Steinkraus, Platt 2003).
 
-    Each pixel is taken from elsewhere: from as far as a random field says, which is uniform in -1 to 1 at each pixel,
-    then smoothed by a Gaussian and multiplied by `alpha`. The paper's best for digits of 29 x 29 are the defaults.
+    Pixels are displaced by a random field: uniform in -1 to 1, smoothed by a Gaussian and multiplied by `alpha`. The
+    defaults are the paper's best for digits of 29 x 29.
 
     Args:
         alpha: strength, in pixels.
-        sigma: standard deviation of the Gaussian, in pixels, at most an image's side; cut off at three of them.
+        sigma: standard deviation of the Gaussian, in pixels, at most an image's side; cut off at three deviations.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
@@ -197,7 +194,7 @@ class Elastic(Augmentation):
         return _sampled(images, field[:, 0], field[:, 1])
 
     def _smooth(self, field: Array, axis: int) -> Array:
-        """The Gaussian along one axis. Sums in a fixed order: no product whose bits depend on the size of a batch."""
+        """Smooth along one axis. The order of sums is fixed, so bits do not depend on the batch size."""
         length = field.shape[axis]
         reach = math.ceil(min(3 * self.sigma, length - 1))
         weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)
@@ -212,9 +209,9 @@ class Elastic(Augmentation):
 
 
 def _sampled(images: Array, y: Array, x: Array) -> Array:
-    """The images (N, H, W, C) at the places y, x (N, H, W), in pixels, interpolated between the four around each."""
+    """Sample images (N, H, W, C) at y, x (N, H, W), in pixels, with bilinear interpolation."""
     count, height, width, channels = images.shape
-    padded = np.zeros((count, height + 2, width + 2, channels), np.uint8)  # a border of what is outside
+    padded = np.zeros((count, height + 2, width + 2, channels), np.uint8)  # a border of 0
     padded[:, 1:-1, 1:-1] = images
     y, x = np.clip(y, -1, height) + np.float32(1), np.clip(x, -1, width) + np.float32(1)
     top, left = np.minimum(y.astype(np.int64), height), np.minimum(x.astype(np.int64), width)

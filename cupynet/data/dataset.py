@@ -1,4 +1,4 @@
-"""What a data set is: labelled images.
+"""Labelled images in memory.
 
 Images are (S, H, W, C) bytes as they came from their file, S samples; a backend scales them when it makes a batch.
 """
@@ -6,7 +6,7 @@ Images are (S, H, W, C) bytes as they came from their file, S samples; a backend
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,40 +15,17 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 
-# The second words of this room's Philox keys; the first is the seed. A Loader's second word is its epoch, which stays
-# far below these: no two uses of one seed ever share random numbers.
+# The second words of Philox keys; the first is the seed. A Loader's second word is its epoch, which stays far below
+# these: no two uses of one seed ever share random numbers.
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
 
 
 def philox(seed: int, stream: int, block: int = 0) -> np.random.Generator:
-    """Random numbers of the stream `(seed, stream)`; each `block` starts 2**192 draws after the one before."""
+    """Return random numbers of the stream `(seed, stream)`; blocks are 2**192 draws apart."""
     key = np.array([seed, stream], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, 0, block], dtype=np.uint64)))
-
-
-class Labelled(Protocol):
-    """What is known of labelled images without touching one, wherever they lie: of a `Dataset`, or of `Shards`."""
-
-    @property
-    def name(self) -> str:
-        """For messages and reports."""
-
-    @property
-    def classes(self) -> int:
-        """How many there are."""
-
-    @property
-    def image_shape(self) -> tuple[int, ...]:
-        """(H, W, C)."""
-
-    @property
-    def pixels(self) -> PixelScale:
-        """What becomes of their pixels in a batch."""
-
-    def __len__(self) -> int:
-        """How many samples there are, over all workers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,13 +35,13 @@ class Dataset:
     Args:
         name: for messages and reports.
         images: (S, H, W, C) uint8, or (S, H, W) of one channel. Integers of another type from 0 to 255 and lists are
-            converted; a view whose bytes do not lie in this order is copied, once.
+            converted; a view that is not contiguous is copied once.
         labels: (S,) integers of any type in 0 .. classes - 1; kept as int64.
-        classes: how many there are.
-        pixels: what becomes of their pixels in a batch: fractions of 255, unless they are normalised.
+        classes: the number of classes.
+        pixels: how pixels are scaled in a batch: fractions of 255 by default.
 
     Raises:
-        ConfigError: anything else, such as images of floating-point numbers.
+        ConfigError: an argument is anything else, such as images of floating-point numbers.
     """
 
     name: str
@@ -100,15 +77,12 @@ class Dataset:
         return tuple(self.images.shape[1:])
 
     def take(self, indices: Array) -> Dataset:
-        """The samples at `indices` (S,), in that order, as a data set of its own.
-
-        A copy, or views where `indices` is a slice of adjacent ones.
-        """
+        """Return the samples at `indices` (S,), in that order: a copy, or views if `indices` is a slice."""
         return Dataset(self.name, self.images[indices], self.labels[indices], self.classes, self.pixels)
 
 
 def image_bytes(where: str, images: Any) -> Array:
-    """`images` as contiguous (S, H, W, C) uint8. Raises ConfigError; `where` begins its message."""
+    """Return `images` as contiguous (S, H, W, C) uint8. ConfigError, whose message begins with `where`."""
     array = _array(f"{where}: images", images)
     if array.dtype.kind == "f":
         way_out = "multiply by 255 if they lie in 0 to 1, then .round().astype('uint8')"
@@ -125,7 +99,7 @@ def image_bytes(where: str, images: Any) -> Array:
 
 
 def label_numbers(where: str, labels: Any) -> Array:
-    """`labels` as contiguous int64, of whatever shape they have. Raises ConfigError; `where` begins its message."""
+    """Return `labels` as contiguous int64 of the same shape. ConfigError, whose message begins with `where`."""
     array = _array(f"{where}: labels", labels)
     if array.dtype.kind not in "iu" or (
         array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
@@ -135,7 +109,7 @@ def label_numbers(where: str, labels: Any) -> Array:
 
 
 def _array(what: str, value: Any) -> Array:
-    """`value` as a NumPy array, where it is one, a list, or something that NumPy can read; else ConfigError."""
+    """Convert `value` to a NumPy array. ConfigError if NumPy cannot read it."""
     kind = type(value).__name__
     try:
         array = np.asarray(value)
@@ -147,5 +121,5 @@ def _array(what: str, value: Any) -> Array:
 
 
 def _described(array: Array) -> str:
-    """Shape and type, short enough for a message."""
+    """Return shape and type, for messages."""
     return f"{array.shape} of {array.dtype}"

@@ -1,7 +1,7 @@
 """Downloads from mirrors: a file under its final name is complete and correct, or it is not there.
 
-Bytes that arrive may arrive slowly. Silence is limited: seconds in which nothing arrived count over all files, mirrors
-and tries. Redirects are not followed, so that nothing but the URLs of the mirrors is ever opened.
+A slow download may take any time, but silence is limited: seconds in which nothing arrives count over all files,
+mirrors and tries. Redirects are not followed, so that nothing but the URLs of the mirrors is ever opened.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import socket
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from filelock import FileLock, Timeout
 
@@ -25,11 +24,7 @@ from cupynet.core.checks import one_line
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3
-BACKOFF_S = 0.5  # before the second try, and twice that before the third
-MIRROR_S = 10.0  # of silence; then another mirror is asked
-
-Check: TypeAlias = Callable[[Path], object]  # raises if the file is not what it should be
+MIRROR_S = 10.0  # of silence, before the next mirror is tried
 
 
 class Unavailable(Exception):
@@ -37,11 +32,22 @@ class Unavailable(Exception):
 
 
 class _Failed(Exception):
-    """A mirror has not delivered a file; `final`: asking it again will not help."""
+    """A mirror has not delivered a file; the text says why."""
 
-    def __init__(self, reason: object, final: bool) -> None:
-        super().__init__(one_line(reason))
-        self.final = final
+
+class KnownFile(Protocol):
+    """A file with known contents."""
+
+    @property
+    def name(self) -> str:
+        """The name in the folder and at the mirrors."""
+
+    @property
+    def most_packed(self) -> int:
+        """An upper bound of its size in bytes."""
+
+    def read(self, path: Path) -> bytes:
+        """Return the contents of `path`. Raises an exception if they are not as expected."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -59,17 +65,14 @@ class Downloader:
         self.folder, self.mirrors, self.timeout_s = folder, list(mirrors), timeout_s
         self._left_s, self._each_s = timeout_s, min(MIRROR_S, timeout_s / max(1, len(mirrors)))
 
-    def fetch(self, checks: Mapping[str, Check], most: Mapping[str, int]) -> None:
-        """Download the files named by `checks`, of at most so many bytes each; those that are there are left alone.
-
-        Raises Unavailable. Files that are complete by then stay.
-        """
+    def fetch(self, files: Sequence[KnownFile]) -> None:
+        """Download the files that are not there. Raises Unavailable; files that are complete by then stay."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._turn():
-                for name, check in checks.items():
-                    if not os.path.lexists(self.folder / name):
-                        self._fetch_one(self.folder / name, check, most[name])
+                for file in files:
+                    if not os.path.lexists(self.folder / file.name):
+                        self._fetch_one(file)
         except OSError as error:
             raise Unavailable(f"{self.folder} cannot be written ({error.strerror or error})") from error
 
@@ -97,47 +100,43 @@ class Downloader:
         finally:
             lock.release()
 
-    def _fetch_one(self, target: Path, check: Check, most: int) -> None:
-        """Ask each mirror in turn, up to TRIES times; one that is useless is never asked again."""
+    def _fetch_one(self, file: KnownFile) -> None:
+        """Download a file from the first mirror that has it. A mirror that fails is not tried again."""
         reason = "there is no mirror"
-        for attempt in range(TRIES):
-            time.sleep(BACKOFF_S * attempt if self.mirrors else 0)
-            for mirror in tuple(self.mirrors):
-                if self._left_s <= 0:
-                    raise Unavailable(f"{self.timeout_s:.3g} s were waited in vain: {reason}")
-                url = mirror + target.name
-                logger.info("downloading %s", url)
-                try:
-                    return self._download(url, target, check, most)
-                except _Failed as error:
-                    reason = f"{url}: {error}"
-                    logger.info("%s", reason)
-                    self.mirrors.remove(mirror)
-                    if not error.final:
-                        self.mirrors.append(mirror)  # to be asked again, but not first
+        while self.mirrors:
+            if self._left_s <= 0:
+                raise Unavailable(f"{self.timeout_s:.3g} s were waited in vain: {reason}")
+            url = self.mirrors[0] + file.name
+            logger.info("downloading %s", url)
+            try:
+                return self._download(url, file)
+            except _Failed as error:
+                reason = f"{url}: {error}"
+                logger.info("%s", reason)
+                del self.mirrors[0]
         raise Unavailable(reason)
 
-    def _download(self, url: str, target: Path, check: Check, most: int) -> None:
-        """Write the file beside its place, check it, and rename it."""
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    def _download(self, url: str, file: KnownFile) -> None:
+        """Write the file next to its place, check it, and rename it."""
+        part = self.folder / f".{file.name}.{os.getpid()}.part"
         try:
-            with part.open("wb") as file:
+            with part.open("wb") as target:
                 for chunk in self._body(url):
-                    file.write(chunk)
-                    if file.tell() > most:
-                        raise _Failed(f"it is larger than the {most} bytes that are allowed", final=True)
-                file.flush()
-                os.fsync(file.fileno())
+                    target.write(chunk)
+                    if target.tell() > file.most_packed:
+                        raise _Failed(f"it is larger than the {file.most_packed} bytes that are allowed")
+                target.flush()
+                os.fsync(target.fileno())
             try:
-                check(part)
+                file.read(part)
             except Exception as error:
-                raise _Failed(f"wrong contents: {error}", final=True) from error
-            os.replace(part, target)
+                raise _Failed(f"wrong contents: {error}") from error
+            os.replace(part, self.folder / file.name)
         finally:
             part.unlink(missing_ok=True)
 
     def _body(self, url: str) -> Iterator[bytes]:
-        """The bytes of `url`. A thread reads them, as a name lookup cannot be interrupted but abandoned."""
+        """Yield the bytes of `url`. A thread reads them: a name lookup cannot be interrupted, only abandoned."""
         answers: queue.Queue[bytes | Exception] = queue.Queue(maxsize=16)
         threading.Thread(target=_read, args=(url, answers), name="cupynet-download", daemon=True).start()
         while True:
@@ -148,9 +147,8 @@ class Downloader:
                 answer = TimeoutError(f"no answer within {wait_s:.3g} s")
             if isinstance(answer, Exception):
                 self._left_s -= time.monotonic() - began
-                status, reason = getattr(answer, "code", 500), getattr(answer, "reason", None)  # of urllib's errors
-                final = status < 500 or isinstance(reason, socket.gaierror)
-                raise _Failed(getattr(reason, "strerror", None) or answer, final) from answer
+                reason = getattr(getattr(answer, "reason", None), "strerror", None)  # of urllib's errors
+                raise _Failed(one_line(reason or answer)) from answer
             if not answer:
                 return
             yield answer

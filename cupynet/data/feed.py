@@ -1,4 +1,4 @@
-"""The batches of one worker: made ahead by a thread, or gathered from images that stay on its device."""
+"""The batches of one worker: prepared ahead by a thread, or gathered from images that stay on its device."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from cupynet.data.prefetch import Prefetcher
 
 
 class BatchFeed:
-    """Brings the batches of a loader to one worker, round after round.
+    """Hands the batches of a loader to one worker, round after round.
 
-    Create it in the worker's own thread, before other workers wait for this one: all memory for its batches is
-    allocated here, none later. Use it as a context manager, or `close` it.
+    Create it in the worker's thread, before other workers wait for this one: all memory for batches is allocated in the
+    constructor. Use it as a context manager, or `close` it.
 
     Args:
-        loader: which samples, in which order.
-        backend: the worker's own.
+        loader: decides the samples and their order.
+        backend: of the worker.
         rank, size: the worker's number, and the number of workers.
-        prefetch: batches that a thread makes ahead, at most; 0 for none.
-        images: whether batches come with images; a stage of a pipeline may need labels alone.
-        on_device: whether images stay on the device, see `Backend.transfer`.
-        shared: what the workers of this process share on the devices; nothing by default.
+        prefetch: the most batches that a thread prepares ahead; 0 for none.
+        images: False for labels alone, for a stage of a pipeline.
+        on_device: True to keep images on the device, see `Backend.transfer`.
+        shared: shared by the workers of this process on the devices; nothing by default.
 
     Attributes:
         waited_s: seconds that the worker has waited for batches so far.
 
     Raises:
-        ConfigError: the images are to stay on the device, and do not fit.
+        ConfigError: the images do not fit on the device, where they should stay.
         DataError: a file cannot be read.
     """
 
@@ -86,7 +86,7 @@ class BatchFeed:
                 yield batch
 
     def reload(self, epoch: int, number: int) -> Batch:
-        """The batch of round `number` once more, in memory of its own."""
+        """Make the batch of round `number` again, in new memory."""
         return next(self.loader.epoch(epoch, self._backend, self._rank, self._size, start=number))
 
     def _end_epoch(self) -> None:

@@ -1,7 +1,6 @@
-"""Reading IDX files (http://yann.lecun.com/exdb/mnist/), gzip or plain, that may contain anything.
+"""Read IDX files (http://yann.lecun.com/exdb/mnist/), gzip or plain, whose contents are not trusted.
 
-Nothing is allocated for sizes that a header claims: no more bytes are read than a valid file can have, and at most one
-byte more is unpacked than it should hold.
+No memory is allocated for the sizes that a header claims, and at most one byte too many is unpacked.
 """
 
 from __future__ import annotations
@@ -24,12 +23,16 @@ _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
 
 
+class Damaged(Exception):
+    """A file is not what it should be. The text says what was expected and found."""
+
+
 @dataclass(frozen=True)
 class IdxFile:
-    """The expected contents of one file of a data set: unsigned bytes of `shape`.
+    """A known gzip file of a data set: unsigned bytes of `shape`.
 
-    `sha256` is that of the unpacked file, which may have been packed again; `packed_sha256` that of the gzip file. ""
-    if it is not known.
+    `sha256` is that of the unpacked contents, so that the file may have been packed again; `packed_sha256` that of the
+    gzip file. "" if it is not known.
     """
 
     name: str
@@ -48,18 +51,50 @@ class IdxFile:
         return len(self.header) + math.prod(self.shape)
 
     @property
-    def digest(self) -> str:
-        """The known digest."""
-        return self.sha256 or self.packed_sha256
-
-    @property
     def most_packed(self) -> int:
         """An upper bound of the size of the gzip file in bytes."""
         return self.size + self.size // 500 + (1 << 16)
 
+    def read(self, path: Path) -> bytes:
+        """Return the unpacked contents of `path` if they are those of this file. Raises Damaged."""
+        packed = read_bytes(path, self.most_packed)
+        if packed[:2] != _GZIP:
+            raise Damaged(f"expected gzip data, found {described(packed)}")
+        if not self.sha256:
+            _check_digest(self.packed_sha256, packed)
+        raw = _inflate(packed, self.size + 1)
+        header = raw[: len(self.header)]
+        if not self.header.startswith(header):
+            raise Damaged(f"expected an IDX header of unsigned bytes {self.shape}, found 0x{header.hex()}")
+        if len(raw) != self.size:
+            found = f"more than {self.size}" if len(raw) > self.size else str(len(raw))
+            raise Damaged(f"expected {self.size} unpacked bytes, found {found}")
+        _check_digest(self.sha256, raw)
+        return raw
 
-class Damaged(Exception):
-    """A file is not what it should be. The text says what was expected and found."""
+
+def read_idx(path: Path, axes: Sequence[int], sha256: str = "") -> Array:
+    """Return the contents of an IDX file, gzip or plain, that has one of these numbers of axes. Raises Damaged.
+
+    sha256: of the file or of its unpacked contents; "" if it is not known.
+    """
+    stored = read_bytes(path)
+    packed = stored[:2] == _GZIP
+    start = _inflate(stored, 4 + 4 * max(axes), whole=False) if packed else stored
+    if start[:2] != b"\0\0" or len(start) < 4:
+        raise Damaged(f"expected an IDX file, plain or gzip, found {described(start)}")
+    if start[2] != _UNSIGNED_BYTE:
+        raise Damaged(f"expected IDX data of unsigned bytes (0x08), found data type 0x{start[2]:02x}")
+    if start[3] not in axes or len(start) < 4 + 4 * start[3]:
+        raise Damaged(f"expected IDX data of {' or '.join(map(str, axes))} axes, found {start[3]}")
+    shape = tuple(int.from_bytes(start[4 + 4 * i : 8 + 4 * i], "big") for i in range(start[3]))
+    known = IdxFile(path.name, shape, sha256)
+    raw = _inflate(stored, known.size + 1) if packed else stored
+    if len(raw) != known.size:
+        raise Damaged(f"expected {known.size} bytes, as its header says, found {len(raw)}")
+    if hashlib.sha256(stored).hexdigest() != sha256:
+        _check_digest(sha256, raw)
+    return np.frombuffer(raw, np.uint8, offset=len(known.header)).reshape(shape)
 
 
 def expanded(folder: str | os.PathLike[str]) -> Path:
@@ -90,56 +125,11 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
         raise Damaged(f"expected a file, but it cannot be read ({error.strerror or error})") from error
 
 
-def unpack(path: Path, file: IdxFile) -> bytes:
-    """Return the unpacked contents of a gzip file that should be `file`. Raises Damaged."""
-    packed = read_bytes(path, file.most_packed)
-    if packed[:2] != _GZIP:
-        raise Damaged(f"expected gzip data, found {described(packed)}")
-    if not file.sha256:
-        _check_digest(file.packed_sha256, packed)
-    raw = _inflate(packed, file.size + 1)
-    header = raw[: len(file.header)]
-    if not file.header.startswith(header):
-        raise Damaged(f"expected an IDX header of unsigned bytes {file.shape}, found 0x{header.hex()}")
-    if len(raw) != file.size:
-        found = f"more than {file.size}" if len(raw) > file.size else str(len(raw))
-        raise Damaged(f"expected {file.size} unpacked bytes, found {found}")
-    _check_digest(file.sha256, raw)
-    return raw
-
-
-def opened(path: Path, axes: Sequence[int]) -> IdxFile:
-    """Read the header of an IDX file, gzip or plain, that has one of these numbers of axes. Raises Damaged."""
-    try:
-        regular(path)
-        with path.open("rb") as file:
-            start = file.read(1 << 16)
-    except OSError as error:
-        raise Damaged(f"expected a file, but it cannot be read ({error.strerror or error})") from error
-    if start[:2] == _GZIP:
-        start = _inflate(start, 4 + 4 * max(axes), whole=False)
-    if start[:2] != b"\0\0" or len(start) < 4:
-        raise Damaged(f"expected an IDX file, plain or gzip, found {described(start)}")
-    if start[2] != _UNSIGNED_BYTE:
-        raise Damaged(f"expected IDX data of unsigned bytes (0x08), found data type 0x{start[2]:02x}")
-    if start[3] not in axes or len(start) < 4 + 4 * start[3]:
-        raise Damaged(f"expected IDX data of {' or '.join(map(str, axes))} axes, found {start[3]}")
-    shape = tuple(int.from_bytes(start[4 + 4 * i : 8 + 4 * i], "big") for i in range(start[3]))
-    return IdxFile(path.name, shape, "")
-
-
-def read_opened(path: Path, file: IdxFile, sha256: str = "") -> Array:
-    """Return the contents of a file whose header `opened` returned, as an array of that shape. Raises Damaged.
-
-    sha256: of the file or of its unpacked contents.
-    """
-    stored = read_bytes(path, max(file.most_packed, file.size))
-    raw = unpack(path, file) if stored[:2] == _GZIP else stored
-    if len(raw) != file.size:
-        raise Damaged(f"expected {file.size} bytes, as its header says, found {len(raw)}")
-    if hashlib.sha256(stored).hexdigest() != sha256:
-        _check_digest(sha256, raw)
-    return np.frombuffer(raw, np.uint8, offset=len(file.header)).reshape(file.shape)
+def described(start: bytes) -> str:
+    """Describe a file by its first bytes."""
+    if not start:
+        return "an empty file"
+    return "a web page" if start.lstrip()[:1] == b"<" else f"bytes 0x{start[:4].hex()}..."
 
 
 def _inflate(packed: bytes, most: int, *, whole: bool = True) -> bytes:
@@ -161,10 +151,3 @@ def _check_digest(expected: str, content: bytes) -> None:
     found = hashlib.sha256(content).hexdigest()
     if expected and found != expected:
         raise Damaged(f"expected SHA-256 {expected[:16]}..., found {found[:16]}...: wrong contents")
-
-
-def described(start: bytes) -> str:
-    """Say what a file that begins like this may be."""
-    if not start:
-        return "an empty file"
-    return "a web page" if start.lstrip()[:1] == b"<" else f"bytes 0x{start[:4].hex()}..."

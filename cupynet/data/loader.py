@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,11 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations, augmented
-from cupynet.data.dataset import Dataset, Labelled, label_numbers, philox
+from cupynet.data.dataset import Dataset, label_numbers, philox
 from cupynet.data.shards import Shards
 from cupynet.data.sources.source import Data, Source
+
+Labelled: TypeAlias = Dataset | Shards
 
 _LOOKED_AT = 1 << 20  # bytes of images that a signature includes
 
@@ -68,7 +70,7 @@ class Batches(ABC):
     """
 
     dataset: Labelled
-    kind: type[Labelled]
+    kind: type[Any]
     example: str  # of such a data set, for messages
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Normalisation of images by mean and deviation, channel by channel."""
+"""Normalization of images by mean and deviation of each channel."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 
-_AT_ONCE = 1 << 22  # bytes that are counted at a time
+_AT_ONCE = 1 << 22  # bytes counted at a time
 
 WAYS = "must be null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
 
 
 def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict[str, list[float]] | None:
-    """What a source is told of it: None, "auto", or `mean` and `deviation`, a number for each channel. ConfigError."""
+    """Check the argument `normalize`: None, "auto", or `mean` and `deviation` of each channel. ConfigError."""
     if normalize is None or normalize == "auto":
-        return normalize if normalize is None else "auto"
+        return None if normalize is None else "auto"
     if not isinstance(normalize, Mapping) or set(normalize) != {"mean", "deviation"}:
         raise ConfigError(f"normalize={checks.shown(normalize, checks.written)}: {WAYS}")
     found: dict[str, list[float]] = {}
@@ -40,14 +40,14 @@ def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict
 
 
 def check_channels(normalize: str | Mapping[str, Sequence[float]] | None, channels: int) -> None:
-    """Refuse numbers that are neither one for each channel nor one for all of them. ConfigError."""
+    """Refuse values that are neither one for each channel nor one for all. ConfigError."""
     if isinstance(normalize, Mapping) and len(normalize["mean"]) not in (1, channels):
         many = f"{channels} channel{'s' * (channels > 1)}"
         raise ConfigError(f"normalize={checks.written(normalize)}: images have {many}: give a number for each")
 
 
 def pixels_for(normalize: str | Mapping[str, Sequence[float]] | None, images: Array) -> PixelScale:
-    """What becomes of pixels, by what a source was told; `images` (S, H, W, C) uint8 are those trained on."""
+    """Return the scaling of pixels; `images`: the training images (S, H, W, C) uint8."""
     if normalize is None:
         return FRACTIONS
     if isinstance(normalize, Mapping):
@@ -56,10 +56,10 @@ def pixels_for(normalize: str | Mapping[str, Sequence[float]] | None, images: Ar
 
 
 def statistics(images: Array) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of images (S, H, W, C) uint8, in fractions of 255.
+    """Return mean and standard deviation of each channel of images (S, H, W, C) uint8, in fractions of 255.
 
-    They follow from how many pixels there are of each value, whole numbers: on every machine the same. A channel that
-    is the same everywhere has the deviation 1: nothing is divided by zero.
+    They are computed from a histogram in integers, so they are the same on every machine. A constant channel has
+    deviation 1.
     """
     channels = images.shape[3]
     counts = np.zeros((channels, 256), np.int64)

@@ -1,10 +1,9 @@
-"""Making the next items while the last one is used: one thread, at most `capacity` items ahead.
+"""Prefetching: a thread makes the next items while the last one is used, at most `capacity` items ahead.
 
-Two queues go round: `items` carries what was made to the consumer, `room` carries permission to make one more back to
-the producer. Neither put can block and nobody polls. (One bounded queue.Queue would do, but its lock is not reentrant,
-and the finalizer below may run at any moment; a SimpleQueue is made for that.) The producer's last word is always an
-end mark, with its error if it had one, so that a waiting consumer is woken whatever happened: in Deeplearning4j's
-AsyncDataSetIterator it waits for ever.
+There are two queues: `items` from the producer to the consumer, and `room`, with a permission for each further item,
+back to the producer. No put blocks and nobody polls. (A bounded queue.Queue has a lock that is not reentrant, and the
+finalizer below may run at any moment; a SimpleQueue is made for that.) The producer's last item is always an end mark,
+with its error if it had one, so that the consumer never waits in vain.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class _End:
-    """The producer's last word: it is done, or it failed with `error`."""
+    """The producer's last item: it is done, or it failed with `error`."""
 
     error: BaseException | None = None
 
@@ -37,14 +37,14 @@ _Room: TypeAlias = "SimpleQueue[None]"
 class Prefetcher(Generic[T]):
     """Iterates over `iterable` in a daemon thread, up to `capacity` items ahead of the consumer, in order.
 
-    An exception of the producer arrives at the consumer once, with its own traceback, after the items made before it.
-    For one consumer; `close` may come from any thread. A context manager: leaving it stops and joins the thread.
-    With `capacity` 0 there is no thread and `iterable` is passed through.
+    An exception of the producer is raised once in the consumer, with its traceback, after the items before it. For one
+    consumer; `close` may be called from any thread. A context manager: leaving it stops and joins the thread. With
+    `capacity` 0 there is no thread.
 
     Args:
-        iterable: what is made.
-        capacity: items ahead, at most.
-        take: called in the consumer's thread for each item before it has it.
+        iterable: makes the items.
+        capacity: the most items ahead.
+        take: called in the consumer's thread before it gets an item.
     """
 
     def __init__(self, iterable: Iterable[T], capacity: int, take: Callable[[], None] | None = None) -> None:
@@ -59,8 +59,7 @@ class Prefetcher(Generic[T]):
         if self.capacity:
             for _ in range(self.capacity):
                 self._room.put(None)
-            # The thread holds the queues but not this object: one that is dropped unclosed is collected, and lets go of
-            # its producer, which would wait for room for ever.
+            # The thread holds the queues but not this object: if it is dropped unclosed, this ends the thread.
             weakref.finalize(self, _stop, self._room, self._closed)
             arguments = (self._iterator, self._items, self._room, self._closed)
             self._thread = threading.Thread(target=_produce, args=arguments, name="cupynet-prefetch", daemon=True)
@@ -87,14 +86,16 @@ class Prefetcher(Generic[T]):
         try:
             raise item.error
         finally:
-            del item  # the error's traceback holds this frame: without this the two would keep each other alive
+            del item  # the error's traceback holds this frame: avoid a reference cycle
 
     def close(self) -> None:
-        """Stops the producer after the item it is making, waits for its thread, and ends the iteration."""
+        """Stop the producer after its current item, wait for its thread, and end the iteration."""
         _stop(self._room, self._closed)
         if self._thread:
             self._thread.join()
-            _empty(self._items)
+            with suppress(Empty):  # drop unused items and their memory
+                while True:
+                    self._items.get_nowait()
             self._items.put(_End())  # wakes a consumer that waits while another thread closes
 
     def __enter__(self) -> Prefetcher[T]:
@@ -107,7 +108,7 @@ class Prefetcher(Generic[T]):
 
 
 def _make(iterator: Iterator[T]) -> T | _End:
-    """The next item, or the end mark. Whatever is raised is caught, SystemExit too: a consumer waits for it."""
+    """Return the next item, or the end mark, which holds any exception: a consumer waits for it."""
     try:
         return next(iterator)
     except StopIteration:
@@ -117,7 +118,7 @@ def _make(iterator: Iterator[T]) -> T | _End:
 
 
 def _produce(iterator: Iterator[T], items: _Items[T], room: _Room, closed: threading.Event) -> None:
-    """The thread: waits for room, makes an item, hands it over, forgets it; ends with the end mark or when closed."""
+    """Make items in the thread while there is room, until the end mark or `closed`."""
     ended = False
     while not ended:
         room.get()
@@ -130,15 +131,6 @@ def _produce(iterator: Iterator[T], items: _Items[T], room: _Room, closed: threa
 
 
 def _stop(room: _Room, closed: threading.Event) -> None:
-    """Tells the producer to make nothing more, and wakes it if it waits for room."""
+    """Stop the producer, and wake it if it waits for room."""
     closed.set()
     room.put(None)
-
-
-def _empty(items: _Items[T]) -> None:
-    """Drops what was made and not used, and the memory it holds."""
-    try:
-        while True:
-            items.get_nowait()
-    except Empty:
-        return

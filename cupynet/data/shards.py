@@ -78,7 +78,7 @@ class Shards:
         return sum(self.counts)
 
     def path(self, number: int) -> Path:
-        """The folder of one shard."""
+        """Return the folder of one shard."""
         return self.folder / str(number)
 
     def _count(self) -> int:
@@ -92,7 +92,7 @@ class Shards:
         return len(found)
 
     def _check_samples(self) -> None:
-        """Refuse shards of different training sets: together they have each sample from 0 to the last once."""
+        """Raise DataError unless the shards together have each sample from 0 to the last once."""
         seen = np.zeros(len(self), bool)
         for number, (labels, samples) in enumerate(zip(self.labels, self.samples, strict=True)):
             if len(samples) != len(labels):
@@ -122,7 +122,7 @@ class Shards:
             )
 
     def head(self, most: int) -> Shards:
-        """The first `most` samples of each shard, or all if it has fewer."""
+        """Return the first `most` samples of each shard, or all if it has fewer."""
         few = copy.copy(self)
         few._opened = {}
         few.labels = [labels[:most] for labels in self.labels]
@@ -143,7 +143,7 @@ class Shards:
 
 
 def as_dataset(folder: Path, name: str, images: Array, labels: Array, shards: Shards) -> Dataset:
-    """Images and labels from `folder` as a data set like `shards`. Raises DataError."""
+    """Return images and labels from `folder` as a data set like `shards`. Raises DataError."""
     try:
         return Dataset(name, images, labels, shards.classes, shards.pixels)
     except ConfigError as error:

@@ -85,7 +85,7 @@ def test_a_source_that_promised_something_else_is_found_out() -> None:
 
     found = experiment(())
     found.source = Liar(0, 0, None)
-    with pytest.raises(DataError, match="8 x 8 x 3.*8 x 8 x 1"):
+    with pytest.raises(DataError, match="8, 8, 3.*8, 8, 1"):
         found.load()
 
 
@@ -225,7 +225,7 @@ def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[st
                 "+parallel.pipeline._target_=cupynet.parallel.Pipeline",
                 "+parallel.pipeline.stages=2",
             ),
-            ": ParameterAveraging decides by what it measures when to average, and each stage",
+            ": ParameterAveraging averages when its measurements say so, and each stage",
         ),
     ],
 )
@@ -311,7 +311,7 @@ def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
         ),
         (
             ("loss.class_weights=[1,2]",),
-            "loss: SoftmaxNLL class_weights are 2, and there are 10 classes: give one weight for each class",
+            "loss: SoftmaxNLL class_weights: 2 weights for 10 classes: give one for each",
         ),
         (
             ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",),

@@ -103,12 +103,10 @@ def test_data_must_match_their_source() -> None:
         with pytest.raises(DataError) as caught:
             data.check((2, 2, 1), 10)
         assert str(caught.value) == (
-            "data 'x': its source promised images of 2 x 2 x 1 in 10 classes, but 'others' has images of 3 x 3 x 1 "
-            "in 10 classes"
+            "data 'x': its source promised images of (2, 2, 1) in 10 classes, but 'others' has images of (3, 3, 1) "
+            "in 10"
         )
-    with pytest.raises(
-        DataError, match="promised images of 2 x 2 x 1 in 9 classes, but 'numbered' has .* in 10 classes"
-    ):
+    with pytest.raises(DataError, match=r"promised images of \(2, 2, 1\) in 9 classes, but 'numbered' has .* in 10$"):
         Data("x", train, None, train).check((2, 2, 1), 9)
 
 

@@ -700,7 +700,7 @@ SYNCHRONIZERS = [
     Fault(
         "optimizer-state-never-averaged",
         "parallel",
-        "cupynet/parallel/synchronizers/averaging.py",
+        "cupynet/parallel/synchronizers/base.py",
         "*(replica.optimizer_state.values() if self.average_updaters else ())]",
         "*(replica.optimizer_state.values() if not self.average_updaters else ())]",
         ("tests/training/test_averaging.py::test_optimizer_state_is_averaged_when_asked",),
@@ -1090,8 +1090,8 @@ DATA = [
         "packed-digest-never-checked",
         "data",
         "cupynet/data/idx_file.py",
-        "    if not file.sha256:",
-        "    if file.sha256:",
+        "        if not self.sha256:",
+        "        if self.sha256:",
         ("tests/data/test_idx_file.py", "tests/data/sources/test_fashion_mnist.py"),
     ),
     Fault(

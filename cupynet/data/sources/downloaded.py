@@ -7,9 +7,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import platformdirs
 
@@ -18,28 +16,12 @@ from cupynet.core.checks import number, setting
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
-from cupynet.data.download import Check, Downloader, Unavailable
+from cupynet.data.download import Downloader, KnownFile, Unavailable
 from cupynet.data.idx_file import Damaged, expanded
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.synthetic import Synthetic
 
 logger = logging.getLogger(__name__)
-
-
-class KnownFile(Protocol):
-    """A file with known contents."""
-
-    @property
-    def name(self) -> str:
-        """The name in the folder and at the mirrors."""
-
-    @property
-    def most_packed(self) -> int:
-        """An upper bound of its size in bytes."""
-
-    @property
-    def digest(self) -> str:
-        """Its known digest, in hexadecimal digits."""
 
 
 def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
@@ -96,10 +78,6 @@ class Downloaded(Source):
         """The numbers of training and test images."""
 
     @abstractmethod
-    def verify(self, path: Path, file: KnownFile) -> bytes:
-        """Return the contents of a file, unpacked if it is one packed file. Raises Damaged if it is not as expected."""
-
-    @abstractmethod
     def _read(self, folder: Path) -> tuple[Array, Array, Array, Array]:
         """Return training images (S, H, W, C) uint8 and labels (S,), and those to test on. Raises DataError."""
 
@@ -110,21 +88,20 @@ class Downloaded(Source):
         if missing:
             for file in self.files:
                 if file not in missing:  # a damaged file is an error even if others are missing
-                    self.check_file(folder, file)
+                    self.read(folder, file)
             try:
                 self._download(missing, folder)
             except Unavailable as error:
                 return self._substitute(f"{folder} lacks {missing[0].name}, and downloading failed ({error})")
-        train_images, train_labels, test_images, test_labels = self._read(folder)
-        train = Dataset(f"{self.name}-train", train_images, train_labels, self.classes)
-        test = Dataset(f"{self.name}-test", test_images, test_labels, self.classes)
-        return self._divided(self.name, train, test)
+        images, labels, test_images, test_labels = self._read(folder)
+        train = Dataset(f"{self.name}-train", images, labels, self.classes)
+        return self._divided(self.name, train, Dataset(f"{self.name}-test", test_images, test_labels, self.classes))
 
-    def check_file(self, folder: Path, file: KnownFile) -> bytes:
-        """Return what `verify` returns for a file in the folder. Raises DataError."""
+    def read(self, folder: Path, file: KnownFile) -> bytes:
+        """Return the verified contents of a file in the folder. Raises DataError."""
         path = folder / file.name
         try:
-            return self.verify(path, file)
+            return file.read(path)
         except Damaged as error:
             raise DataError(
                 f"{path}: {error}; delete it to download it again, or name a folder with a good "
@@ -138,11 +115,12 @@ class Downloaded(Source):
         return self.fallback == "synthetic" or (self.fallback == "auto" and not named)
 
     def expected(self) -> dict[str, int]:
-        train, test = self.samples  # a limit shows a part of them
+        train, test = self.samples  # all are read, whatever the limit
         return {"train": train, "test": test}
 
     @property
     def downloads_to(self) -> Path | None:
+        """The folder into which `load` would download files; None if all are there."""
         folder = data_folder(self.folder) / self.name
         return None if all(os.path.lexists(folder / file.name) for file in self.files) else folder
 
@@ -150,9 +128,7 @@ class Downloaded(Source):
         if offline():
             raise Unavailable("CUPYNET_OFFLINE forbids downloads")
         logger.info("%s: downloading %d of %d files to %s", self.name, len(missing), len(self.files), folder)
-        checks: dict[str, Check] = {file.name: partial(self.verify, file=file) for file in missing}
-        most = {file.name: file.most_packed for file in missing}
-        Downloader(folder, self.mirrors, self.timeout_s).fetch(checks, most)
+        Downloader(folder, self.mirrors, self.timeout_s).fetch(missing)
 
     def _substitute(self, reason: str) -> Data:
         """Return synthetic digits, with a warning, if they may stand in. Raises DataError if not."""

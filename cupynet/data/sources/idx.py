@@ -11,8 +11,8 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import IdxFile, expanded, opened, read_opened
-from cupynet.data.sources.user_files import Outline, UserFiles, path_of, reported_at, sha256_of
+from cupynet.data.idx_file import expanded, read_idx
+from cupynet.data.sources.user_files import UserArrays, classes_of, path_of, reported_at, sha256_of
 
 IDX_NAMES = {
     "train_images": "train-images-idx3-ubyte",
@@ -22,7 +22,7 @@ IDX_NAMES = {
 }
 
 
-class Idx(UserFiles):
+class Idx(UserArrays):
     """Four IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
 
     Args:
@@ -30,7 +30,7 @@ class Idx(UserFiles):
         train_images, train_labels, test_images, test_labels: other paths; relative ones are in `folder`, if given.
         classes: the number of classes; None: the largest training label + 1.
         sha256: name of one of these four arguments -> SHA-256 of the file or of its unpacked contents.
-        The others: see `Source`.
+        seed, validation, limit, normalize, augment: see `Source`.
     """
 
     def __init__(
@@ -48,18 +48,19 @@ class Idx(UserFiles):
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
+        super().__init__(seed, validation, limit, normalize, augment)
         given = dict(zip(IDX_NAMES, (train_images, train_labels, test_images, test_labels), strict=True))
         self.folder = path_of("folder", folder)
         self._given = {part: path_of(part, path) for part, path in given.items()}
         known = self.folder or self._given["train_images"]
-        name = Path(known).resolve().name.partition(".")[0] if known else "idx"
-        super().__init__(name, classes, seed, validation, limit, normalize, augment)
+        self.name = Path(known).resolve().name.partition(".")[0] if known else "idx"
+        self._asked_classes = classes_of(classes)
         if not isinstance(sha256, Mapping | None):
-            found = checks.shown(sha256)
-            raise ConfigError(f"sha256={found}: must say which file's it is, such as {{train_images: ...}}, or null")
+            shown = checks.shown(sha256)
+            raise ConfigError(f"sha256={shown}: must map files to digests, such as {{train_images: ...}}, or null")
         if unknown := [name for name in sha256 or {} if name not in IDX_NAMES]:
             raise ConfigError(f"sha256: {checks.shown(unknown[0], str)} is none of {', '.join(IDX_NAMES)}")
-        self._sha256 = {part: sha256_of(f"sha256.{part}", value) for part, value in (sha256 or {}).items()}
+        self._sha256 = {part: sha256_of(f"sha256.{part}", value) or "" for part, value in (sha256 or {}).items()}
 
     @cached_property
     def _paths(self) -> dict[str, Path]:
@@ -76,29 +77,10 @@ class Idx(UserFiles):
     def _place(self, part: str, what: str = "") -> str:
         return str(self._paths[f"{part}_{what or 'labels'}"])
 
-    @cached_property
-    def _headers(self) -> dict[str, IdxFile]:
-        """The header of each file."""
-        found = {}
+    def _arrays(self) -> dict[str, Array]:
+        arrays = {}
         for part, path in self._paths.items():
             with reported_at(path):
-                found[part] = opened(path, (3, 4) if part.endswith("images") else (1,))
-        return found
-
-    def _part(self, part: str) -> Array:
-        with reported_at(self._paths[part]):
-            return read_opened(self._paths[part], self._headers[part], self._sha256.get(part) or "")
-
-    def _look(self) -> Outline:
-        self._check_shapes({part: header.shape for part, header in self._headers.items()})
-        shape = self._headers["train_images"].shape
-        return Outline(
-            (shape[1], shape[2], shape[3] if len(shape) == 4 else 1),
-            self._classes_of(self._part("train_labels")),
-            shape[0],
-            self._headers["test_images"].shape[0],
-        )
-
-    def _read(self) -> tuple[Array, Array, Array, Array]:
-        first, second, third, fourth = (self._part(part) for part in IDX_NAMES)
-        return first, second, third, fourth
+                axes = (3, 4) if part.endswith("images") else (1,)
+                arrays[part] = read_idx(path, axes, self._sha256.get(part, ""))
+        return arrays

@@ -1,15 +1,12 @@
-"""The user's pictures: a folder of PNG and JPEG files for each class, or single ones to predict."""
+"""The user's pictures: a folder of PNG and JPEG files for each class."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,15 +15,8 @@ from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import expanded
+from cupynet.data.pictures import ENDINGS, GREY, opened_picture, picture, resized
 from cupynet.data.sources.user_files import Outline, UserFiles, path_of
-
-ENDINGS = (".png", ".jpg", ".jpeg")
-FORMATS = ("PNG", "JPEG")
-GREY = ("1", "L", "LA")  # Pillow's modes
-DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
-BITS = (8, 10, 12, 14, 16)  # of which scanners and cameras fill as many
-MOST_PIXELS = 1 << 26  # a small file may hold any number
-PART = 1 << 20  # pixels per chunk of a computation
 
 
 class Folder(UserFiles):
@@ -40,7 +30,7 @@ class Folder(UserFiles):
         folder: its path.
         size: (height, width) to which every image is resized; None: that of the first, which all must have.
         channels: 1 for grey, 3 for colour; None: as in the first image.
-        The others: see `Source`.
+        seed, validation, limit, normalize, augment: see `Source`.
     """
 
     def __init__(
@@ -54,9 +44,9 @@ class Folder(UserFiles):
         normalize: str | Mapping[str, Sequence[float]] | None = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
+        super().__init__(seed, validation, limit, normalize, augment)
         self.folder = path_of("folder", folder)
-        name = Path(self.folder).resolve().name if self.folder else "folder"
-        super().__init__(name, None, seed, validation, limit, normalize, augment)
+        self.name = Path(self.folder).resolve().name if self.folder else "folder"
         self._size = None if size is None else checks.pair("size", size, 1, ", or null for that of the first image")
         if channels not in (None, 1, 3) or checks.is_bool(channels):
             raise ConfigError(f"channels={checks.shown(channels)}: must be 1 (grey), 3 (colours), or null")
@@ -91,8 +81,8 @@ class Folder(UserFiles):
     def _look(self) -> Outline:
         listed = self._listed
         first = next(iter(listed["train"].values()))[0]
-        with _opened(first) as header:
-            height, width, grey = header.height, header.width, header.mode in (*GREY, *DEEP)
+        with opened_picture(first) as header:
+            height, width, grey = header.height, header.width, header.mode in GREY
         if self._size is not None:
             height, width = self._size
         channels = self._channels or (1 if grey else 3)
@@ -108,7 +98,7 @@ class Folder(UserFiles):
         (height, width, channels), listed = self.outline.image_shape, self._kept(part)
         images = np.empty((len(listed), height, width, channels), np.uint8)
         for row, (path, _) in enumerate(listed):
-            pixels = picture(path, channels, deep=False)
+            pixels = picture(path, channels)
             if self._size is None and pixels.shape[:2] != (height, width):
                 raise DataError(
                     f"{path}: expected {height} x {width} pixels, as the first image has, found {pixels.shape[0]} x "
@@ -141,104 +131,3 @@ def _inside(folder: Path) -> list[Path]:
         return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
     except OSError as error:
         raise DataError(f"{folder}: expected a folder, but it cannot be read ({error.strerror or error})") from error
-
-
-def _reason(error: BaseException) -> str:
-    """The reason from the system, or Pillow's without the path."""
-    return getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]
-
-
-# a single picture -----------------------------------------------------------------------------------------------------
-
-
-def _pillow() -> Any:
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise ConfigError("pictures need Pillow, which is not installed: pip install 'cupynet[images]'") from error
-    return Image
-
-
-def picture(path: Path, channels: int, *, drawn: bool = False, deep: bool = True) -> Array:
-    """Read a PNG or JPEG of any size and mode as (H, W, C) uint8, of 1 channel (grey) or 3.
-
-    Args:
-        drawn: True for a drawing: transparent pixels become paper, white, or black if the drawing is light, and a
-            photograph is rotated as its camera noted. If False, transparency is dropped and nothing is rotated.
-        deep: False to refuse grey of 16 bits, whose range would be guessed for each picture.
-
-    Raises:
-        DataError: the file is missing, damaged, too large, or of another type.
-        ConfigError: Pillow is not installed.
-    """
-    with _opened(path) as opened:
-        if opened.mode in DEEP and not deep:
-            raise DataError(
-                f"{one_name(path)}: expected 8 bits in each channel, found 16 (mode {opened.mode}): convert it"
-            )
-        return _levels(_turned(opened) if drawn else opened, channels, drawn)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Any]:
-    """Open a picture, whose header is read. Raises DataError, also if decoding fails in the context."""
-    images = _pillow()
-    if not os.path.isfile(path):
-        raise DataError(f"{one_name(path)}: expected a picture, found no such file")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about sizes, which are checked here, and about camera metadata
-            with images.open(path, formats=FORMATS) as opened:
-                if opened.width * opened.height > MOST_PIXELS:
-                    raise DataError(
-                        f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
-                        f"{opened.height}: make it smaller"
-                    )
-                yield opened
-    except (DataError, MemoryError):
-        raise
-    except images.DecompressionBombError as error:
-        raise DataError(f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels: make it smaller") from error
-    except Exception as error:  # a decoder may raise anything
-        raise DataError(f"{one_name(path)}: is no PNG or JPEG, or damaged ({_reason(error)})") from error
-
-
-def one_name(path: Path) -> str:
-    """Return a file's name in printable characters, without control sequences for the terminal."""
-    return "".join(each if each.isprintable() else "?" for each in str(path))
-
-
-def _turned(opened: Any) -> Any:
-    """Rotate an opened picture as its camera noted."""
-    from PIL import ImageOps
-
-    return ImageOps.exif_transpose(opened)
-
-
-def _levels(opened: Any, channels: int, drawn: bool) -> Array:
-    """Return (H, W, C) uint8 of an opened picture."""
-    images = _pillow()
-    if opened.mode in DEEP:
-        deep = np.asarray(opened).clip(0, 65535).astype(np.uint32)
-        bits = next(bits for bits in BITS if int(deep.max()) < 1 << bits)
-        opened = images.fromarray((deep >> (bits - 8)).astype(np.uint8))
-    if drawn and (opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info):
-        shown = opened.convert("RGBA")
-        alpha, grey = np.asarray(shown.getchannel("A")), np.asarray(shown.convert("RGB").convert("L"))
-        parts = (slice(at, at + PART) for at in range(0, alpha.size, PART))  # a small file may be a large picture
-        levels = sum(int((grey.ravel()[each].astype(np.uint32) * alpha.ravel()[each]).sum()) for each in parts)
-        light = alpha.any() and levels / int(alpha.sum(dtype=np.int64)) > 127.5
-        paper = images.new("RGBA", shown.size, "black" if light and alpha.min() < 128 else "white")
-        opened = images.alpha_composite(paper, shown).convert("RGB")
-    pixels = opened.convert("L" if channels == 1 else "RGB")
-    return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
-
-
-def resized(pixels: Array, height: int, width: int) -> Array:
-    """Resize pixels (H, W, C) uint8, bilinearly."""
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    images, channels = _pillow(), pixels.shape[2]
-    opened = images.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
-    found = opened.resize((width, height), images.Resampling.BILINEAR)
-    return np.asarray(found, np.uint8).reshape(height, width, channels)

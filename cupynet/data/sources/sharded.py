@@ -14,7 +14,7 @@ from cupynet.data.dataset import Dataset
 from cupynet.data.normalize import pixels_for
 from cupynet.data.shards import Shards, as_dataset, map_images, map_integers
 from cupynet.data.sources.source import Data, Source
-from cupynet.data.sources.user_files import path_of
+from cupynet.data.sources.user_files import classes_of, path_of
 
 
 class Sharded(Source):
@@ -37,8 +37,7 @@ class Sharded(Source):
     ) -> None:
         super().__init__(seed, 0, None, normalize, augment)
         self.folder = path_of("folder", folder)
-        also = ", or null to take them from the training labels"
-        self._asked_classes = None if classes is None else checks.integer("classes", classes, 1, also)
+        self._asked_classes = classes_of(classes)
         if self.normalize == "auto":
             raise ConfigError("normalize=auto: would read all shards: give a mean and a deviation")
         self.name = Path(self.folder).resolve().name if self.folder else "shards"

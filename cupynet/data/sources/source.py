@@ -1,11 +1,10 @@
-"""What a source of data is, and what it loads."""
+"""The base class of data sources, and the data that they load."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -19,11 +18,14 @@ from cupynet.data.shards import Shards
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """What a source loads: data sets to train, choose by (`validation`, where images are held out) and `test` on.
+    """The data of a source.
 
-    `name` is of all of them. `fallback` says that these are not the data that were asked for.
-
-    `train` is a `Dataset`, or the `Shards` of one.
+    Attributes:
+        name: for messages and reports.
+        train: a `Dataset`, or `Shards`.
+        validation: images held out of training; None if there are none.
+        test: never used to choose anything.
+        fallback: True if these are not the requested data.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Data:
     fallback: bool = False
 
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raises DataError where these data are not what their source promised; it says what is and what should be.
+        """Raise DataError if the images or classes differ from those that the source promised.
 
         Args:
             image_shape, classes: (H, W, C) and the number of classes that a model was built for.
@@ -43,33 +45,29 @@ class Data:
                 continue
             found = dataset.image_shape
             if found != tuple(image_shape) or dataset.classes != classes:
-                promised = f"images of {_by(image_shape)} in {checks.counted(classes, 'class')}"
-                loaded = f"images of {_by(found)} in {checks.counted(dataset.classes, 'class')}"
                 raise DataError(
-                    f"data {self.name!r}: its source promised {promised}, but {dataset.name!r} has {loaded}"
+                    f"data {self.name!r}: its source promised images of {tuple(image_shape)} in {classes} classes, but "
+                    f"{dataset.name!r} has images of {found} in {dataset.classes}"
                 )
 
 
-def _by(axes: tuple[int, ...]) -> str:
-    return " x ".join(map(str, axes))
-
-
 class Source(ABC):
-    """Promises a `Data`. A model is built from `image_shape` (H, W, C) and `classes` without anything being loaded.
+    """Base class of sources. A model is built from `image_shape` and `classes` without loading anything.
 
-    `validation` images are taken out of training by a permutation that follows from `seed`. Then `limit` keeps only the
-    first so many training images, and as many test images: a quick look at a large set.
-
-    `normalize` says what becomes of pixels in a batch: None, fractions of 255; "auto", the training images get mean 0
-    and deviation 1 in each channel; {"mean": [...], "deviation": [...]}, these are what is taken to be 0 and 1, in
-    fractions. The images that are held out or tested on are treated like those trained on.
-
-    `augment` is what training images go through each time they are trained on (see `Augmentation`), in this order.
+    Args:
+        seed: of the choice of validation images, and of images that are drawn.
+        validation: the number of images held out of training. They are chosen by a permutation that depends on `seed`.
+        limit: keep only the first so many training images, and as many test images; None for all.
+        normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
+            each channel; {"mean": [...], "deviation": [...]}: these values, in fractions of 255, are subtracted and
+            divided by. Validation and test images are scaled like the training images.
+        augment: augmentations of the training images, in this order.
 
     Attributes:
-        class_names: what people call the classes, in order; empty where they have no names but numbers.
-        on_black: whether its images show something light on a black ground.
-        centred: whether each is drawn into the middle of its image as MNIST's digits are, see `centred_as_mnist`.
+        image_shape: (H, W, C).
+        class_names: the names of the classes, in order; empty if they have only numbers.
+        on_black: True if the images show something light on a black ground.
+        centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
     """
 
     image_shape: tuple[int, int, int]
@@ -78,7 +76,7 @@ class Source(ABC):
     class_names: tuple[str, ...] = ()
     on_black = False
     centred = False
-    seed = 12345  # these of a source that was made without `__init__`
+    seed = 12345  # defaults of a subclass that does not call `__init__`
     normalize: str | Mapping[str, Sequence[float]] | None = None
     augment: tuple[Augmentation, ...] = ()
 
@@ -98,32 +96,27 @@ class Source(ABC):
 
     @abstractmethod
     def load(self) -> Data:
-        """The data, checked. Raises DataError for what is missing or damaged."""
+        """Return the data. DataError for missing or damaged files."""
 
     def check_normalize(self) -> None:
-        """Refuse what is told of another number of channels than images have. ConfigError, DataError."""
+        """Refuse a `normalize` for another number of channels. ConfigError, DataError."""
         check_channels(self.normalize, self.image_shape[2])
 
     def expected(self) -> dict[str, int]:
-        """How many training and test images `load` is about to hold in memory, as `train` and `test`.
+        """Return the numbers of images that `load` holds in memory, as `train` and `test`.
 
-        Empty where that is not known before, or where they are read from files when they are needed.
+        Empty if they are not known, or if images are mapped from files.
         """
         return {}
 
-    @property
-    def downloads_to(self) -> Path | None:
-        """The folder into which `load` would download files; None if it downloads none."""
-        return None
-
     def _check_validation(self, available: int, name: str) -> None:
-        """Raises ConfigError if nothing would be left to train on."""
+        """Raise ConfigError if nothing would be left to train on."""
         if self.validation >= available:
             what = f"the {checks.counted(available, 'training image')} of {name!r}"
             raise ConfigError(f"validation={self.validation}: must be below {what}, which it is taken from")
 
     def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
-        """`Data` with the validation images taken out of `train` and the limit applied; samples keep their order."""
+        """Return `Data` with validation images taken out of `train` and the limit applied; samples keep their order."""
         self._check_validation(len(train), name)
         validation = None
         if self.validation:

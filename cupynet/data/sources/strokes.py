@@ -24,7 +24,7 @@ _FINE = 100  # steps per curve segment when its length is measured
 
 
 def arc(x: float, y: float, width: float, height: float, start: float, stop: float, points: int = 7) -> Stroke:
-    """Control points on an ellipse around (x, y), clockwise on the screen from `start` to `stop` degrees; 0: right."""
+    """Return control points on an ellipse around (x, y), clockwise from `start` to `stop` degrees; 0 is right."""
     turn = np.radians(np.linspace(start, stop, points))
     xs, ys = x + width / 2 * np.cos(turn), y + height / 2 * np.sin(turn)
     return [(float(a), float(b)) for a, b in zip(xs, ys, strict=True)]
@@ -112,17 +112,19 @@ GLYPHS: dict[int, list[list[Stroke]]] = {
 
 @dataclass(frozen=True)
 class Alphabet:
-    """All G glyphs, in the order of their digits, as arrays: at most K control points and exactly M dots each."""
+    """All G glyphs, ordered by digit, as arrays: at most K control points and exactly M dots each."""
 
-    controls: Array  # (G, K, 2) float32, from the middle of the box, in units of its height; unused ones are zero
+    controls: (
+        Array  # (G, K, 2) float32, relative to the centre of the box, in units of its height; unused ones are zero
+    )
     weights: Array  # (G, M, K) float32
     ink: Array  # (G,) float32: the distance between neighbouring dots, in units of the height
     first: Array  # (10,) the first glyph of each digit
-    count: Array  # (10,) how many it has
+    count: Array  # (10,) the number of glyphs of each digit
 
 
 def alphabet(dots: int) -> Alphabet:
-    """The glyphs, each sampled by `dots` dots."""
+    """Return the glyphs, each sampled by `dots` dots."""
     glyphs = [glyph for digit in range(10) for glyph in GLYPHS[digit]]
     widest = max(sum(map(len, glyph)) for glyph in glyphs)
     controls = np.zeros((len(glyphs), widest, 2), np.float32)
@@ -137,9 +139,12 @@ def alphabet(dots: int) -> Alphabet:
 
 
 def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, float]:
-    """The weights (dots, K) of dots at equal distances along strokes of `lengths` control points, and that distance."""
+    """Return weights (dots, K) of dots at equal distances along strokes, and that distance.
+
+    lengths: the number of control points of each stroke.
+    """
     fine = np.zeros((0, len(points)))
-    pen_down: list[bool] = []  # whether a fine step is drawn; the way from one stroke to the next is not
+    pen_down: list[bool] = []  # True if a fine step is drawn; the step from one stroke to the next is not
     start = 0
     for length in lengths:
         curve = np.zeros(((length - 1) * _FINE + 1, len(points)))
@@ -154,7 +159,7 @@ def _sampled(points: Array, lengths: Sequence[int], dots: int) -> tuple[Array, f
 
 
 def _catmull_rom(length: int) -> Array:
-    """Weights ((length - 1) * _FINE + 1, length) of points on the curve; beyond its ends it goes straight on."""
+    """Return weights ((length - 1) * _FINE + 1, length) of points on the curve, extended linearly beyond its ends."""
     padded = np.zeros((length + 2, length))  # phantom points before the first and after the last
     padded[1:-1] = np.eye(length)
     padded[0, :2], padded[-1, -2:] = (2, -1), (-1, 2)

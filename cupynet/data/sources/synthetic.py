@@ -1,10 +1,10 @@
-"""Synthetic digits: drawn, not downloaded, so that a machine without a network trains on something worth learning.
+"""Synthetic digits: drawn images, for machines without a network.
 
-Each image is a glyph of `strokes` with trembling control points, bent and put through a random affine map, then drawn
+Each image is a glyph of `strokes` with noise on its control points, bent, transformed by a random affine map and drawn
 as a smooth distance field: with dots p_m along the strokes and S(x, y) = sum of exp(-|(x, y) - p_m|^2 / 2 s^2),
--log S is a soft minimum of the squared distances to all of them. S is separable, so an image is one product of two
-small matrices. Rendering is done in blocks of a fixed size, each with its own random stream and always drawn whole:
-image i does not depend on how many images are made.
+-log S is a soft minimum of the squared distances to the dots. S is separable, so an image is one product of two small
+matrices. Images are drawn in whole blocks of a fixed size, each with its own random stream: image i does not depend on
+the number of images.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCK = 100  # images that are drawn together: their arrays fit a core's cache
 DOTS = 48  # of ink along a glyph's strokes
 SIDE = 28  # pixels
 
-# How much the digits vary, chosen so that a linear model fails clearly and LeNet does not (see tests/data).
+# The variation of the digits, chosen so that a linear model fails clearly and LeNet does not (see tests/data).
 HEIGHT = 17.0  # pixels, of a digit's box before scaling
 TREMBLE = 0.022  # standard deviation of a control point, in heights
 TURN = 0.30  # radians, the largest rotation
@@ -40,7 +40,7 @@ NOISE = 0.06  # standard deviation of a pixel
 
 
 class Synthetic(Source):
-    """`train` + `test` digits of 28 x 28 bytes, equally many of each class (+- 1), the same for the same seed."""
+    """`train` + `test` digits of 28 x 28 bytes, balanced over classes (+- 1), the same for the same seed."""
 
     image_shape = (SIDE, SIDE, 1)
     classes = 10
@@ -63,7 +63,7 @@ class Synthetic(Source):
         self._check_validation(self.train, self.name)
 
     def load(self) -> Data:
-        """Draws the digits, about 0.03 ms each."""
+        """Draw the digits, about 0.03 ms each."""
         wanted = self.expected()
         train = self._drawn("train", TRAIN_STREAM, wanted["train"])
         test = self._drawn("test", TEST_STREAM, wanted["test"])
@@ -90,7 +90,7 @@ def _glyphs() -> Alphabet:
 
 
 def draw(rng: np.random.Generator) -> tuple[Array, Array]:
-    """A block of images (BLOCK, SIDE, SIDE) uint8 and their digits (BLOCK,) int64."""
+    """Draw a block of images (BLOCK, SIDE, SIDE) uint8; return them and their digits (BLOCK,) int64."""
     digits = rng.permuted(np.tile(np.arange(10), (BLOCK // 10, 1)), axis=1).ravel()  # each ten holds every digit once
     dots, ink = _dots(digits, rng)  # (BLOCK, M, 2) in pixels, (BLOCK,)
     soft = _uniform(rng, *SOFT)  # (BLOCK,)
@@ -111,7 +111,7 @@ def draw(rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def _dots(digits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Where the ink of `digits` goes, (BLOCK, M, 2) pixels, and the length of line of each dot, (BLOCK,) pixels."""
+    """Return the dots of `digits`, (BLOCK, M, 2) pixels, and the length of line of each dot, (BLOCK,) pixels."""
     glyphs = _glyphs()
     choice = glyphs.first[digits] + (rng.random(BLOCK) * glyphs.count[digits]).astype(np.int64)
     controls = glyphs.controls[choice]  # (BLOCK, K, 2)
@@ -127,7 +127,7 @@ def _dots(digits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
 
 
 def _affine(rng: np.random.Generator) -> Array:
-    """Random maps (BLOCK, 2, 2) from heights to pixels, for points as rows: scale, then shear, then turn."""
+    """Return random maps (BLOCK, 2, 2) from heights to pixels, for points as rows: scale, shear, rotate."""
     turn, shear, scale = _uniform(rng, -TURN, TURN), _uniform(rng, -SHEAR, SHEAR), _uniform(rng, *SCALE, 2)
     cos, sin = np.cos(turn), np.sin(turn)
     rotation = np.stack([cos, sin, -sin, cos], axis=-1).reshape(-1, 2, 2)
@@ -137,5 +137,5 @@ def _affine(rng: np.random.Generator) -> Array:
 
 
 def _uniform(rng: np.random.Generator, low: float, high: float, *axes: int) -> Array:
-    """(BLOCK, *axes) float32 between `low` and `high`."""
+    """Draw (BLOCK, *axes) float32 between `low` and `high`."""
     return rng.random((BLOCK, *axes), dtype=np.float32) * np.float32(high - low) + np.float32(low)

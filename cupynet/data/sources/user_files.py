@@ -1,6 +1,6 @@
-"""The user's images and labels, in files whose sizes are read before a model is built.
+"""Data sets in files of the user.
 
-Errors name the file, what was expected and found, and the remedy. Nothing is ever removed or downloaded.
+Errors name the file, what was expected and found, and the remedy. Files are never removed or downloaded.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,6 @@ from functools import cached_property
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx_file import Damaged
 from cupynet.data.sources.source import Data, Source
@@ -24,7 +23,7 @@ from cupynet.data.sources.source import Data, Source
 
 @dataclass(frozen=True)
 class Outline:
-    """The properties of a data set that are known before its images are read: (H, W, C), and counts."""
+    """What is known of a data set before its images are decoded: (H, W, C), and numbers of classes and images."""
 
     image_shape: tuple[int, int, int]
     classes: int
@@ -34,29 +33,11 @@ class Outline:
 
 
 class UserFiles(Source):
-    """Base class of data sets in files of the user, from which `image_shape` and `classes` are read on first use.
-
-    classes: None: the largest training label + 1, or the number of class folders.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        classes: int | None,
-        seed: int,
-        validation: int,
-        limit: int | None,
-        normalize: str | Mapping[str, Sequence[float]] | None,
-        augment: Sequence[Augmentation],
-    ) -> None:
-        super().__init__(seed, validation, limit, normalize, augment)
-        self.name = name
-        also = ", or null to take them from the training images"
-        self._asked_classes = None if classes is None else checks.integer("classes", classes, 1, also)
+    """Base class of data sets in files of the user, which are looked at on first use."""
 
     @abstractmethod
     def _look(self) -> Outline:
-        """Return what is known without reading the images. ConfigError, DataError."""
+        """Return the outline. ConfigError, DataError."""
 
     @abstractmethod
     def _read(self) -> tuple[Array, Array, Array, Array]:
@@ -68,7 +49,7 @@ class UserFiles(Source):
 
     @cached_property
     def outline(self) -> Outline:
-        """What is known before the images are read. ConfigError, DataError."""
+        """The properties that are known before `load`. ConfigError, DataError."""
         found = self._look()
         for part, images in (("train", found.train), ("test", found.test)):
             if not images:
@@ -90,6 +71,9 @@ class UserFiles(Source):
     def class_names(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.outline.class_names
 
+    def expected(self) -> dict[str, int]:
+        return {"train": self.outline.train, "test": self.outline.test}
+
     def load(self) -> Data:
         """Return the data. ConfigError; DataError for missing or damaged files."""
         outline = self.outline
@@ -98,26 +82,51 @@ class UserFiles(Source):
         for part, pixels, numbers in (("train", images, labels), ("test", test_images, test_labels)):
             with reported_at(self._place(part)):
                 parts.append(Dataset(f"{self.name}-{part}", pixels, numbers, outline.classes))
-        train, test = parts
-        if test.image_shape != train.image_shape:
-            raise DataError(f"{self._place('test', 'images')}: expected {train.image_shape}, found {test.image_shape}")
-        return self._divided(self.name, train, test)
+        return self._divided(self.name, *parts)
 
-    def expected(self) -> dict[str, int]:
-        return {"train": self.outline.train, "test": self.outline.test}
 
-    def _check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Check that arrays of these shapes belong together; the keys are train_images and so on. DataError."""
-        train = shapes["train_images"]
+class UserArrays(UserFiles):
+    """Base class of data sets in four arrays of the user. They are read when the outline is needed.
+
+    classes: None: the largest training label + 1.
+    """
+
+    _asked_classes: int | None
+
+    @abstractmethod
+    def _arrays(self) -> dict[str, Array]:
+        """Read `train_images`, `train_labels`, `test_images` and `test_labels`, in this order. DataError."""
+
+    @cached_property
+    def _held(self) -> dict[str, Array]:
+        """The arrays from the first look at them until `load`."""
+        arrays = self._arrays()
+        self._check(arrays)
+        return {name: array.reshape(-1) if name.endswith("labels") else array for name, array in arrays.items()}
+
+    def _look(self) -> Outline:
+        images, labels, test_images, _ = self._held.values()
+        height, width, channels = (*images.shape[1:], 1)[:3]
+        return Outline((height, width, channels), self._classes_of(labels), len(images), len(test_images))
+
+    def _read(self) -> tuple[Array, Array, Array, Array]:
+        images, labels, test_images, test_labels = self._held.values()
+        del self._held  # so that the caller alone holds them
+        return images, labels, test_images, test_labels
+
+    def _check(self, arrays: Mapping[str, Array]) -> None:
+        """Check that the arrays belong together. DataError."""
+        train = arrays["train_images"].shape
         for part in ("train", "test"):
-            images, labels = shapes[f"{part}_images"], shapes[f"{part}_labels"]
+            images, labels = arrays[f"{part}_images"].shape, arrays[f"{part}_labels"]
             if len(images) not in (3, 4) or images[1:] != train[1:]:
                 like = "(S, H, W) or (S, H, W, C)" if part == "train" else f"like those to train on, {train}"
                 raise DataError(f"{self._place(part, 'images')}: expected images {like}, found {images}")
-            if labels not in (images[:1], (*images[:1], 1)):
-                raise DataError(
-                    f"{self._place(part, 'labels')}: expected ({images[0]},), one label per image, found {labels}"
-                )
+            if labels.shape not in (images[:1], (*images[:1], 1)):
+                expected = f"({images[0]},), one label per image"
+                raise DataError(f"{self._place(part, 'labels')}: expected {expected}, found {labels.shape}")
+            if labels.dtype.kind not in "iu":
+                raise DataError(f"{self._place(part, 'labels')}: expected integers, found {labels.dtype}")
 
     def _classes_of(self, labels: Array) -> int:
         """Return the number of classes as given, else by the training labels (S,). DataError for unusable labels."""
@@ -139,6 +148,11 @@ def reported_at(place: object) -> Iterator[None]:
         yield
     except (ConfigError, Damaged) as error:
         raise DataError(f"{place}: {error}") from error.__cause__
+
+
+def classes_of(value: int | None) -> int | None:
+    """Check the argument `classes`, a number or None. ConfigError."""
+    return None if value is None else checks.integer("classes", value, 1, ", or null for the largest label + 1")
 
 
 def sha256_of(name: str, value: str | None) -> str | None:

@@ -1,0 +1,109 @@
+"""Read a picture, PNG or JPEG, with Pillow (the extra `images`). The only file that imports Pillow."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+FORMATS = ("PNG", "JPEG")
+GREY = ("1", "L", "LA")  # Pillow's modes
+DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
+MOST_PIXELS = 1 << 26  # a small file may claim any number
+
+
+def pillow() -> Any:
+    """Import PIL.Image. ConfigError if Pillow is not installed."""
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ConfigError("pictures need Pillow, which is not installed: pip install 'cupynet[images]'") from error
+    return Image
+
+
+def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
+    """Read a PNG or JPEG of 8 bits and any size as (H, W, C) uint8, of 1 channel (grey) or 3.
+
+    Args:
+        drawn: True for a drawing: transparent pixels become paper, white, or black if the drawing is light, and a
+            photograph is rotated as its camera noted. If False, transparency is dropped and nothing is rotated.
+
+    Raises:
+        DataError: the file is missing, damaged, too large, or of another type.
+        ConfigError: Pillow is not installed.
+    """
+    with opened_picture(path) as opened:
+        if opened.mode in DEEP:  # how many of the bits are used would have to be guessed for each picture
+            raise DataError(
+                f"{one_name(path)}: expected 8 bits in each channel, found 16 (mode {opened.mode}): convert it"
+            )
+        if drawn:
+            from PIL import ImageOps
+
+            opened = _on_paper(ImageOps.exif_transpose(opened))
+        pixels = opened.convert("L" if channels == 1 else "RGB")
+        return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
+
+
+@contextmanager
+def opened_picture(path: Path) -> Iterator[Any]:
+    """Open a picture and read its header. DataError, also if decoding fails in the context."""
+    images = pillow()
+    if not os.path.isfile(path):
+        raise DataError(f"{one_name(path)}: expected a picture, found no such file")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about sizes, which are checked here, and about camera metadata
+            with images.open(path, formats=FORMATS) as opened:
+                if opened.width * opened.height > MOST_PIXELS:
+                    raise DataError(
+                        f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
+                        f"{opened.height}: make it smaller"
+                    )
+                yield opened
+    except (DataError, MemoryError):
+        raise
+    except images.DecompressionBombError as error:
+        raise DataError(f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels: make it smaller") from error
+    except Exception as error:  # a decoder may raise anything
+        reason = getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]  # without the path
+        raise DataError(f"{one_name(path)}: is no PNG or JPEG, or damaged ({reason})") from error
+
+
+def one_name(path: Path) -> str:
+    """Return a file's name in printable characters, without control sequences for the terminal."""
+    return "".join(each if each.isprintable() else "?" for each in str(path))
+
+
+def resized(pixels: Array, height: int, width: int) -> Array:
+    """Resize pixels (H, W, C) uint8, bilinearly."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    images, channels = pillow(), pixels.shape[2]
+    opened = images.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
+    found = opened.resize((width, height), images.Resampling.BILINEAR)
+    return np.asarray(found, np.uint8).reshape(height, width, channels)
+
+
+def _on_paper(opened: Any) -> Any:
+    """Put a transparent picture on white, or on black if what is drawn is light."""
+    from PIL import ImageStat
+
+    if opened.mode not in ("LA", "PA", "RGBA") and "transparency" not in opened.info:
+        return opened
+    images, shown = pillow(), opened.convert("RGBA")
+    alpha, grey = shown.getchannel("A"), shown.convert("RGB").convert("L")
+    least, most = alpha.getextrema()
+    light = most > 0 and ImageStat.Stat(grey, alpha).mean[0] > 127.5
+    paper = images.new("RGBA", shown.size, "black" if light and least < 128 else "white")
+    return images.alpha_composite(paper, shown).convert("RGB")
