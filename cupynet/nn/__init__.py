@@ -1,4 +1,4 @@
-"""Networks from scratch: layers whose forward pass returns its own derivative, weights in one flat vector."""
+"""Networks: layers whose forward pass returns its derivative, and weights in one flat vector."""
 
 from cupynet.nn.branches import Concat, Residual
 from cupynet.nn.context import INFERENCE, Context

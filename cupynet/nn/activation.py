@@ -1,4 +1,4 @@
-"""Activations. Most have a derivative that needs only their output, so that they work in place."""
+"""Activations. Most have a derivative that needs only their output, so they work in place."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ NOT_MONOTONE = ("softmax", *OF_INPUT)
 
 @dataclass(frozen=True)
 class ActivationFunction:
-    """One of `ACTIVATIONS`, each of a value x unless it says otherwise:
+    """One of `ACTIVATIONS`, elementwise except for softmax:
 
     - identity: x.
     - relu: the larger of x and 0.
     - leaky_relu: x above zero, slope · x below (Maas et al. 2013).
     - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, with alpha = 1).
     - tanh, sigmoid = 1 / (1 + exp(-x)), softplus = log(1 + exp(x)).
-    - gelu: x times the probability that a standard normal number is below x (Hendrycks & Gimpel 2016): the exact form,
-      with the error function, not the one by tanh.
+    - gelu: x times the probability that a standard normal number is below x (Hendrycks & Gimpel 2016), exactly, by
+      the error function instead of tanh.
     - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
     - softmax: exp(x) / sum exp(x), over the last axis.
 
-    Where 16 bits are stored they are computed in 32.
+    Values stored in 16 bits are computed in 32.
 
     Attributes:
-        name: which.
+        name: one of `ACTIVATIONS`.
         slope: of leaky_relu below zero.
     """
 
@@ -41,16 +41,16 @@ class ActivationFunction:
 
     @property
     def of_input(self) -> bool:
-        """Whether the derivative is one of x, not of y: then there are two arrays until it has been computed."""
+        """True if the derivative needs x, not y: training then holds both arrays."""
         return self.name in OF_INPUT
 
     @property
     def monotone(self) -> bool:
-        """Whether the largest of the activations is the activation of the largest."""
+        """True if the largest activation is the activation of the largest value."""
         return self.name not in NOT_MONOTONE
 
     def into(self, backend: Backend, x: Array, out: Array) -> Array:
-        """out = the activation of x; `out` may be x, and is returned."""
+        """Write the activation of x to `out`, which may be x, and return it."""
         if self.name in NAMES:
             return backend.pointwise(self.name, x, out, self.slope)
         if out is not x:
@@ -60,15 +60,16 @@ class ActivationFunction:
         return backend.relu(out) if self.name == "relu" else backend.softmax(out)
 
     def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
-        """The activation of a borrowed x, and what `backward` needs: x is overwritten, unless that is x.
+        """Return the activation of a borrowed x, and the array that `backward` needs.
 
-        Both are to be given back then, see `of_input`; where they are one array, once is enough.
+        They are two arrays in training if `of_input`, and both must be given back; otherwise x is overwritten, and both
+        are x.
         """
         out = backend.borrow(x.shape) if train and self.of_input else x
         return self.into(backend, x, out), x
 
     def backward(self, backend: Backend, dy: Array, kept: Array) -> Array:
-        """dx, in place in dy; `kept`: y, or x where the derivative is of that."""
+        """Return dx, computed in place in dy. kept: y, or x if `of_input`."""
         if self.name in NAMES:
             return backend.pointwise_backward(self.name, dy, kept, self.slope)
         if self.name == "identity":
@@ -77,11 +78,7 @@ class ActivationFunction:
 
 
 def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
-    """The activation called `name`.
-
-    Raises:
-        ConfigError: there is none of that name, or it has no slope.
-    """
+    """Return the activation called `name`. ConfigError if there is none, or if it has no slope."""
     checks.one_of("activation", name, ACTIVATIONS)
     if slope is None:
         return ActivationFunction(name)

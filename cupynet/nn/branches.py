@@ -1,4 +1,4 @@
-"""Layers with several ways through them: each is fed the same, and what they make is added up or put side by side."""
+"""Layers with several branches of the same input, whose outputs are added or concatenated."""
 
 from __future__ import annotations
 
@@ -15,20 +15,17 @@ from cupynet.nn.params import Scope
 from cupynet.nn.types import Flat, Image, InputType
 
 Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
-ONE_KIND = (
-    "images go with images: end in Flatten or GlobalAvgPool2D what makes an Image, or leave out what makes the Flat"
-)
 
 
 class Residual(Layer):
     """layers(x) + shortcut(x) (He et al. 2015).
 
-    Weights of the layers are named as if they stood in this layer itself, `block1.conv1.weight`; those of the shortcut
-    `block1.shortcut.weight`. An activation behind the sum is a layer of its own.
+    Weights of the layers are named as if they were in this layer itself, `block1.conv1.weight`; those of the shortcut
+    `block1.shortcut.weight`. An activation after the sum is a separate layer.
 
     Args:
-        layers: one after the other, name -> layer or a list of them, as in `Sequential`; or one layer.
-        shortcut: a layer, for where the others change the size: a convolution of 1x1, with their stride. By default x
+        layers: layers in sequence, name -> layer or a list, as in `Sequential`; or one layer.
+        shortcut: a layer, needed if the others change the size: a 1x1 convolution with their stride. By default x
             itself.
     """
 
@@ -55,20 +52,17 @@ class Residual(Layer):
             yield from self.shortcut.computed()
 
     def activated(self) -> list[Layer]:
-        """Those of both ways: what is added to x itself has been through no activation as a whole."""
+        """The layers of both branches; this one without a shortcut, because the sum has no activation."""
         return [self] if self.shortcut is None else [*self.body.activated(), *self.shortcut.activated()]
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         output = self.body.build(input, params, backend)
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
         if around != output:
-            found = f"the layers make {output} of {input}, the shortcut {around}"
-            way_out = _fitting_shortcut(input, output)
-            if self.shortcut is not None:
-                both = isinstance(around, Image) and isinstance(output, Image)
-                way_out = "give both the same stride, padding and filters" if both else "give both as many units"
-                way_out = way_out if type(around) is type(output) else ONE_KIND
-            raise ConfigError(f"Residual '{params.layer}': {found}: {way_out}")
+            raise ConfigError(
+                f"Residual '{params.layer}': the layers make {output} of {input}, the shortcut {around}: add a "
+                "shortcut with the same output, such as Conv2D(filters, 1, stride) or Dense(units)"
+            )
         return output
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
@@ -90,13 +84,13 @@ class Residual(Layer):
 
 
 class Concat(Layer):
-    """What several branches make of x, side by side: along the channels of images, or the features of vectors.
+    """The outputs of several branches of x, concatenated along channels of images or features of vectors.
 
     Weights are named after their branch, `mixed.narrow.conv1.weight`.
 
     Args:
-        branches: name -> branch, or a list of branches. A branch is a layer, or layers one after the other, by name or
-            as a list.
+        branches: name -> branch, or a list of branches. A branch is a layer, or layers in sequence, by name or as a
+            list.
     """
 
     recordable = True
@@ -111,7 +105,7 @@ class Concat(Layer):
             name: branch if isinstance(branch, Layer) else _one_after_the_other(branch)
             for name, branch in branches.items()
         }
-        self.branches: dict[str, Layer] = Sequential(together).layers  # names are checked alike
+        self.branches: dict[str, Layer] = Sequential(together).layers  # checks the names
 
     def children(self) -> Iterable[tuple[str, Layer]]:
         return self.branches.items()
@@ -123,14 +117,10 @@ class Concat(Layer):
         made = {name: branch.build(input, params.scope(name), backend) for name, branch in self.branches.items()}
         first = next(iter(made.values()))
         for name, output in made.items():
-            alike = isinstance(output, Flat) and isinstance(first, Flat)
-            if isinstance(output, Image) and isinstance(first, Image):
-                alike = (output.height, output.width) == (first.height, first.width)
-            if not alike:
-                way_out = "they must have one height and width: give all the same stride, and padding 'same'"
-                way_out = way_out if type(output) is type(first) else ONE_KIND
+            if type(output) is not type(first) or output.shape[:-1] != first.shape[:-1]:
                 raise ConfigError(
-                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: {way_out}"
+                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: give all "
+                    "the same height and width, by strides and padding 'same', or end all in Flatten"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (
@@ -166,20 +156,6 @@ def _one_after_the_other(layers: Layers) -> Sequential:
     return Sequential([layers] if isinstance(layers, Layer) else layers)
 
 
-def _fitting_shortcut(input: InputType, output: InputType) -> str:
-    """What to do about it: the shortcut that makes the one of the other, if there is one."""
-    if isinstance(output, Flat):
-        return f"give it a shortcut that makes the same, Dense({output.features})"
-    if not isinstance(input, Image):
-        return "let the layers keep the size"
-    stride = max(-(-input.height // output.height), 1), max(-(-input.width // output.width), 1)
-    fits = tuple(-(-size // by) for size, by in zip((input.height, input.width), stride, strict=True))
-    if fits != (output.height, output.width):
-        return "give the layers padding 'same', which keeps the height and width"
-    fitting = f"Conv2D({output.channels}, 1, stride={stride[0] if stride[0] == stride[1] else stride})"
-    return f"give it a shortcut that makes the same, {fitting}"
-
-
 def _copied(backend: Backend, dy: Array) -> Array:
     copy = backend.borrow(dy.shape)
     copy[...] = dy
@@ -187,7 +163,7 @@ def _copied(backend: Backend, dy: Array) -> Array:
 
 
 def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
-    """dx of all ways, in the first one's array; None where one has none, as nobody needs it then."""
+    """Add the dx of all branches into the first; None if one is None, because none is needed then."""
     own = [way for way in ways if way is not None]
     if len(own) < len(ways):
         backend.give_back(*own)

@@ -18,7 +18,7 @@ from cupynet.nn.types import Image, InputType
 class Conv2D(Layer):
     """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
-    By im2col and one 2-D product in the reference; backends may do it otherwise, and together with a pool behind it.
+    The reference uses im2col and one 2-D product; other backends may fuse it with a pool that follows.
     H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1: windows that do not fit are left out (Deeplearning4j's
     Truncate).
 
@@ -29,13 +29,12 @@ class Conv2D(Layer):
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
             or `same`, `valid` (0).
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: how the weight (K_h, K_w, C, O) is drawn, a name or an object, see cupynet/nn/init.py.
-        bias: whether there is one.
-        dilation: pixels from one pixel of the window to the next, a number or (down, across): with more than 1 it sees
-            further, with gaps (Yu & Koltun 2016).
-        groups: equal parts that channels and filters fall into; a filter sees the channels of its part alone. As many
-            groups as channels make a depthwise convolution, with as many filters or a multiple of them (Chollet 2017).
-        bias_init: what the bias (O,) begins with: a number, or an initialiser that draws vectors: zeros, ones, normal.
+        init: initializer of the weight (K_h, K_w, C, O), a name or an object, see cupynet/nn/init.py.
+        bias: False for no bias.
+        dilation: pixels from one pixel of the window to the next, a number or (down, across) (Yu & Koltun 2016).
+        groups: the number of equal parts of channels and filters; a filter sees only the channels of its part. As many
+            groups as channels make a depthwise convolution, whose filters are a multiple of them (Chollet 2017).
+        bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
     """
 
     recordable = True
@@ -106,7 +105,7 @@ class Conv2D(Layer):
         return y, backward
 
     def fuse(self, following: Layer) -> Layer | None:
-        own = type(self) is Conv2D and type(following) is MaxPool2D  # what is made from them may compute otherwise
+        own = type(self) is Conv2D and type(following) is MaxPool2D  # a subclass may compute something else
         if not own or not self._activation.monotone or not isinstance(self.input, Image):
             return None
         assert isinstance(following, MaxPool2D)
@@ -128,9 +127,9 @@ class Conv2D(Layer):
 
 
 class ConvMaxPool(Layer):
-    """A built convolution and the max-pool behind it as one operation.
+    """A built convolution and the max-pool that follows it as one operation.
 
-    What the pool lets through is activated, by the operation itself or behind it.
+    The activation is applied to the pooled values, by the operation itself or after it.
     """
 
     recordable = True

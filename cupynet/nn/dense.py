@@ -19,9 +19,9 @@ class Dense(Layer):
     Args:
         units: O, outputs.
         activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: how the weight (F, O) is drawn, a name or an object, see cupynet/nn/init.py.
-        bias: whether there is one.
-        bias_init: what the bias (O,) begins with: a number, or an initialiser that draws vectors: zeros, ones, normal.
+        init: initializer of the weight (F, O), a name or an object, see cupynet/nn/init.py.
+        bias: False for no bias.
+        bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
     """
 
     recordable = True
@@ -73,7 +73,7 @@ class Dense(Layer):
 
 
 class Flatten(Layer):
-    """(N, H, W, C) -> (N, H·W·C); nothing moves in memory. Dense needs none before it."""
+    """(N, H, W, C) -> (N, H·W·C), without a copy. Dense does not need it."""
 
     recordable = True
 
@@ -88,7 +88,7 @@ class Flatten(Layer):
 
 
 class Activation(Layer):
-    """An activation as a layer of its own.
+    """An activation as a separate layer.
 
     Args:
         name: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax (over the last axis): see

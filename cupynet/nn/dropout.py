@@ -15,12 +15,12 @@ from cupynet.nn.types import InputType
 class Dropout(Layer):
     """In training each value is 0 with probability `rate`, else divided by 1 - rate (Srivastava et al. 2014, inverted).
 
-    Which values are 0 follows from the model's seed, the epoch, the sample's index, the layer's name and the value's
-    place, see backend/philox.py, and from nothing else: any number of workers, micro-batches, a training that is gone
-    on with and every backend drop the same ones. Where a pass does not say which samples it has, they count from 0.
+    Which values are 0 depends only on the model's seed, the epoch, the sample's index, the layer's name and the
+    position of the value, see backend/philox.py: it is the same for any number of workers or micro-batches, in a
+    resumed run and on every backend. If a pass does not number its samples, they count from 0.
 
     Args:
-        rate: the share that becomes 0, from 0 to below 1. (Deeplearning4j's argument is the share that is kept.)
+        rate: the share of zeros, from 0 to below 1. (Deeplearning4j's argument is the share that is kept.)
     """
 
     recordable = True

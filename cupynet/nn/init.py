@@ -1,6 +1,6 @@
-"""Initial weights, always drawn by NumPy on the host, so that the backend does not change them.
+"""Initializers: initial weights, drawn by NumPy on the host, so that they do not depend on the backend.
 
-A layer takes the name of an initialiser (see `INITIALIZERS`), or an object of one of the classes here.
+A layer takes the name of an initializer (see `INITIALIZERS`), or an object of one of the classes here.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cupynet.core.errors import ConfigError
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
-CUT = 2.0  # deviations, beyond which a truncated normal distribution ends
-REMAINS = 0.87962566103423978  # the standard deviation of one that is cut there
+CUT = 2.0  # deviations at which a truncated normal distribution is cut off
+REMAINS = 0.87962566103423978  # its standard deviation, for deviation 1 before the cut
 FANS = ("fan_in", "fan_out", "fan_avg")
 DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Inputs and outputs of one unit: a weight is (..., inputs, outputs), before them a convolution's window.
+    """Return the inputs and outputs of one unit; a weight is (..., inputs, outputs), after a convolution's window.
 
     Raises:
         ConfigError: the weight is a vector, which has no inputs and outputs.
@@ -36,8 +36,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def grouped(init: Initializer, groups: int) -> Initializer:
-    """Draws a convolution's weight (K_h, K_w, C / groups, O) group by group: each is a convolution of its own, whose
-    units have O / groups outputs, not O."""
+    """Return an initializer of a grouped convolution's weight (K_h, K_w, C / groups, O), one group after the other."""
     if groups == 1:
         return init
 
@@ -46,14 +45,14 @@ def grouped(init: Initializer, groups: int) -> Initializer:
         made = [np.asarray(init(rng, part)) for _ in range(groups)]
         wrong = [each.shape for each in made if each.shape != part]
         if wrong:
-            raise ConfigError(f"its initialiser made {wrong[0]} for a group of {part}: must return that shape")
+            raise ConfigError(f"its initializer made {wrong[0]} for a group of {part}: must return that shape")
         return np.concatenate(made, axis=-1)
 
     return draw
 
 
 class Filled:
-    """The same number everywhere.
+    """A constant.
 
     Args:
         value: any number.
@@ -83,12 +82,10 @@ class Normal:
 
 
 class TruncatedNormal(Normal):
-    """N(mean, deviation²) without what is more than two deviations from the mean, which is drawn again.
-
-    What is left deviates by 0.88 of that.
+    """N(mean, deviation²) with values more than two deviations from the mean drawn again (deviation 0.88 after that).
 
     Args:
-        deviation, mean: of the whole distribution.
+        deviation, mean: before the cut.
     """
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
@@ -118,7 +115,7 @@ class VarianceScaling:
     Args:
         scale: above 0.
         mode: which fan: `fan_in`, the inputs of a unit, `fan_out`, its outputs, or `fan_avg`, their mean.
-        distribution: `normal`, `uniform`, or `truncated_normal`, whose variance is that of what is left.
+        distribution: `normal`, `uniform`, or `truncated_normal`, which has the variance after the cut.
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:
@@ -139,10 +136,10 @@ class VarianceScaling:
 
 
 class Orthogonal:
-    """A matrix whose columns, or rows where they are fewer, are at right angles and of length `gain`.
+    """A matrix with orthogonal columns, or rows if they are fewer, of length `gain` (Saxe et al. 2014).
 
-    Saxe et al. 2014. A convolution's weight is one with a row for each value of a window. Drawn evenly from
-    all of them (Mezzadri 2007).
+    A convolution's weight has a row for each value of a window. The distribution is uniform over all such matrices
+    (Mezzadri 2007).
 
     Args:
         gain: above 0.
@@ -152,7 +149,7 @@ class Orthogonal:
         self.gain = single("Orthogonal gain", gain, above=0)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        fans(shape)  # refuses a vector
+        fans(shape)  # raises for a vector
         rows, columns = math.prod(shape[:-1]), shape[-1]
         q, r = np.linalg.qr(rng.standard_normal((max(rows, columns), min(rows, columns))))
         q *= np.where(np.diag(r) < 0, -1.0, 1.0)
@@ -160,7 +157,7 @@ class Orthogonal:
 
 
 xavier = VarianceScaling(1.0, "fan_avg")
-zeros = Filled(0.0)
+zeros, ones = Filled(0.0), Filled(1.0)
 
 # Deeplearning4j's XAVIER is xavier, RELU he, LECUN_NORMAL lecun; PyTorch's kaiming is he, Keras' glorot is xavier.
 INITIALIZERS: dict[str, Initializer] = {
@@ -179,16 +176,14 @@ INITIALIZERS: dict[str, Initializer] = {
     "truncated_normal": TruncatedNormal(),
     "uniform": Uniform(),
     "zeros": zeros,
-    "ones": Filled(1.0),
+    "ones": ones,
 }
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
-    """The initialiser called `init`, or that object itself; ConfigError for anything else, which names the argument."""
+    """Return the initializer called `init`, or the given object. ConfigError."""
     module = type(init).__module__
-    elsewhere = (
-        module.startswith("cupynet.") and module != __name__
-    )  # what can be called there is called with other things
+    elsewhere = module.startswith("cupynet.") and module != __name__  # other callables: losses, schedules
     if callable(init) and not isinstance(init, type) and not elsewhere:
         return init
     if isinstance(init, str) and init in INITIALIZERS:
@@ -199,13 +194,9 @@ def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
 
 
 def bias_initializer(argument: str, init: float | str | Initializer) -> Initializer:
-    """What biases begin with: a number, that everywhere; or an initialiser that draws vectors.
-
-    Raises:
-        ConfigError: it is neither; the message names the argument.
-    """
+    """Return the initializer of biases: a constant, or an initializer of vectors. ConfigError."""
     if not isinstance(init, str) and not callable(init):
-        return Filled(number(argument, init, also=", or the name of an initialiser, or such an object"))
+        return Filled(number(argument, init, also=", or the name of an initializer, or such an object"))
     found = initializer(init, argument)
     try:
         found(np.random.default_rng(0), (1,))

@@ -1,4 +1,4 @@
-"""Losses: what training minimises."""
+"""Losses."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ class Loss:
 
     Attributes:
         recordable: see `Layer`.
-        applies: the activation that it applies itself, so that the network must not; None for none.
+        applies: the activation that the loss applies itself, so that the network must not; None for none.
     """
 
     recordable = False
     applies: str | None = None
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """The loss of each example (N,), on the device; the gradient of their mean, times the policy's loss scale."""
+        """Return the loss of each example (N,), on the device, and the gradient of their mean, times the loss scale."""
         raise NotImplementedError
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """What a user wants to see of a network's raw output (N, O): probabilities, say. In place."""
+        """Convert raw output (N, O) in place to scores for users, such as probabilities."""
         raise NotImplementedError
 
     def check(self, classes: int) -> None:
-        """Refuse to be the loss of a network with as many outputs. ConfigError."""
+        """Raise ConfigError if the loss does not fit this number of outputs."""
 
     def _outputs(self, prediction: Array, what: str = "outputs") -> None:
-        """Refuse what is no row of outputs for each example. ConfigError."""
+        """Raise ConfigError unless there is a row of outputs for each example."""
         if prediction.ndim != 2:
             name = type(self).__name__
             raise ConfigError(f"{name} needs {what} (N, O), got {prediction.shape}: end in a Dense layer")
 
 
 class SoftmaxNLL(Loss):
-    """Negative log-likelihood of softmax(logits): softmax and logarithm in one, so that neither overflows.
+    """Negative log-likelihood of softmax(logits); computed together, so that nothing overflows.
 
     The network ends in logits z (activation identity). The loss is -log softmax(z)[label], the gradient of the mean
     (softmax(z) - onehot) / N. Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
@@ -57,7 +57,7 @@ class SoftmaxNLL(Loss):
             as in PyTorch: means of parts of a batch can then be averaged by their numbers of examples.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     recordable = True
@@ -70,8 +70,7 @@ class SoftmaxNLL(Loss):
     def check(self, classes: int) -> None:
         if self.class_weights is not None and len(self.class_weights) != classes:
             raise ConfigError(
-                f"SoftmaxNLL class_weights are {len(self.class_weights)}, and there are {classes} classes: give one "
-                "weight for each class"
+                f"SoftmaxNLL class_weights: {len(self.class_weights)} weights for {classes} classes: give one for each"
             )
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
@@ -86,7 +85,7 @@ class SoftmaxNLL(Loss):
 
 
 def _class_weights(given: Weights) -> tuple[float, ...]:
-    """The weight of each class. ConfigError."""
+    """Return the weight of each class. ConfigError."""
     name, weights = "SoftmaxNLL class_weights", given
     if isinstance(given, Mapping):
         labels = range(len(given))
@@ -99,12 +98,12 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
         raise refusal(name, shown(given), "must be a list of numbers, one for each class, or null")
     found = tuple(single(name, each, minimum=0) for each in weights)
     if not any(found):
-        raise refusal(name, shown(given), "must be above 0 for one class at least: else nothing is learned")
+        raise refusal(name, shown(given), "must be above 0 for at least one class")
     return found
 
 
 class OneHotLoss(Loss):
-    """A loss of each output by itself, against 1 for the class of the example and 0 for the others; their mean.
+    """The mean over outputs of an elementwise loss; the target is 1 for the class of the example, 0 for the others.
 
     Attributes:
         kind, parameter: see `Backend.target_loss`.
@@ -119,7 +118,7 @@ class OneHotLoss(Loss):
         return backend.target_loss(self.kind, prediction, target, self.parameter)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """The outputs as they are: the class of the largest is what is predicted."""
+        """Return the outputs unchanged: the largest is the predicted class."""
         return prediction
 
 
@@ -131,7 +130,7 @@ class MeanSquaredError(OneHotLoss):
 
 
 class BinaryCrossEntropy(OneHotLoss):
-    """Each output as a yes or no of its own: -t · log s - (1 - t) · log(1 - s) with s = sigmoid(z), in one.
+    """-t · log s - (1 - t) · log(1 - s) of each output, with s = sigmoid(z).
 
     The network ends in logits z (activation identity).
     """
@@ -140,9 +139,9 @@ class BinaryCrossEntropy(OneHotLoss):
     kind, applies = "logistic", "sigmoid"
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """(N, O) logits -> each one's probability."""
+        """Convert (N, O) logits to probabilities of each output."""
         xp, wide = backend.xp, prediction.astype(backend.policy.accumulate)
-        small = xp.exp(-abs(wide))  # overflows nowhere
+        small = xp.exp(-abs(wide))  # never overflows
         prediction[...] = xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
         return prediction
 
@@ -158,10 +157,10 @@ class Huber(OneHotLoss):
     """The mean over the outputs of d²/2 where |d| <= delta, else delta · (|d| - delta/2), with d = z - t (Huber 1964).
 
     Args:
-        delta: from where on the loss is a straight line.
+        delta: |d| from which on the loss is linear.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     recordable = True

@@ -20,34 +20,34 @@ from cupynet.nn.loss import Loss, SoftmaxNLL
 from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
-PREDICTED_TOGETHER = 256  # images, by default: the memory they take is kept
-BYTES = 32  # times what the largest pixel is scaled to: beyond it images were not scaled
+PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
+BYTES = 32  # times the scaled value of 255: images with larger values were not scaled
 
 
 class Model:
     """A network, its weights and its loss.
 
-    Several threads may predict with one model at the same time, also while it is trained: `predict`, `classify`,
-    `scores` and `weights` only read. During a fit they see the weights of the moment, which an update may be changing.
-    Everything else belongs to one thread at a time, and a second fit of the same model is refused.
+    Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit: they
+    only read, and see weights that an update may be changing. Other methods are for one thread at a time, and a second
+    fit of the same model is refused.
 
     Args:
         network: a description (see `Layer`); the model builds its own copy.
-        input: what one example is.
+        input: the type of one example.
         backend: where it computes.
         seed: of the initial weights, from 0 to 2**64 - 1.
-        loss: what training minimises.
-        needs_dx: whether the derivative with respect to the input is of use, see `build`.
+        loss: minimized in training; `SoftmaxNLL()` by default.
+        needs_dx: True if the derivative with respect to the input is needed, see `build`.
 
     Attributes:
         network: the built copy.
         params: its weights.
-        pixels: what becomes of pixels of 0 to 255: as it did of those it was trained on last.
-        class_names: what people call the classes, in the order of the outputs; empty where they have no names.
-        output: the type of its output for one example.
+        pixels: the scaling of pixels from 0 to 255, as in the last training.
+        class_names: the names of the classes, in the order of the outputs; empty if they have none.
+        output: the type of the output for one example.
 
     Raises:
-        ConfigError: an argument is not what it must be, or the layers do not fit each other; the message names it.
+        ConfigError: an argument is invalid, or layers do not fit each other.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Model:
     def fitting(self) -> Iterator[None]:
         """Context of a fit. RuntimeError if another fit is training this model."""
         if not self._fitting.acquire(blocking=False):
-            raise RuntimeError("this model is being trained already: wait for that fit, or train a copy, replicate()")
+            raise RuntimeError("this model is in training: wait for the end of that fit, or train a copy, replicate()")
         try:
             yield
         finally:
@@ -90,7 +90,7 @@ class Model:
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         """The raw output (logits) for x (N, ...), and the derivative.
 
-        Where the pass or its derivative raises, nothing of what they borrowed stays on loan; other passes keep theirs.
+        If the pass or its derivative raises, everything that they borrowed is given back.
 
         Raises:
             ConfigError: x is not N examples of this network's size.
@@ -112,21 +112,19 @@ class Model:
         return y, backward
 
     def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
-        """Probabilities and raw outputs, (N, O) on the host, of x (N, ...) on the device, `batch_size` at a time."""
+        """Return probabilities and raw outputs, (N, O) on the host, for x (N, ...) on the device."""
         size = checks.integer("batch_size", batch_size, 1)
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
-        """Probabilities of images: (N, H, W, C), or (N, H, W) where there is one channel -> (N, O), on the host.
+        """Return the probabilities of images (N, H, W, C), or (N, H, W) of one channel, as (N, O) on the host.
 
         Args:
-            images: uint8, which are scaled as `pixels` says, or floating point as the network takes it. One image
-                without the axis N is a batch of one.
-            batch_size: how many are computed together.
+            images: uint8, to be scaled by `pixels`, or floating point, already scaled. A single image needs no axis N.
+            batch_size: the number of images computed together.
 
         Raises:
-            ConfigError: the images are not of this network's size, whole numbers other than uint8, or bytes in
-                floating point.
+            ConfigError: the images have another size, integers other than uint8, or unscaled floating point.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         parts = []
@@ -142,10 +140,10 @@ class Model:
     def classify(
         self, images: Any, top: int = 1, batch_size: int = PREDICTED_TOGETHER
     ) -> list[list[tuple[int | str, float]]]:
-        """Of each image, as `predict` takes them, the `top` classes of the highest scores, the highest first.
+        """Return the `top` classes with the highest scores of each image, the highest first.
 
-        A class is its name, or its number where it has none; the score is its probability, where the loss makes any.
-        The lower number comes first among equals. ConfigError.
+        A class is its name, or its number if it has none. The score is its probability, if the loss has any. Among
+        equal scores the lower number comes first. ConfigError, see `predict`.
         """
         most = self.output.features
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
@@ -155,7 +153,7 @@ class Model:
         return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
 
     def _images(self, images: Any) -> Any:
-        """Images as an array (N, ...) of examples of this network, uint8 or floating point; else a ConfigError."""
+        """Return images as an array (N, ...) of examples of this network, uint8 or floating point. ConfigError."""
         kind, shape = type(images).__name__, self.input.shape
         try:
             images = images if hasattr(images, "dtype") else np.asarray(images)
@@ -176,17 +174,17 @@ class Model:
         return images
 
     def _refuse_bytes(self, images: Any) -> None:
-        """Refuse bytes in floating point: the answers would be sure, and mean nothing. Flat examples are no pixels."""
+        """Refuse pixels that were not scaled: predictions would be meaningless. Flat examples are not pixels."""
         least, most = float(images.min()), float(images.max())
         high = max(255 * scale + shift for scale, shift in zip(self.pixels.scale, self.pixels.shift, strict=True))
         if isinstance(self.input, Image) and least >= 0 and most > BYTES * high:
             raise ConfigError(
-                f"images of {images.dtype} up to {most:g}: floating point is taken as it is, and pixels are scaled to "
-                f"{min(self.pixels.shift) + 0.0:.4g}..{high:.4g} here: give uint8, or scale them so"
+                f"images of {images.dtype} up to {most:g}: this model was trained on pixels scaled to "
+                f"{min(self.pixels.shift) + 0.0:.4g}..{high:.4g}: give uint8, or scale them"
             )
 
     def _scores(self, x: Array) -> tuple[Array, Array]:
-        """Probabilities and raw outputs of one batch."""
+        """Return probabilities and raw outputs of one batch."""
         backend, accumulate = self.backend, self.backend.policy.accumulate
         with backend.here(), backend.loans():
             raw, _ = self.forward(x, INFERENCE)
@@ -196,23 +194,23 @@ class Model:
         return scores, logits
 
     def _together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """The scores and outputs of all batches."""
+        """Concatenate the scores and outputs of all batches."""
         nothing = np.empty((0, *self.output.shape), self.backend.policy.accumulate)
         scores, logits = (np.concatenate([part[i] for part in parts] or [nothing]) for i in (0, 1))
         return scores, logits
 
     def replicate(self, backend: Backend) -> Model:
-        """The same network with the same weights on another backend."""
+        """Return the same network with the same weights on another backend."""
         replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         replica.load_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
-        """Consecutive layers of this network, a `Sequential`, as a model of their own: a stage, with equal weights.
+        """Return consecutive layers of this network, a `Sequential`, as a model with the same weights: a stage.
 
-        Names of layers and weights are those they have here. Only the last part has the loss, and only a part that is
-        not the first computes the derivative with respect to its input.
+        Layers and weights keep their names. Only the last part has the loss, and the first does not compute the
+        derivative with respect to its input.
         """
         layers = dict(self._description.children())
         whole = dict(self.network.children())
@@ -230,13 +228,13 @@ class Model:
         return part
 
     def weights(self) -> dict[str, Any]:
-        """Name -> NumPy copy of the master weight, `conv1.weight` and so on; and of each buffer, `norm1.mean`."""
+        """Return name -> NumPy copy of each master weight, `conv1.weight`, and of each buffer, `norm1.mean`."""
         arrays = dict(self.params.views(self.params.master))
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         return {name: np.array(self.backend.to_host(array)) for name, array in arrays.items()}
 
     def load_weights(self, weights: dict[str, Any]) -> None:
-        """Take over weights and buffers by name.
+        """Load weights and buffers by name.
 
         Raises:
             ConfigError: a name is missing or unknown, or a shape differs.
@@ -257,10 +255,10 @@ class Model:
         self.params.publish()
 
     def summary(self) -> str:
-        """A table of all layers, those within others indented.
+        """Return a table of all layers; layers within others are indented.
 
-        Output shapes, the bytes of one output in the precision it is stored in, numbers of weights, and how many
-        multiplications (each with an addition, so two floating-point operations) a forward pass takes per example.
+        It has output shapes, the bytes of one output in storage precision, numbers of weights, and the multiply-adds
+        (two floating-point operations each) of a forward pass per example.
         """
         rows = self.rows()
         header = rows[0]
@@ -274,7 +272,7 @@ class Model:
         return "\n".join([*lines, f"total {self.params.count:,} parameters, {work}"])
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The cells of that table, its heading first."""
+        """Return the cells of that table, its heading first."""
         header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
         rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
         top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
@@ -283,11 +281,11 @@ class Model:
         return rows
 
     def _bytes(self, of: InputType) -> str:
-        """The size of one example."""
+        """Return the size of one example."""
         return f"{of.features * self.backend.policy.storage.itemsize:,}"
 
     def _rows(self, name: str, layer: Layer, depth: int = 0) -> list[tuple[str, ...]]:
-        """The row of a layer, with all that it holds counted, and those of the layers it holds."""
+        """Return the row of a layer, with totals of all layers that it holds, and the rows of these layers."""
         prefix = f"{layer.path}." if layer.path else ""
         count = sum(p.size for full, p in self.params.named() if full.startswith(prefix))
         work = sum(each.multiply_adds() for each in layer.walk())
@@ -301,20 +299,20 @@ class Model:
 def build(network: Layer, input: InputType, params: Params, backend: Backend, *, needs_dx: bool = False) -> InputType:
     """Infer all shapes of `network` and declare its weights.
 
-    Allocates nothing, so that a configuration can be checked with it.
+    It allocates nothing, so a configuration can be checked with it.
 
     Args:
-        needs_dx: whether the derivative with respect to the input is of use: not where the input is images, but
-            where the network is a stage behind another.
+        needs_dx: True if the derivative with respect to the input is needed: the network is a later stage of a
+            pipeline.
     """
     return network.build(input, params.scope(needs_dx=needs_dx), backend)
 
 
-ENDINGS = ("softmax", "log_softmax", "sigmoid")  # what a loss that applies one of them must not be given
+ENDINGS = ("softmax", "log_softmax", "sigmoid")  # not in front of a loss that applies one of them
 
 
 def check_loss(network: Layer, loss: Loss) -> None:
-    """Refuse a built network that ends in softmax or sigmoid under a loss that applies one of them itself."""
+    """Refuse a built network that ends in softmax or sigmoid if the loss applies one of them itself."""
     for last in network.activated() if loss.applies is not None else ():
         if last.output_activation in ENDINGS:
             name, kind = last.path.rpartition(".")[2] or "network", type(loss).__name__
@@ -325,12 +323,12 @@ def check_loss(network: Layer, loss: Loss) -> None:
 
 
 def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1) -> None:
-    """Refuse batches in which a layer of a built network never has the examples that it needs (`Layer.least`).
+    """Refuse a batch size with which a layer of a built network never gets enough examples (`Layer.least`).
 
     Args:
-        examples: of a whole batch of one replica.
-        cut: into how many parts it is cut, see `parts`.
-        replicas: that train together.
+        examples: the size of a whole batch of one replica.
+        cut: the number of its micro-batches.
+        replicas: the number of replicas that train together.
 
     Raises:
         ConfigError: the message names the layer.
@@ -343,15 +341,17 @@ def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1
             fewer = ", or fewer parts" if parts > 1 else ""
             raise ConfigError(
                 f"{cause}: layer '{layer.path}', a {type(layer).__name__}, sees {found} example at a time and needs at "
-                f"least {layer.least}, or it learns nothing of them: take a larger batch_size{fewer}"
+                f"least {layer.least} to learn from them: take a larger batch_size{fewer}"
             )
 
 
 def check_output(network: Layer, classes: int) -> None:
     """Refuse a built network whose output is not one logit per class."""
-    output, name = network.output, network.ending().path or "network"
+    output, last = network.output, network
+    while isinstance(last, Sequential):
+        last = list(last.layers.values())[-1]
     if not isinstance(output, Flat) or output.features != classes:
         raise ConfigError(
-            f"layer '{name}' gives {output}, but the data has {checks.counted(classes, 'class')}: end in "
-            f"Dense(units={classes})"
+            f"layer '{last.path or 'network'}' gives {output}, but the data has {checks.counted(classes, 'class')}: "
+            f"end in Dense(units={classes})"
         )

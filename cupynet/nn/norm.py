@@ -1,17 +1,13 @@
-"""Normalisation: over a batch, and within each example."""
+"""Normalization over a batch, and within each example."""
 
 from __future__ import annotations
-
-from typing import Any
-
-import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.nn.context import Context, Group
 from cupynet.nn.dense import Activation
-from cupynet.nn.init import zeros
+from cupynet.nn.init import ones, zeros
 from cupynet.nn.layer import Backward, Layer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import InputType
@@ -19,42 +15,36 @@ from cupynet.nn.types import InputType
 AXES = ("features", "channels")
 
 
-def ones(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """All one: scales."""
-    return np.ones(shape)
-
-
 class BatchNorm(Layer):
     """(x - mean) / sqrt(variance + epsilon) · scale + shift in each channel (Ioffe & Szegedy 2015).
 
-    Channels are the last axis: of images mean and variance are over N, H and W, of vectors over N. In training they are
+    Channels are the last axis. Mean and variance are over N, H and W of images, over N of vectors. In training they are
     those of the batch, at least in single precision; in an evaluation the running estimates, which are buffers of the
-    model (`norm1.mean`, `norm1.variance`): averaged with the weights, saved and loaded with them. `scale` begins at 1,
-    `shift` at 0, neither is decayed. A ReLU right behind it (`Activation("relu")`) is done in the same pass.
+    model (`norm1.mean`, `norm1.variance`), averaged, saved and loaded with the weights. Initially `scale` is 1 and
+    `shift` 0; neither is decayed. A ReLU that follows directly (`Activation("relu")`) is fused.
 
-    A batch's statistics are those of the worker's own batch: several workers with batch_size examples each are then not
-    one worker with all of these, whatever the averaging frequency, and neither are other numbers of workers. With
-    `sync` they are, where weights or gradients are averaged in every iteration (with plain SGD or momentum, as without
-    normalisation). In a pipeline the statistics are of each micro-batch, with `accumulate` of each part of a batch:
-    other gradients than those of the whole batch, and running estimates that learn once from each.
+    Statistics are those of the worker's own batch: several workers with batch_size examples each therefore do not equal
+    one worker on all of them, whatever the averaging frequency. With `sync` they do, if weights or gradients are
+    averaged in every iteration (for plain SGD or momentum, as without normalization). In a pipeline, and with
+    `accumulate`, statistics are those of each micro-batch: gradients differ from those of the whole batch, and running
+    estimates are updated once for each part.
 
     Args:
-        momentum: the share of a running estimate that stays after a batch, which adds 1 - momentum of its own, as Keras
-            (0.99 there) and Deeplearning4j (`decay`, 0.9) have it. PyTorch's momentum is 1 less this.
+        momentum: the share of a running estimate that is kept in each update, as in Keras (0.99) and Deeplearning4j
+            (`decay`, 0.9). PyTorch's momentum is 1 minus this.
         epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
-        sync: whether statistics are over the batches of all replicas that train together. They meet in each pass, twice
-            forwards and once backwards; steps are not recorded on a GPU then, and pipelines are refused.
+        sync: True to compute statistics over the batches of all replicas, with two exchanges in each forward pass and
+            one in each backward pass. Graph capture is off then, and pipelines are refused.
 
-    The running variance is of the unbiased estimate, over n - 1, as in PyTorch and Deeplearning4j's native layers; what
-    normalises a batch is over n.
+    The running variance is the unbiased estimate, over n - 1, as in PyTorch and Deeplearning4j's native layers; a batch
+    is normalized with the variance over n.
 
-    One value for each channel has no variance: that of a single vector, where the last batch of an epoch has one
-    example, or a part of it. Nothing is dropped, so it is trained on: its output is `shift`, as in Keras, and the
-    running estimates learn nothing of it, as of no estimate over n - 1. (PyTorch raises an error.) Where every batch is
-    so small there is nothing to learn from, and training is refused before it begins, see `check_batches`.
+    A single value per channel has no variance: a vector, if the last batch or micro-batch has one example. It is
+    trained on all the same: its output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an
+    error.) Training in which every batch is so small is refused, see `check_batches`.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     recordable = True
@@ -81,7 +71,7 @@ class BatchNorm(Layer):
         return BatchNormReLU(self, following) if own and following.output_activation == "relu" else None
 
     def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:
-        """`forward` of x (N, ..., C), and with `relu` what that makes of it."""
+        """Compute `forward` of x (N, ..., C), followed by a ReLU if `relu`."""
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
         affine = scale.data, shift.data
         if not context.train:
@@ -107,18 +97,18 @@ class BatchNorm(Layer):
         return y, backward
 
     def _moments(self, x: Array, count: int, context: Context, group: Group | None) -> Array:
-        """Mean and variance that normalise x, (2, C); running estimates learn of them. count: values of a channel."""
+        """Return mean and variance for x, (2, C), and update running estimates. count: values of a channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
-        if total > 1:  # one has no variance; of none, everybody passes along what does not count
+        if total > 1:  # one value has no variance; 0 if no replica has examples that count
             unbiased = total / (total - 1)
             self.backend.track_moments(self.mean.data, self.variance.data, moments, self.momentum, unbiased)
         return moments
 
     def _merge(self, moments: Array, count: int, group: Group) -> int:
-        """Overwrite this replica's moments, of `count` values, with those of all; how many values these are of.
+        """Overwrite this replica's moments, of `count` values, with those of all; return the number of all values.
 
-        The mean of the means, then that of the variances about it: exact, and stable (Chan et al. 1979).
+        The mean of the means, then the mean of the variances about it: exact and stable (Chan et al. 1979).
         """
         total = int(group.gather_numbers(count).sum())
         apart = self.backend.borrow(moments[0].shape, moments.dtype)
@@ -133,12 +123,11 @@ class BatchNorm(Layer):
         return total
 
     def _meet(self, sums: Array, count: int, group: Group) -> None:
-        """Overwrite the sums over this replica's batch with what they are to it of those over all.
+        """Overwrite the sums over this replica's batch with their mean over all replicas, weighted by examples.
 
-        Its gradient is that of its own batch's mean loss, and weighs in the mean of all as its examples do: so does
-        what others have by it, and by this weight its own share is divided again.
+        Gradients are of the mean loss of the replica's own batch, and are weighted by its examples in the mean of all.
         """
-        scale = self.backend.loss_scale  # which may be each replica's own
+        scale = self.backend.loss_scale  # may differ between replicas
         sums /= scale
         group.allreduce_mean([sums.reshape(-1)], count)
         sums *= scale
@@ -148,7 +137,7 @@ class BatchNorm(Layer):
 
 
 class BatchNormReLU(Layer):
-    """A built batch normalisation and the ReLU behind it, in one pass over memory each way."""
+    """A built batch normalization and the ReLU that follows it, in one pass over memory each way."""
 
     recordable = True
 
@@ -162,16 +151,15 @@ class BatchNormReLU(Layer):
 class LayerNorm(Layer):
     """(x - mean) / sqrt(variance + epsilon) · scale + shift within each example (Ba et al. 2016).
 
-    The same in training and in an evaluation, whatever the batch. `scale` begins at 1, `shift` at 0; neither is
-    decayed.
+    The same in training and evaluation. Initially `scale` is 1 and `shift` 0; neither is decayed.
 
     Args:
-        axis: over what mean and variance are taken: `features`, all values of an example, each with a scale and shift
-            of its own; or `channels`, the channels of each pixel, each with one for all pixels.
+        axis: of the mean and variance: `features`, all values of an example, with a scale and shift for each; or
+            `channels`, the channels of each pixel, with a scale and shift for each channel.
         epsilon: added to the variance.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     recordable = True

@@ -1,17 +1,17 @@
 """All weights of a model as one flat vector, of which layers hold named views.
 
-Averaging is then one all-reduce, an update one pass, a checkpoint a walk over names. Weights that are treated alike by
-the optimizer (decayed or not, same learning-rate factor) lie next to each other, so an update is one call per kind.
+Averaging is then one all-reduce, an update one pass, a checkpoint a loop over names. Weights that the optimizer treats
+in the same way (decayed or not, same learning-rate factor) are adjacent, so an update is one call per kind.
 
-What a model is beside its weights, such as the running means of batch normalisation, is another flat vector: buffers.
-No optimizer moves them; training passes do.
+Buffers, such as the running means of batch normalization, are another flat vector. Training passes change them, an
+optimizer never does.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,26 +26,11 @@ ALIGNMENT = 64  # bytes
 
 
 @dataclass
-class Parameter:
-    """One named weight. The arrays are views into the flat vectors of its `Params`; they exist after `allocate`.
-
-    Attributes:
-        name: with its layer, `conv1.weight`.
-        decay: whether l2 applies (weights yes, biases no, as in Deeplearning4j).
-        lr_scale: factor on the learning rate.
-        master: what the optimizer moves and what is averaged and saved, at least float32.
-        data: what layers read; the same array, or its half copy.
-        grad: the gradient of the loss, in master's precision; layers add to it, the optimizer sets it to zero.
-    """
+class Named:
+    """Named numbers of a model."""
 
     name: str
     shape: tuple[int, ...]
-    init: Initializer
-    decay: bool = True
-    lr_scale: float = 1.0
-    master: Array = field(default=None, repr=False)
-    data: Array = field(default=None, repr=False)
-    grad: Array = field(default=None, repr=False)
 
     @property
     def size(self) -> int:
@@ -54,29 +39,43 @@ class Parameter:
 
 
 @dataclass
-class Buffer:
-    """Named numbers that are part of what a model is, and no weights: moved by training passes, never by an optimizer.
+class Parameter(Named):
+    """One named weight. The arrays are views into the flat vectors of its `Params`; they exist after `allocate`.
 
     Attributes:
-        name: with its layer, `norm1.mean`.
-        fill: what they are at first.
+        name: including the layer's, `conv1.weight`.
+        decay: whether l2 applies (weights yes, biases no, as in Deeplearning4j).
+        lr_scale: factor on the learning rate.
+        master: updated by the optimizer, averaged and saved; at least float32.
+        data: read by layers; the same array, or its 16-bit copy.
+        grad: the gradient of the loss, in master's precision; layers add to it, the optimizer sets it to zero.
+    """
+
+    init: Initializer
+    decay: bool = True
+    lr_scale: float = 1.0
+    master: Array = field(default=None, repr=False)
+    data: Array = field(default=None, repr=False)
+    grad: Array = field(default=None, repr=False)
+
+
+@dataclass
+class Buffer(Named):
+    """Numbers of a model besides its weights. Training passes change them, an optimizer never does.
+
+    Attributes:
+        name: including the layer's, `norm1.mean`.
+        fill: the initial value of all of them.
         data: a view into the flat vector of its `Params`, in the accumulation precision; exists after `allocate`.
     """
 
-    name: str
-    shape: tuple[int, ...]
     fill: float = 0.0
     data: Array = field(default=None, repr=False)
-
-    @property
-    def size(self) -> int:
-        """Number of values."""
-        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the flat vector whose weights are treated alike."""
+    """A part of the flat vector whose weights are updated in the same way."""
 
     start: int
     stop: int
@@ -85,7 +84,7 @@ class Segment:
 
     @property
     def part(self) -> slice:
-        """Where it lies."""
+        """The part as a slice."""
         return slice(self.start, self.stop)
 
 
@@ -93,17 +92,16 @@ class Params:
     """The weights of a model: declared by its layers through a `Scope`, then laid out by `allocate`.
 
     Attributes:
-        master, data, grad: flat (P,) vectors, see `Parameter`. P counts the padding between parameters, which is and
-            stays zero.
-        segments: the stretches an optimizer updates with one call each.
-        buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty where no layer has any.
+        master, data, grad: flat (P,) vectors, see `Parameter`. P includes padding between parameters, which stays
+            zero.
+        segments: the parts that an optimizer updates with one call each.
+        buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty if no layer has any.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, Parameter] = {}
         self._offsets: dict[str, int] = {}
         self._buffers: dict[str, Buffer] = {}
-        self._places: dict[str, int] = {}  # of buffers
         self.segments: list[Segment] = []
         self.master: Array = None
         self.data: Array = None
@@ -112,7 +110,7 @@ class Params:
         self._kept: Array = None
 
     def scope(self, name: str = "", *, needs_dx: bool = True) -> Scope:
-        """Where a network declares its weights, under `name.` if it has one; `needs_dx`: see `Scope`."""
+        """Return the scope in which a network declares its weights; `needs_dx`: see `Scope`."""
         return Scope(self, f"{name}." if name else "", needs_dx)
 
     def add(self, parameter: Parameter) -> Parameter:
@@ -133,37 +131,38 @@ class Params:
 
     @property
     def count(self) -> int:
-        """Number of weights, without padding."""
+        """The number of weights, without padding."""
         return sum(p.size for p in self._entries.values())
 
     def named(self) -> Iterator[tuple[str, Parameter]]:
-        """Name and parameter, in order of declaration."""
+        """Yield name and parameter, in order of declaration."""
         yield from self._entries.items()
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Where each weight lies in the flat vector, name -> (start, stop); after `allocate`."""
-        return {name: (start, start + self._entries[name].size) for name, start in self._offsets.items()}
+        """The place of each weight in the flat vector, name -> (start, stop); after `allocate`."""
+        sizes = {name: p.size for name, p in self._entries.items()}
+        return {name: (start, start + sizes[name]) for name, start in self._offsets.items() if name in sizes}
 
     def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
-        """Name and buffer, in order of declaration."""
+        """Yield name and buffer, in order of declaration."""
         yield from self._buffers.items()
 
     @property
     def vectors(self) -> list[Array]:
-        """`master` (P,), and the buffers (B,) where there are any: what makes a trained model what it is."""
+        """`master` (P,), and the buffers (B,) if there are any: the state of a trained model."""
         return [self.master, *self.running]
 
     @property
     def running(self) -> list[Array]:
-        """The buffers as one vector (B,); nothing where there are none, so that nothing is done about them."""
+        """The buffers as a list of one vector (B,); empty if there are none."""
         return [self.buffers] if self._buffers else []
 
     def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        """Name and part, in order of declaration, of any (P,) vector laid out like the weights; after `allocate`.
+        """Yield name and part, in order of declaration, of a (P,) vector laid out like the weights; after `allocate`.
 
         Raises:
-            ConfigError: the vector is of another network.
+            ConfigError: the vector has another size.
         """
         if self.master is None or vector.shape != self.master.shape:
             own = "nothing is allocated" if self.master is None else f"these weights are {self.master.shape}"
@@ -175,7 +174,7 @@ class Params:
     def allocate(self, backend: Backend, seed: int) -> None:
         """Lay out the flat vectors on the backend and draw the initial weights.
 
-        A weight's numbers follow from (seed, name) alone: adding a layer does not change the others.
+        A weight's values depend on (seed, name) alone: adding a layer does not change the others.
         """
         accumulate, storage = backend.policy.accumulate, backend.policy.storage
         total = self._layout(ALIGNMENT // storage.itemsize)  # in elements, so that the narrower copy is aligned too
@@ -199,18 +198,14 @@ class Params:
 
     def _allocate_buffers(self, backend: Backend) -> None:
         """Lay out the buffers, each on a cache line of its own."""
-        accumulate, size = backend.policy.accumulate, 0
-        step = ALIGNMENT // accumulate.itemsize
-        for name, buffer in self._buffers.items():
-            self._places[name] = size
-            size += -(-buffer.size // step) * step
-        host = np.zeros(size, accumulate)
-        for name, buffer in self._buffers.items():
-            host[self._places[name] :][: buffer.size] = buffer.fill
-        self.buffers, self._kept = (backend.allocate((size,), accumulate) for _ in range(2))
-        for name, buffer in self._buffers.items():
-            buffer.data = self.buffers[self._places[name] :][: buffer.size].reshape(buffer.shape)
-        if self._buffers:
+        accumulate = backend.policy.accumulate
+        buffers = list(self._buffers.values())
+        host = np.zeros(self._place(buffers, ALIGNMENT // accumulate.itemsize), accumulate)
+        self.buffers, self._kept = (backend.allocate(host.shape, accumulate) for _ in range(2))
+        for buffer in buffers:
+            part = slice(self._offsets[buffer.name], self._offsets[buffer.name] + buffer.size)
+            host[part], buffer.data = buffer.fill, self.buffers[part].reshape(buffer.shape)
+        if buffers:
             with backend.here():
                 self.buffers[...] = backend.asarray(host)
                 self._kept[...] = self.buffers
@@ -231,61 +226,63 @@ class Params:
         return self._kept
 
     def _layout(self, step: int) -> int:
-        """P; decides where each parameter starts, in steps of `step`, and fills `segments`."""
+        """Return P; decide where each parameter starts, in steps of `step`, and fill `segments`."""
         kinds: dict[tuple[bool, float], list[Parameter]] = {}
         for p in self._entries.values():
             kinds.setdefault((p.decay, p.lr_scale), []).append(p)
-        position = 0
+        stop = 0
         self.segments.clear()
         for (decay, lr_scale), members in kinds.items():
-            start = position
-            for p in members:
-                self._offsets[p.name] = position
-                position += -(-p.size // step) * step
-            self.segments.append(Segment(start, position, decay, lr_scale))
+            start, stop = stop, self._place(members, step, stop)
+            self.segments.append(Segment(start, stop, decay, lr_scale))
+        return stop
+
+    def _place(self, members: Sequence[Named], step: int, position: int = 0) -> int:
+        """Place members one after the other, each at a multiple of `step`. Return the end."""
+        for each in members:
+            self._offsets[each.name] = position
+            position += -(-each.size // step) * step
         return position
 
     def publish(self) -> None:
-        """Let layers see what the optimizer or an average did to `master`; nothing to do where `data` is `master`."""
+        """Copy `master` to `data` after an update or an average; no effect if they are one array."""
         if self.data is not self.master:
             self._backend.convert(self.master, self.data)
 
     def stored(self, part: slice) -> Array | None:
-        """The narrower copy that layers read of a stretch of `master` (P,); None where they read `master` itself."""
+        """Return the 16-bit copy of a part of `master` (P,); None if layers read `master` itself."""
         return None if self.data is self.master else self.data[part]
 
 
 def _drawn(p: Parameter, rng: np.random.Generator, storage: np.dtype[Any]) -> Array:
-    """The first numbers of a weight, if its initialiser has made what it must: real numbers of its shape that `storage`
-    holds. ConfigError."""
+    """Return the initial values of a weight. ConfigError unless they are numbers of its shape, finite in `storage`."""
     try:
         made = np.asarray(p.init(rng, p.shape))
     except ConfigError as error:
         raise ConfigError(f"weight '{p.name}': {error}") from error
     if made.shape != p.shape or made.dtype.kind not in "biuf":
         raise ConfigError(
-            f"weight '{p.name}': its initialiser made {made.shape} of {made.dtype}: must return numbers of the shape "
-            f"that it is given, {p.shape}"
+            f"weight '{p.name}': its initializer made {made.shape} of {made.dtype}: must return numbers of shape "
+            f"{p.shape}"
         )
     with np.errstate(over="ignore"):
         held = made.astype(storage)
     if not np.isfinite(held).all():
         raise ConfigError(
-            f"weight '{p.name}': its initialiser made numbers that are not finite in {storage}: let it make smaller "
-            "ones"
+            f"weight '{p.name}': its initializer made values that are not finite in {storage}: make them smaller"
         )
     return made
 
 
 @dataclass(frozen=True)
 class Scope:
-    """What a layer sees of `Params` while it is built: a place to declare weights under its own name.
+    """Declares the weights of one layer, under its name, while it is built.
 
     Attributes:
-        params: where the weights go.
+        params: the weights of the model.
         prefix: the layer's name and a dot; empty at the top.
-        needs_dx: whether the derivative with respect to the layer's input is of use: something before it has weights,
-            or stands on another device. Where it is not, `backward` may return None.
+        needs_dx: True if the derivative with respect to the layer's input is needed: an earlier layer has weights, or
+            is on another device. If False, `backward` may return None.
     """
 
     params: Params
@@ -293,7 +290,7 @@ class Scope:
     needs_dx: bool = True
 
     def scope(self, name: str, needs_dx: bool | None = None) -> Scope:
-        """A scope inside this one, for a layer within the layer; `needs_dx` by default as here."""
+        """Return a scope inside this one, for a layer within the layer; `needs_dx` is inherited by default."""
         return Scope(self.params, f"{self.prefix}{name}.", self.needs_dx if needs_dx is None else needs_dx)
 
     @property
@@ -308,5 +305,5 @@ class Scope:
         return self.params.add(Parameter(self.prefix + name, shape, init, decay, lr_scale))
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float = 0.0) -> Buffer:
-        """Declare the buffer `name` of this layer, all of whose numbers are `fill` at first."""
+        """Declare the buffer `name` of this layer, filled with `fill`."""
         return self.params.add_buffer(Buffer(self.prefix + name, shape, fill))

@@ -18,16 +18,16 @@ Size: TypeAlias = int | tuple[int, int] | list[int]  # one number for both, or (
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Rows or columns before and after an axis so that it has ceil(size / stride) windows (TensorFlow's SAME).
+    """Return the padding before and after an axis that gives ceil(size / stride) windows (TensorFlow's SAME).
 
-    Where their number is odd, there is one more after than before.
+    If the total is odd, there is one more after than before.
     """
     total = max(((size - 1) // stride) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
 
 def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
-    """The argument `padding`: rows above and below, columns left and right; None for `same`, (0, 0) for `valid`."""
+    """Check the argument `padding`; return rows and columns on each side, or None for `same`. ConfigError."""
     if isinstance(padding, str) and padding in ("same", "valid"):
         return None if padding == "same" else (0, 0)
     return checks.pair(f"{what} padding", padding, 0, ", or 'same' or 'valid'")
@@ -36,7 +36,7 @@ def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
 def window_on(
     input: InputType, kernel: IntPair, stride: IntPair, padding: IntPair | None, dilation: IntPair = (1, 1)
 ) -> Window:
-    """The window on this input, with as much padding as `same` (None) needs; what is no image gets none."""
+    """Return the window for this input; padding None means `same`."""
     if padding is not None:
         (rows, cols) = padding
         return Window(kernel, stride, ((rows, rows), (cols, cols)), dilation)
@@ -49,14 +49,13 @@ def window_on(
 
 
 class Pool(Layer):
-    """What pools have in common: a window for each channel by itself. Windows that do not fit are left out.
+    """Base class of pools: a window on each channel. Windows that do not fit are left out.
 
     Args:
         kernel: pixels of the window, a number or (height, width).
         stride: pixels from one window to the next, a number or (down, across); by default the kernel.
         padding: rows and columns around the image, a number or (rows above and below, columns left and right), smaller
-            than the kernel; or `same`, `valid` (0). They are no pixels: they are not the largest, and no mean counts
-            them.
+            than the kernel; or `same`, `valid` (0). Padding is ignored in maxima and means.
     """
 
     def __init__(self, kernel: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
@@ -108,8 +107,8 @@ class MaxPool2D(Pool):
 class AvgPool2D(Pool):
     """The mean of each window: (N, H, W, C) -> (N, H', W', C).
 
-    Padding does not count: a window at the edge has the mean of the pixels that it sees (PyTorch's
-    count_include_pad=False, Keras' and Deeplearning4j's same). The arguments are those of `Pool`.
+    Padding does not count: a window at the edge has the mean of its pixels (PyTorch's count_include_pad=False, `same`
+    in Keras and Deeplearning4j). The arguments are those of `Pool`.
     """
 
     recordable = True
@@ -133,7 +132,7 @@ class GlobalAvgPool2D(Layer):
 
 
 def _means(layer: Layer, x: Array, window: Window, context: Context) -> tuple[Array, Backward]:
-    """The pass of a layer that takes means, and its derivative, which takes dy in any shape."""
+    """Return the forward pass of a mean pool and its derivative, which takes dy in any shape."""
     backend, y = layer.backend, layer.backend.avg_pool2d(x, window)
     if not context.train:
         return y, no_backward
@@ -149,16 +148,16 @@ def _means(layer: Layer, x: Array, window: Window, context: Context) -> tuple[Ar
 
 
 def by(size: tuple[int, int]) -> str:
-    """A size as people write it: 3x5."""
+    """Write a size: 3x5."""
     return f"{size[0]}x{size[1]}"
 
 
 def padding_text(padding: IntPair | None) -> str:
-    """The padding behind a layer's other settings; nothing where there is none."""
+    """Write the padding for a layer's description; empty if there is none."""
     text = "same" if padding is None else one_or_both(padding)
     return "" if text == "0" else f", padding {text}"
 
 
 def one_or_both(size: tuple[int, int]) -> str:
-    """A size in one number where both are the same: 2, or 2x1."""
+    """Write a size, as one number if both are equal: 2, or 2x1."""
     return str(size[0]) if size[0] == size[1] else by(size)

@@ -1,4 +1,4 @@
-"""What a layer is fed, without the batch axis: enough to infer every shape of a network before any array exists."""
+"""Input types of layers, without the batch axis, from which all shapes of a network are inferred."""
 
 from __future__ import annotations
 

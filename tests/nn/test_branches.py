@@ -216,41 +216,25 @@ def test_names_are_those_of_the_blocks() -> None:
     [
         (
             Residual(Conv2D(8, 3, 2, "same")),
-            r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut Image\(6, 5, 3\): give "
-            r"it a shortcut that makes the same, Conv2D\(8, 1, stride=2\)$",
+            r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut Image\(6, 5, 3\): add "
+            "a shortcut with the same output",
         ),
-        (Residual(Conv2D(8, 3, (2, 1), "same")), r"makes the same, Conv2D\(8, 1, stride=\(2, 1\)\)$"),
-        (
-            Residual(Conv2D(3, 3)),
-            r"Image\(6, 5, 3\): give the layers padding 'same', which keeps the height and width$",
-        ),
-        (Residual(Dense(4)), r"the layers make Flat\(4\) of .* makes the same, Dense\(4\)"),
-        (Residual(Conv2D(8, 1), Conv2D(8, 1, 2)), r"the shortcut Image\(3, 3, 8\): give both the same stride, padding"),
+        (Residual(Dense(4)), r"the layers make Flat\(4\) of .*: add a shortcut with the same output"),
+        (Residual(Conv2D(8, 1), Conv2D(8, 1, 2)), r"the shortcut Image\(3, 3, 8\): add a shortcut with the same"),
+        (Residual(Conv2D(8, 1), Dense(2)), r"the shortcut Flat\(2\): add a shortcut with the same output"),
         (
             Concat({"a": Conv2D(2, 1), "b": Conv2D(2, 3)}),
-            r"'it': branch 'b' makes Image\(4, 3, 2\), 'a' Image\(6, 5, 2\): they must have one height and width",
+            r"'it': branch 'b' makes Image\(4, 3, 2\), 'a' Image\(6, 5, 2\): give all the same height and width",
         ),
         (
             Concat([Dense(2), Conv2D(1, 1)]),
-            r"branch 'branch2' makes Image\(6, 5, 1\), 'branch1' Flat\(2\): images go with images: end in Flatten or G",
+            r"branch 'branch2' makes Image\(6, 5, 1\), 'branch1' Flat\(2\): .* or end all in Flatten",
         ),
-        (
-            Residual(Conv2D(8, 1), Dense(2)),
-            r"the shortcut Flat\(2\): images go with images: end in Flatten or GlobalAvgP",
-        ),
-        (Residual(Dense(4), Dense(2)), r"the shortcut Flat\(2\): give both as many units$"),
     ],
 )
 def test_sizes_that_do_not_agree(layer: Layer, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         layer.build(INPUT, Params().scope("it"), create_backend("numpy"))
-
-
-@pytest.mark.parametrize("found", [Conv2D(8, 1, 2), Conv2D(8, 1, (2, 1))])
-def test_the_shortcut_that_is_proposed_fits(found: Conv2D) -> None:
-    for stride in (2, (2, 1), (1, 3)):
-        proposal = Conv2D(8, 1, stride)
-        Residual(Conv2D(8, 3, stride, "same"), proposal).build(INPUT, Params().scope("it"), create_backend("numpy"))
 
 
 @pytest.mark.parametrize(
@@ -275,4 +259,4 @@ def test_one_object_in_two_ways_is_refused() -> None:
     with pytest.raises(ConfigError, match="are one object"):
         Residual(one, one).build(INPUT, Params().scope("it"), create_backend("numpy"))
     with pytest.raises(ConfigError, match="are one object"):
-        Concat([one, one])
+        Concat([one, one]).build(INPUT, Params().scope("it"), create_backend("numpy"))

@@ -182,7 +182,7 @@ def test_biases_are_added_and_not_decayed() -> None:
         ),
         (Orthogonal(), "bias_init=Orthogonal.*: biases have no inputs and outputs"),
         ("zeroes", "bias_init=zeroes: must be one of xavier, .*; did you mean 'zeros'?"),
-        (True, "bias_init=True: must be a number, or the name of an initialiser, or such an object"),
+        (True, "bias_init=True: must be a number, or the name of an initializer, or such an object"),
         (None, "bias_init=None: must be a number"),
         (float("nan"), "bias_init=nan: must be a number"),
     ],
@@ -203,7 +203,7 @@ def test_other_callables_are_no_initializers(strange: Any) -> None:
             refused()
 
 
-OWN = r"weight 'conv.weight': its initialiser made "
+OWN = r"weight 'conv.weight': its initializer made "
 
 
 @pytest.mark.parametrize(
@@ -211,14 +211,14 @@ OWN = r"weight 'conv.weight': its initialiser made "
     [
         (
             lambda r, s: np.ones(3),
-            r"\(3,\) of float64: must return numbers of the shape that it is given, \(1, 1, 2, 4\)$",
+            r"\(3,\) of float64: must return numbers of shape \(1, 1, 2, 4\)$",
         ),
-        (lambda r, s: 1.0, r"\(\) of float64: must return numbers of the shape"),
+        (lambda r, s: 1.0, r"\(\) of float64: must return numbers of shape"),
         (lambda r, s: np.full(s, 1j), r"\(1, 1, 2, 4\) of complex128: must return numbers"),
         (lambda r, s: np.full(s, "a"), r"\(1, 1, 2, 4\) of <U1: must return numbers"),
         (lambda r, s: None, r"\(\) of object: must return numbers"),
-        (lambda r, s: np.full(s, np.nan), "numbers that are not finite in float32: let it make smaller ones"),
-        (lambda r, s: np.full(s, 1e300), "numbers that are not finite in float32: let it make smaller ones"),
+        (lambda r, s: np.full(s, np.nan), "values that are not finite in float32: make them smaller"),
+        (lambda r, s: np.full(s, 1e300), "values that are not finite in float32: make them smaller"),
     ],
 )
 def test_the_result_of_a_users_initializer_is_checked(init: Any, line: str) -> None:
@@ -235,7 +235,7 @@ def test_the_result_of_a_users_initializer_is_checked(init: Any, line: str) -> N
 def test_initial_weights_beyond_the_range_of_half_are_refused() -> None:
     network, numbers = Dense(3, init=Filled(1e5)), create_backend("numpy", "half")
     with pytest.raises(
-        ConfigError, match="weight 'weight': its initialiser made numbers that are not finite in float16"
+        ConfigError, match="weight 'weight': its initializer made values that are not finite in float16"
     ):
         Model(network, Flat(2), numbers)
     assert Model(network, Flat(2), create_backend("numpy", "float")).weights()["weight"].max() == np.float32(1e5)

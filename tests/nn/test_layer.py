@@ -380,7 +380,7 @@ def test_invalid_layers_are_refused() -> None:
         Sequential([])
     shared = Dense(3)
     with pytest.raises(ConfigError, match="layers 'a' and 'c' are one object: make a Dense for each"):
-        Sequential({"a": shared, "b": Flatten(), "c": shared})
+        Model(Sequential({"a": shared, "b": Flatten(), "c": shared}), Flat(3), create_backend("numpy"))
 
 
 def test_a_layer_in_the_wrong_place_is_named_with_the_way_out() -> None:

@@ -177,7 +177,7 @@ def test_a_loss_refuses_the_activation_that_it_applies_itself(loss: Loss) -> Non
         (lambda: SoftmaxNLL(class_weights=np.array([])), "SoftmaxNLL class_weights=.*: must be a list of numbers, one"),
         (
             lambda: SoftmaxNLL(class_weights=[0, 0.0]),
-            r"SoftmaxNLL class_weights=\[0, 0.0\]: must be above 0 for one class",
+            r"SoftmaxNLL class_weights=\[0, 0.0\]: must be above 0 for at least one class",
         ),
         (
             lambda: SoftmaxNLL(class_weights={1: 1.0}),
@@ -204,9 +204,9 @@ def test_classes_and_weights_are_as_many(name: str) -> None:
         {np.int64(0): 1, np.int64(1): 0.5},
     ]
     assert {SoftmaxNLL(class_weights=each).class_weights for each in same} == {(1.0, 0.5)}
-    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and there are 3 classes: give one"):
+    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: give one"):
         SoftmaxNLL(class_weights=[1, 2])(backend, outputs, labels)
-    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights are 2, and there are 3 classes: give one"):
+    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: give one"):
         Model(Dense(3), Flat(4), backend, loss=SoftmaxNLL(class_weights=[1, 2]))
     for loss in (MeanSquaredError(), Hinge()):
         with pytest.raises(

@@ -180,14 +180,12 @@ def test_bytes_in_floating_point_are_refused(classified: bool) -> None:
         fractions[:0],
     ):
         assert len(asked(taken)) == len(taken)
-    line = (
-        r"images of float32 up to 25\d.*: floating point is taken as it is, and pixels are scaled to 0\.\.1 here: give"
-    )
+    line = r"images of float32 up to 25\d.*: this model was trained on pixels scaled to 0\.\.1: give"
     with pytest.raises(ConfigError, match=line):
         asked(fractions * 255)
     model.pixels = PixelScale.of([0.5, 0.25], [0.5, 0.25])
     asked(fractions * 4 - 1)
-    with pytest.raises(ConfigError, match=r"scaled to -1\.\.3 here"):
+    with pytest.raises(ConfigError, match=r"scaled to -1\.\.3: give"):
         asked(fractions * 255)
     flat = Model(Sequential([Dense(3)]), Flat(4), create_backend("numpy"))
     assert flat.predict(np.array([[9.0, 700, 0, 1]])).shape == (1, 3)  # no pixels

@@ -202,9 +202,7 @@ def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
 def test_batches_of_which_a_layer_learns_nothing_are_refused() -> None:
     network, params = Sequential({"conv": Conv2D(2, 1), "n1": BatchNorm(), "d": Dense(4), "n2": BatchNorm()}), Params()
     network.build(Image(2, 2, 1), params.scope(), create_backend("numpy"))
-    line = (
-        "^batch_size=1: layer 'n2', a BatchNorm, sees 1 example at a time and needs at least 2, .* larger batch_size$"
-    )
+    line = "^batch_size=1: layer 'n2', a BatchNorm, sees 1 example at a time and needs at least 2 .* larger batch_size$"
     with pytest.raises(ConfigError, match=line):
         check_batches(network, 1)
     with pytest.raises(

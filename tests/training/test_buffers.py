@@ -489,7 +489,9 @@ def test_dropout_does_not_see_micro_batches(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_pipeline_refuses_layers_that_synchronise_replicas() -> None:
-    with pytest.raises(ConfigError, match="^layer 'norm' meets the other replicas in every pass, .*give it sync=false"):
+    with pytest.raises(
+        ConfigError, match="^layer 'norm' exchanges data with the other replicas in every pass, .*set sync=false"
+    ):
         piped(2, 2, 2, sync=True)
 
 
