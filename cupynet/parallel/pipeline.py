@@ -1,21 +1,19 @@
-"""Model parallelism: a network cut into stages, each with a worker of its own, and micro-batches that pass through.
+"""Pipelines: a network cut into stages, one worker for each, through which micro-batches pass.
 
-Here it is decided where the network is cut and in which order a stage works; what a stage computes and sends is
-training/pipeline_stage.py.
+This file decides where the network is cut and the order of work of a stage; training/pipeline_stage.py executes it.
 
 A batch is cut into m micro-batches, so that a stage can work on one while the next stage works on the one before.
 Each stage alternates one forward with one backward pass as soon as it can (PipeDream-Flush of Narayanan et al. 2021,
-"Memory-efficient pipeline-parallel DNN training"; its order of work is called 1F1B). With s = 3 stages, m = 4
-micro-batches and passes of one length:
+"Memory-efficient pipeline-parallel DNN training"; this schedule is called 1F1B). With s = 3 stages, m = 4 micro-batches
+and passes of equal length:
 
     time      0   1   2   3   4   5   6   7   8   9  10  11
     stage 1  F1  F2  F3   .   .  B1  F4  B2   .  B3   .  B4     holds 3 micro-batches at most
     stage 2   .  F1  F2   .  B1  F3  B2  F4  B3   .  B4   .     2
     stage 3   .   .  F1  B1  F2  B2  F3  B3  F4  B4   .   .     1
 
-Every stage then updates its weights. A round takes m + s - 1 times a stage's forward and backward pass where one worker
-with the whole network takes m · s of them. A stage has as many activations in flight as there are stages from it on,
-however many micro-batches there are.
+Every stage then updates its weights. A round takes m + s - 1 times a stage's forward and backward pass; one worker with
+the whole network takes m · s of them. Stage r of s (from 0) holds the activations of at most s - r micro-batches.
 """
 
 from __future__ import annotations
@@ -34,17 +32,17 @@ Stages: TypeAlias = "int | str | Sequence[Sequence[str]]"
 
 
 class Pipeline:
-    """How a network is cut into stages, and a batch into micro-batches. A description: it belongs to no network.
+    """Settings of a pipeline, for any network.
 
     Args:
-        stages: how many, cut so that the largest has as little to compute as possible, by counted multiplications;
-            `auto` for as many as there are devices, or cores of a CPU, for each replica, and at most as many as there
-            are layers with weights; or the names of the layers of each stage, `[["conv1", "pool1"], ["dense1"]]`.
-        micro_batches: into how many parts a batch is cut; as many as it has examples, if those are fewer. More of them
-            keep the stages busier, fewer are larger and so computed faster.
+        stages: the number of stages, balanced by counted multiplications; `auto` for as many as there are devices, or
+            cores of a CPU, per replica, but no more than layers with weights; or the names of the layers of each stage,
+            `[["conv1", "pool1"], ["dense1"]]`.
+        micro_batches: the number of micro-batches of a batch, at most its examples. More micro-batches keep the stages
+            busier, larger ones are computed faster.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, stages: Stages = "auto", micro_batches: int = 4) -> None:
@@ -53,41 +51,33 @@ class Pipeline:
 
     @property
     def count(self) -> int | None:
-        """How many stages; None where that depends on how many devices or cores there are."""
+        """The number of stages; None if it depends on the devices or cores."""
         return len(self.stages) if isinstance(self.stages, list) else self.stages
 
     def most(self, network: Layer) -> int:
-        """How many stages this built network is cut into at most where the number is left open.
-
-        Raises:
-            ConfigError: the network cannot be cut as it was asked for.
-        """
+        """Return the most stages of this built network if the number is open. ConfigError if it cannot be cut."""
         chain = _chain(network)
         names, together = [name for name, _ in chain], chain.together()
         for layer in network.walk():
             if layer.syncs_replicas:
                 raise ConfigError(
-                    f"layer '{layer.path}' meets the other replicas in every pass, and a pipeline's stages are at "
-                    "different micro-batches then: give it sync=false, or train the network whole"
+                    f"layer '{layer.path}' exchanges data with the other replicas in every pass, which a pipeline "
+                    "cannot do: set sync=false, or train without a pipeline"
                 )
         if isinstance(self.stages, list):
             _check_names(self.stages, names)
         elif self.stages is not None and self.stages > len(together):
             shown_together = " | ".join(" ".join(group) for group in together)
             raise ConfigError(
-                f"stages={self.stages}: this network can be cut into {len(together)} at most ({shown_together}): ask "
-                "for fewer, or for auto"
+                f"stages={self.stages}: this network has at most {len(together)} ({shown_together}): use fewer, or auto"
             )
         layers = dict(chain)
         return max(1, sum(any(layers[name].declared for name in group) for group in together))
 
     def cut(self, network: Layer, stages: int) -> list[list[str]]:
-        """The names of the layers of each of `stages` stages of a built network.
+        """Return the names of the layers of each of `stages` stages of a built network.
 
-        Layers that the backend computes as one stay together, except where the names of all stages were given.
-
-        Raises:
-            ConfigError: the network cannot be cut like that.
+        Fused layers stay together, unless the layers of each stage were given. ConfigError if it cannot be cut.
         """
         self.most(network)
         if isinstance(self.stages, list):
@@ -103,19 +93,19 @@ class Pipeline:
         ]
 
     def describe(self, layers: Sequence[Sequence[str]]) -> str:
-        """The stages with these layers, in a few words for people."""
+        """Describe the stages with these layers in a few words."""
         return f"{' | '.join(' '.join(names) for names in layers)}, {self.micro_batches} micro-batches"
 
 
 @dataclass(frozen=True)
 class PipelineSpeed:
-    """How much faster a pipeline is than its stages one after the other, as measured.
+    """The measured speed of a pipeline, compared to its stages one after the other.
 
     Attributes:
-        layers: the names of those in each stage.
-        micro_batches: into how many parts a whole batch is cut.
+        layers: the names of the layers of each stage.
+        micro_batches: the number of micro-batches of a whole batch.
         work_s: seconds that each stage alone needs for a micro-batch, forward and backward.
-        round_s: seconds of a round of a whole batch; NaN before there was one.
+        round_s: seconds of a round of a whole batch; NaN if there was none.
     """
 
     layers: list[list[str]]
@@ -131,30 +121,30 @@ class PipelineSpeed:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain values for JSON."""
+        """Return all values for JSON."""
         return {**asdict(self), "bound": self.bound, "speed_up": self.speed_up}
 
     @property
     def bound(self) -> float:
-        """The speed-up that stages of this work can reach: (total work / slowest stage) · m / (m + s - 1).
+        """The largest possible speed-up: (total work / slowest stage) · m / (m + s - 1).
 
-        Where the stages differ it can be passed a little: the pipeline fills and empties at the pace of the others.
+        With unequal stages it can be exceeded a little: the pipeline fills and drains at the pace of the others.
         """
         m, total, slowest = self.micro_batches, sum(self.work_s), max(self.work_s)
         return total / slowest * m / (m + len(self.work_s) - 1)
 
     @property
     def speed_up(self) -> float:
-        """The speed-up reached: the work of all stages for a batch over the time of a round."""
+        """The measured speed-up: the work of all stages for a batch / the time of a round."""
         return sum(self.work_s) * self.micro_batches / self.round_s
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[bool]:
-    """The order of work of stage `stage` (from 0): True where the next forward pass is due, False for a backward one.
+    """Yield the order of work of stage `stage` (from 0): True for a forward pass, False for a backward pass.
 
     Both take the micro-batches in order.
     """
-    ahead = min(stages - 1 - stage, micro_batches)  # passes through the stages behind, before the first comes back
+    ahead = min(stages - 1 - stage, micro_batches)  # forward passes before the first gradient arrives
     for number in range(micro_batches):
         yield True
         if number >= ahead:
@@ -164,13 +154,13 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 
 
 def parts(samples: int, micro_batches: int) -> list[slice]:
-    """A batch of `samples` examples cut into parts whose sizes differ by one at most, none of them empty."""
+    """Cut a batch of `samples` examples into parts, none empty, whose sizes differ by at most one."""
     count = min(samples, micro_batches)
     return [slice(samples * i // count, samples * (i + 1) // count) for i in range(count)]
 
 
 def training_work(layer: Layer) -> int:
-    """Multiplications of a training step per example: forward, the weights' gradient, the input's where there is one.
+    """Return the multiply-adds of a training step per example: forward, gradients of the weights and of the input.
 
     layer: built, in the whole network.
     """
@@ -178,21 +168,21 @@ def training_work(layer: Layer) -> int:
 
 
 def balanced(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
-    """Where consecutive pieces are cut, as the end of each stage: the largest stage is as small as can be.
+    """Cut consecutive pieces into stages so that the largest stage is as small as possible; return the stages' ends.
 
-    The largest alone decides how fast a pipeline is; of several such cuts the one that sends least is taken, and the
-    first of those.
+    The largest stage decides the speed of a pipeline. Among equal cuts the one that sends least is taken, and the first
+    of those.
 
     Args:
         work: of each piece.
         sent: by each piece to the next, if that is in another stage.
-        stages: how many, at most as many as there are pieces.
+        stages: the number of stages, at most that of pieces.
     """
     before = [0.0, *accumulate(work)]
 
     def fitting(bound: float) -> list[int]:
-        """The cut that sends least of those without a stage larger than `bound`; [] where there is none."""
-        cuts: dict[int, tuple[float, list[int]]] = {0: (0, [])}  # pieces so far -> what is sent, the ends of stages
+        """Return the cut that sends least, without a stage larger than `bound`; [] if there is none."""
+        cuts: dict[int, tuple[float, list[int]]] = {0: (0, [])}  # pieces so far -> amount sent, ends of stages
         for _ in range(stages):
             cuts = {
                 end: min(
@@ -210,7 +200,7 @@ def balanced(work: Sequence[float], sent: Sequence[float], stages: int) -> list[
 
 
 def _stages(given: Stages) -> int | list[list[str]] | None:
-    """A number, lists of names, or None for `auto`; else a ConfigError."""
+    """Check the argument `stages`; return None for `auto`. ConfigError."""
     if isinstance(given, str):
         if given == "auto":
             return None
@@ -225,22 +215,22 @@ def _stages(given: Stages) -> int | list[list[str]] | None:
 
 
 def _is_names(value: object) -> bool:
-    """Whether it is a list of layer names with at least one."""
+    """Return True for a list of at least one layer name."""
     listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     return listed and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
 
 
 def _chain(network: Layer) -> Sequential:
-    """The network, if there is something to cut."""
+    """Return the network if it can be cut. ConfigError."""
     if not isinstance(network, Sequential):
         raise ConfigError(
-            f"a pipeline cuts a Sequential into stages, and this network is one {type(network).__name__}: name its "
-            "parts in a Sequential, or train it whole"
+            f"a pipeline needs a Sequential, and this network is one {type(network).__name__}: name its parts in a "
+            "Sequential, or train without a pipeline"
         )
     return network
 
 
 def _check_names(stages: list[list[str]], names: list[str]) -> None:
-    """Refuse stages that are not all layers, each once, in order."""
+    """Raise ConfigError unless the stages have all layers, each once, in order."""
     if [name for stage in stages for name in stage] != names:
         raise ConfigError(f"stages={shown(stages)}: name every layer once, in the network's order: {', '.join(names)}")

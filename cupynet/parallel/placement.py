@@ -1,4 +1,4 @@
-"""Where the replicas of a run live: how many there are, and on which device each."""
+"""The number of replicas of a run, and the device of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Placement:
     """Replicas, the stages of each, and their devices.
 
     Attributes:
-        workers: how many replicas.
-        devices: the GPUs they share, rank r on devices[r % len(devices)]; none on a CPU. On several machines these
-            are the devices of each, and the rank's number on its machine chooses.
-        stages: of each replica; 1 where a replica is the whole network on one device.
-        seats: the number of each rank on its machine; empty where all are on this one.
+        workers: the number of replicas.
+        devices: the GPUs, rank r on devices[r % len(devices)]; empty on a CPU. With several machines these are the
+            devices of each machine, and r is the rank's number on its machine.
+        stages: the number of stages of each replica; 1 without a pipeline.
+        seats: the number of each rank on its machine; empty if all ranks are on this one.
     """
 
     workers: int
@@ -40,17 +40,19 @@ class Placement:
         most_stages: int = 1,
         seats: Sequence[int] | None = None,
     ) -> Placement:
-        """Decide what was left open: all devices, `first` before the others; one stage per device, or per core of a
-        CPU (up to 4 replicas), or where ranks were started already as many replicas as these make.
+        """Choose what is left open.
 
-        seats: of the ranks that were started, the number of each on its machine.
-
-        stages: None for as many as there are devices, or cores, for each replica (for one, if that is open too), but
-            no more than `most_stages`.
+        Args:
+            workers: None for one replica per device, or per core of a CPU, at most 4; or as many as the started ranks
+                make.
+            devices: None for all, `first` before the others.
+            stages: None for as many as there are devices or cores per replica, at most `most_stages`; with one replica
+                if `workers` is None too.
+            seats: the number of each started rank on its machine; None if no ranks were started.
 
         Raises:
-            ConfigError: a count below 1, a device that is not there or is named twice, devices for a CPU backend;
-                replicas and stages that are more or fewer than the ranks that were started.
+            ConfigError: a count below 1, a device that does not exist or is named twice, devices for a CPU backend;
+                more or fewer replicas and stages than ranks.
         """
         there = device_count(backend_name)
         if devices is not None:
@@ -84,21 +86,21 @@ class Placement:
 
     @property
     def ranks(self) -> int:
-        """How many there are that compute: replicas times stages."""
+        """The number of workers: replicas times stages."""
         return self.workers * self.stages
 
     def device(self, rank: int) -> int:
-        """The device of rank `rank`, on its machine; 0 on a CPU."""
+        """Return the device of a rank on its machine; 0 on a CPU."""
         seat = self.seats[rank] if self.seats else rank
         return self.devices[seat % len(self.devices)] if self.devices else 0
 
     def names(self) -> list[str]:
-        """The device of each rank, in order: `cuda:0`, or `cpu`."""
+        """Return the device of each rank, in order: `cuda:0`, or `cpu`."""
         return [f"cuda:{self.device(rank)}" if self.devices else "cpu" for rank in range(self.ranks)]
 
 
 def _replicas(workers: int | None, stages: int, ranks: int) -> int:
-    """How many replicas `ranks` ranks make; ConfigError where that is not `workers`, or no whole number."""
+    """Return the number of replicas of these ranks. ConfigError if it is not `workers`, or not an integer."""
     each = f" of {stages} stages" if stages > 1 else ""
     if workers is None and ranks % stages:
         raise ConfigError(

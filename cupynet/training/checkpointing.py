@@ -85,7 +85,7 @@ def resume(trainer: Trainer, path: str | Path) -> CupynetError | None:
             stored = found(path)
         except (ConfigError, DataError) as error:
             refusal = f"{error.exit_code} {error}"
-    refusal = world.all_gather_ragged(np.frombuffer(refusal.encode(), np.uint8))[0].tobytes().decode()
+    refusal = world.all_gather(np.frombuffer(refusal.encode(), np.uint8))[0].tobytes().decode()
     if refusal:
         code, _, text = refusal.partition(" ")
         return ConfigError(text) if int(code) == ConfigError.exit_code else DataError(text)

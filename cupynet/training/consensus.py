@@ -116,7 +116,7 @@ def _gather_divergence(stages: Communicator, own: Average | None) -> Average:
     message: list[Any] = [math.nan, {}]
     if own is not None:
         message = [float(own.divergence), {name: float(apart) for name, apart in own.by_layer.items()}]
-    texts = stages.all_gather_ragged(np.frombuffer(json.dumps(message).encode(), np.uint8))
+    texts = stages.all_gather(np.frombuffer(json.dumps(message).encode(), np.uint8))
     found = [json.loads(text.tobytes()) for text in texts]
     largest = max((apart for apart, _ in found if not math.isnan(apart)), default=math.nan)
     return Average(math.nan, largest, {name: apart for _, layers in found for name, apart in layers.items()})

@@ -30,7 +30,7 @@ def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | No
     traffic, sent = world.traffic, world.traffic.bytes_sent
     numbers, arrays = apart(state)
     text = json.dumps({"numbers": numbers, "arrays": {name: _digest(array) for name, array in arrays.items()}}).encode()
-    described = [json.loads(each.tobytes()) for each in world.all_gather_ragged(np.frombuffer(text, np.uint8))]
+    described = [json.loads(each.tobytes()) for each in world.all_gather(np.frombuffer(text, np.uint8))]
     owners: dict[str, dict[str, int]] = {}  # name -> digest of each different array, and the lowest rank that has it
     for rank, each in enumerate(described):
         for name, digest in each["arrays"].items():

@@ -71,7 +71,7 @@ def test_fused_layers_stay_together() -> None:
     assert built(network, "numpy").together() == [[name] for name, _ in network]
     with pytest.raises(
         ConfigError,
-        match=r"stages=5: this network can be cut into 4 at most \(conv1 pool1 \| conv2 pool2 \| dense1 \| o",
+        match=r"stages=5: this network has at most 4 \(conv1 pool1 \| conv2 pool2 \| dense1 \| o",
     ):
         Pipeline(5).most(built(network))
     assert len(Pipeline(5).cut(built(network, "numpy"), 5)) == 5
@@ -114,7 +114,7 @@ def test_bad_stages_are_refused(stages: Any) -> None:
 def test_other_refusals() -> None:
     with pytest.raises(ConfigError, match="micro_batches=0: must be an integer of at least 1"):
         Pipeline(2, 0)
-    with pytest.raises(ConfigError, match="a pipeline cuts a Sequential into stages, and this network is one Dense"):
+    with pytest.raises(ConfigError, match="a pipeline needs a Sequential, and this network is one Dense"):
         Pipeline(2).cut(built(Dense(3)), 2)
 
 

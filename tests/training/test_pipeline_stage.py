@@ -456,7 +456,7 @@ def test_automatic_numbers_of_workers_and_stages(monkeypatch):
 
 
 def test_bad_arguments_are_refused():
-    with pytest.raises(ConfigError, match="stages=9: this network can be cut into 4 at most"):
+    with pytest.raises(ConfigError, match="stages=9: this network has at most 4"):
         ParallelWrapper(small_model(), pipeline=Pipeline(9))
     with pytest.raises(ConfigError, match="pipeline is an int: must be a Pipeline, such as"):
         ParallelWrapper(small_model(), pipeline=2)
@@ -584,7 +584,7 @@ def test_the_command_reports_its_stages(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network can be cut into 4 at most"),
+        ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network has at most 4"),
         ("parallel.pipeline=2", "parallel.pipeline=2: must be a Pipeline"),
     ],
 )

@@ -118,7 +118,7 @@ def test_weights_loaded_between_fits_are_evaluated_on_all_workers():
 
 
 def test_the_base_class_is_refused_for_several_workers():
-    with pytest.raises(ConfigError, match="Synchronizer keeps nothing together, and there are 2 workers: take"):
+    with pytest.raises(ConfigError, match="Synchronizer itself is for a single worker, and there are 2: use"):
         ParallelWrapper(small_model(), 2, synchronizer=Synchronizer())
     ParallelWrapper(small_model(), 1, synchronizer=Synchronizer()).close()
 

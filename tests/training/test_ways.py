@@ -405,6 +405,6 @@ def test_the_description_has_the_numbers_once_the_workers_are_known():
 
 def test_adaptive_averaging_is_refused_with_a_pipeline():
     adaptive = ParameterAveraging(PostLocal(1, Adaptive(0.1)))
-    with pytest.raises(ConfigError, match="decides by what it measures when to average, and each stage"):
+    with pytest.raises(ConfigError, match="averages when its measurements say so, and each stage"):
         ParallelWrapper(small_model(), 2, synchronizer=adaptive, pipeline=Pipeline(2))
     ParallelWrapper(small_model(), 2, synchronizer=adaptive).close()

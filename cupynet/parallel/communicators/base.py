@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend
+from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
 from cupynet.core.errors import CupynetError
 
@@ -53,22 +53,27 @@ class Traffic:
 class Communicator:
     """Connects one worker to the others.
 
-    Attributes:
+    A subclass implements `split`, `all_gather`, `send`, `recv`, `broadcast` and `_mean`.
+
+    Args:
         rank: the worker's number, from 0.
         size: the number of workers.
+        backend, reduce: see `attach`.
         traffic: what this worker has sent through this communicator and those split from it.
     """
 
-    rank: int
-    size: int
-    traffic: Traffic
-
-    def split(self, color: int, key: int) -> Communicator:
-        """Return a communicator of the workers with the same color, ordered by key, then by rank here.
-
-        All workers call it. The new communicator is attached to the same backend.
-        """
-        raise NotImplementedError
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        backend: Backend | None = None,
+        traffic: Traffic | None = None,
+        reduce: str = "auto",
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.traffic = Traffic() if traffic is None else traffic
+        self._groups: list[Communicator] = []  # made by `split`
+        self.attach(create_backend("numpy", "double") if backend is None else backend, reduce)
 
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
         """Set the backend of this worker's arrays, which copies them to the host and back and computes means.
@@ -77,22 +82,32 @@ class Communicator:
 
         reduce: where means of arrays on a device are computed, one of `REDUCES`.
         """
+        self._backend, self._reduce = backend, reduce
+        self._on_devices: Any = None  # see devices.py
+        self._decided = False  # whether there are such means
 
     def close(self) -> None:
         """Release NCCL and buffers on devices. All workers call it, each in its own thread, or none."""
+        for each in (*self._groups, self._on_devices):
+            if each is not None:
+                each.close()
 
-    def barrier(self) -> None:
-        """Wait until every worker is here."""
-        raise NotImplementedError
+    def split(self, color: int, key: int) -> Communicator:
+        """Return a communicator of the workers with the same color, ordered by key, then by rank here.
 
-    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return the arrays of all workers in rank order, (size, ...).
-
-        array: small, on the host, of the same shape and dtype on every worker.
+        All workers call it. The new communicator is attached to the same backend.
         """
         raise NotImplementedError
 
-    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+    def barrier(self) -> None:
+        """Wait until every worker is here."""
+        self.gather_numbers()
+
+    def gather_numbers(self, *values: float) -> NDArray[np.float64]:
+        """Return the numbers of all workers in rank order, (size, len(values)): counts, flags, losses."""
+        return np.stack(self.all_gather(np.array(values, np.float64)))
+
+    def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         """Return the vectors (n_rank,) of all workers in rank order.
 
         vector: on the host, of the same dtype on every worker; the lengths may differ.
@@ -113,10 +128,6 @@ class Communicator:
         """
         raise NotImplementedError
 
-    def gather_numbers(self, *values: float) -> NDArray[np.float64]:
-        """Return the numbers of all workers in rank order, (size, len(values)): counts, flags, losses."""
-        return self.all_gather(np.array(values, np.float64))
-
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Overwrite `array`, on the host or on this worker's device, with root's, in place."""
         raise NotImplementedError
@@ -131,10 +142,33 @@ class Communicator:
             arrays: contiguous flat vectors, the same shapes on every worker, on the host or on this worker's device.
             weight: of this worker, at least 0; for example its number of samples.
         """
-        raise NotImplementedError
+        on_host = all(isinstance(array, np.ndarray) for array in arrays)
+        if not on_host and not self._decided:
+            self._on_devices, self._decided = self._means_on_devices(), True
+        if not on_host and self._on_devices is not None:
+            self.traffic.all_reduce(sum(array.nbytes for array in arrays), self.size)
+            self._on_devices.mean(arrays, weight)
+            return
+        hosts = [self._backend.to_host(array) for array in arrays]
+        self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
+        self._mean(hosts, weight)
+        for array, host in zip(arrays, hosts, strict=True):
+            if host is not array:
+                self._put(array, host)
 
     def check(self) -> None:
         """Raise `PeerFailed` if another worker has failed. Cheap enough for every round."""
+
+    def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
+        """Compute the means of vectors on the host, see `allreduce_mean`."""
+        raise NotImplementedError
+
+    def _means_on_devices(self) -> Any:
+        """Return what computes means on devices; None if the host does. All workers call it."""
+
+    def _put(self, array: Array, host: Array) -> None:
+        """Copy an array of the host into one on the host or on this worker's device."""
+        array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
 
 
 def same_form(expected: Array, got: Array) -> Array:

@@ -1,21 +1,21 @@
-"""Means of vectors that live on GPUs: added up on each device first, then between devices, then taken back by all.
+"""Means of vectors on GPUs: summed on each device first, then between devices.
 
-The workers are threads, each with the arrays and the stream of its own device. On a device the first of its workers,
-its leader, adds up what all there have, times their shares, in rank order and in double precision. Where there are
-several devices these sums meet: over NCCL, one rank for each device, or on the first device, in the order of the
-devices. With one device the bits are those of a mean in host memory, but for floats and bfloat16 too small to be normal
-(below 1.2e-38), which a GPU takes for zero; with several they are those of the same devices again, but of no other way.
+Workers are threads, each with the arrays and the stream of its own device. The first worker of a device, its leader,
+computes the weighted sum of the arrays there, in rank order and in double precision. With several devices the leaders
+then add their sums: over NCCL, one rank per device, or on the first device, in the order of devices. With one device
+the bits are those of a mean in host memory, except for subnormal floats and bfloat16 (below 1.2e-38), which a GPU
+flushes to zero. With several devices only repetition on the same devices gives the same bits.
 
-Nobody on the host waits for a device: what has to wait for another stream waits on it, for a mark that was set there.
-Buffers are made in the first mean and kept, so that nothing is allocated while others stand in a collective.
+The host never waits for a device: a stream that needs the results of another one waits for its event. Buffers are
+allocated in the first mean and kept, so that nothing is allocated while others are in a collective.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -25,21 +25,25 @@ from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.base import REDUCES, Communicator
-from cupynet.parallel.communicators.nccl import Hand
+from cupynet.parallel.communicators.nccl import NcclSum
 
 log = logging.getLogger(__name__)
 
-# Every worker's value by reference, in rank order; all have met when it returns.
+# Returns every worker's value by reference, in rank order, when all have called it.
 Exchange: TypeAlias = Callable[[Any], list[Any]]
+Connect: TypeAlias = "Callable[[nccl.Hand, int | None, int, Backend], NcclSum | None]"  # see nccl.connect
 
 
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
-    """How averages are computed where `reduce` is asked for. ConfigError where they cannot be.
+    """Return the way to compute means, for the setting `reduce`. ConfigError if it is impossible.
 
-    Threads that are stages average in a group for each stage, which meet at different times. NCCL would have each group
-    stand still while no thread of the process allocates anything, so theirs meet on a device.
+    Stages that are threads average in one group per stage, at different times. NCCL would need every other thread of
+    the process to allocate nothing meanwhile, so these groups use one of the devices.
 
-    backend: its name. processes: whether the workers are processes. stages: of each replica.
+    Args:
+        backend: its name.
+        processes: True if workers are processes.
+        stages: the number of stages of each replica.
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
@@ -47,7 +51,8 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     if reduce == "device" and processes:
         raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
     if reduce == "nccl" and (why := nccl.missing()):
-        raise ConfigError(f"reduce=nccl: {why}: {nccl.way_out()}; or take reduce=host")
+        way_out = "pip install 'cupynet[cuda12x]' or 'cupynet[cuda13x]', or take reduce=host"
+        raise ConfigError(f"reduce=nccl: {why}: {way_out}")
     if stages == 1 or processes or backend != "cupy":
         return reduce
     if reduce == "nccl":
@@ -58,88 +63,59 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     return "device" if reduce == "auto" else reduce
 
 
-class Sum(Protocol):
-    """How the leaders of several devices make one sum of theirs."""
-
-    def sum(self, arrays: Sequence[Array]) -> None:
-        """Overwrite each array with its sum over the leaders, in the order of this leader's stream."""
-
-    def close(self) -> None:
-        """Let go of what it holds; every leader calls it."""
-
-    def abandon(self) -> None:
-        """Let go of it after a failure, without the others."""
-
-
-Connect: TypeAlias = Callable[[Hand, "int | None", int, Backend], "Sum | None"]
-
-
 @dataclass(frozen=True)
 class Contribution:
-    """What a worker brings to a mean.
+    """One worker's part in a mean. mark: an event after which the arrays are complete."""
 
-    mark: set on its stream behind all that made the arrays what they are.
-    """
-
-    backend: Backend
     arrays: list[Array]
     weight: float
     mark: Any
 
     @property
     def forms(self) -> list[tuple[Any, Any]]:
-        """Of each array its length and dtype, which must be those of all."""
+        """The shape and dtype of each array, the same on all workers."""
         return [(array.shape, array.dtype) for array in self.arrays]
 
 
-class Kept:
-    """Buffers of a device, made when they are first asked for, before others stand in a collective."""
+class Buffers:
+    """Buffers on a device, allocated when they are first used, before other workers are in a collective."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._buffers: dict[Any, Array] = {}
 
     def like(self, name: object, array: Array) -> Array:
-        """That of this name, of the form of `array`."""
+        """Return the buffer of this name with the shape and dtype of `array`."""
         key = (name, array.shape, array.dtype)
         if key not in self._buffers:
             made = self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
-            self._backend.weighted_sum(made, [array], [1.0])  # loads what is launched later: loading waits for devices
+            self._backend.weighted_sum(made, [array], [1.0])  # loads the kernel now: loading waits for devices
         return self._buffers[key]
 
 
 class DeviceMeans:
-    """One worker's part in the means of a group.
+    """One worker's part in the means of a group of threads.
 
     Args:
-        exchange: how it hands things to the others of the group, and meets them.
-        rank: its number in the group.
-        backend: where its arrays live.
-        nccl: makes the leaders' sum over NCCL where there are several devices; called by every worker, with its place
-            among the leaders or None, how many these are, and its backend. Without it they meet on the first device.
+        exchange: exchanges values with the other workers of the group.
+        rank: the worker's number in the group.
+        backend: of the worker's arrays.
+        nccl: connects the leaders over NCCL; every worker calls it if there are several devices. None: the leaders
+            meet on the first device.
     """
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        rank: int,
-        backend: Backend,
-        nccl: Connect | None = None,
-    ) -> None:
-        self._exchange, self.rank, self._backend = exchange, rank, backend
-        self._nccl = nccl
-        self._kept = Kept(backend)
+    def __init__(self, exchange: Exchange, rank: int, backend: Backend, nccl: Connect | None = None) -> None:
+        self._exchange, self.rank, self._backend, self._nccl = exchange, rank, backend, nccl
+        self._buffers = Buffers(backend)
         self._devices: list[int] = []  # of each rank
-        self._over_nccl = False
-        self._between: Sum | None = None  # of a leader, where they meet over NCCL
+        self._between: NcclSum | None = None  # of a leader
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`. RuntimeError where workers bring arrays of different forms."""
-        self._meet_first()
-        leader = self._leader(self.rank)
-        buffers = [self._kept.like(place, array) for place, array in enumerate(arrays)] if leader == self.rank else []
-        own = Contribution(self._backend, arrays, weight, self._backend.record_event())
-        given: list[Contribution] = self._exchange(own)
+        """See `Communicator.allreduce_mean`. RuntimeError if workers bring arrays of different shapes."""
+        self._connect()
+        leader = self._devices.index(self._devices[self.rank])
+        buffers = [self._buffers.like(i, array) for i, array in enumerate(arrays)] if leader == self.rank else []
+        given: list[Contribution] = self._exchange(Contribution(arrays, weight, self._backend.record_event()))
         for rank, each in enumerate(given):
             if each.forms != given[0].forms:
                 raise RuntimeError(f"worker {rank} brings {each.forms} to a mean, and worker 0 {given[0].forms}")
@@ -148,10 +124,9 @@ class DeviceMeans:
             return
         if leader == self.rank:
             self._sum_here(given, total, buffers)
-        if self._over_nccl:
-            if self._between is not None:
-                self._between.sum(buffers)
-        elif len(self._leaders) > 1:
+        if self._between is not None:
+            self._between.sum(buffers)
+        elif len(self._leaders) > 1 and self._nccl is None:
             self._sum_on_first(buffers)
         found, mark = self._exchange((buffers, self._backend.record_event()))[leader]
         self._backend.wait_event(mark)
@@ -159,42 +134,36 @@ class DeviceMeans:
             array[...] = buffer
 
     def close(self) -> None:
-        """Let go of NCCL; every worker calls it, or none."""
+        """Release NCCL; every worker calls it, or none."""
         if self._between is not None:
             self._between.close()
             self._between = None
 
     def abandon(self) -> None:
-        """Let go of NCCL after a failure, without the others, whose devices would wait for this one for ever."""
+        """Release NCCL after a failure, without the others, whose devices would wait for this one for ever."""
         if self._between is not None:
             self._between.abandon()
             self._between = None
 
-    def _meet_first(self) -> None:
-        """Before the first mean: who is where, and how leaders meet. Every worker comes by here."""
+    def _connect(self) -> None:
+        """Before the first mean, on every worker: learn the device of each rank, and connect the leaders."""
         if self._devices:
             return
         self._devices = self._exchange(self._backend.device)
         leaders = self._leaders
         if len(leaders) > 1 and self._nccl is not None:
             place = leaders.index(self.rank) if self.rank in leaders else None
-            self._between = self._nccl(self._hand, place, len(leaders), self._backend)
-            self._over_nccl = True
-
-    def _hand(self, own: bytes) -> bytes:
-        given: bytes = next(filter(None, self._exchange(own)))
-        return given
+            self._between = self._nccl(
+                lambda own: next(filter(None, self._exchange(own))), place, len(leaders), self._backend
+            )
 
     @property
     def _leaders(self) -> list[int]:
         """The first rank of each device, in the order of ranks."""
         return [rank for rank, device in enumerate(self._devices) if device not in self._devices[:rank]]
 
-    def _leader(self, rank: int) -> int:
-        return self._devices.index(self._devices[rank])
-
     def _sum_here(self, given: list[Contribution], total: float, buffers: list[Array]) -> None:
-        """The part of this device in the mean, of each vector, into the buffers."""
+        """Compute this device's part of the mean of each vector, in the buffers."""
         mine = [each for each, device in zip(given, self._devices, strict=True) if device == self._devices[self.rank]]
         self._backend.wait_event(*(each.mark for each in given))  # those elsewhere may still be fetching the last sum
         shares = [each.weight / total for each in mine]
@@ -202,48 +171,45 @@ class DeviceMeans:
             self._backend.weighted_sum(buffer, [each.arrays[place] for each in mine], shares)
 
     def _sum_on_first(self, buffers: list[Array]) -> None:
-        """The first leader fetches what the others have, adds it up in their order, and the others fetch the sum."""
+        """Let the first leader fetch the others' sums and add them in order, then let the others fetch the total."""
         backend, leaders = self._backend, self._leaders
         offers = self._exchange((backend, buffers, backend.record_event()))
         first = leaders[0]
-        if self.rank == first:  # (it may allocate here: nobody is in a collective)
+        if self.rank == first:  # (it may allocate here: no collective is running)
             backend.wait_event(*(offers[rank][2] for rank in leaders))
             for place, buffer in enumerate(buffers):
                 parts = [buffer]
                 for rank in leaders[1:]:
-                    theirs = offers[rank][1][place]
-                    parts.append(self._kept.like((rank, place), buffer))
-                    backend.fetch(parts[-1], theirs, offers[rank][0])
+                    parts.append(self._buffers.like((rank, place), buffer))
+                    backend.fetch(parts[-1], offers[rank][1][place], offers[rank][0])
                 backend.weighted_sum(buffer, parts, [1.0] * len(parts))
         done = self._exchange(backend.record_event())
         if self.rank in leaders[1:]:
             backend.wait_event(done[first])
-            for mine, theirs in zip(buffers, offers[first][1], strict=True):
-                backend.fetch(mine, theirs, offers[first][0])
+            for mine, total in zip(buffers, offers[first][1], strict=True):
+                backend.fetch(mine, total, offers[first][0])
 
 
 class RankMeans:
-    """The same where workers are processes: each is alone on its GPU, and all meet over NCCL.
-
-    Every worker makes it, and closes it. (Not by the name of a device: of what each process sees that is number 0.)
+    """The same for processes: each has a GPU of its own, and all sum over NCCL. Every rank makes it, and closes it.
 
     Args:
-        communicator: of the group, for small things on the host.
-        backend: where this worker's arrays live.
-        connect: makes the sum.
+        communicator: of the group, for small arrays on the host.
+        backend: of this worker's arrays.
+        connect: see nccl.connect.
     """
 
     def __init__(self, communicator: Communicator, backend: Backend, connect: Connect) -> None:
         self._communicator, self._backend = communicator, backend
-        self._kept = Kept(backend)
+        self._buffers = Buffers(backend)
         made = connect(self._hand, communicator.rank, communicator.size, backend)
         assert made is not None  # every rank is a leader
         self._sum = made
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`. RuntimeError where workers bring arrays of different lengths."""
-        buffers = [self._kept.like(place, array) for place, array in enumerate(arrays)]
-        gathered = self._communicator.gather_numbers(weight, *map(len, arrays))  # no rank can be missing after this
+        """See `Communicator.allreduce_mean`. RuntimeError if workers bring arrays of different lengths."""
+        buffers = [self._buffers.like(place, array) for place, array in enumerate(arrays)]
+        gathered = self._communicator.gather_numbers(weight, *map(len, arrays))  # all ranks are here now
         for rank, lengths in enumerate(gathered[:, 1:].tolist()):
             if lengths != gathered[0, 1:].tolist():
                 raise RuntimeError(
@@ -259,23 +225,24 @@ class RankMeans:
             array[...] = buffer
 
     def close(self) -> None:
-        """Let go of NCCL."""
+        """Release NCCL."""
         self._sum.close()
 
     def _hand(self, own: bytes) -> bytes:
-        texts = self._communicator.all_gather_ragged(np.frombuffer(own, np.uint8))
+        texts = self._communicator.all_gather(np.frombuffer(own, np.uint8))
         return next(each.tobytes() for each in texts if len(each))
 
 
 def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) -> RankMeans | None:
-    """What computes means of this backend's arrays without the host; None where the host does. Every rank calls it.
+    """Return the means of processes on GPUs; None if the host computes them. Every rank calls it.
 
-    ConfigError, on all ranks: something is asked for that they cannot do.
+    Raises:
+        ConfigError: on all ranks, if `reduce` is impossible for one of them.
     """
     if not backend.on_gpu or reduce == "host":
         return None
     why = nccl.missing() or ""
-    places = communicator.all_gather_ragged(np.frombuffer((f"!{why}" if why else backend.place()).encode(), np.uint8))
+    places = communicator.all_gather(np.frombuffer((f"!{why}" if why else backend.place()).encode(), np.uint8))
     found = [place.tobytes().decode() for place in places]
     missing = [f"on rank {rank} {place[1:]}" for rank, place in enumerate(found) if place.startswith("!")]
     shared = sorted({place for place in found if found.count(place) > 1})
@@ -291,7 +258,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
-    """What computes means of this backend's arrays without the host; None where the host does."""
+    """Return the means of threads on GPUs; None if the host computes them."""
     if not backend.on_gpu or reduce == "host":
         return None
     over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.missing() is None)

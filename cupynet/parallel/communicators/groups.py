@@ -1,4 +1,4 @@
-"""Who of a run's workers does what together."""
+"""The groups in which the workers of a run cooperate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from cupynet.parallel.communicators.serial import SerialCommunicator
 
 @dataclass(frozen=True)
 class Groups:
-    """The groups a worker belongs to; whatever it does with others goes through one of them.
+    """The groups of a worker.
 
     Attributes:
-        world: all workers of the run: they fail together and stop together.
-        replicas: those that hold the same weights: batches are dealt out among them, and they are averaged.
-        stages: those that hold one replica between them, first stage first.
+        world: all workers of the run: they fail and stop together.
+        replicas: workers with the same weights: batches are divided among them, and they are averaged.
+        stages: workers that hold one replica together, first stage first.
     """
 
     world: Communicator
@@ -25,15 +25,15 @@ class Groups:
 
     @classmethod
     def of(cls, world: Communicator | None = None) -> Groups:
-        """Every worker is a whole replica of its own; without a communicator there is one worker alone."""
+        """Return groups in which every worker is a whole replica; a single worker without a communicator."""
         world = SerialCommunicator() if world is None else world
         return cls(world, replicas=world, stages=SerialCommunicator())
 
     @classmethod
     def grid(cls, world: Communicator, stages: int) -> Groups:
-        """Replicas of `stages` workers each: worker r of the world is stage r % stages of replica r // stages.
+        """Return groups of `stages` workers per replica: worker r is stage r % stages of replica r // stages.
 
-        Every worker calls it. ConfigError: the workers cannot be shared out like that.
+        Every worker calls it. ConfigError if the number of workers is no multiple of `stages`.
         """
         if stages == 1:
             return cls.of(world)

@@ -1,9 +1,9 @@
 """Workers that are processes connected by MPI. The only file that imports mpi4py.
 
-A call that blocks inside MPI delays Python's signal handlers and cannot be given up. Every operation is therefore
-started without blocking, and `Ranks.wait` completes it. Means are summed in rank order, chunk by chunk: the same bits
-as in threads. Workers exchange arrays directly by Isend and Irecv: with MPICH's non-blocking collectives small
-exchanges took twice as long, and large ones up to ten times.
+A blocking call of MPI delays Python's signal handlers and cannot be given up. Every operation is therefore started
+without blocking, and `Ranks.wait` completes it. Means are summed in rank order, chunk by chunk: the same bits as with
+threads. Workers exchange arrays by Isend and Irecv: with MPICH's non-blocking collectives small exchanges took twice as
+long, and large ones up to ten times.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
@@ -28,13 +28,11 @@ from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.timeout import Timeout, timed_out
 
-GRACE_S = 30.0  # for the other ranks to notice a failure, save what they have and come to their ends
-SPIN_S = 0.0001  # how long a wait only yields before it begins to sleep
-LONGEST_PAUSE_S = 0.001  # and between two looks after that
-TRANSFER_PAUSE_S = 0.00005  # the same when all workers are there: MPI moves data only while it is called
+GRACE_S = 30.0  # for the other ranks to notice a failure, save their work and end
+SPIN_S = 0.0001  # a wait only yields for so long before it begins to sleep
+LONGEST_PAUSE_S = 0.001  # between two tests after that
+TRANSFER_PAUSE_S = 0.00005  # the same when all workers have arrived: MPI moves data only while it is called
 MESSAGE, EXCHANGE = 1, 2  # tags
-
-_yield: Callable[[], object] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 @cache
@@ -55,7 +53,7 @@ def library() -> Any:
 
 
 class Ranks:
-    """All ranks of the job: waits for operations with them, and hears of those that failed.
+    """All ranks of the job: waits for operations with them, and receives notices of failed ranks.
 
     Args:
         mpi: the module mpi4py.MPI.
@@ -64,7 +62,7 @@ class Ranks:
     Attributes:
         timeout_s: how long to wait for other ranks.
         failed: exit codes by rank, of the ranks that failed with an error of their own.
-        groups: communicators of some of the ranks. Each is made once, because MPI has only about 2,000.
+        groups: communicators of some of the ranks. Each is made once: MPI has only about 2,000.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -81,7 +79,7 @@ class Ranks:
         self._ending: Any = None
 
     def announce(self, code: int) -> None:
-        """Tell all other ranks that this one has failed."""
+        """Notify all other ranks that this one has failed."""
         self.failed[self.rank] = code
         message = np.array([self.rank, code])
         with suppress(self.mpi.Exception):  # no connection
@@ -89,7 +87,11 @@ class Ranks:
 
     def first_failed(self) -> int | None:
         """Return the lowest rank that failed, or None."""
-        self._listen()
+        with suppress(self.mpi.Exception):  # no connection
+            while self._listening is not None and self._listening.Test():
+                rank, code = self._heard.tolist()
+                self.failed[rank] = code
+                self._listening = self._receive_notice()
         return min(self.failed, default=None)
 
     def check(self) -> None:
@@ -109,8 +111,8 @@ class Ranks:
     ) -> None:
         """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
 
-        It sleeps longer the longer it waits, so that busy ranks get the processor: at most an eighth of the time waited
-        so far, and at most `pause_s`.
+        Pauses grow with the time waited, so that busy ranks get the processor: at most an eighth of it, and at most
+        `pause_s`.
 
         Args:
             whom: the workers it waits for, and the operation; for the error message.
@@ -124,7 +126,7 @@ class Ranks:
                     return
                 waited = time.perf_counter() - began
                 if waited < SPIN_S:
-                    _yield()
+                    os.sched_yield()
                 else:
                     time.sleep(min(waited / 8, pause_s))
             self.check()
@@ -132,7 +134,7 @@ class Ranks:
                 raise timed_out(self.rank, self.timeout_s, whom)
 
     def end(self) -> bool:
-        """Wait until every rank has come to the end of its program; return False if one does not come in time.
+        """Wait until every rank is at the end of its program; return False if one does not arrive in time.
 
         It may take `timeout_s`, and `GRACE_S` once a rank has failed.
         """
@@ -158,13 +160,6 @@ class Ranks:
             self._listening.Wait()
             self._listening = None
 
-    def _listen(self) -> None:
-        with suppress(self.mpi.Exception):  # no connection
-            while self._listening is not None and self._listening.Test():
-                rank, code = self._heard.tolist()
-                self.failed[rank] = code
-                self._listening = self._receive_notice()
-
     def _receive_notice(self) -> Any:
         return self._comm.Irecv(self._heard, self.mpi.ANY_SOURCE)
 
@@ -179,6 +174,7 @@ class MpiCommunicator(Communicator):
         comm: the communicator of mpi4py for the workers of this group.
         ranks: all ranks of the job.
         members: the ranks of the group's workers, in order; all of them by default.
+        backend, traffic, reduce: see `Communicator`.
     """
 
     def __init__(
@@ -190,27 +186,14 @@ class MpiCommunicator(Communicator):
         traffic: Traffic | None = None,
         reduce: str = "auto",
     ) -> None:
-        self.rank, self.size = comm.Get_rank(), comm.Get_size()
-        self.traffic = Traffic() if traffic is None else traffic
+        super().__init__(comm.Get_rank(), comm.Get_size(), backend, traffic, reduce)
         self._comm, self._ranks = comm, ranks
         self._members = list(range(self.size)) if members is None else list(members)
-        self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
         self._sending: deque[Any] = deque()
         self._scratch: dict[tuple[int, int, str], NDArray[Any]] = {}
-        self._reduce, self._decided = reduce, False
-        self._on_devices: RankMeans | None = None
-        self._groups: list[MpiCommunicator] = []
-
-    def attach(self, backend: Backend, reduce: str = "auto") -> None:
-        self._backend, self._reduce, self._decided = backend, reduce, False
-
-    def close(self) -> None:
-        for each in (*self._groups, self._on_devices):
-            if each is not None:
-                each.close()
 
     def split(self, color: int, key: int) -> Communicator:
-        given = self._all_gather(np.array([color, key]), "split").tolist()
+        given = self._gather(np.array([color, key]), "split").tolist()
         chosen = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(given) if c == color)]
         if len(chosen) == 1:
             return SerialCommunicator(self.traffic)
@@ -222,22 +205,20 @@ class MpiCommunicator(Communicator):
         self._groups.append(made)
         return made
 
-    def barrier(self) -> None:
-        self._all_gather(np.zeros(1, np.uint8), "barrier")
-
     def check(self) -> None:
         self._ranks.check()
 
-    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        self.traffic.all_gather(array.nbytes, self.size)
-        return self._all_gather(array, "all_gather")
+    def gather_numbers(self, *values: float) -> NDArray[np.float64]:
+        own = np.array(values, np.float64)
+        self.traffic.all_gather(own.nbytes, self.size)
+        return self._gather(own, "gather_numbers")
 
-    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+    def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         self.traffic.all_gather(vector.nbytes, self.size)
-        lengths = self._all_gather(np.array([len(vector)]), "all_gather_ragged")[:, 0].tolist()
+        lengths = self._gather(np.array([len(vector)]), "all_gather")[:, 0].tolist()
         gathered = [np.empty(length, vector.dtype) for length in lengths]
         gathered[self.rank][...] = vector
-        self._wait("all_gather_ragged", self._exchange([vector] * self.size, gathered), TRANSFER_PAUSE_S)
+        self._wait("all_gather", self._exchange([vector] * self.size, gathered), TRANSFER_PAUSE_S)
         return gathered
 
     def send(self, array: Array, to: int) -> None:
@@ -274,16 +255,7 @@ class MpiCommunicator(Communicator):
             self._wait("broadcast", [self._comm.Irecv(_bytes(received), root, EXCHANGE)])
             self._put(array, received)
 
-    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
-        if not all(isinstance(array, np.ndarray) for array in arrays):
-            if not self._decided:  # the same on all ranks
-                self._on_devices, self._decided = means_of_ranks(self, self._backend, self._reduce), True
-            if self._on_devices is not None:
-                self.traffic.all_reduce(sum(array.nbytes for array in arrays), self.size)
-                self._on_devices.mean(arrays, weight)
-                return
-        hosts = [self._backend.to_host(array) for array in arrays]
-        self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
+    def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         weights = np.full((self.size, 1), float(weight))
         arriving = self._exchange([weights[self.rank]] * self.size, list(weights))
         # each worker averages its own chunk of everybody's vectors, as threads do: the same bits
@@ -299,16 +271,16 @@ class MpiCommunicator(Communicator):
                 self._backend.mean_in_place(theirs, shares)
                 moving += self._exchange([mine[self.rank]] * self.size, mine)
             self._wait("allreduce_mean", moving, TRANSFER_PAUSE_S)
-        for array, host in zip(arrays, hosts, strict=True):
-            if host is not array:
-                self._put(array, host)
+
+    def _means_on_devices(self) -> RankMeans | None:
+        return means_of_ranks(self, self._backend, self._reduce)
 
     def _chunks(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """Each worker's chunk of a vector."""
+        """Return each worker's chunk of a vector."""
         return [vector[len(vector) * r // self.size : len(vector) * (r + 1) // self.size] for r in range(self.size)]
 
     def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
-        """All workers' parts of this worker's chunk of vector `index`: `own`, and memory kept for the others'."""
+        """Return all workers' parts of this worker's chunk of vector `index`: `own`, and scratch for the others'."""
         key = index, len(own), own.dtype.str
         if key not in self._scratch:
             self._scratch[key] = np.empty((self.size, len(own)), own.dtype)
@@ -322,7 +294,8 @@ class MpiCommunicator(Communicator):
         receiving = [self._comm.Irecv(_bytes(received[rank]), rank, EXCHANGE) for rank in reversed(others)]
         return [*receiving, *(self._comm.Isend(_bytes(sent[rank]), rank, EXCHANGE) for rank in others)]
 
-    def _all_gather(self, array: NDArray[Any], operation: str) -> NDArray[Any]:
+    def _gather(self, array: NDArray[Any], operation: str) -> NDArray[Any]:
+        """Return the arrays of all workers, of one shape and dtype, (size, ...)."""
         gathered = np.empty((self.size, *array.shape), array.dtype)
         gathered[self.rank] = array
         rows = [gathered[rank : rank + 1] for rank in range(self.size)]
@@ -332,13 +305,9 @@ class MpiCommunicator(Communicator):
     def _wait(self, operation: str, requests: list[Any], pause_s: float = LONGEST_PAUSE_S) -> None:
         self._ranks.wait(requests, f"the other workers in {operation}", pause_s=pause_s)
 
-    def _put(self, array: Array, host: Array) -> None:
-        """Copy an array of the host into one on the host or on this worker's device."""
-        array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
-
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The memory of a contiguous array."""
+    """Return the memory of a contiguous array."""
     if not array.flags.c_contiguous:
         raise RuntimeError(f"an array of shape {array.shape} and strides {array.strides} is not contiguous")
     return array.reshape(-1).view(np.uint8)

@@ -1,14 +1,14 @@
 """Sums between GPUs over NCCL, through CuPy: one rank for each device, driven by one thread.
 
-NCCL moves raw memory and checks nothing, so it is looked at here. Its rules: every rank makes the same calls in the
-same order; all have met on the host before each, so that one that is dead is not waited for in a kernel; while they are
-in one nobody allocates or frees memory of a device, which waits for all its kernels.
+NCCL moves raw memory and checks nothing, so types are checked here. Its rules: every rank makes the same calls in the
+same order; all ranks meet on the host before each call, so that no kernel waits for a dead one; during a call nobody
+allocates or frees memory of a device, because that waits for all its kernels.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -17,50 +17,36 @@ import numpy as np
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 
-Hand: TypeAlias = Callable[[bytes], bytes]  # what one worker gives and the others, who give nothing, get
+Hand: TypeAlias = Callable[[bytes], bytes]  # returns the bytes of the one worker that passes any, on every worker
 
 
 def missing() -> str | None:
-    """Why NCCL cannot be used, in a few words; None where it can."""
+    """Return the reason why NCCL cannot be used; None if it can."""
     try:
-        import warnings
-
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is not installed, which is said here
+            warnings.simplefilter("ignore")  # CuPy's about a missing NCCL
             from cupy.cuda import nccl
     except ImportError as error:
         return f"CuPy has no NCCL ({error})"
     return None if getattr(nccl, "available", False) else "NCCL is not installed"
 
 
-def way_out() -> str:
-    """What brings NCCL: the extra of the CUDA that the CuPy at hand is made for, as two cannot be there together."""
-    extras = {"cupy-cuda12x": "cuda12x", "cupy-cuda13x": "cuda13x"}
-    for package, extra in extras.items():
-        try:
-            importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        return f"install it with pip install 'cupynet[{extra}]'"
-    return "install it with pip install 'cupynet[cuda12x]', or cuda13x, by its CUDA"
-
-
 def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> NcclSum | None:
-    """The sum of the leaders, of whom this worker is number `place`; None for a worker that is none of them.
+    """Connect the leaders, of which this worker is number `place`; None for a worker that is no leader.
 
-    Every worker calls it: the first leader's identifier is handed to the others.
+    Every worker calls it.
     """
-    # all ways between devices are made now, not in the first sum that is large enough for them (NCCL 2.22 and later)
+    # connect all devices now, not in the first sum that is large enough (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     from cupy.cuda import nccl
 
     scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
-    identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")  # all have met: nobody allocates any more
+    identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")  # from here on nobody allocates
     made = None if place is None else NcclSum(identifier, place, leaders, backend)
     try:
-        hand(b"made")  # on the host: in a sum nobody hears that one of them could not be made
+        hand(b"made")  # on the host: a sum would wait for one that could not be made
         if made is not None:
-            made.sum([scratch])  # in which its kernel is loaded, and what is not connected yet is
+            made.sum([scratch])  # loads the kernel, and connects the rest
             backend.synchronize()
     except BaseException:
         if made is not None:
@@ -70,12 +56,13 @@ def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> Nc
 
 
 class NcclSum:
-    """One device's end of a sum over all devices.
+    """One device's part in sums over all devices.
 
     Args:
-        identifier: of the first one, the same for all.
-        place, size: its number, and how many there are. All are made at the same time, each in its own thread.
-        backend: its device and stream.
+        identifier: NCCL's, made by the first device.
+        place, size: the number of this device, and the number of devices. All are made at the same time, each in its
+            own thread.
+        backend: of the device and its stream.
     """
 
     def __init__(self, identifier: bytes, place: int, size: int, backend: Backend) -> None:
@@ -87,7 +74,7 @@ class NcclSum:
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
 
     def sum(self, arrays: Sequence[Array]) -> None:
-        """Overwrite each array with its sum over all devices. RuntimeError: it is none that NCCL can add up."""
+        """Overwrite each array with its sum over all devices. RuntimeError for a type that NCCL cannot sum."""
         for array in arrays:
             kind = self._types.get(np.dtype(array.dtype))
             if kind is None or not array.flags.c_contiguous:
@@ -96,10 +83,10 @@ class NcclSum:
             self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, self._backend.stream())
 
     def close(self) -> None:
-        """Let go of NCCL's buffers, after what was asked for is done."""
+        """Release NCCL after its pending calls."""
         self._backend.synchronize()
         self._connection.destroy()
 
     def abandon(self) -> None:
-        """End it at once, and with it what this device waits for; every leader ends its own."""
+        """Abort NCCL and its pending calls at once."""
         self._connection.abort()

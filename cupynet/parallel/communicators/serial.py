@@ -1,11 +1,10 @@
-"""The communicator of one worker alone."""
+"""The communicator of a single worker."""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
@@ -13,23 +12,16 @@ from cupynet.parallel.communicators.base import Communicator, Traffic, same_form
 
 
 class SerialCommunicator(Communicator):
-    """One worker alone."""
+    """The communicator of a single worker."""
 
     def __init__(self, traffic: Traffic | None = None) -> None:
-        self.rank, self.size = 0, 1
-        self.traffic = Traffic() if traffic is None else traffic
+        super().__init__(0, 1, traffic=traffic)
         self._to_itself: deque[Array] = deque()
 
     def split(self, color: int, key: int) -> SerialCommunicator:
         return SerialCommunicator(self.traffic)
 
-    def barrier(self) -> None:
-        pass
-
-    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        return np.stack([array])
-
-    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+    def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         return [vector.copy()]
 
     def send(self, array: Array, to: int) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.parallel.communicators.base import Communicator, PeerFailed, Traffic, same_form
-from cupynet.parallel.communicators.devices import means_on_devices
+from cupynet.parallel.communicators.devices import DeviceMeans, means_on_devices
 from cupynet.parallel.communicators.timeout import LOOK_S, Timeout, timed_out
 
 
@@ -47,7 +47,7 @@ class ThreadTeam:
 
         Args:
             rank: the worker that waits.
-            ready: returns True when it need not wait any longer.
+            ready: returns True when the wait is over.
             whom: the workers it waits for, and the operation; for the error message.
         """
         timeout = Timeout(self.timeout_s)
@@ -106,8 +106,11 @@ class ThreadCommunicator(Communicator):
     Args:
         group: the shared state.
         rank: the worker's number.
-        backend, reduce: see `attach`.
+        backend, traffic, reduce: see `Communicator`.
     """
+
+    _on_devices: DeviceMeans | None
+    _groups: list[ThreadCommunicator]  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -117,22 +120,8 @@ class ThreadCommunicator(Communicator):
         traffic: Traffic | None = None,
         reduce: str = "auto",
     ) -> None:
-        self.group, self.rank, self.size = group, rank, group.size
-        self.traffic = Traffic() if traffic is None else traffic
-        self._turn = 0
-        self._backend: Backend = create_backend("numpy", "double") if backend is None else backend
-        self._reduce = reduce
-        self._on_devices = means_on_devices(self._exchange, rank, self._backend, reduce)
-        self._groups: list[ThreadCommunicator] = []
-
-    def attach(self, backend: Backend, reduce: str = "auto") -> None:
-        self._backend, self._reduce = backend, reduce
-        self._on_devices = means_on_devices(self._exchange, self.rank, backend, reduce)
-
-    def close(self) -> None:
-        for each in (*self._groups, self._on_devices):
-            if each is not None:
-                each.close()
+        super().__init__(rank, group.size, backend, traffic, reduce)
+        self.group, self._turn = group, 0
 
     def abandon(self) -> None:
         """Release NCCL after a failure, without the others: those that wait for this worker on a device stop too."""
@@ -157,11 +146,7 @@ class ThreadCommunicator(Communicator):
     def check(self) -> None:
         self.group.team.check(self.group.ranks[self.rank])
 
-    def all_gather(self, array: NDArray[Any]) -> NDArray[Any]:
-        self.traffic.all_gather(array.nbytes, self.size)
-        return np.stack(self._exchange(array.copy()))
-
-    def all_gather_ragged(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+    def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         self.traffic.all_gather(vector.nbytes, self.size)
         return [theirs.copy() for theirs in self._exchange(vector.copy())]
 
@@ -189,33 +174,23 @@ class ThreadCommunicator(Communicator):
             self._put(array, hosts[root])
         self.barrier()  # root does not change its array before all have copied it
 
-    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
-        if self._on_devices is not None and not all(isinstance(array, np.ndarray) for array in arrays):
-            self.traffic.all_reduce(sum(array.nbytes for array in arrays), self.size)
-            self._on_devices.mean(arrays, weight)
-            return
-        hosts = [self._backend.to_host(array) for array in arrays]
-        self.traffic.all_reduce(sum(host.nbytes for host in hosts), self.size)
+    def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         contributions = self._exchange((hosts, weight))
         total = sum(w for _, w in contributions)
         if total > 0:
             shares = [w / total for _, w in contributions]
-            # each worker does it for its own part of everybody's vectors: the work is shared, the bits are the same
+            # each worker averages its own part of everybody's vectors: the work is shared, the bits are the same
             for i, host in enumerate(hosts):
                 start, stop = (len(host) * r // self.size for r in (self.rank, self.rank + 1))
                 self._backend.mean_in_place([theirs[i][start:stop] for theirs, _ in contributions], shares)
         self.barrier()
-        for array, host in zip(arrays, hosts, strict=True):
-            if host is not array:
-                self._put(array, host)
 
-    def _put(self, array: Array, host: Array) -> None:
-        """Copy an array of the host into one on the host or on this worker's device."""
-        array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
+    def _means_on_devices(self) -> DeviceMeans | None:
+        return means_on_devices(self._exchange, self.rank, self._backend, self._reduce)
 
     def _exchange(self, value: Any) -> list[Any]:
-        """Every worker's value by reference, in rank order."""
-        # two sets of slots in turn: who writes one again has met everybody since they read it
+        """Return every worker's value by reference, in rank order."""
+        # two sets of slots in turn: a worker that writes one again has met all others since they read it
         slots = self.group.slots[self._turn]
         self._turn = 1 - self._turn
         slots[self.rank] = value

@@ -14,9 +14,9 @@ class Launcher(Protocol):
     """Runs the same task on every worker, each with its communicator.
 
     Attributes:
-        workers: how many there are.
-        first: the rank of the first of them in this process.
-        sharing: how many of them share the cores that this process may use.
+        workers: the number of workers.
+        first: the lowest rank in this process.
+        sharing: the number of workers that share this process's cores.
     """
 
     workers: int
@@ -24,11 +24,10 @@ class Launcher(Protocol):
     sharing: int
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """Run `task(communicator)` on every worker: rank 0's result in the process of rank 0, None elsewhere.
+        """Run `task(communicator)` on every worker. Return rank 0's result in the process of rank 0, None elsewhere.
 
-        The first worker that raises stops the others at their next meeting or check, and its own exception is raised
-        here.
+        The first worker that raises stops the others at their next exchange or check, and its exception is raised here.
         """
 
     def close(self) -> None:
-        """Let the workers go; harmless a second time."""
+        """End the workers. A second call has no effect."""

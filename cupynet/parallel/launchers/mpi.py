@@ -1,8 +1,8 @@
 """The job that mpiexec started, and the launcher that makes this process one of its workers.
 
-A rank that fails announces it. The others hear of it while they wait, raise `PeerFailed` and end too. At the end of its
-program every rank waits for all others, so that one of them reports the failure and all leave with its exit code. If a
-rank does not come, the others abort the job.
+A rank that fails notifies the others. They receive the notice while they wait, raise `PeerFailed` and end too. At the
+end of its program every rank waits for all others, so that one of them reports the failure and all exit with its code.
+If a rank does not arrive, the others abort the job.
 """
 
 from __future__ import annotations
@@ -45,28 +45,28 @@ class MpiJob:
     """All ranks of this job, seen from this one. Get it by `job()`.
 
     Attributes:
-        rank, size: this process's number, and how many there are.
-        exit_code: of all ranks, once `speaks` has been called.
+        rank, size: this process's number, and the number of processes.
+        exit_code: of all ranks, after `speaks`.
         seats: the number of each rank on its machine.
         machines: the name of each rank's machine.
-        sharing: how many ranks share this one's cores, itself included.
+        sharing: the number of ranks that share this rank's cores, including itself.
     """
 
     def __init__(self) -> None:
-        self._mpi = library()
-        world = self._mpi.COMM_WORLD
+        mpi = self._mpi = library()
+        world = mpi.COMM_WORLD
         self.rank, self.size, self.exit_code = world.Get_rank(), world.Get_size(), 0
-        self._ranks, self._comm = Ranks(self._mpi, world.Dup()), world.Dup()
-        here = world.Split_type(self._mpi.COMM_TYPE_SHARED)
-        first = self._mpi.Group.Translate_ranks(here.Get_group(), [0], world.Get_group())[0]
-        facts = [first, self._mpi.Get_processor_name(), here.Get_rank(), sorted(usable_cores())]
+        self._ranks, self._comm = Ranks(mpi, world.Dup()), world.Dup()
+        here = world.Split_type(mpi.COMM_TYPE_SHARED)
+        first = mpi.Group.Translate_ranks(here.Get_group(), [0], world.Get_group())[0]
+        facts = [first, mpi.Get_processor_name(), here.Get_rank(), sorted(usable_cores())]
         found = [json.loads(text) for text in self._gather(json.dumps(facts))]
         self._first_there = [each[0] for each in found]  # the lowest rank on each rank's machine
         self.machines: list[str] = [each[1] for each in found]
         self.seats: tuple[int, ...] = tuple(each[2] for each in found)
         cores = set(facts[3])
         self.sharing = sum(each[0] == first and not cores.isdisjoint(each[3]) for each in found)
-        self._met: bool | None = None  # whether all ranks have come to their ends; None: not asked yet
+        self._met: bool | None = None  # whether all ranks have reached their ends; None: not known yet
         if self.size == 1:
             self._ranks.close()
         else:
@@ -106,21 +106,19 @@ class MpiJob:
         return next(filter(None, self._gather(text)), "")
 
     def where(self) -> str:
-        """Say which rank is on which machine: `n01 (0, 1), n02 (2, 3)`."""
+        """Describe which rank is on which machine: `n01 (0, 1), n02 (2, 3)`."""
         there: dict[int, list[str]] = {}
         for rank, first in enumerate(self._first_there):
             there.setdefault(first, []).append(str(rank))
         return ", ".join(f"{self.machines[first]} ({', '.join(ranks)})" for first, ranks in there.items())
 
     def _gather(self, text: str) -> list[str]:
-        """Every rank's text."""
-        texts = self.communicator().all_gather_ragged(np.frombuffer(text.encode(), np.uint8))
+        """Return every rank's text."""
+        texts = self.communicator().all_gather(np.frombuffer(text.encode(), np.uint8))
         return [each.tobytes().decode() for each in texts]
 
-    # failing --------------------------------------------------------------------------------------------------------
-
     def announce(self, error: BaseException) -> None:
-        """Tell the other ranks that this one fails with `error`, unless it only stops because of another."""
+        """Notify the other ranks that this one fails with `error`, unless it stops because of another rank."""
         if not isinstance(error, PeerFailed) and self.rank not in self._ranks.failed:
             self._ranks.announce(exit_code(error))
 
@@ -148,7 +146,7 @@ class MpiJob:
         raise SystemExit(self.exit_code)
 
     def _leave(self) -> None:
-        """End MPI at the end of the program, or abort the job if a rank does not come."""
+        """End MPI at the end of the program, or abort the job if a rank does not arrive."""
         if self._mpi.Is_finalized():
             return
         if self._met is None:
@@ -175,9 +173,9 @@ class MpiJob:
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
     """End this process if a call to MPI that blocks does not return in time.
 
-    Such a call holds the interpreter's lock: only the thread of faulthandler still runs.
+    Such a call holds the interpreter's lock, so only the thread of faulthandler can do it.
 
-    file: where the calls that it was in are shown then; nowhere by default.
+    file: where to print the traceback; nowhere by default.
     """
     with open(os.devnull, "w") as nowhere:
         faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere if file is None else file)
@@ -224,8 +222,8 @@ class MpiLauncher:
     After a failure nothing more can be run, and the whole job ends when this program does.
 
     Args:
-        timeout_s: how long a worker waits for the others, in seconds. It counts at the end of the program too: if one
-            rank has long work of its own after the last fit, it must be longer than that.
+        timeout_s: how long a worker waits for the others, in seconds. It also applies at the end of the program: it
+            must be longer than the work of a single rank after the last fit.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:
@@ -254,7 +252,7 @@ class MpiLauncher:
         return result if self._job.rank == 0 else None
 
     def close(self) -> None:
-        """Let go of NCCL, together with the other workers; after a failure not even that."""
+        """Release NCCL together with the other workers, unless there was a failure."""
         if self._usable:
             self._communicator.close()
         self._usable = False

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from cupynet.core.checks import integer, number
-from cupynet.core.errors import ConfigError, CupynetError, annotate
+from cupynet.core.errors import CupynetError, annotate
 from cupynet.parallel.communicators.base import Communicator, PeerFailed
 from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
@@ -27,22 +27,21 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # how long the others may take to notice that a worker failed
 WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
-INTERRUPTED = -1  # the rank of who called `run` or `close`, where it is they that end a task
+INTERRUPTED = -1  # the failed rank if the caller of `run` or `close` ended the task
 
 
 class ThreadLauncher:
-    """`workers` threads and their communicators, which live until `close`.
+    """Workers that are threads. They live until `close`, so that a GPU's library handles are made once per thread.
 
-    So what a thread owns (a GPU's library handles) is made once. A context manager. With one worker the task runs in
-    the calling thread: no thread, no parallel code. After a failure nothing more can be run: workers stand where they
-    were stopped. (One that hangs is left behind: when it comes back it does nothing more, and its thread ends.)
+    A context manager. A single worker runs in the calling thread. After a failure nothing more can be run. A worker
+    that hangs is abandoned: when it wakes up, its thread ends.
 
     Args:
-        workers: how many.
-        timeout_s: how long a worker waits for the others before it takes them for dead, in seconds.
+        workers: the number of threads.
+        timeout_s: how long a worker waits for the others, in seconds.
 
     Raises:
-        ConfigError: an argument cannot work; or so many threads cannot be started.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
@@ -52,23 +51,17 @@ class ThreadLauncher:
         self._results: Results = queue.SimpleQueue()
         self._inboxes: list[Inbox] = []
         self._threads: list[threading.Thread] = []
-        self._left_behind: list[threading.Thread] = []  # those that hang: they have had their time
+        self._left_behind: list[threading.Thread] = []  # workers that hang; they are not waited for again
         self._usable, self._running, self._process = True, threading.Lock(), os.getpid()
-        # the threads do not hold this object: one that is dropped without `close` lets go of them too
+        # ends the threads of a launcher that is dropped without `close`; they hold no reference to it
         self._dismiss = weakref.finalize(self, _dismiss, self._inboxes)
         for rank in range(self.workers if self.workers > 1 else 0):
             inbox: Inbox = queue.SimpleQueue()
             arguments = (ThreadCommunicator(self._group, rank), inbox, self._results)
             thread = threading.Thread(target=_serve, args=arguments, name=f"cupynet worker {rank}", daemon=True)
             self._inboxes.append(inbox)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                self.close()
-                raise ConfigError(
-                    f"workers={workers}: this machine starts no more than {rank} threads: ask for fewer"
-                ) from error
             self._threads.append(thread)
+            thread.start()
 
     def __enter__(self) -> ThreadLauncher:
         return self
@@ -79,10 +72,9 @@ class ThreadLauncher:
         self.close()
 
     def close(self) -> None:
-        """End the threads and wait for them, for a grace period; harmless a second time.
+        """End the threads and wait for them, for a grace period. A second call has no effect.
 
-        From a worker, or while another thread is in `run`: the task ends where the workers next meet or look, with a
-        RuntimeError there.
+        A task that is running ends with a RuntimeError where the workers next meet.
         """
         self._usable = False
         if self._running.locked() and self._process == os.getpid():
@@ -95,8 +87,7 @@ class ThreadLauncher:
                 thread.join(LOOK_S)
 
     def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """See `Launcher.run`. RuntimeError after a failure or `close`, while another task is running, and in a process
-        that was forked from the one with the threads."""
+        """See `Launcher.run`. RuntimeError after a failure or `close`, during another task, and in a forked process."""
         if not self._usable:
             raise RuntimeError("these workers have failed, been interrupted or closed: make a new ParallelWrapper")
         if self._process != os.getpid() and self.workers > 1:
@@ -125,7 +116,7 @@ class ThreadLauncher:
                     rank, result = self._results.get(timeout=WAKE_S)
                     waiting.remove(rank)
                     first = result if rank == 0 else first
-        except BaseException as error:  # a KeyboardInterrupt: the workers must not go on alone
+        except BaseException as error:  # a KeyboardInterrupt: the workers must stop too
             self._group.team.fail(INTERRUPTED, error)
             self._wait(waiting)
             raise
@@ -136,7 +127,7 @@ class ThreadLauncher:
         return first
 
     def _wait(self, waiting: set[int]) -> None:
-        """Wait after a failure for the workers still at it, no longer than they may take to notice."""
+        """Wait after a failure for workers that are still running, for a grace period."""
         timeout = Timeout(GRACE_S)
         while waiting and not timeout.expired():
             with suppress(queue.Empty):
@@ -145,7 +136,7 @@ class ThreadLauncher:
 
 
 def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> None:
-    """A worker's life: take a task, do it, report."""
+    """Run tasks, in a worker's thread, until there is no more."""
     while (task := inbox.get()) is not None:
         result: Any = None
         try:
@@ -159,13 +150,13 @@ def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> 
             _abandon(communicator)
         results.put((communicator.rank, result))
         del task, result
-    if communicator.group.team.failure is None:  # else others may not come to let go of NCCL together
-        with suppress(Exception):  # nobody is there to be told
+    if communicator.group.team.failure is None:  # else the others may not come to release NCCL together
+        with suppress(Exception):  # there is nobody to report it to
             communicator.close()
 
 
 def _abandon(communicator: ThreadCommunicator) -> None:
-    with suppress(Exception):  # what has failed is told already
+    with suppress(Exception):  # the failure itself is reported
         communicator.abandon()
 
 

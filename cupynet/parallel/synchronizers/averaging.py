@@ -16,14 +16,14 @@ from typing import Any, TypeAlias
 from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, one_of
 from cupynet.parallel.communicators.base import Communicator
-from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, distance
+from cupynet.parallel.synchronizers.base import Average, Synchronizer, distance
 from cupynet.parallel.synchronizers.half_precision import RESOLUTION, WIRES, half_mean
 from cupynet.parallel.synchronizers.outer import Mean, Outer, outer_step
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
 from cupynet.parallel.synchronizers.round_statistics import RoundStatistics
-from cupynet.parallel.synchronizers.schedule import AveragingSchedule, averaging_schedule
+from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment, averaging_schedule
 
-Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # as `Average` has it: the divergence, and by layer
+Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # `divergence` and `by_layer` of `Average`
 UNMEASURED: Spread = (math.nan, {})
 
 
@@ -50,6 +50,7 @@ class ParameterAveraging(Synchronizer):
         ConfigError: an argument is invalid.
     """
 
+    schedule: AveragingSchedule
     shares_gradients = False
 
     def __init__(
@@ -63,16 +64,14 @@ class ParameterAveraging(Synchronizer):
         outer: str | Outer = "mean",
     ) -> None:
         self.schedule = averaging_schedule(frequency)
-        self.frequency, self.measures = self.schedule.frequency, self.schedule.measures
-        self.evaluates = self.schedule.evaluates
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)
         self.wire = one_of("wire", wire, WIRES)
         self.outer = outer_step(outer)
         self._statistics = RoundStatistics(score=self.report_score)
-        self._measured = -1  # the last stretch of `measure_every` iterations that was measured in
-        self._common: list[Array] = []  # what was shared after the last average, where that is needed
+        self._measured = -1  # the last period of `measure_every` iterations with a measurement
+        self._common: list[Array] = []  # the shared vectors after the last average, if they are needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
@@ -93,24 +92,14 @@ class ParameterAveraging(Synchronizer):
         self._statistics.add(replica, samples)
         return samples > 0
 
-    def looks(self, iteration: int) -> bool:
-        return self.communicator.size > 1 and self.schedule.due(iteration)
-
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         due = self.schedule.after(iteration)
         return self._average(replica, iteration) if due and self._statistics.rounds else None
-
-    def changed(self, replica: ReplicaView) -> None:
-        if not self._statistics.rounds:  # else the last average sees it
-            super().changed(replica)
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         average = self._average(replica, None) if self._statistics.rounds and self.schedule.at(moment) else None
         self.schedule.ended(moment)
         return average
-
-    def shared(self, replica: ReplicaView) -> list[Array]:
-        return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     @property
     def identical(self) -> bool:

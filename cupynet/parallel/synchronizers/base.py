@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
@@ -18,8 +18,7 @@ from cupynet.core.checks import counted
 from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
-
-Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
+from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,8 @@ class Average:
 class Synchronizer:
     """Keeps replicas together. The base class does nothing: it is for a single replica.
 
-    A subclass overrides what it needs. Example: average the gradients in every iteration, so that all replicas stay
+    A subclass overrides `before_update`, `after_update` or `finish`, and `state` and `restore` if it has a state; the
+    other methods only if it must. Example: average the gradients in every iteration, so that all replicas stay
     identical.
 
         class GradientMean(Synchronizer):
@@ -51,35 +51,43 @@ class Synchronizer:
 
     Attributes:
         communicator: connects this replica to the others; exists after `start`.
-        frequency: iterations between averages, or `epoch`, or `end`; None if there is no such rule.
-        measures: True if measurements of the replicas decide when they are averaged. This cannot be combined with a
-            pipeline: its stages would decide differently and wait for each other forever.
-        evaluates: True if every epoch can be evaluated, because replicas are identical whenever one is.
+        schedule: decides when replicas are averaged; None: `after_update` acts in every iteration.
+        average_updaters: True if identical replicas have identical optimizer state.
         shares_gradients: True if `before_update` may change gradients: replicas then have one loss scale, and the
             gradient norm is computed again before clipping. False if each replica makes its own steps.
     """
 
     communicator: Communicator
-    frequency: int | str | None = None
-    measures: bool = False
-    evaluates: bool = True
+    schedule: AveragingSchedule | None = None
+    average_updaters: bool = True
     shares_gradients: bool = True
+
+    @property
+    def frequency(self) -> int | str | None:
+        """Iterations between averages, or `epoch`, or `end`; None if there is no such rule."""
+        return None if self.schedule is None else self.schedule.frequency
+
+    @property
+    def evaluates(self) -> bool:
+        """True if every epoch can be evaluated, because replicas are identical then."""
+        return self.schedule is None or self.schedule.evaluates
 
     def check(self, workers: int, stages: int = 1) -> None:
         """Check the number of replicas and of the stages of each, before anything is started. Overrides call `super`.
 
         Raises:
-            ConfigError: several workers and the base class itself; or stages and `measures`.
+            ConfigError: the base class itself with several workers; or stages and a schedule that measures replicas,
+                on which they would decide differently and wait for each other forever.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
-                f"Synchronizer keeps nothing together, and there are {workers} workers: take ParameterAveraging or "
+                f"Synchronizer itself is for a single worker, and there are {workers}: use ParameterAveraging or "
                 "another subclass"
             )
-        if self.measures and stages > 1:
+        if stages > 1 and self.schedule is not None and self.schedule.measures:
             raise ConfigError(
-                f"{type(self).__name__} decides by what it measures when to average, and each stage of a pipeline "
-                "measures something else: give it a number of iterations"
+                f"{type(self).__name__} averages when its measurements say so, and each stage of a pipeline measures "
+                "something else: use a number of iterations"
             )
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
@@ -98,7 +106,7 @@ class Synchronizer:
 
     def shared(self, replica: ReplicaView) -> list[Array]:
         """The flat vectors (P,), besides the buffers, that are equal on identical replicas."""
-        return [replica.params.master, *replica.optimizer_state.values()]
+        return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
         """Called after the gradients of a round. Return True if the optimizer is to move the weights.
@@ -113,7 +121,7 @@ class Synchronizer:
         If it does not, and replicas share no gradients, a GPU may run ahead of the host: `before_update` is then called
         for several rounds at once, before the next `after_update` that looks, and before `finish`.
         """
-        return True
+        return self.schedule is None or (self.communicator.size > 1 and self.schedule.due(iteration))
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         """Called after iteration `iteration` (from 0). Return the average, if any; the same on every worker."""
@@ -122,10 +130,11 @@ class Synchronizer:
     def changed(self, replica: ReplicaView) -> None:
         """Called before `finish` at the end of a fit, if callbacks have changed the weights of replicas.
 
-        All replicas get their mean. A subclass whose `finish` averages anyway need not.
+        All replicas get their mean, unless `finish` averages them anyway.
         """
-        self.communicator.allreduce_mean([*self.shared(replica), *replica.params.running], 1)
-        replica.params.publish()
+        if self.identical:
+            self.communicator.allreduce_mean([*self.shared(replica), *replica.params.running], 1)
+            replica.params.publish()
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         """Called at the end of an `epoch`, of an epoch to be evaluated (`evaluation`) and of a `fit`.
@@ -140,7 +149,7 @@ class Synchronizer:
         return True
 
     def __str__(self) -> str:
-        """How it keeps replicas together, in a few words."""
+        """Describe the method in a few words."""
         return f"kept together by {type(self).__name__}"
 
     def state(self) -> dict[str, Any]:

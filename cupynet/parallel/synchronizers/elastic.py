@@ -10,9 +10,9 @@ from cupynet.core.checks import number
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.averaging import UNMEASURED, ParameterAveraging, Spread, spread
-from cupynet.parallel.synchronizers.base import Average, Moment
+from cupynet.parallel.synchronizers.base import Average
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
-from cupynet.parallel.synchronizers.schedule import AveragingSchedule
+from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
 
 SHARE = 0.9  # of the way to the mean that the centre moves by default; beta in the paper
 
@@ -53,16 +53,16 @@ class ElasticAveraging(ParameterAveraging):
             wire=wire,
         )
         self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
-        self._alpha = self.pull or 0.0  # 0: not known before there are workers
-        self._apart = 0  # rounds since all were given the centre: the same on every worker
+        self._alpha = self.pull or 0.0  # 0: unknown before `start`
+        self._apart = 0  # rounds since all replicas got the centre: the same on every worker
         self._seen = 0  # this replica's samples since then
 
     def check(self, workers: int, stages: int = 1) -> None:
         super().check(workers, stages)
         if self.pull is not None and workers > 1 and self.pull * workers > 1:
             raise ConfigError(
-                f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre goes {workers} "
-                "times as far, and would be thrown beyond the mean of the replicas"
+                f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre moves {workers} "
+                "times as far, and would overshoot the mean of the replicas"
             )
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
@@ -76,9 +76,8 @@ class ElasticAveraging(ParameterAveraging):
         return super().before_update(replica, samples)
 
     def changed(self, replica: ReplicaView) -> None:
-        if not self._apart:
-            super().changed(replica)
-        elif self.communicator.size > 1:  # the centre is what remains: it becomes what the replicas were made
+        super().changed(replica)
+        if not self.identical:  # `finish` gives all the centre: it becomes the mean of the changed replicas
             (centre,) = self._common
             centre[...] = replica.params.master
             self.communicator.allreduce_mean([centre], self._seen)

@@ -14,10 +14,11 @@ from cupynet.core.checks import flag, integer, one_of
 from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params
 from cupynet.parallel.communicators.base import Communicator
-from cupynet.parallel.synchronizers.base import Average, Moment, Synchronizer, is_finite, refuse_divergence
+from cupynet.parallel.synchronizers.base import Average, Synchronizer, is_finite, refuse_divergence
 from cupynet.parallel.synchronizers.half_precision import WIRES, half_mean
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
 from cupynet.parallel.synchronizers.round_statistics import RoundStatistics
+from cupynet.parallel.synchronizers.schedule import Moment
 from cupynet.parallel.synchronizers.threshold import Message, ThresholdEncoding, encoding
 
 _encoding = encoding  # the constructor's argument has its name
@@ -134,7 +135,7 @@ class GradientSharing(Synchronizer):
         if self._encoder is not None:
             self._encoder.restore(state["encoding"])
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
-            self._remember(self._replica)  # of which the state is already that of then
+            self._remember(self._replica)  # the weights are restored already
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         return 1.0, {**state, "tally": RoundStatistics(score=self.report_score).state()}
@@ -149,7 +150,7 @@ class GradientSharing(Synchronizer):
             half_mean(self.communicator, [grad], weight)
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
-        if not is_finite(grad):  # the same bits on all workers: all come here, and only then ask whose fault it is
+        if not is_finite(grad):  # the same bits on all workers, so all of them call this
             refuse_divergence(
                 self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica"
             )
@@ -161,7 +162,7 @@ class GradientSharing(Synchronizer):
         params, common = replica.params, self._common
         np.subtract(replica.backend.to_host(params.master), common, out=self._update)
         message = encoder.encode(self._update, self._samples).vector()
-        sent = [Message.of(each) for each in self.communicator.all_gather_ragged(message)]
+        sent = [Message.of(each) for each in self.communicator.all_gather(message)]
         refuse_divergence([each.finite for each in sent], self._next - 1)
         total = sum(each.samples for each in sent)
         for each in sent:  # in rank order, so that the sums are the same everywhere

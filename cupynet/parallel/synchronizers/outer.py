@@ -1,7 +1,7 @@
-"""Outer steps: optimization on the level of averages.
+"""Outer steps: an optimizer for averages.
 
-The difference of an average from the last common weights, delta = mean - common, is treated like a gradient: a step
-along it with its own rate and momentum can make up for averages that are far apart.
+The difference of an average from the last common weights, delta = mean - common, is treated like a gradient. A step
+along it with its own rate and momentum can compensate for infrequent averages.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Mean(Outer):
 class SlowMo(Outer):
     """u = mu · u + (mean - common); common += rate · u: slow momentum (Wang et al. 2019, 1910.00643).
 
-    There u is divided by the learning rate of the replicas; here it is inside, as in `Momentum`: the same for a
-    constant one. Rate 1 and momentum 0 give the mean.
+    In the paper u is divided by the learning rate of the replicas; here it includes it, as in `Momentum`, which is the
+    same for a constant rate. Rate 1 and momentum 0 give the mean.
 
     Args:
         learning_rate: the factor on u.

@@ -1,16 +1,17 @@
 """Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-Every worker asks its own schedule, and all decide alike: from iterations, moments and measurements that they share.
-So no communication is needed to know that an average is due.
+Every worker has its own schedule, and all schedules decide alike, from iterations, moments and measurements that the
+workers share. No communication is needed to know that an average is due.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from cupynet.core.checks import guess, instance, integer, number, refusal, shown
-from cupynet.parallel.synchronizers.base import Moment
+
+Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 
 MOMENTS = ("epoch", "end")
 
@@ -103,7 +104,7 @@ class AtEpochs(AveragingSchedule):
 
 
 class AtEnd(AveragingSchedule):
-    """Once, at the end of a fit: before that replicas differ, so that no epoch but the last can be evaluated."""
+    """Once, at the end of a fit. Replicas differ before that, so only the last epoch can be evaluated."""
 
     frequency = "end"
 
@@ -121,17 +122,14 @@ class AtEnd(AveragingSchedule):
 
 
 class PostLocal(AveragingSchedule):
-    """In every iteration until some epochs are complete, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
-
-    Early in training replicas move fast and apart: averaged often then, they may be left alone for longer afterwards.
+    """In every iteration during the first epochs, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
 
     Args:
-        epochs: how many are averaged in every iteration. A fit that ends also ends an epoch in this count, where it was
-            broken off too.
-        frequency: what follows: iterations between averages, or `epoch`, or `end`, or another rule.
+        epochs: the number of epochs with an average in every iteration. The end of a fit counts as the end of an epoch.
+        frequency: after that: iterations between averages, or `epoch`, or `end`, or another schedule.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, epochs: int, frequency: int | str | AveragingSchedule) -> None:
@@ -168,7 +166,7 @@ class PostLocal(AveragingSchedule):
             self.later.averaged(divergence)
 
     def ended(self, moment: Moment) -> None:
-        if self._rounds:  # a fit that ends with a complete epoch, where that has been told already, counts once
+        if self._rounds:  # the end of the last epoch and of its fit count once
             self._complete, self._rounds = self._complete + 1, 0
         self.later.ended(moment)
 
@@ -181,22 +179,22 @@ class PostLocal(AveragingSchedule):
 
 
 class Adaptive(AveragingSchedule):
-    """As often as keeps the replicas about as far apart as is wished, after Jiang & Agrawal 2020.
+    """Adapt the period to a target divergence of the replicas, after Jiang & Agrawal 2020.
 
-    Each average measures the divergence (`Average.divergence`). A period that ended below the target is followed by a
-    longer one, at most twice as long, in proportion; one that ended above it by a shorter one, at least half as long.
-    An average that a moment asked for before the period was over may shorten it, but not make it longer.
+    Each average measures the divergence (`Average.divergence`). The next period is longer if it was below the target,
+    at most twice as long, and shorter if it was above, at least half as long. An average at a moment before the end of
+    a period may shorten it, but not lengthen it.
 
     Args:
-        target: the relative distance of a replica from the mean, at an average, that is aimed at.
+        target: the relative distance of a replica from the mean, at an average.
         first: the first period, in iterations.
-        most: the longest.
+        most: the longest period.
 
     Attributes:
-        period: iterations, as a real number; the next average is made once its whole part has passed.
+        period: in iterations, not rounded; the next average is made after its integer part.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     measures = True
@@ -233,10 +231,10 @@ class Adaptive(AveragingSchedule):
 
 
 def averaging_schedule(frequency: int | str | AveragingSchedule) -> AveragingSchedule:
-    """A number of iterations, `epoch` or `end` as a rule; a rule as it is. Else a ConfigError."""
+    """Return the schedule for a number of iterations, `epoch` or `end`, or the given schedule. ConfigError."""
     if isinstance(frequency, AveragingSchedule):
         return frequency
-    if isinstance(frequency, type):  # the class of a rule, where one of its objects is needed
+    if isinstance(frequency, type):  # a class instead of an object
         return instance("averaging_frequency", frequency, AveragingSchedule, "PostLocal(2, 10)")
     if isinstance(frequency, str):
         if frequency not in MOMENTS:

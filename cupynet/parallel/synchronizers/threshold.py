@@ -1,13 +1,13 @@
-"""Updates in few bytes: what is too small to be sent waits until it has added up.
+"""Threshold encoding of updates: values below a threshold are accumulated until they reach it.
 
 As in Deeplearning4j's SHARED_GRADIENTS (after Strom 2015, "Scalable distributed DNN training using commodity GPU cloud
 computing"): a worker's updates are added to its residual; each weight whose residual has reached the threshold t is
-sent as +t or -t, and that is subtracted; the rest stays.
+sent as +t or -t, which is subtracted from the residual.
 
-A message is a vector of int32: how it is written, the threshold (the bits of a float32), how many samples it is worth,
+A message is a vector of int32: the kind of its body, the threshold (the bits of a float32), the number of samples,
 whether the sender is finite, and the body. A sparse body lists i + 1 for a weight i that grows by t, -(i + 1) for one
-that shrinks. Where more than a sixteenth of the weights would be listed it is two bitmaps, of those that grow and of
-those that shrink: a sixteenth of the weights in words.
+that shrinks. If it would list more than a sixteenth of the weights, the body is two bitmaps instead, of weights that
+grow and of weights that shrink: in words, a sixteenth of the weights.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cupynet.parallel.synchronizers.base import is_finite
 SPARSE, BITMAP = 0, 1
 HEADER = 4  # words
 DECAY = 0.5 ** (1 / 20)  # twenty steps halve a threshold
-EPSILON = 1e-30  # no threshold falls below it: residuals of exactly nothing are not news
+EPSILON = 1e-30  # the smallest threshold, so that residuals of 0 are never sent
 
 
 class Message(NamedTuple):
-    """What a worker sent.
+    """A worker's encoded update.
 
     Attributes:
-        samples: how many samples the update is of.
-        finite: whether it is finite.
+        samples: the number of samples of the update.
+        finite: True if the update is finite.
         threshold: t.
-        body: of one of the two forms.
-        sparse: which of them.
+        body: a list or two bitmaps, see above.
+        sparse: True if the body is a list.
     """
 
     samples: int
@@ -46,19 +46,19 @@ class Message(NamedTuple):
 
     @classmethod
     def of(cls, vector: NDArray[np.int32]) -> Message:
-        """What a vector that `encode` made says."""
+        """Decode a vector."""
         kind, bits, samples, finite = vector[:HEADER].tolist()
         threshold = float(np.int32(bits).view(np.float32))
         return cls(samples, bool(finite), threshold, vector[HEADER:], kind == SPARSE)
 
     def vector(self) -> NDArray[np.int32]:
-        """As it travels."""
+        """Return the message as a vector."""
         bits = int(np.float32(self.threshold).view(np.int32))
         kind = SPARSE if self.sparse else BITMAP
         return np.concatenate([np.array([kind, bits, self.samples, self.finite], np.int32), self.body])
 
     def add_to(self, weights: NDArray[Any], factor: float) -> None:
-        """Make its steps, times `factor`, in (P,) weights."""
+        """Add the steps, times `factor`, to weights (P,)."""
         step = weights.dtype.type(self.threshold * factor)
         if self.sparse:
             weights[abs(self.body) - 1] += np.where(self.body > 0, step, -step)
@@ -68,7 +68,7 @@ class Message(NamedTuple):
 
 
 class Threshold:
-    """A rule that decides what is sent; each worker has its own.
+    """Base class of rules for the threshold; each worker has its own.
 
     Args:
         initial: the first threshold.
@@ -84,14 +84,14 @@ class Threshold:
     _name = "initial"  # of the argument, in messages
 
     def sent(self, share: float) -> None:
-        """This share of all weights was sent with `threshold`: choose the next one."""
+        """Choose the next threshold after a message with this share of all weights."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it: numbers by name."""
+        """Return the state for a checkpoint: numbers by name."""
         return {"threshold": self.threshold}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self.threshold = state["threshold"]
 
     def _scale(self, factor: float) -> None:
@@ -99,13 +99,13 @@ class Threshold:
 
 
 class FixedThreshold(Threshold):
-    """Always the same.
+    """A constant threshold.
 
     Args:
-        threshold: the step a weight makes; small against the weights, and of the size of some iterations' updates.
+        threshold: small compared to the weights, and as large as the updates of several iterations.
 
     Raises:
-        ConfigError: it cannot be one.
+        ConfigError: the argument is invalid.
     """
 
     _name = "threshold"
@@ -118,7 +118,7 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Lower whenever less than a share of the weights was sent, higher whenever more.
+    """Lower the threshold after a message with less than a share of the weights, raise it after one with more.
 
     Args:
         target: that share, 0 to 1.
@@ -126,7 +126,7 @@ class TargetSparsity(Threshold):
         decay: the factor by which it is lowered, and the divisor by which it is raised.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, target: float = 1e-3, initial: float = 1e-4, decay: float = DECAY) -> None:
@@ -142,15 +142,15 @@ class TargetSparsity(Threshold):
 
 
 class AdaptiveThreshold(Threshold):
-    """Lower when too few weights were sent, higher when too many, the same in between.
+    """Lower the threshold if too few weights were sent, raise it if too many were.
 
     Args:
         initial: the first threshold.
-        fewest, most: the shares of the weights, 0 to 1, between which it stays as it is.
+        fewest, most: the shares of the weights, 0 to 1, between which it does not change.
         decay: the factor by which it is lowered, and the divisor by which it is raised.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, initial: float = 1e-4, fewest: float = 1e-4, most: float = 1e-2, decay: float = DECAY) -> None:
@@ -170,19 +170,19 @@ class AdaptiveThreshold(Threshold):
 
 
 class ThresholdEncoding:
-    """A worker's residual, and how it makes messages of it.
+    """Encodes a worker's updates as messages, and keeps the residual.
 
     Args:
-        algorithm: what decides on the threshold; `AdaptiveThreshold()` by default.
-        clip_residual_every: iterations after which residuals are cut to `clip_residual` thresholds, so that what was
-            wished for long ago does not go on for ever; 0 for never.
+        algorithm: the rule for the threshold; `AdaptiveThreshold()` by default.
+        clip_residual_every: iterations after which residuals are clipped to `clip_residual` thresholds, so that stale
+            updates do not persist; 0 for never.
         clip_residual: in thresholds.
 
     Attributes:
-        residual: what has not been sent, (P,), on the host; exists after `start`.
+        residual: the unsent part of the updates, (P,), on the host; exists after `start`.
 
     Raises:
-        ConfigError: an argument cannot work.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(
@@ -198,14 +198,11 @@ class ThresholdEncoding:
         return str(self.algorithm)
 
     def start(self, count: int, dtype: Any) -> None:
-        """Nothing is left over of `count` weights, which are fewer than 2^31."""
+        """Allocate the residual of `count` weights, fewer than 2^31."""
         self.residual: NDArray[Any] = np.zeros(count, dtype)
 
     def encode(self, update: NDArray[Any], samples: int) -> Message:
-        """What is large enough of an update, (P,), of so many samples, and of the residual; the rest stays there.
-
-        Of no samples there is no update, and nothing is said.
-        """
+        """Add an update (P,) to the residual, and take the message out of it; empty without samples."""
         if not samples:
             return Message(0, True, 0.0, np.empty(0, np.int32), True)
         residual, finite = self.residual, is_finite(update)
@@ -221,17 +218,17 @@ class ThresholdEncoding:
         return Message(samples, finite, threshold, body, sparse)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint must hold of it besides `residual`: numbers by name."""
+        """Return the state for a checkpoint, besides `residual`: numbers by name."""
         return {"encoded": self._encoded, "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore what `state` returned."""
         self._encoded = state["encoded"]
         self.algorithm.restore(state["algorithm"])
 
 
 def _take(residual: NDArray[Any], step: Any) -> tuple[int, bool, NDArray[np.int32]]:
-    """Take a step out of every residual that is as large as one: how many, whether the body is sparse, and the body."""
+    """Take a step out of every residual of at least a step; return their number, if the body is sparse, the body."""
     large = abs(residual) >= step
     count = int(np.count_nonzero(large))
     if count <= len(residual) // 16:
@@ -249,7 +246,7 @@ def _take(residual: NDArray[Any], step: Any) -> tuple[int, bool, NDArray[np.int3
 
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
-    """`threshold` with its defaults; an encoding, or None, as it is. Else a ConfigError."""
+    """Return the encoding called `threshold` with its defaults, or the given one, or None. ConfigError."""
     if value is None or isinstance(value, ThresholdEncoding):
         return value
     if isinstance(value, str):

@@ -75,7 +75,7 @@ class NonFinite(Callback):
     def _of_all_workers(self, trainer: TrainerView) -> Any:
         """Return epoch and batch of all batches left out, (M, 2). Stages that left out the same one count once."""
         own = np.array(self._skipped, np.int64).reshape(-1)
-        return np.unique(np.concatenate(trainer.world.all_gather_ragged(own)).reshape(-1, 2), axis=0)
+        return np.unique(np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2), axis=0)
 
     # called by the trainer ------------------------------------------------------------------------------------------
 

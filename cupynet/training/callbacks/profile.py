@@ -90,7 +90,7 @@ class Profile(Callback):
             self._end(trainer, self._timer)
         own = [f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}", self._timer.spans]
         traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
-        texts = trainer.world.all_gather_ragged(np.frombuffer(json.dumps(own).encode(), np.uint8))
+        texts = trainer.world.all_gather(np.frombuffer(json.dumps(own).encode(), np.uint8))
         traffic.bytes_sent = sent  # the traffic of the profile does not count
         if trainer.rank == 0:
             workers = [json.loads(text.tobytes()) for text in texts]

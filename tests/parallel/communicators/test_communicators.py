@@ -167,10 +167,10 @@ def test_all_gather_is_in_rank_order(team):
         gathered = []
         for turn in range(5):
             time.sleep(0.002 * ((c.rank + turn) % 3))
-            gathered.append(c.all_gather(np.array([[turn, c.rank]], np.int64)))
-        return np.stack(gathered)  # (5, W, 1, 2)
+            gathered.append(c.all_gather(np.array([turn, c.rank], np.int64)))
+        return np.stack(gathered)  # (5, W, 2)
 
-    expected = np.array([[[[turn, rank]] for rank in range(team.workers)] for turn in range(5)])
+    expected = np.array([[[turn, rank] for rank in range(team.workers)] for turn in range(5)])
     for gathered in on_workers(team, task):
         assert gathered.dtype == np.int64
         np.testing.assert_array_equal(gathered, expected)
@@ -180,11 +180,8 @@ def test_gathered_arrays_are_copies(team):
     """A worker may change its array, or the gathered arrays, without affecting the others."""
 
     def task(c):
-        return [gathered_and_changed(c, gather) for gather in (c.all_gather, c.all_gather_ragged)]
-
-    def gathered_and_changed(c, gather):
         own = np.full(3, float(c.rank))
-        gathered = gather(own)
+        gathered = c.all_gather(own)
         c.barrier()
         own[:] = 7.0
         c.barrier()
@@ -192,13 +189,12 @@ def test_gathered_arrays_are_copies(team):
         for each in gathered:
             each[:] = -1.0
         c.barrier()
-        return kept, np.stack(gather(own))
+        return kept, np.stack(c.all_gather(own))
 
     ranks = np.arange(team.workers)[:, None] * np.ones(3)
-    for found in on_workers(team, task):
-        for kept, again in found:
-            np.testing.assert_array_equal(kept, ranks)
-            np.testing.assert_array_equal(again, np.full((team.workers, 3), 7.0))
+    for kept, again in on_workers(team, task):
+        np.testing.assert_array_equal(kept, ranks)
+        np.testing.assert_array_equal(again, np.full((team.workers, 3), 7.0))
 
 
 def test_numbers_are_gathered_as_rows(team):
@@ -221,7 +217,7 @@ def test_broadcast_sends_the_roots_array_to_all(team):
 def test_vectors_of_different_lengths_are_gathered(team):
     def task(c):
         own = np.arange(3 * c.rank, dtype=np.int32)
-        gathered = c.all_gather_ragged(own)
+        gathered = c.all_gather(own)
         own[:] = -1
         c.barrier()
         return gathered
@@ -298,7 +294,7 @@ def test_traffic_is_counted(team):
         counts = [c.traffic.bytes_sent]
         group.allreduce_mean([np.zeros(1200, np.float32)], 1)
         counts.append(c.traffic.bytes_sent)
-        c.all_gather_ragged(np.zeros(c.rank, np.int32))
+        c.all_gather(np.zeros(c.rank, np.int32))
         counts.append(c.traffic.bytes_sent)
         c.all_gather(np.zeros(10))
         counts.append(c.traffic.bytes_sent)
