@@ -75,6 +75,7 @@ def test_memory_is_a_line_through_what_was_held(maker: records.Maker, monkeypatc
     assert written(maker, "memory")["line"] == {"mb": 200.0, "mb_per_worker": 20.0, "off_by": 0.0}
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_or_is_of_another_commit_makes_no_record(maker: records.Maker) -> None:
     with pytest.raises(SystemExit, match="workers=0"):
         maker.train("workers=0")

@@ -130,6 +130,7 @@ def test_an_unknown_column_is_answered_with_each_name_once(
     assert code == 2 and "workers" in names and len(names) == len(set(names))
 
 
+@pytest.mark.slow
 def test_a_reader_who_leaves_is_no_error(sweep: Path, tmp_path: Path) -> None:
     line = f"set -o pipefail; {sys.executable} -m cupynet compare {sweep} | head -n 1"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100)

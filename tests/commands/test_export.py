@@ -93,6 +93,7 @@ def test_refused(
     assert os.listdir(tmp_path) == ["damaged"]
 
 
+@pytest.mark.slow
 def test_nobody_reads_it(finished: Path, tmp_path: Path) -> None:
     """Neither a closed pipe nor a full disk behind stdout is a bug."""
     command = f"{sys.executable} -m cupynet export {finished} --safetensors a.st"

@@ -22,7 +22,7 @@ from cupynet.commands import evaluate, train
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import load_weights, save_weights
 from cupynet.runs.checkpoints import Checkpoints
-from tests.support.commands import QUICK, ROOT, environment, run, run_folder
+from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
 from tests.support.mpi import NO_MPI
 from tests.support.resumed_runs import started
 
@@ -339,7 +339,7 @@ def test_every_experiment_trains(experiment, tmp_path):
 
 @pytest.mark.parametrize(("backend", "dtype"), [("numba", "half"), ("numpy", "double")])
 def test_every_backend_and_dtype_trains(backend, dtype, tmp_path):
-    run(tmp_path, *QUICK, f"backend={backend}", f"dtype={dtype}", "data.train=2000", "workers=2")
+    run(tmp_path, *QUICK, f"backend={backend}", f"dtype={dtype}", *SMALL, "data.train=1200", "epochs=4", "workers=2")
     summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
     assert (summary["backend"], summary["dtype"]) == (backend, dtype) and summary["test_accuracy"] > 0.3
 

@@ -85,6 +85,7 @@ def check_left(jobs: list[dict[str, Any]]) -> None:
     assert all({**job, "rss": 0} == first for job in jobs[1:])
 
 
+@pytest.mark.slow
 @linux
 def test_a_job_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     jobs = watched(WATCHED, "workers=1,2", "seed=1,2", folder=tmp_path)
@@ -109,6 +110,7 @@ def test_a_job_leaves_nothing_on_devices(tmp_path: Path) -> None:
     assert jobs[1] == jobs[2]
 
 
+@pytest.mark.slow
 def test_jobs_as_processes_come_to_the_same(tmp_path: Path) -> None:
     own = tmp_path / "mine" / "experiment" / "small.yaml"
     own.parent.mkdir(parents=True)

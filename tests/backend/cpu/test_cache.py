@@ -75,6 +75,7 @@ def test_compiled_kernels_are_kept(folder, caplog):
     assert warnings(caplog) == []
 
 
+@pytest.mark.slow
 def test_a_whole_network_is_found_again(tmp_path):
     """Every kernel that training uses: none is taken for another."""
     code = (

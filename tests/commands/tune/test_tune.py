@@ -179,6 +179,7 @@ tune.main()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not show what a process holds")
 def test_a_trial_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     trials = ["workers=1,2", "optimizer.learning_rate=0.01,1e30", "sampler=grid", "callbacks.report=null"]
