@@ -232,7 +232,8 @@ def test_control_characters_reach_neither_the_terminal_nor_the_page(
 ) -> None:
     evil = "a\x1b[2J\x07\u202eb"
     for number, workers in enumerate((1, 2)):
-        made(tmp_path / str(number), workers=workers, dataset=evil, extra=f"x{number}: {json.dumps(evil)}\n")
+        extra = f"x{number}: {json.dumps(evil)}\n{json.dumps(evil)}: {number}\n"
+        made(tmp_path / str(number), workers=workers, dataset=evil, extra=extra)
     made(tmp_path / "other", workers=4, dataset=evil, stop_reason="signal", stopped_by=evil)
     made(tmp_path / "data", workers=8)
     for form in ([], ["--markdown"], ["--json"]):
@@ -241,6 +242,15 @@ def test_control_characters_reach_neither_the_terminal_nor_the_page(
     assert (
         "\ufffd" in (tmp_path / "compare.html").read_text() and "\u202e" not in (tmp_path / "compare.html").read_text()
     )
+
+
+def test_numbers_too_large_for_a_run_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(tmp_path / "0", images=10**400)
+    made(tmp_path / "1", extra=f"x: 0x{'f' * 8000}\n")
+    code, out, err = here(tmp_path, monkeypatch=monkeypatch, capsys=capsys)
+    assert code == 0 and err == "" and "images=1000" in out and "more than 64 bits" in " ".join(out.split())
 
 
 def test_a_speed_up_below_one_is_called_slower(sweep: Path) -> None:

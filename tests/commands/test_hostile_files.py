@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import yaml
 
+from cupynet.config import resume
 from cupynet.core.files import load_tensors, save_weights
 from cupynet.data import Dataset
 from cupynet.runs.checkpoints import _write_manifest
@@ -268,15 +269,10 @@ def case_of_data(good: Path, here: Path, rng: random.Random) -> tuple[list[str],
     made = apply([change_bytes, change_kind, change_kind, change_folder, change_folder], folder, rng)
     if form == "pictures":
         return made, [["predict", str(good / "run"), str(folder), str(folder / name(rng))]]
-    quoted = "'" + re.sub(r"(\\+)(?='|$)|(')", lambda found: found[0] * 2 if found[1] else "\\'", str(folder)) + "'"
-    named = (
-        f"data.file={quoted[:-1]}/data.npz'"
-        if form == "npz"
-        else f"data.{'shards' if form == 'shards' else 'folder'}={quoted}"
-    )
+    key, path = ("file", folder / "data.npz") if form == "npz" else ("folder", folder)
     of_data = {"plain": "idx"}.get(form, form)
     quick = ["model=mlp", "workers=2", "epochs=1", "batch_size=16", "backend=numpy", "fast_dev_run=true"]
-    return made, [["train", f"data={of_data}", named, *quick]]
+    return made, [["train", f"data={of_data}", f"data.{key}={resume.quoted(path)}", *quick]]
 
 
 def case_of_a_search(good: Path, here: Path, rng: random.Random) -> tuple[list[str], list[list[str]]]:
