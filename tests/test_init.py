@@ -75,11 +75,7 @@ def test_importing_the_package_costs_nothing() -> None:
     assert not loaded & {"importlib.metadata", "logging", "asyncio"}
 
 
-def test_a_name_brings_its_own_room_only() -> None:
-    assert {name for name in modules_after("from cupynet import ConfigError") if name.startswith("cupynet")} == {
-        "cupynet",
-        "cupynet.core",
-        "cupynet.core.errors",
-        "cupynet.core.version",
-    }
+def test_a_public_name_imports_only_what_it_needs() -> None:
+    loaded = {name for name in modules_after("from cupynet import ConfigError") if name.startswith("cupynet.")}
+    assert "cupynet.core.errors" in loaded and all(name.startswith("cupynet.core") for name in loaded)
     assert "numpy" in modules_after("from cupynet import Evaluation")  # so the test above looks at the right thing
