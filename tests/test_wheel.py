@@ -41,4 +41,4 @@ def test_a_wheel_trains_from_an_empty_directory(tmp_path: Path) -> None:
     assert "test accuracy" in stdout
     assert [p.name for p in empty.iterdir()] == ["outputs"]
     assert list((empty / "outputs").rglob("report.html"))
-    assert "cupynet" in call(tmp_path / "env" / "bin" / "cupynet train", "--help", cwd=empty)
+    assert "cupynet" in call(tmp_path / "env" / "bin" / "cupynet", "train", "--help", cwd=empty)
