@@ -23,7 +23,7 @@ from cupynet.config.experiment import Experiment
 from cupynet.config.schema import BenchSettings
 from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError, CupynetError
-from cupynet.training import Callback, EpochRecord, TrainerView
+from cupynet.training import Callback, EpochRecord, Trainer
 
 if TYPE_CHECKING:
     from cupynet.data import Data
@@ -153,7 +153,7 @@ class _Ends(Callback):
     def __init__(self) -> None:
         self.at_s: list[float] = []
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.at_s.append(time.perf_counter())
 
 
@@ -163,7 +163,7 @@ class _Reached(Callback):
     def __init__(self, accuracy: float) -> None:
         self.accuracy, self.at_s, self.found = accuracy, 0.0, list[float]()
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         assert record.evaluation is not None
         self.found.append(record.evaluation.accuracy)
         if self.found[-1] >= self.accuracy and not self.at_s:

@@ -9,7 +9,7 @@ from cupynet.core.checks import flag, one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ class ReportPage(Callback):
         self.enabled = flag("enabled", enabled)
         self._run: Run | None = None
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         self._run = run
 
     def close(self) -> None:

@@ -18,7 +18,6 @@ from cupynet.training.graph_replica import GraphReplica
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
-from cupynet.training.trainer_view import TrainerView
 
 __all__ = [
     "Logger",
@@ -45,7 +44,6 @@ __all__ = [
     "Stop",
     "StopReason",
     "Trainer",
-    "TrainerView",
     "WeightAverage",
     "advise",
     "find_rate",

@@ -25,7 +25,7 @@ from cupynet.optim import Nesterov
 from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.devices import DeviceMeans
 from cupynet.parallel.communicators.nccl import NcclSum
-from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, TrainerView
+from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, Trainer
 from cupynet.training.device_errors import translate_device_errors
 from tests.standin.machine import active
 from tests.support.backends import on_devices
@@ -57,7 +57,7 @@ class At(Callback):
     def __deepcopy__(self, memo: Any) -> At:
         return At(*self.place, self.work)
 
-    def on_iteration_end(self, trainer: TrainerView) -> None:
+    def on_iteration_end(self, trainer: Trainer) -> None:
         if (trainer.rank, trainer.iteration) == self.place:
             self.work()
 
@@ -361,7 +361,7 @@ def test_pools_are_trimmed_after_every_epoch() -> None:
         def __init__(self, trims: bool) -> None:
             self.trims = trims
 
-        def on_epoch_end(self, trainer: TrainerView, record: Any) -> None:
+        def on_epoch_end(self, trainer: Trainer, record: Any) -> None:
             import cupy
 
             kept_then[self.trims].append(cupy.get_default_memory_pool().free_bytes())

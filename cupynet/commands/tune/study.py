@@ -25,7 +25,7 @@ from cupynet.config.schema import TuneSettings
 from cupynet.config.search_space import values
 from cupynet.core.checks import OBJECTIVES, one_line
 from cupynet.core.errors import DataError, OutputError
-from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, TrainerView
+from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
 
 INTERRUPTED = "interrupted"  # outcome of a trial that does not count
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
@@ -160,7 +160,7 @@ class PruningCallback(Callback):
     def __deepcopy__(self, memo: dict[int, Any]) -> PruningCallback:
         return self  # only rank 0 calls it
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         if record.evaluation is None:
             return
         figure = self._of(record.evaluation)
@@ -171,7 +171,7 @@ class PruningCallback(Callback):
             self.pruned = True
             trainer.stop("pruned: other trials were better after as many epochs", StopReason.EARLY)
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         if trainer.evaluation is not None:
             self.figure = self._of(trainer.evaluation)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cupynet.runs.run import Run
 from cupynet.training.events import EpochRecord, Report
-from cupynet.training.trainer_view import TrainerView
+
+if TYPE_CHECKING:
+    from cupynet.training.trainer import Trainer
 
 
 class Callback:
@@ -24,40 +26,40 @@ class Callback:
     last = False
     needs_validation = False
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         """Once for each trainer, when it is created. run: the folder for files; None if nothing is written."""
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         """Before the first iteration of a `fit`."""
 
-    def on_iteration_end(self, trainer: TrainerView) -> None:
+    def on_iteration_end(self, trainer: Trainer) -> None:
         """After each round: this replica's update, the average and the report, if there was one."""
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         """Every `report_every` iterations."""
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         """After a complete epoch and its evaluation; not after an interrupted one."""
 
-    def on_stop(self, trainer: TrainerView) -> None:
+    def on_stop(self, trainer: Trainer) -> None:
         """When a stop ends a fit early: after its last round, before its last average."""
 
-    def before_finish(self, trainer: TrainerView) -> None:
+    def before_finish(self, trainer: Trainer) -> None:
         """After the last round of a fit, before its last average and evaluation.
 
         Weights may be changed here: each replica's own, which are averaged afterwards.
         """
 
-    def after_finish(self, trainer: TrainerView) -> None:
+    def after_finish(self, trainer: Trainer) -> None:
         """After the last average of a fit and the end of its last epoch, also after a stop.
 
         Weights may be changed here, on every worker alike: they are the result, and are evaluated again.
         """
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         """After all that, also after a stop; not after an error."""
 
-    def on_diverged(self, trainer: TrainerView, text: str) -> None:
+    def on_diverged(self, trainer: Trainer, text: str) -> None:
         """After a fit that ended on a value that is not finite, on any worker; text: the error.
 
         The last place to change weights. All workers have left the fit: nothing can be exchanged any more.

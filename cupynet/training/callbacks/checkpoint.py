@@ -16,7 +16,7 @@ from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.checkpointing import save
 from cupynet.training.events import EpochRecord
 from cupynet.training.state_tree import Tree
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 
 class Checkpoint(Callback):
@@ -55,7 +55,7 @@ class Checkpoint(Callback):
         self.best = None if best is None else one_of("best", best, DIRECTIONS)
         self._path = None if path is None else Path(path)
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (None if run is None else run.checkpoints_path)
         if path is None:
             raise ConfigError("Checkpoint needs a path if there is no run folder: Checkpoint(path='checkpoints')")
@@ -69,11 +69,11 @@ class Checkpoint(Callback):
             except OSError as error:
                 raise OutputError(f"{path}: checkpoints cannot be written ({error.strerror})") from error
 
-    def on_iteration_end(self, trainer: TrainerView) -> None:
+    def on_iteration_end(self, trainer: Trainer) -> None:
         if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:
             self._save(trainer)
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         better = False
         if self.best is not None and record.evaluation is not None:
             score = float(getattr(record.evaluation, self.best))
@@ -84,7 +84,7 @@ class Checkpoint(Callback):
         if better or trainer.epoch % self.every_epochs == 0:
             self._save(trainer)
 
-    def on_stop(self, trainer: TrainerView) -> None:
+    def on_stop(self, trainer: Trainer) -> None:
         self._save(trainer)
 
     def state(self) -> Tree:
@@ -99,7 +99,7 @@ class Checkpoint(Callback):
         self._written, self._permanent = int(state["written"]), state["for_good"].tolist()
         self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
 
-    def _save(self, trainer: TrainerView) -> None:
+    def _save(self, trainer: Trainer) -> None:
         step = trainer.iteration
         self._written += 1
         if self.keep_every is not None and self._written % self.keep_every == 0:

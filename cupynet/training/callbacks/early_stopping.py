@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cupynet.core.checks import counted, flag, integer, number, one_of
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report, StopReason
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class EarlyStopping(Callback):
         self._now = _State()
         self._resumed = False  # the next fit continues a restored one
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         self.result = None
         if not self._resumed:
             self._now = _State(trainer.epoch)
@@ -165,17 +165,17 @@ class EarlyStopping(Callback):
             trainer.stop(self._now.met, StopReason.EARLY)
         self._resumed = False
 
-    def on_iteration_end(self, trainer: TrainerView) -> None:
+    def on_iteration_end(self, trainer: Trainer) -> None:
         took = time.monotonic() - self._now.began
         if self.max_time_s is not None and trainer.rank == 0 and took >= self.max_time_s:
             self._end(trainer, f"max_time_s: {self.max_time_s:g} seconds are over")
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         loss = report.loss if math.isnan(report.score_after_averaging) else report.score_after_averaging
         if self.max_score is not None and loss > self.max_score:
             self._end(trainer, f"max_score: the training loss is {loss:.4g}, above {self.max_score:g}")
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._now.epochs = record.epoch - self._now.first
         if record.evaluation is not None:
             self._compare(trainer, record.epoch, float(getattr(record.evaluation, self.monitor)))
@@ -183,7 +183,7 @@ class EarlyStopping(Callback):
             self._end(trainer, f"max_epochs: complete epochs: {self._now.epochs}")
         self.on_iteration_end(trainer)
 
-    def _compare(self, trainer: TrainerView, epoch: int, score: float) -> None:
+    def _compare(self, trainer: Trainer, epoch: int, score: float) -> None:
         """Compare an epoch with earlier ones."""
         now = self._now
         now.scores[epoch] = score
@@ -204,18 +204,18 @@ class EarlyStopping(Callback):
     def _gain(self, score: float, other: float) -> float:
         return score - other if self.direction == "max" else other - score
 
-    def _keep_weights(self, trainer: TrainerView) -> None:
+    def _keep_weights(self, trainer: Trainer) -> None:
         if self.restore_best:
             self._now.weights = trainer.model.weights()
             if trainer.rank == 0 and trainer.whole is not trainer.model:  # a worker that diverges can send none
                 self._now.whole = trainer.whole.weights()
 
-    def _end(self, trainer: TrainerView, condition: str) -> None:
+    def _end(self, trainer: Trainer, condition: str) -> None:
         """Stop all workers. condition: its name, and details after a colon."""
         self._now.met = self._now.met or condition
         trainer.stop(self._now.met, StopReason.EARLY)
 
-    def after_finish(self, trainer: TrainerView) -> None:
+    def after_finish(self, trainer: Trainer) -> None:
         stop, met = trainer.stopped, self._now.met
         if stop is not None and stop.reason != StopReason.EARLY:
             self._conclude(trainer, "stopped", f"stopped by {stop.text}", restore=self.restore_when_stopped)
@@ -225,12 +225,12 @@ class EarlyStopping(Callback):
             condition = met if stop is None else stop.text
             self._conclude(trainer, condition.partition(":")[0], condition)
 
-    def on_diverged(self, trainer: TrainerView, text: str) -> None:
+    def on_diverged(self, trainer: Trainer, text: str) -> None:
         if self._now.whole:
             trainer.whole.load_weights(self._now.whole)
         self._conclude(trainer, "diverged", text)
 
-    def _conclude(self, trainer: TrainerView, reason: str, details: str, *, restore: bool = True) -> None:
+    def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
         """Restore the best weights, if there are any, and log the result."""
         now = self._now
         restored = restore and bool(now.weights)

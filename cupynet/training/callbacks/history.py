@@ -14,7 +14,7 @@ from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.evaluation import FEW_CLASSES
 from cupynet.training.events import EpochRecord, Report
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 
 class History(Callback):
@@ -28,7 +28,7 @@ class History(Callback):
         self._path = None if path is None else Path(path)
         self._file: TextIO | None = None
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (None if run is None else run.history_path)
         if path is None:
             raise ConfigError("History needs a path if there is no run folder: History('history.jsonl')")
@@ -39,10 +39,10 @@ class History(Callback):
         except OSError as error:
             raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         self._write(report_row(report))
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._write(epoch_row(record))
 
     def close(self) -> None:
@@ -99,10 +99,10 @@ class Rows(Callback):
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         self.kept.append(report_row(report))
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.kept.append(epoch_row(record))
 
 

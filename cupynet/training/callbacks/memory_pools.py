@@ -12,7 +12,7 @@ from typing import Any
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 
 class Pools(Callback):
@@ -43,20 +43,20 @@ class Pools(Callback):
         self.found: list[dict[str, Any]] = []
         self._used = self._held = self._limit = self._pinned = 0
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         self.device = self.devices[trainer.rank]
         self._leads = self._manages(trainer.rank)
 
     def _manages(self, rank: int) -> bool:
         return self.processes or self.devices.index(self.devices[rank]) == rank
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         self._measure()
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         self._measure()
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._measure()
         if self.device_above is None and self.pinned_above is None:
             return
@@ -68,7 +68,7 @@ class Pools(Callback):
             cuda.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
         trainer.world.barrier()
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         self._measure()
         pools = trainer.world.gather_numbers(self._used, self._held, self._limit, self._pinned)  # (W, 4)
         self.found = [

@@ -7,7 +7,7 @@ finite therefore never changes a weight and is never averaged into other replica
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.diagnosis import diagnose
 from cupynet.training.replica import Step
-from cupynet.training.trainer_view import TrainerView
+
+if TYPE_CHECKING:
+    from cupynet.training.trainer import Trainer
 
 ACTIONS = ("stop", "skip")
 REMEDY = ": lower learning_rate, or train in a wider dtype"
@@ -58,10 +60,10 @@ class NonFinite(Callback):
         self.left_out = 0
         self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         self._skipped, self.left_out = [], 0
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         if self.action == "skip":
             self.left_out = len(self._of_all_workers(trainer))
 
@@ -72,14 +74,14 @@ class NonFinite(Callback):
         self._skipped = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
         self.left_out = len(self._skipped)
 
-    def _of_all_workers(self, trainer: TrainerView) -> Any:
+    def _of_all_workers(self, trainer: Trainer) -> Any:
         """Return epoch and batch of all batches left out, (M, 2). Stages that left out the same one count once."""
         own = np.array(self._skipped, np.int64).reshape(-1)
         return np.unique(np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2), axis=0)
 
     # called by the trainer ------------------------------------------------------------------------------------------
 
-    def checked(self, trainer: TrainerView, step: Step) -> Step:
+    def checked(self, trainer: Trainer, step: Step) -> Step:
         """Return the step, or one without samples if its batch is left out. All workers call it in every round.
 
         Raises:
@@ -112,7 +114,7 @@ class NonFinite(Callback):
         replica.forget()
         return Step(batch)
 
-    def halted(self, trainer: TrainerView, batch: Batch) -> DivergedError:
+    def halted(self, trainer: Trainer, batch: Batch) -> DivergedError:
         """Return the error of a replica that ran ahead of the host and stopped at this batch."""
         trainer.replica.begin()
         trainer.replica.backpropagate(batch)
@@ -120,7 +122,7 @@ class NonFinite(Callback):
         trainer.replica.forget()
         return DivergedError(text + REMEDY + SKIP)
 
-    def end_epoch(self, trainer: TrainerView, train: Batches) -> None:
+    def end_epoch(self, trainer: Trainer, train: Batches) -> None:
         """Raise DivergedError if more than half of the batches of the epoch were left out. All workers call it."""
         if self.action == "skip":
             left_out = int((self._of_all_workers(trainer)[:, 0] == trainer.epoch - 1).sum())

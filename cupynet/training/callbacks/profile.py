@@ -22,7 +22,7 @@ from cupynet.nn import Context, Loss, Model
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import Piece
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -59,16 +59,16 @@ class Profile(Callback):
         self._first = self._timed = 0
         self._written = False
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         if self._folder is None and run is not None:
             self._folder = run.folder
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         if self._timer is None:
             self._first = trainer.iteration + min(self.after, (trainer.total_iterations - trainer.iteration) // 4)
             self.on_iteration_end(trainer)
 
-    def on_iteration_end(self, trainer: TrainerView) -> None:
+    def on_iteration_end(self, trainer: Trainer) -> None:
         if self._timer is None and trainer.iteration >= self._first:
             trainer.launch_singly(True)
             trainer.world.barrier()  # the timers of all workers begin together
@@ -77,12 +77,12 @@ class Profile(Callback):
         elif self._timer is not None and not self._timed and trainer.iteration >= self._first + self.rounds:
             self._end(trainer, self._timer)
 
-    def _end(self, trainer: TrainerView, timer: Timer) -> None:
+    def _end(self, trainer: Trainer, timer: Timer) -> None:
         timer.end()
         trainer.launch_singly(False)
         self._timed = trainer.iteration - self._first
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         if self._timer is None or self._written:
             return
         self._written = True

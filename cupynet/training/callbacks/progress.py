@@ -17,7 +17,7 @@ from cupynet.core.checks import amount, counted, one_line, one_of, percent
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -41,11 +41,11 @@ class Progress(Callback):
         self._bar: Bar | None = None
         self._figures: dict[str, str] = {}
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         if self.style == "auto":
             self.style = "bar" if terminal.can_draw() else "lines"
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         if self.style != "bar":
             return
         epochs = max(trainer.total_epochs - trainer.epoch, 1)
@@ -70,18 +70,18 @@ class Progress(Callback):
             self._figures["workers"] = f"{trainer.workers} workers"
         self._draw(trainer)
 
-    def on_iteration_end(self, trainer: TrainerView) -> None:
+    def on_iteration_end(self, trainer: Trainer) -> None:
         if self._bar is not None and time.monotonic() - self._drawn >= REFRESH_S:
             self._draw(trainer)
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         self._note(report.loss, report.images_per_s)
         if trainer.backend.name == "cupy":
             from cupynet.backend import cuda
 
             self._figures["memory"] = f"GPU {amount(cuda.pool(trainer.backend.device).held)}"
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         line = describe(record, trainer.total_epochs)
         if log.isEnabledFor(logging.INFO) and log.hasHandlers():
             log.info("%s", line)
@@ -93,7 +93,7 @@ class Progress(Callback):
             self._figures["accuracy"] = f"accuracy {percent(record.evaluation.accuracy)}"
         self._draw(trainer, restart=trainer.epoch < trainer.total_epochs)
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         self.close()
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Progress(Callback):
         self._figures["loss"] = "" if math.isnan(loss) else f"loss {loss:.4g}"
         self._figures["speed"] = f"{images_per_s:,.0f} images/s"
 
-    def _draw(self, trainer: TrainerView, *, restart: bool = False) -> None:
+    def _draw(self, trainer: Trainer, *, restart: bool = False) -> None:
         """Draw the bar, from its beginning if `restart`. If that fails, show lines from here on."""
         if self._bar is None:
             return

@@ -20,7 +20,7 @@ from cupynet.optim import Exponential, Nesterov, Optimizer, Schedule
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import Report, StopReason
 from cupynet.training.parallel_wrapper import Examples, ParallelWrapper
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 SMOOTHING = 0.95  # the decay of the exponential mean over 200 iterations; less over fewer
 EXPLODED = 4.0  # times the least smoothed loss: fastai's rule
@@ -84,7 +84,7 @@ class _Collect(Callback):
     def __init__(self, found: RateTest, rates: Schedule) -> None:
         self.found, self._rates = found, rates
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         known = math.isfinite(report.loss)  # not without a batch, nor in the first stages of a pipeline
         table = trainer.world.gather_numbers(report.loss if known else 0.0, float(known))  # (W, 2)
         if not table[:, 1].sum():

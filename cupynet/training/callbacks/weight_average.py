@@ -12,7 +12,7 @@ from cupynet.core.checks import flag, integer, number, one_of
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, StopReason
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +62,14 @@ class WeightAverage(Callback):
         self._means: list[Array] = []  # of the weights, and of the buffers if there are any
         self._resumed = False  # the next fit continues a restored one
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         self._params, self._backend = trainer.params, trainer.backend
         self._means = [trainer.backend.allocate(each.shape, each.dtype) for each in trainer.params.vectors]
         with trainer.backend.here():
             for mean in self._means:
                 mean[...] = 0  # also the padding between weights
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         if not self._resumed:
             self.added = self._passed = 0
         self._resumed = False
@@ -83,11 +83,11 @@ class WeightAverage(Callback):
                 *(whole, self.by, self.after, self.every),
             )
 
-    def on_iteration_end(self, trainer: TrainerView) -> None:
+    def on_iteration_end(self, trainer: Trainer) -> None:
         if self.by == "iteration":
             self._count()
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         if self.by == "epoch":
             self._count()
 
@@ -106,7 +106,7 @@ class WeightAverage(Callback):
                     mean[...] = vector
         self.added += 1
 
-    def after_finish(self, trainer: TrainerView) -> None:
+    def after_finish(self, trainer: Trainer) -> None:
         stopped = trainer.stopped is not None and trainer.stopped.reason in (StopReason.SIGNAL, StopReason.REQUEST)
         if not self.added or (stopped and not self.when_stopped):
             return

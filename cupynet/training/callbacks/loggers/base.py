@@ -16,7 +16,7 @@ from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report, StopReason
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
@@ -89,26 +89,26 @@ class Logger(Callback):
 
     # events ---------------------------------------------------------------------------------------------------------
 
-    def start(self, trainer: TrainerView, run: Run | None) -> None:
+    def start(self, trainer: Trainer, run: Run | None) -> None:
         self._run, self.folder = run, None if run is None else run.folder
         self.identity = ""
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
+    def on_fit_start(self, trainer: Trainer) -> None:
         self._status = "failed"  # until the fit ends
         if not self._open:
             self._open = True
             self._attempt(self._begin, _hyperparameters(trainer, self._run), trainer.iteration)
 
-    def on_report(self, trainer: TrainerView, report: Report) -> None:
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         self._log(report.iteration, of_report(report))
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._log(record.iteration, of_epoch(record))
         if record.evaluation is not None:
             split, found = record.split, record.evaluation
             self._scores = {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
 
-    def on_fit_end(self, trainer: TrainerView) -> None:
+    def on_fit_end(self, trainer: Trainer) -> None:
         killed = trainer.stopped is not None and trainer.stopped.reason == StopReason.SIGNAL
         self._status = "killed" if killed else "finished"
 
@@ -158,7 +158,7 @@ class Logger(Callback):
         return [path for path in paths if path.is_file()]
 
 
-def _hyperparameters(trainer: TrainerView, run: Run | None) -> dict[str, Any]:
+def _hyperparameters(trainer: Trainer, run: Run | None) -> dict[str, Any]:
     if run is not None and run.settings is not None:
         return flat(run.settings)
     backend, model = trainer.backend, trainer.whole

@@ -14,7 +14,7 @@ from typing import Any
 
 from cupynet.training.callbacks.loggers.base import Logger
 from cupynet.training.events import EpochRecord
-from cupynet.training.trainer_view import TrainerView
+from cupynet.training.trainer import Trainer
 
 EVERY_S = 5.0  # between two writes
 MARKS = ("time/compute_s", "epoch/epoch")  # in every report, and in every epoch
@@ -103,7 +103,7 @@ class MLflow(Logger):
         if time.monotonic() - self._written > EVERY_S:
             self._flush()
 
-    def on_epoch_end(self, trainer: TrainerView, record: EpochRecord) -> None:
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         super().on_epoch_end(trainer, record)
         self._attempt(self._flush)
 
