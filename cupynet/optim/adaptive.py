@@ -12,7 +12,7 @@ from typing import Any
 
 from cupynet.backend import RULES
 from cupynet.core.checks import number
-from cupynet.optim.optimizers import ByRule, Numbers
+from cupynet.optim.optimizers import ByRule, Numbers, fraction, positive
 
 
 @dataclass(eq=False, repr=False)
@@ -33,17 +33,11 @@ class Adam(ByRule):
     recordable = True
     rule = RULES["adam"]
     learning_rate: Any = 0.001
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
+    beta1: float = fraction(0.9)
+    beta2: float = fraction(0.999)
+    epsilon: float = positive(1e-8)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.beta1, self.beta2 = self._fraction("beta1", self.beta1), self._fraction("beta2", self.beta2)
-        self.epsilon = self._positive("epsilon", self.epsilon)
-        self.factors = self._constants()
-
-    def _constants(self) -> tuple[float, float, float]:
+    def constants(self) -> tuple[float, float, float]:
         return 1 - self.beta1, 1 - self.beta2, self.epsilon
 
     def numbers(self, iteration: int) -> Numbers:
@@ -62,7 +56,7 @@ class AdamW(Adam):
 
     recordable = True
     l2: float = field(default=0.0, init=False)
-    weight_decay: float = field(default=0.01, kw_only=True)
+    weight_decay: float = fraction(0.01, kw_only=True)
 
 
 class AMSGrad(Adam):
@@ -84,7 +78,7 @@ class AdaMax(Adam):
     recordable = True
     rule = RULES["adamax"]
 
-    def _constants(self) -> tuple[float, float, float]:
+    def constants(self) -> tuple[float, float, float]:
         return 1 - self.beta1, self.beta2, self.epsilon
 
 
@@ -141,12 +135,10 @@ class AdaGrad(ByRule):
     recordable = True
     rule = RULES["adagrad"]
     learning_rate: Any = 0.01
-    epsilon: float = 1e-10
+    epsilon: float = positive(1e-10)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.epsilon = self._positive("epsilon", self.epsilon)
-        self.factors = (self.epsilon, 0.0, 0.0)
+    def constants(self) -> tuple[float, float, float]:
+        return self.epsilon, 0.0, 0.0
 
 
 @dataclass(eq=False, repr=False)
@@ -162,13 +154,11 @@ class RMSProp(ByRule):
     recordable = True
     rule = RULES["rmsprop"]
     learning_rate: Any = 0.001
-    decay: float = 0.95
-    epsilon: float = 1e-8
+    decay: float = fraction(0.95)
+    epsilon: float = positive(1e-8)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.decay, self.epsilon = self._fraction("decay", self.decay), self._positive("epsilon", self.epsilon)
-        self.factors = (1 - self.decay, self.epsilon, 0.0)
+    def constants(self) -> tuple[float, float, float]:
+        return 1 - self.decay, self.epsilon, 0.0
 
 
 @dataclass(eq=False, repr=False)
@@ -188,13 +178,11 @@ class AdaDelta(ByRule):
     recordable = True
     rule = RULES["adadelta"]
     learning_rate: Any = 1.0
-    rho: float = 0.95
-    epsilon: float = 1e-6
+    rho: float = fraction(0.95)
+    epsilon: float = positive(1e-6)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.rho, self.epsilon = self._fraction("rho", self.rho), self._positive("epsilon", self.epsilon)
-        self.factors = (1 - self.rho, self.epsilon, 0.0)
+    def constants(self) -> tuple[float, float, float]:
+        return 1 - self.rho, self.epsilon, 0.0
 
 
 def _correction(beta: float, iteration: int) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from cupynet.backend import RULES, Backend, Layers, Move
 from cupynet.nn.params import Params, Segment
 from cupynet.optim.adaptive import Adam
+from cupynet.optim.optimizers import fraction, positive
 
 
 @dataclass(eq=False, repr=False)
@@ -25,9 +26,9 @@ class LAMB(Adam):
 
     recordable = True
     _direction = RULES["lamb"]
-    epsilon: float = 1e-6
+    epsilon: float = positive(1e-6)
     l2: float = field(default=0.0, init=False)
-    weight_decay: float = field(default=0.01, kw_only=True)
+    weight_decay: float = fraction(0.01, kw_only=True)
 
     def init(self, params: Params, backend: Backend) -> None:
         super().init(params, backend)

@@ -7,7 +7,8 @@ them.
 from __future__ import annotations
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 from cupynet.backend import RULES, Backend, Layers, Move, Rule
@@ -18,6 +19,21 @@ from cupynet.nn.params import Params, Segment
 from cupynet.optim.schedules import schedule
 
 Numbers: TypeAlias = "tuple[float, float, float, float]"
+
+
+def fraction(default: float, **options: Any) -> Any:
+    """Return a field of an optimizer for a number of at least 0 and below 1. options: of `dataclasses.field`."""
+    return field(default=default, metadata={"check": partial(number, minimum=0, below=1)}, **options)
+
+
+def positive(default: float) -> Any:
+    """Return a field of an optimizer for a number above 0 that single precision can represent."""
+    return field(default=default, metadata={"check": partial(single, above=0)})
+
+
+def limit() -> Any:
+    """Return a field of an optimizer for a number above 0, or None for no limit, the default."""
+    return field(default=None, metadata={"check": partial(number, above=0, also=", or null")})
 
 
 @dataclass(eq=False, repr=False)
@@ -48,12 +64,12 @@ class Optimizer:
 
     learning_rate: Any
     _: KW_ONLY
-    l2: float = 0.0
-    max_grad_norm: float | None = None
-    l1: float = 0.0
-    weight_decay: float = 0.0
-    clip_layer_norm: float | None = None
-    clip_value: float | None = None
+    l2: float = fraction(0.0)
+    max_grad_norm: float | None = limit()
+    l1: float = fraction(0.0)
+    weight_decay: float = fraction(0.0)
+    clip_layer_norm: float | None = limit()
+    clip_value: float | None = limit()
 
     recordable: ClassVar[bool] = False
     factors = (0.0, 0.0, 0.0)
@@ -61,27 +77,22 @@ class Optimizer:
     def __post_init__(self) -> None:
         owner = type(self).__name__
         self.learning_rate = schedule(owner, self.learning_rate)
-        self.l1, self.l2 = self._fraction("l1", self.l1), self._fraction("l2", self.l2)
-        self.weight_decay = self._fraction("weight_decay", self.weight_decay)
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not each.default and "check" in each.metadata:
+                setattr(self, each.name, each.metadata["check"](f"{owner} {each.name}", value))
         if self.l2 and self.weight_decay:
             raise ConfigError(
                 f"{owner} l2={self.l2:g} and weight_decay={self.weight_decay:g}: both shrink the weights: set one of "
                 "them to 0"
             )
-        self.max_grad_norm = self._limit("max_grad_norm", self.max_grad_norm)
-        self.clip_layer_norm = self._limit("clip_layer_norm", self.clip_layer_norm)
-        self.clip_value = self._limit("clip_value", self.clip_value)
+        self.factors = self.constants()
         self.state: dict[str, Array] = {}
         self._layers: Layers | None = None  # for `clip_layer_norm`
 
-    def _limit(self, name: str, value: float | None) -> float | None:
-        return None if value is None else number(f"{type(self).__name__} {name}", value, above=0, also=", or null")
-
-    def _fraction(self, name: str, value: float) -> float:
-        return number(f"{type(self).__name__} {name}", value, minimum=0, below=1)
-
-    def _positive(self, name: str, value: float) -> float:
-        return single(f"{type(self).__name__} {name}", value, above=0)
+    def constants(self) -> tuple[float, float, float]:
+        """Return the factors of the rule, computed from the arguments; by default those of the class."""
+        return self.factors
 
     def init(self, params: Params, backend: Backend) -> None:
         """Allocate the state for these weights."""
@@ -193,12 +204,10 @@ class Momentum(ByRule):
 
     recordable = True
     rule = RULES["momentum"]
-    momentum: float = 0.9
+    momentum: float = fraction(0.9)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.momentum = self._fraction("momentum", self.momentum)
-        self.factors = (self.momentum, 0.0, 0.0)
+    def constants(self) -> tuple[float, float, float]:
+        return self.momentum, 0.0, 0.0
 
 
 class Nesterov(Momentum):
