@@ -93,7 +93,7 @@ def steps(one: Experiment, settings: BenchSettings, folder: Path) -> tuple[dict[
     def measured(dtype: str, name: str) -> float:
         if name == "cupynet":
             own = _on_one_device(settings, dtype=dtype)
-            return settings.batch_size / float(measure.step_times(own, 1, STEP_S)[0, 3])
+            return settings.batch_size / float(measure.step_times(own, 1, STEP_S)[0, 1])
         tf32 = ["--tf32"] if settings.backend.tf32 and dtype == "float" else []
         row = measure.peer_row(*options, "--dtype", dtype, *PEERS[name], *tf32)
         about.update({key: row[key] for key in ("version", "cuda", "cudnn") if key in row})

@@ -133,8 +133,7 @@ def ceiling(experiment: Experiment) -> Row:
 def operations(experiment: Experiment, one_core: float) -> list[Row]:
     """Measure each step of the network, the loss, the update and the loading of a batch, on one core.
 
-    If gradients are accumulated, the network is measured on a part of a batch, and its times are multiplied by the
-    number of parts.
+    If gradients are accumulated, the network is measured on a part of a batch, and its times are scaled to the batch.
     """
     from cupynet.backend import blas
 
@@ -187,7 +186,7 @@ def layer_rows(backend: Backend, name: str, layer: Layer, x: Any, flop: float) -
 
 
 def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> NDArray[Any]:
-    """Return (workers, 4): mean and deviation of the seconds of a training step, the number of steps, the median.
+    """Return (workers, 2): the mean and the median seconds of a training step.
 
     All workers train at once: resident data, no averaging, one BLAS thread each.
     """
@@ -204,7 +203,7 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
             replica.backend.synchronize()
             world.barrier()
             began = last = time.perf_counter()
-            while last - began < seconds or len(times) < 2:
+            while last - began < seconds or not times:
                 one_step(replica, batch, len(times) + 3)
                 replica.backend.synchronize()
                 now = time.perf_counter()
@@ -215,12 +214,11 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
         halted = (found := replica.settle()) is not None and found.halted is not None
         if any(world.gather_numbers(halted)[:, 0]):
             raise ConfigError("the training step is not finite: use a lower learning rate")
-        own = statistics.fmean(times), statistics.stdev(times), len(times), statistics.median(times)
-        return world.gather_numbers(*own)
+        return world.gather_numbers(statistics.fmean(times), statistics.median(times))
 
     with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
         found = wrapper.on_workers(task)
-    return np.zeros((workers, 4)) if found is None else found
+    return np.zeros((workers, 2)) if found is None else found
 
 
 def one_step(replica: Replica, batch: Batch, number: int) -> None:

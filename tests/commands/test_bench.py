@@ -276,7 +276,7 @@ class Peers:
         self.asked: list[list[Any]] = []
         monkeypatch.setattr(measure, "peer_row", self.row)
         monkeypatch.setattr(bench_gpu, "find_spec", lambda name: object())
-        monkeypatch.setattr(measure, "step_times", lambda one, *_: np.array([[0.001, 0.0, 3, STEP_S[one]]]))
+        monkeypatch.setattr(measure, "step_times", lambda one, *_: np.array([[0.001, STEP_S[one]]]))
         monkeypatch.setattr(bench_gpu, "_on_one_device", lambda settings, dtype: dtype)
 
     def row(self, *options: Any) -> dict[str, Any]:
