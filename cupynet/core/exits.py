@@ -1,6 +1,6 @@
 """Output and exit codes of commands: log records on the terminal, errors as one line, tracebacks of bugs.
 
-A terminal that is closed or full, or a log that can no longer be written, does not end a run.
+A terminal that is closed or full does not end a run.
 """
 
 from __future__ import annotations
@@ -27,16 +27,12 @@ UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or
 
 
 def steady_streams() -> None:
-    """Open streams that were closed (`>&-`) on the null device; print "?" for characters that an encoding lacks.
+    """Print "?" for characters that the terminal's encoding lacks, and the stack of each thread if native code crashes.
 
-    A command calls this first: the next file that it opens would get the number of a closed stream. From here on, a
-    crash of native code prints the stack of each thread.
+    Every command calls this first.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
-        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
     with contextlib.suppress(io.UnsupportedOperation):  # stderr is not a file: in a notebook, in a test
         faulthandler.enable()
@@ -54,7 +50,8 @@ class Arguments(argparse.ArgumentParser):
 
 
 def named(text: str) -> str:
-    """The name of a file or a folder. An empty name, of an unset shell variable, would mean the current folder."""
+    """Return the name of a file or a folder. An empty one, from an unset shell variable, would mean the current folder.
+    """
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a file or a folder, not ''")
     return text
@@ -80,11 +77,11 @@ def leave_after(work: Callable[[], int | None]) -> NoReturn:
 def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
     """Report the error that ended a job, in its log or on stderr; return the exit code.
 
-    Errors raised on purpose are one line, followed by their notes of several lines. Any other error is reported with
-    its traceback, and so is SystemExit inside a job: a callback may raise it without knowing what it ends.
+    A CupynetError is reported in one line, followed by its notes that have several lines. Any other error is reported
+    with its traceback, including a SystemExit that a job's callback raised.
 
     Args:
-        job: the beginning of the line.
+        job: prefix of the line.
     """
     if isinstance(error, SystemExit) and log is None and not job:
         return 0 if error.code is None else error.code
@@ -183,21 +180,6 @@ class LineFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
-
-
-class LogFile(logging.FileHandler):
-    """A log file. If it can no longer be written, a warning is printed once, and the run continues."""
-
-    _lost = False
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Handle a record that could not be written; by default logging prints a traceback for each."""
-        error = sys.exc_info()[1]
-        if not isinstance(error, OSError):
-            super().handleError(record)
-        elif not self._lost:
-            self._lost = True
-            say_error(f"warning: {self.baseFilename} cannot be written ({error.strerror}); the run continues")
 
 
 class RankConsole(logging.Handler):

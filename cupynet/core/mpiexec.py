@@ -19,6 +19,12 @@ def started() -> tuple[int, int | None] | None:
     return None if rank is None or size == 1 else (rank, size)
 
 
+def rank() -> int:
+    """Return this process's rank; 0 unless mpiexec started several processes."""
+    process = started()
+    return 0 if process is None else process[0]
+
+
 def _number(names: tuple[str, ...]) -> int | None:
     found = (os.environ.get(name, "") for name in names)
     return next((int(text) for text in found if text.isdecimal()), None)

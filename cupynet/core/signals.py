@@ -19,9 +19,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cupynet.core.errors import Interrupted
-from cupynet.core.mpiexec import started
+from cupynet.core.mpiexec import rank, started
 
-LIFELINE = "CUPYNET_LIFELINE"  # environment variable of a child process, see `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -84,7 +83,7 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 def command(main: Callable[[], None]) -> None:
     """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 
-    Until `main` handles signals itself, the process ends in the handler, because other code might catch an exception.
+    Until `main` handles signals itself, the handler ends the process, because other code might catch an exception.
     After `main`, a signal no longer changes the exit code.
 
     Args:
@@ -92,7 +91,6 @@ def command(main: Callable[[], None]) -> None:
     """
     code = 1
     atexit.register(_deaf)  # registered first, called last
-    _tie()
     try:
         with handled(_end):
             main()
@@ -101,11 +99,7 @@ def command(main: Callable[[], None]) -> None:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
         raise
     except KeyboardInterrupt as stopped:  # not reported yet
-        error = Interrupted.by(stopped)
-        rank = started()
-        if rank is None or rank[0] == 0:
-            say(f"cupynet: {error}\n")
-        code = error.exit_code
+        code = _report(Interrupted.by(stopped))
         raise SystemExit(code) from None
     finally:
         for stream in filter(None, (sys.stdout, sys.stderr)):
@@ -115,38 +109,6 @@ def command(main: Callable[[], None]) -> None:
             for number in NUMBERS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, lambda number, frame: os._exit(code))
-
-
-@contextmanager
-def lifeline() -> Iterator[tuple[int, ...]]:
-    """Yield the descriptors for child processes (`pass_fds`, `LIFELINE`) that are to end when this one is killed.
-
-    It is a pipe without a writer: it closes when this process ends in any way. Empty if the system is not POSIX.
-    """
-    if os.name != "posix":
-        yield ()
-        return
-    theirs, ours = os.pipe()
-    try:
-        yield (theirs,)
-    finally:
-        os.close(theirs)
-        os.close(ours)
-
-
-def _tie() -> None:
-    """Send SIGTERM to this process when its lifeline closes, if it has one."""
-    number = os.environ.pop(LIFELINE, "")
-    if not number:
-        return
-
-    def wait() -> None:
-        with contextlib.suppress(OSError, ValueError):
-            os.set_inheritable(int(number), False)
-            os.read(int(number), 1)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, name="cupynet-lifeline", daemon=True).start()
 
 
 def _deaf() -> None:
@@ -160,10 +122,14 @@ def _deaf() -> None:
 
 
 def _end(number: int) -> None:
-    error, rank = Interrupted(number), started()
-    if rank is None or rank[0] == 0:
+    os._exit(_report(Interrupted(number)))
+
+
+def _report(error: Interrupted) -> int:
+    """Print the error, on rank 0 alone under mpiexec; return its exit code."""
+    if rank() == 0:
         say(f"cupynet: {error}\n")
-    os._exit(error.exit_code)
+    return error.exit_code
 
 
 def say(text: str) -> None:
