@@ -1,0 +1,308 @@
+"""One training run: load the data, train, evaluate, and write the results."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import shlex
+import signal
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cupynet import config
+from cupynet.backend import available_cores
+from cupynet.backend.environment import commit, environment
+from cupynet.config import resume
+from cupynet.config.experiment import Experiment
+from cupynet.core import signals
+from cupynet.core.errors import CupynetError, Interrupted
+from cupynet.data import Data, Dataset
+from cupynet.parallel import ParameterAveraging, PipelineSpeed
+from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
+from cupynet.training import (
+    EarlyStopping,
+    Evaluation,
+    NonFinite,
+    ParallelWrapper,
+    Pools,
+    Spent,
+    StopReason,
+    advise,
+    unlearned,
+)
+from cupynet.commands.result_table import is_quiet, result_table
+
+log = logging.getLogger(__name__)
+
+
+class TrainJob:
+    """Trains an experiment into the folder of a run. Every rank has a job; only rank 0 writes and prints.
+
+    Attributes:
+        first: True on rank 0.
+        began: when the run began; that of a resumed run is moved by the time that it has trained before.
+        compile_s: seconds until the kernels were ready.
+        data: loaded by `train`.
+        wrapper: trains; made by `train`.
+    """
+
+    data: Data
+    wrapper: ParallelWrapper
+
+    def __init__(self, experiment: Experiment, run: Run) -> None:
+        self.experiment, self.run, self.settings = experiment, run, experiment.settings
+        self.first, self.began, self.compile_s = experiment.rank == 0, time.perf_counter(), 0.0
+
+    def train(self) -> float | None:
+        """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
+        experiment, run, settings = self.experiment, self.run, self.settings
+        if self.first:
+            experiment.announce()
+        self.data = experiment.load()
+        if self.first:  # after loading: the folder is not emptied if there is nothing to train on
+            if settings.resume is None:
+                run.begin()
+            else:
+                run.tidy()
+            if settings.fast_dev_run:
+                run.mark_trial(int(settings.fast_dev_run))
+        with experiment.wrapper(run) as self.wrapper:
+            self._prepare_kernels()
+            if settings.resume is not None and not self._resume(Path(settings.resume)):
+                return None
+            config.keep_settings()
+            if self.first:
+                run.describe(self._start())
+            if self.wrapper.placement.stages > 1 and self.wrapper.pipeline is not None:
+                log.info("stages: %s", self.wrapper.pipeline.describe(self.wrapper.layers))
+            return self._train_and_evaluate()
+
+    def _prepare_kernels(self) -> None:
+        if self.wrapper.blas_threads:
+            log.info("BLAS threads per worker: %d", self.wrapper.blas_threads)
+        self.experiment.limit_memory()
+        if self.experiment.backend_name != "numpy":
+            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
+        self.compile_s = self.wrapper.warm_up(self.settings.batch_size)
+        log.info("kernels ready after %.1f s", self.compile_s)
+
+    def _resume(self, path: Path) -> bool:
+        """Restore a checkpoint. Return False if there is nothing left to train."""
+        self.wrapper.restore(resume.checkpoint_of(path))
+        trainer = self.wrapper.trainer
+        log.info("going on after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
+        if trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration:
+            log.info("the run is complete (epoch %d): epochs=... trains it further", trainer.epoch)
+            return False
+        self.began -= trainer.statistics.clock.rounds_s + trainer.statistics.clock.evaluate_s
+        return True
+
+    def _train_and_evaluate(self) -> float | None:
+        """Train, evaluate and save. Return the accuracy by which a sweep may choose."""
+        wrapper, data, run = self.wrapper, self.data, self.run
+        split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
+        stop = _Stop(wrapper, speaks=self.first)
+        with signals.handled(stop):
+            try:
+                self._fit(held_out, split)
+            except CupynetError:
+                self._keep_best()
+                raise
+            early = wrapper.trainer.stopped
+            complete = early is None or early.reason != StopReason.SIGNAL  # the signal came too late to stop anything
+            stopped = wrapper.greatest(stop.number) and not complete  # it may reach one process of several
+            if (speed := self._pipeline_speed()) is not None:
+                log.info("pipeline: %s", speed)
+            chosen = wrapper.trainer.evaluation  # of the last epoch, unless it was interrupted, or of the best
+            if chosen is None and not stopped:
+                chosen = wrapper.evaluate(self.experiment.evaluation_loader(held_out))
+            test, validation = (chosen, None) if split == "test" else (None, chosen)
+            if split != "test" and not stopped and self.experiment.tests:
+                test = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
+            summary = self._summary(test, validation)
+            if self.first:
+                wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
+                run.save(summary, wrapper.model.weights(), data.test.images[wrong])
+            number = int(wrapper.greatest(stop.number))
+        if self.first:
+            if test is not None and not self.settings.fast_dev_run and (warning := unlearned(test)) is not None:
+                log.warning("%s", warning)
+            silent = config.in_sweep() or is_quiet(self.settings.callbacks)  # a sweep has a table of all jobs
+            if not silent and (test is not None or not number):
+                result_table(summary, run)
+        if number:  # even if it came too late to stop anything: a sweep must not continue
+            raise Interrupted(number, saved(run, complete=complete))
+        return summary.scores.test_accuracy if split == "test" else summary.scores.validation_accuracy
+
+    def _fit(self, held_out: Dataset, split: str) -> None:
+        """Train the epochs that are not complete yet."""
+        trainer, experiment = self.wrapper.trainer, self.experiment
+        left = max(self.settings.epochs - trainer.epoch, 0)
+        if left or trainer.unfinished:  # killed between the last epoch and its results
+            self.wrapper.fit(
+                experiment.train_loader(self.data),
+                left,
+                evaluate_on=experiment.evaluation_loader(held_out),
+                evaluate_every=self.settings.evaluate_every_epochs,
+                split=split,
+            )
+
+    def _keep_best(self) -> None:
+        """Save the best weights, if early stopping restored them after the training diverged."""
+        found = self._early_stopping()
+        if found is not None and found["reason"] == "diverged" and found["restored"]:
+            summary = self._summary(None, None, (found["details"], found["reason"]))
+            self.run.save(summary, self.wrapper.model.weights())
+            log.info("the weights of epoch %d, the best, are in %s", found["best_epoch"], self.run)
+
+    # what is written ------------------------------------------------------------------------------------------------
+
+    def _start(self) -> Start:
+        """Describe the run that begins."""
+        head, *rows = self.wrapper.model.rows()
+        overrides, own = None, None
+        with contextlib.suppress(CupynetError):  # damaged overrides do not affect the training
+            overrides, own = config.overrides_of(self.run.folder), config.own_folder(sys.argv[1:])
+        return Start(
+            setup=self._setup(),
+            started=self.run.started() or time.strftime("%Y-%m-%d %H:%M:%S"),
+            epochs=self.settings.epochs,
+            overrides=overrides,
+            config_dir=None if own is None else str(own),
+            processes=None if self.experiment.job is None else self.experiment.job.size,
+            layers=[dict(zip(head, row, strict=True)) for row in rows],
+        )
+
+    def _setup(self) -> Setup:
+        settings, placement, model, data = self.settings, self.wrapper.placement, self.wrapper.model, self.data
+        return Setup(
+            dataset=data.name,
+            fallback=data.fallback,
+            backend=self.experiment.backend_name,
+            devices=placement.names(),
+            dtype=settings.dtype,
+            workers=placement.workers,
+            stages=placement.stages,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
+            averaging_frequency=self.experiment.synchronizer.frequency,
+            synchronizer=str(self.wrapper.trainer.synchronizer),
+            parameters=model.params.count,
+            image_shape=list(model.input.shape),
+            normalize=data.train.pixels.normalization(),
+            class_names=list(model.class_names) or None,
+            fast_dev_run=int(settings.fast_dev_run),
+            commit=commit(),
+            environment=environment(),
+        )
+
+    def _summary(
+        self, test: Evaluation | None, validation: Evaluation | None, ended: tuple[str, str] | None = None
+    ) -> Summary:
+        """Return the results of the run.
+
+        Args:
+            test, validation: None if they were not evaluated.
+            ended: why and how training ended, if the trainer does not know.
+        """
+        trainer, callbacks, speed = self.wrapper.trainer, self.wrapper.callbacks, self._pipeline_speed()
+        clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.spent
+        if trainer.stopped is not None:
+            ended = trainer.stopped.text, trainer.stopped.reason.name.lower()
+        outcome = Outcome(
+            epochs=trainer.epoch,
+            iterations=trainer.iteration,
+            images=clock.images,
+            train_loss=_finite(trainer.statistics.loss),
+            stopped_by=None if ended is None else ended[0],
+            stop_reason=None if ended is None else ended[1],
+            early_stopping=self._early_stopping(),
+            divergence=None if measured is None else _finite(measured.divergence),
+            divergence_by_layer=None if measured is None else dict(measured.by_layer),
+            left_out=sum(each.left_out for each in callbacks if isinstance(each, NonFinite)),
+            skipped_steps=trainer.skipped_steps,
+            advice=None if spent is None or self.settings.fast_dev_run else self._advice(spent, speed),
+        )
+        cost = Cost(
+            images_per_s=clock.images_per_s,
+            wall_s=time.perf_counter() - self.began,
+            train_s=clock.rounds_s,
+            compile_s=self.compile_s,
+            evaluate_s=clock.evaluate_s,
+            data_s=clock.data_s,
+            averaging_s=clock.averaging_s,
+            bytes_sent=0 if spent is None else sum(spent.bytes_sent),
+            spent=None if spent is None else asdict(spent),
+            pipeline=None if speed is None else speed.to_dict(),
+            memory=next((each.found for each in callbacks if isinstance(each, Pools) and each.found), None),
+        )
+        scores = Scores(
+            validation_accuracy=None if validation is None else _finite(validation.accuracy),
+            test_accuracy=None if test is None else _finite(test.accuracy),
+            test_loss=None if test is None else _finite(test.loss),
+            test_f1=None if test is None else _finite(test.f1),
+            test=None if test is None else test.to_dict(),
+        )
+        return Summary(setup=self._setup(), outcome=outcome, cost=cost, scores=scores)
+
+    def _early_stopping(self) -> dict[str, Any] | None:
+        """Return the result of early stopping; None without it."""
+        results = [each.result for each in self.wrapper.callbacks if isinstance(each, EarlyStopping)]
+        return next((result.to_dict() for result in results if result is not None), None)
+
+    def _pipeline_speed(self) -> PipelineSpeed | None:
+        """Return the speed of the stages; None if there is one stage."""
+        return self.wrapper.pipeline_speed() if self.wrapper.placement.stages > 1 else None
+
+    def _advice(self, spent: Spent, speed: PipelineSpeed | None) -> str:
+        placement, synchronizer = self.wrapper.placement, self.experiment.synchronizer
+        frequency = synchronizer.schedule if isinstance(synchronizer, ParameterAveraging) else synchronizer.frequency
+        return advise(
+            spent,
+            frequency,
+            rounds=self.experiment.train_loader(self.data).rounds(placement.workers),
+            evaluated_every=min(self.settings.evaluate_every_epochs, self.settings.epochs),
+            speed=speed,
+            stages=placement.stages,
+            cores=None if placement.devices else available_cores(),
+        )
+
+
+class _Stop:
+    """Signal handler: the first signal stops training after this round, the next one ends the process.
+
+    Attributes:
+        number: the first signal, or 0.
+    """
+
+    def __init__(self, wrapper: ParallelWrapper, *, speaks: bool) -> None:
+        self.number, self._wrapper, self._speaks = 0, wrapper, speaks
+
+    def __call__(self, number: int) -> None:
+        if self.number:
+            signals.leave(number)
+            return
+        self.number, name = number, signal.Signals(number).name
+        self._wrapper.stop(name, StopReason.SIGNAL)
+        if self._speaks:
+            signals.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+
+
+def saved(run: Run, *, complete: bool = False) -> str:
+    """Describe what a run that a signal stopped has saved, and how to resume it. complete: it was trained to its end."""
+    if run.saved and complete:
+        return f"training was complete, and its results are in {run}"
+    steps = any(run.checkpoints_path.glob("step-*"))
+    if not run.saved and not steps:
+        return "nothing of this run was saved"
+    what = "what was trained" if run.saved else "its last checkpoint"
+    how = f"; to resume: cupynet train {shlex.quote(f'resume={run}')}" if steps else ""
+    return f"{what} is in {run}{how}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
