@@ -62,7 +62,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "filelock": ("core/lock.py", "data/download.py"),
     "hydra": ("config/",),
     "omegaconf": ("config/",),
-    "yaml": ("config/stored.py",),
+    "yaml": ("config/",),
     "packaging": ("commands/doctor.py",),
     "mnist": ("data/sources/mnist.py",),
     "PIL": ("data/pictures.py",),

@@ -1,4 +1,4 @@
-"""From overrides to settings: conf/ is merged into the schema, resolved, and validated."""
+"""From overrides to settings: merge conf/ into the schema, resolve and validate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONFIG_DIR = ("-cd", "--config-d")  # how the option may be shortened
 
 
 def register(schema: type[Settings]) -> None:
-    """Make `schema` the one that conf/config.yaml begins with."""
+    """Make `schema` the first entry of the defaults list of conf/config.yaml."""
     ConfigStore.instance().store(name="spine", node=schema, provider="cupynet")
 
 
@@ -39,7 +39,7 @@ register(Settings)
 
 
 def of_environment(name: str, default: bool | int) -> bool | int:
-    """An environment variable, of the type of `default`, which is used if it is unset or empty. ConfigError."""
+    """Return an environment variable as the type of `default`, or `default` if it is unset or empty. ConfigError."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default
@@ -54,13 +54,13 @@ OmegaConf.register_new_resolver("cupynet.env", of_environment, replace=True)
 
 
 def conf_folder() -> Path:
-    """conf/: inside the package in a wheel, beside it in the repository."""
+    """Return conf/: inside the package in a wheel, next to it in the repository."""
     package = Path(__file__).resolve().parents[1]
     return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
 def own_folder(arguments: Sequence[str]) -> Path | None:
-    """The folder that --config-dir names on a command line; None if there is none."""
+    """Return the folder that --config-dir names on a command line; None if there is none."""
     found = None
     for place, option in enumerate(arguments):
         name, _, value = option.partition("=")
@@ -70,9 +70,9 @@ def own_folder(arguments: Sequence[str]) -> Path | None:
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:
-    """The settings of a run with these overrides. ConfigError.
+    """Return the settings of a run with these overrides. ConfigError.
 
-    folder: with more configuration files, as --config-dir.
+    folder: a folder with more configuration files, as --config-dir.
     """
     refuse_removed(overrides)
     try:
@@ -83,7 +83,8 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settin
 
 
 def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
-    """Compose conf/config.yaml with overrides, also inside a running command. Raises errors of Hydra and OmegaConf."""
+    """Compose conf/config.yaml with overrides; possible inside a running command. Raises Hydra's and OmegaConf's errors.
+    """
     more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
     repository, running = ConfigStore.instance().repo, GlobalHydra.instance().hydra
     spine = repository["spine.yaml"]  # of the running command
@@ -100,7 +101,7 @@ def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
 
 
 def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:
-    """The composed configuration as plain, valid values. ConfigError."""
+    """Return the composed configuration as plain, valid values. ConfigError."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
@@ -112,7 +113,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
 
 
 def _refuse_nul(value: Any, key: str = "") -> None:
-    """Refuse NUL in any text: it ends file names for the system. ConfigError."""
+    """Refuse NUL in any text: the system ends file names at it. ConfigError."""
     if isinstance(value, Mapping | list):
         for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             _refuse_nul(item, f"{key}.{name}".lstrip("."))
@@ -121,7 +122,7 @@ def _refuse_nul(value: Any, key: str = "") -> None:
 
 
 def flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted keys."""
+    """Return nested settings by their dotted keys."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{above}{name}"

@@ -1,10 +1,10 @@
 """Command entry point: compose the settings with Hydra, validate them, then run the job or the sweep.
 
-Hydra makes the folder of a run before it calls the job, and leaves it empty: `hydra.output_subdir` is null, and a log
-file is opened by its first record. The job takes the folder's lock, validates its settings and writes `.hydra/` itself.
-If it is refused, the folders that Hydra made for it are removed; a folder that was there before is never touched.
+Hydra creates the folder of a run before it calls the job, and leaves it empty: `hydra.output_subdir` is null, and the log
+file is opened by its first record. The job validates its settings, locks the folder and writes `.hydra/` itself. If it
+is refused, the folders that Hydra created for it are removed; a folder that existed before is never touched.
 
-If mpiexec started several processes, each of them composes the same settings. Only rank 0 has a folder and a log.
+Under mpiexec every process composes the same settings. Only rank 0 has a folder and a log.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import hydra
+import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
@@ -39,7 +40,7 @@ from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
 from cupynet.core.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.core.lock import Hold
-from cupynet.core.mpiexec import started
+from cupynet.core.mpiexec import rank, started
 from cupynet.core.terminal import near
 from cupynet.core.version import __version__
 
@@ -86,16 +87,10 @@ def run(
         code = command.main(config_name)
     finally:
         _command = None
-    if stdout_is_gone() and not command.codes:
+    if stdout_is_gone() and command.code is None:
         code = BROKEN_PIPE
     if code:
         raise SystemExit(code)
-
-
-def _rank() -> int:
-    """Return the rank of this process; 0 unless mpiexec started it."""
-    there = started()
-    return 0 if there is None else there[0]
 
 
 def in_sweep() -> bool:
@@ -104,33 +99,33 @@ def in_sweep() -> bool:
 
 
 def keep_settings() -> None:
-    """Store the settings of a resumed run: for its task to call once it can no longer be refused. OutputError."""
+    """Store the settings of a resumed run, once its task can no longer be refused. OutputError."""
     if _command is not None and _command.keep is not None:
         _command.keep()
 
 
 class Entry(Callback):
-    """Hydra callback of every command (conf/config.yaml): checks the folder before Hydra makes it.
+    """Hydra callback of every command (conf/config.yaml): runs before Hydra creates a folder.
 
     Hydra turns exceptions of callbacks into warnings, except for SystemExit.
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Note which folders Hydra will create for the run. SystemExit if it has no name."""
-        if _command is not None:
-            with _leaving():
-                _command.makes(_folder(config, "hydra.run.dir"))
+        """Note which folders Hydra will create for the run. SystemExit if the run's folder has no name."""
+        assert _command is not None
+        with _leaving():
+            _command.note_missing(_folder(config, "hydra.run.dir"))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Lock the folder of the sweep. SystemExit if it is taken."""
-        if _command is not None:
-            with _leaving():
-                _command.begin_sweep(_folder(config, "hydra.sweep.dir"))
+        assert _command is not None
+        with _leaving():
+            _command.begin_sweep(_folder(config, "hydra.sweep.dir"))
 
 
 @contextlib.contextmanager
 def _leaving() -> Iterator[None]:
-    """Leave the process with any error."""
+    """Report any error and leave the process."""
     try:
         yield
     except Exception as error:
@@ -143,15 +138,13 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
         return ConfigError(message(error, schema))
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return OutputError(f"the run's folder: {one_line(error)}")
-    in_file = hasattr(error, "problem_mark")  # of a YAML file, which the message names
-    if in_file or (isinstance(error, ValueError) and not isinstance(error, CupynetError)):
-        cause = f" ({error.__cause__})" if error.__cause__ else ""  # of logging.config
-        return ConfigError(one_line(f"{' '.join(sys.argv[1:])}: {error}{cause}"))
+    if isinstance(error, yaml.YAMLError):
+        return ConfigError(one_line(error))  # it names the file
     return error
 
 
 def _folder(config: DictConfig, key: str) -> Path:
-    """A folder that Hydra will make. ConfigError if its name is empty, as that of an unset shell variable."""
+    """Return a folder that Hydra will create. ConfigError if its name is empty, as that of an unset shell variable."""
     HydraConfig.instance().set_config(config)
     name = str(OmegaConf.select(config, key))
     if not name.strip():
@@ -159,72 +152,68 @@ def _folder(config: DictConfig, key: str) -> Path:
     return Path(name)
 
 
+@dataclass(eq=False)
 class _Command(Generic[S, T]):
-    """A call of `run`; see there for the arguments. Hydra calls it for each job.
+    """A call of `run`; see there for the arguments. Hydra calls `job` for each job.
 
     Attributes:
-        codes: exit codes of the jobs that this process has run.
+        code: exit code of the last job; None if this process has run none.
         created: folders that did not exist before, the innermost first.
         locks: releases the lock of a sweep's folder.
-        silence: ends the silence of ranks above 0.
+        silence: suppresses the output of ranks above 0 until their job begins.
         keep: stores the settings of a resumed run.
         sweep: folder of the sweep; None for a single run.
         resumed: the run or the checkpoint to resume; None for a new run.
+        changes: overrides of the resumed run.
+        note: for the log of the run.
     """
 
-    def __init__(
-        self,
-        task: Callable[[T, Path], float | None],
-        prepare: Callable[[S], T],
-        schema: type[S],
-        join: Callable[[], MpiJob] | None,
-    ) -> None:
-        self.task, self.prepare, self.schema, self.join = task, prepare, schema, join
-        self.codes: list[int] = []
-        self.created: list[Path] = []
-        self.locks = contextlib.ExitStack()
-        self.silence = contextlib.ExitStack()
-        self.keep: Callable[[], None] | None = None
-        self.sweep: Path | None = None
-        self.resumed: Path | None = None
-        self._changes: list[str] = []  # overrides of a resumed run
-        self._notes: list[tuple[int, str]] = []  # for the log, once there is one
+    task: Callable[[T, Path], float | None]
+    prepare: Callable[[S], T]
+    schema: type[S]
+    join: Callable[[], MpiJob] | None
+    code: int | None = None
+    created: list[Path] = field(default_factory=list)
+    locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    silence: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    keep: Callable[[], None] | None = None
+    sweep: Path | None = None
+    resumed: Path | None = None
+    changes: list[str] = field(default_factory=list)
+    note: str = ""
 
     def main(self, config_name: str) -> int | str:
         """Hand the command line to Hydra; return the exit code."""
-        if "--version" in sys.argv:
-            print(f"cupynet {__version__}")
-            return 0
 
         @functools.wraps(self.task)  # Hydra derives the job's name from the module
         def job(config: DictConfig) -> float | None:
-            return self(config)
+            return self.job(config)
 
+        code: int | str = 0
         register(self.schema)
         try:
             sys.argv[1:] = self.read(sys.argv[1:])
             with self.locks, self.silence:
-                if _rank():  # Hydra's answers (--help, --cfg) come from rank 0
+                if rank():  # Hydra's answers (--help, --cfg) come from rank 0
                     self.silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
                 hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
-            code: int | str = next((code for code in self.codes if code), 0)
         except BaseException as error:
             code = self.tell(_as_ours(error, self.schema))
+        of_jobs = self.code or 0
         if self.sweep is not None:
             from cupynet.config import sweep_record
 
-            of_jobs = sweep_record.finish(self.sweep)  # also of those that other processes have run
-            code = code or of_jobs
-        if not self.codes:
+            of_jobs = sweep_record.finish(self.sweep)
+        if self.code is None:
             self.clean_up()
-        return code
+        return code or of_jobs
 
-    def makes(self, folder: Path) -> None:
-        """Note which folders will be created for `folder`."""
+    def note_missing(self, folder: Path) -> None:
+        """Note which folders do not exist yet, of `folder` and its parents."""
         self.created = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def clean_up(self) -> None:
-        """Remove the folders that were created, unless there is something in them."""
+        """Remove the folders that were created, unless they hold something."""
         for folder in self.created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -233,7 +222,7 @@ class _Command(Generic[S, T]):
         """Create and lock the folder of a sweep. ConfigError if it is taken; OSError."""
         from cupynet.config import sweep_record
 
-        self.makes(folder)
+        self.note_missing(folder)
         folder.mkdir(parents=True, exist_ok=True)
         hold = Hold(folder)
         self.locks.callback(hold.release)
@@ -241,29 +230,27 @@ class _Command(Generic[S, T]):
             _log.warning("%s", hold.warning)
         if self.schema is Settings:
             resume.refuse_taken(folder)
-        sweep_record.begin(folder)
+        sweep_record.begin()
         self.sweep = folder
         sweep_record.say(f"each job runs in a folder of {folder}")
 
+    # the command line -----------------------------------------------------------------------------------------------
+
     def read(self, arguments: Sequence[str]) -> list[str]:
-        """The command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
+        """Return the command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
         given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser wants options last
         refuse_removed(given)
-        for option in given:
-            name, _, value = option.lstrip("-").partition("=")
-            if option.startswith("--") and name.partition(".")[0] in {each.name for each in fields(self.schema)}:
-                raise ConfigError(f"{option}: settings are written without dashes: {name}={value or '...'}")
         if started() is not None and SWEEP & set(given):
             raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
         if started() is not None and self.join is not None:
             self.join()  # a rank without MPI ends all others, before rank 0 has a folder
         given = self._resuming(given)
-        if _rank():  # a folder that exists, and no log
+        if rank():  # a folder that exists, and no log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
         return given
 
     def _resuming(self, given: list[str]) -> list[str]:
-        """The command line without what a resumed run takes from its stored settings."""
+        """Return the command line without the settings of a resumed run, which are merged with its stored ones."""
         value = resume.asked(given)
         if value is None:
             return given
@@ -275,28 +262,30 @@ class _Command(Generic[S, T]):
         if self.resumed is None:
             ended = resume.ended(given)
             if ended is not None:
-                if not _rank():
+                if not rank():
                     print(f"resume=latest: the run in {ended} has ended and kept no checkpoint")
                 raise SystemExit(0)
-            self._notes.append((logging.INFO, "resume=latest: there is no run to resume: a new run begins"))
+            self.note = "resume=latest: there is no run to resume: a new run begins"
             return _without(given, "resume")
         folder = resume.quoted(resume.run_of(self.resumed))
         kept = _without(given, "resume", "hydra.run.dir")
         settings = [each for each in kept if OVERRIDE.match(each) and not each.lstrip("+~").startswith("hydra")]
-        self._changes = [*settings, f"resume={resume.quoted(self.resumed)}"]
+        self.changes = [*settings, f"resume={resume.quoted(self.resumed)}"]
         return [f"hydra.run.dir={folder}", *(each for each in kept if each not in settings)]
 
-    def __call__(self, config: DictConfig) -> float | None:
+    # a job ----------------------------------------------------------------------------------------------------------
+
+    def job(self, config: DictConfig) -> float | None:
         """Run the job. Its errors are reported here and never reach Hydra."""
         from cupynet.config import sweep_record
 
         now = HydraConfig.get()
-        folder, sweep, rank = Path(now.runtime.output_dir), in_sweep(), _rank()
-        begun, result, code, what = False, None, 0, ""
+        folder, sweep = Path(now.runtime.output_dir), in_sweep()
+        begun, result, error = False, None, ""
         self.silence.close()
-        if rank:
+        if rank():
             for name in ("cupynet", "__main__"):
-                logging.getLogger(name).addHandler(RankConsole(rank))
+                logging.getLogger(name).addHandler(RankConsole(rank()))
         if sweep:
             sweep_record.began(now.job.num, asked())
             quiet()
@@ -304,46 +293,43 @@ class _Command(Generic[S, T]):
             try:
                 settings = self._settings(config)
                 ranks = self._joined(settings)
-                if ranks is not None:
-                    folder = Path(ranks.share("" if rank else str(folder)))
-                self._hold(Path(near(folder)), ranks, locks)
                 prepared = self.prepare(settings)
-                if ranks is not None:
-                    ranks.share("")  # every rank has accepted its settings
-                if not rank:
-                    self._begin(settings, folder)
+                if ranks is not None:  # all ranks have accepted their settings
+                    folder = Path(ranks.share(str(folder)))
+                self._begin(settings, folder, ranks, locks)
                 begun = True
                 result = self.task(prepared, folder)
-            except BaseException as error:
-                answer = self.tell(error, _log if begun else None, f"job {now.job.num}: " if sweep else "")
-                code = answer if isinstance(answer, int) else 1
-                what = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
-                if sweep and isinstance(error, KeyboardInterrupt | Interrupted):
-                    raise SystemExit(code) from error  # which ends the sweep
+                self.code = 0
+            except BaseException as raised:
+                code = self.tell(raised, _log if begun else None, f"job {now.job.num}: " if sweep else "")
+                self.code = code if isinstance(code, int) else 1
+                error = str(raised) if isinstance(raised, CupynetError) else f"{type(raised).__name__}: {raised}"
+                if sweep and isinstance(raised, KeyboardInterrupt | Interrupted):
+                    raise SystemExit(self.code) from raised  # it ends the sweep
             finally:
                 if sweep:
-                    ended = sweep_record.Job(now.job.num, sweep_record.split(asked()), folder, code, what)
-                    sweep_record.ended(Path(now.sweep.dir), ended)
-        self.codes.append(code)
-        if not begun and not rank:
+                    overrides, shown = sweep_record.split(asked()), Path(near(folder))
+                    job = sweep_record.Job(now.job.num, overrides, shown, self.code or 0, error)
+                    sweep_record.ended(Path(now.sweep.dir), job)
+        if not begun and not rank():
             if sweep:
                 self.created = [folder]
             self.clean_up()
         return result
 
     def _settings(self, config: DictConfig) -> S:
-        """The valid settings of the job. ConfigError, DataError."""
+        """Return the valid settings of the job. ConfigError, DataError."""
         if self.resumed is None:
             return settings_of(config, asked(), self.schema)
         run = resume.run_of(self.resumed)
-        settings = load(run, self._changes, folder=own_folder(sys.argv[1:]))
+        settings = load(run, self.changes, folder=own_folder(sys.argv[1:]))
         resume.refuse_other(flat(asdict(settings)), flat(asdict(load(run, (), settings.trusted_modules))), self.resumed)
-        check_outputs(settings.callbacks, run, self._changes)
-        check_downloads(settings, run, self._changes)
+        check_outputs(settings.callbacks, run, self.changes)
+        check_downloads(settings, run, self.changes)
         return settings  # type: ignore[return-value]  # `schema` is Settings
 
     def _joined(self, settings: S) -> MpiJob | None:
-        """The ranks, which agree on their settings; None without mpiexec. ConfigError."""
+        """Return the ranks, after they have agreed on their settings; None without mpiexec. ConfigError."""
         if started() is None:
             return None
         if self.join is None or settings.parallel.launcher != "mpi":
@@ -354,63 +340,65 @@ class _Command(Generic[S, T]):
         ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=PER_MACHINE)})
         return ranks
 
-    def _hold(self, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
-        """Lock the folder, on rank 0 for all. ConfigError if another process has it, or if it holds another run."""
-        refusal = ""
-        if not _rank():
+    def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
+        """Lock the folder, store the settings and start the log, on rank 0 for all.
+
+        Raises:
+            ConfigError: another process has the folder, or it holds another run.
+            OutputError: the settings cannot be stored.
+        """
+        hold, refusal, shown = None, "", Path(near(folder))
+        if not rank():
             try:
-                hold = Hold(folder)
+                hold = Hold(shown)
                 locks.callback(hold.release)
-                if hold.found is not None:
-                    self._notes.append((logging.INFO, f"the run that had this folder was killed ({hold.found})"))
-                if hold.warning:
-                    self._notes.append((logging.WARNING, hold.warning))
                 if self.schema is Settings and self.resumed is None:
-                    resume.refuse_taken(folder)
+                    resume.refuse_taken(shown)
             except ConfigError as error:
                 refusal = str(error)
         if ranks is not None:
             refusal = ranks.share(refusal)
         if refusal:
             raise ConfigError(refusal)
-
-    def _begin(self, settings: S, folder: Path) -> None:
-        """Store the settings, and start the log. OutputError."""
+        if hold is None:
+            return
         if self.resumed is None:
             store(folder, settings)
         else:
-            now = {resume.name_of(each) for each in self._changes}
+            now = {resume.name_of(each) for each in self.changes}
             before = [each for each in overrides_of(folder) if resume.name_of(each) not in now]
-            self.keep = functools.partial(keep, folder, settings, [*before, *self._changes])
+            self.keep = functools.partial(keep, folder, settings, [*before, *self.changes])
         if OmegaConf.select(OmegaConf.create(dict(settings.callbacks)), "progress.style") == "none":
             quiet()
-        for level, note in self._notes:
-            _log.log(level, note)
-        self._notes.clear()
+        if self.note:
+            _log.info("%s", self.note)
+        if hold.found is not None:
+            _log.info("the run that had this folder was killed (%s)", hold.found)
+        if hold.warning:
+            _log.warning("%s", hold.warning)
         if self.schema is Settings:
             resume.mark_latest(folder)
 
     def tell(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
         """Report an error, on one of the ranks; return the exit code."""
-        there = started()
-        if there is None or (isinstance(error, SystemExit) and log is None):
+        if started() is None or (isinstance(error, SystemExit) and log is None):
             return tell(error, log, label)
-        code, rank, log = exit_code(error), there[0], None if there[0] else log
+        code, log = exit_code(error), None if rank() else log
         if self.join is None:
-            return code if rank else tell(error, log, label)
+            return code if rank() else tell(error, log, label)
         try:
             ranks = self.join()
             speaks = ranks.speaks(error, code)
         except ConfigError:  # MPI does not start here, perhaps on this rank alone
-            return tell(error, log, f"rank {rank}: ")
+            return tell(error, log, f"rank {rank()}: ")
         if speaks:
-            tell(error, log, f"rank {rank}: " if rank else label)
+            tell(error, log, f"rank {rank()}: " if rank() else label)
         elif log is not None:
             log.info("another rank failed and reports the error")
         return ranks.exit_code
 
 
-_command: _Command[Any, Any] | None = None  # at work in this process: Hydra creates `Entry` without arguments
+_command: _Command[Any, Any] | None = None  # of this process: Hydra creates `Entry` without arguments
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:

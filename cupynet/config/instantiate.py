@@ -2,8 +2,8 @@
 
 The constructor's signature is the schema of a part, and the constructor validates its arguments. A target is built only
 if it is a class that is defined in one of the packages of parts or in a trusted module. The prefix of its dotted path
-does not show that (`cupynet.commands.train.os.mkdir`), and some classes of cupynet write files when they are created
-(`cupynet.core.exits.LogFile`).
+does not show that (`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are created
+(`cupynet.core.lock.Hold`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
         return part
     if isinstance(node, Mapping) and "_target_" in node:
         raise ConfigError(f"{key}._target_={node['_target_']}: must be a subclass of {kind.__name__}")
-    # a value is shown as it was written; a mapping by its type
     place = key if isinstance(node, Mapping) else f"{key}={shown(node, written)}"
     raise ConfigError(f"{place}: must be {one(kind.__name__)}, got {type(part).__name__}: give it a _target_")
 
@@ -59,7 +58,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
             mappings and lists are built item by item; everything else is returned unchanged.
         key: the node's dotted key, with which messages begin.
-        trusted_modules: modules besides cupynet, and their submodules, whose classes may be built.
+        trusted_modules: further modules with classes that may be built, and their submodules.
 
     Raises:
         ConfigError: the class is unknown or not trusted, or it does not accept its arguments.
@@ -82,7 +81,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 
 
 def under(key: str, node: Any, error: BaseException) -> str:
-    """The one-line text of a constructor's error, with the setting in front: `limit=0: ...` -> `data.limit=0: ...`."""
+    """Put the setting before a constructor's error: `limit=0: ...` -> `data.limit=0: ...`."""
     text = one_line(error)
     if text.startswith((f"{key}:", f"{key}.", f"{key}=")):
         return text
@@ -91,7 +90,7 @@ def under(key: str, node: Any, error: BaseException) -> str:
 
 @contextmanager
 def naming(key: str, node: Any = None) -> Iterator[None]:
-    """Put the setting in front of what a constructor or a check refuses in this context, see `under`."""
+    """Context that puts the setting before a constructor's or a check's error, see `under`."""
     try:
         yield
     except ConfigError as error:
@@ -99,9 +98,9 @@ def naming(key: str, node: Any = None) -> Iterator[None]:
 
 
 def named(key: str, node: Any, text: str) -> str | None:
-    """The text of an error with the setting in front as it is typed; None if it is about no argument in `node`.
+    """Replace the argument that an error names by its setting; None if the error is about no argument in `node`.
 
-    `Conv2D kernel='x': ...` names the argument `kernel`, if that is its value.
+    `Conv2D kernel='x': ...` is about the argument `kernel` if `node` has that value.
     """
     if not isinstance(node, Mapping):
         return None
@@ -116,10 +115,10 @@ def named(key: str, node: Any, text: str) -> str | None:
 
 
 def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Drop arguments of a file that do not fit a class which an override has chosen.
+    """Drop a file's arguments that the class chosen by an override does not have.
 
-    After `optimizer._target_=cupynet.optim.SGD` the file's learning_rate is kept, but not its momentum. Arguments that
-    were given by overrides stay, so that a wrong one is refused.
+    `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. Arguments of overrides
+    stay, so that a wrong one is refused.
 
     Args:
         plain: all settings; changed in place and returned.
@@ -154,7 +153,7 @@ def _lies_in(name: str, modules: Iterable[str]) -> bool:
 
 
 def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
-    """The class that `_target_` names. ConfigError unless it is defined in a trusted module."""
+    """Return the class that `_target_` names. ConfigError unless it is defined in a trusted module."""
     where = f"{key}._target_={one_line(target)}"
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
         raise ConfigError(f"{where}: must be a class with its module, such as cupynet.nn.Conv2D")
@@ -173,7 +172,7 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
 
 
 def _defining(trusted: Iterable[str]) -> list[str]:
-    """The packages in which a class may be defined: of cupynet, those of parts."""
+    """Return the packages that may define a class: those of cupynet's parts, and trusted modules."""
     return [*PACKAGES, *(name for name in trusted if name != "cupynet")]
 
 
@@ -196,7 +195,7 @@ def _import(name: str, where: str) -> ModuleType:
 
 
 def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:
-    """The keyword arguments of the constructor, and True if it also has **kwargs."""
+    """Return the constructor's keyword arguments, and True if it also has **kwargs."""
     parameters = inspect.signature(cls).parameters
     by_name = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
     named = {name: each for name, each in parameters.items() if each.kind in by_name}

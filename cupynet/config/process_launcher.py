@@ -1,7 +1,7 @@
 """`hydra/launcher=processes`: the jobs of a sweep as processes, several at once.
 
-A job is the command of the sweep with the job's own settings. It may end in any way, even by SIGKILL, without any
-consequence for the others: a pool of workers, such as joblib's, breaks when one of them is killed.
+A job is the command of the sweep with the job's own settings. If it is killed, the others are not affected: a pool of
+workers, such as joblib's, breaks when one of them is killed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ from cupynet.core.terminal import printable
 MOST_ON_CPU = 4  # jobs at once by default
 WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-# Hydra's settings that are for the sweep, or that each job is given by its launcher
-NOT_OF_JOBS = ("hydra.sweep", "hydra.sweeper", "hydra/sweeper", "hydra.launcher", "hydra/launcher", "hydra.mode",
-               "hydra.run.dir", "hydra.job.num", "hydra.job.id")  # fmt: skip
 
 
 @dataclass
@@ -79,11 +76,7 @@ class ProcessLauncher(Launcher):
         self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
-        with (
-            signals.handled(self._stop),
-            signals.lifeline() as self._lifeline,
-            ThreadPoolExecutor(at_once, "cupynet-job") as pool,
-        ):
+        with signals.handled(self._stop), ThreadPoolExecutor(at_once, "cupynet-job") as pool:
             running = {pool.submit(self._run, job) for job in jobs}
             while running:  # wake up often: another thread may have received a signal, which only this one handles
                 done, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
@@ -125,18 +118,15 @@ class ProcessLauncher(Launcher):
             sweep_record.ended(Path(str(self._config.hydra.sweep.dir)), ended)
 
     def _process(self, job: _Job, device: str | None) -> tuple[int, str]:
-        """Run the process of a job; its exit code and what it printed of its error."""
-        ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
+        """Run the process of a job; return its exit code and its error message."""
         of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
-        kept = [each for each in [*of_hydra, *job.overrides] if not _is_of(each, NOT_OF_JOBS)]
+        ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
         environment = os.environ | ({} if device is None else {VISIBLE: device})
-        if self._lifeline:  # the jobs stop if this process is killed
-            environment[signals.LIFELINE] = str(self._lifeline[0])
         try:
             process = subprocess.Popen(
-                [*_program(), *kept, *ours, "hydra.mode=RUN"],
-                env=environment, pass_fds=self._lifeline, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+                [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
+                env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                errors="replace", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             return 1, f"cannot be started ({error.strerror})"
@@ -156,11 +146,6 @@ class ProcessLauncher(Launcher):
         return code, errors[-1] if code and errors else ""
 
 
-def _is_of(override: str, names: Sequence[str]) -> bool:
-    name = override.lstrip("+~").partition("=")[0].partition("@")[0]
-    return any(name == each or name.startswith(f"{each}.") for each in names)
-
-
 def _program() -> list[str]:
     """Return the words of this process's command line before its arguments, and --config-dir."""
     count = len(sys.orig_argv) - len(sys.argv) + 1
@@ -169,7 +154,7 @@ def _program() -> list[str]:
 
 
 def _devices(config: DictConfig) -> list[str]:
-    """Return the devices that jobs may be given; none on a CPU, or if the settings name some."""
+    """Return the devices to spread the jobs over; none on a CPU, or if the settings name some."""
     from cupynet.backend import device_count, select_backend
 
     backend = OmegaConf.select(config, "backend")
@@ -177,16 +162,18 @@ def _devices(config: DictConfig) -> list[str]:
         return []
     try:
         name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
-    except ConfigError:  # which the job reports
+    except ConfigError:  # the job reports it
         return []
     visible = [each for each in os.environ.get(VISIBLE, "").split(",") if each]
     return [visible[place] if place < len(visible) else str(place) for place in range(device_count(name))]
 
 
 def _returned(job: _Job) -> JobReturn:
-    """Return the result of a job for Hydra's sweeper: accuracy, or None if it failed."""
+    """Return the result of a job for Hydra's sweeper: its accuracy, or None if it failed."""
     from cupynet.config import sweep_record
 
     done = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.COMPLETED)
-    done.return_value = sweep_record.Job(job.number, {}, job.folder, 0).accuracy if job.code == 0 else None
+    if job.code == 0:
+        ended = sweep_record.Job(job.number, {}, job.folder, 0)
+        done.return_value = ended.accuracy(ended.split)
     return done

@@ -27,19 +27,19 @@ MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "
 
 
 def asked(arguments: Sequence[str]) -> str | None:
-    """The value of `resume=` on a command line: a path or `latest`; None if there is nothing to resume."""
+    """Return the value of `resume=` on a command line: a path or `latest`; None if there is nothing to resume."""
     found = _given(arguments, "resume")
     return None if found == "null" else found
 
 
 def _given(arguments: Sequence[str], name: str) -> str | None:
-    """The last value of a setting on a command line, without quotes; None if it is not there."""
+    """Return the last value of a setting on a command line, without quotes; None if it is missing."""
     found = [each.partition("=")[2] for each in arguments if name_of(each) == name]
     return unquoted(found[-1]) if found else None
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
-    """The folder of the run to resume, or of one of its checkpoints; None if `latest` finds none.
+    """Return the folder of the run to resume, or of one of its checkpoints; None if `latest` finds none.
 
     `latest` is the newest unfinished run under outputs/ that has a checkpoint and is not running. If the command line
     sets hydra.run.dir, it is the run in that folder.
@@ -73,19 +73,16 @@ def mark_latest(folder: Path) -> None:
         folder = folder.parent.parent
     try:
         inside = folder.resolve().relative_to(link.parent.resolve())
-        if not inside.parts or (link.exists() and not link.is_symlink()):
-            return  # not a link of ours
-        os.symlink(inside, new, target_is_directory=True)
-        try:
+        if inside.parts and (link.is_symlink() or not link.exists()):
+            os.symlink(inside, new, target_is_directory=True)
             os.replace(new, link)
-        except OSError:
+    except (OSError, ValueError):  # outside outputs/, or links are not permitted
+        with contextlib.suppress(OSError):
             new.unlink()
-    except (OSError, ValueError, NotImplementedError):  # outside outputs/, or links are not supported or not permitted
-        return
 
 
 def ended(arguments: Sequence[str]) -> Path | None:
-    """The folder in hydra.run.dir if it holds a finished run without a checkpoint; else None."""
+    """Return the folder in hydra.run.dir if it holds a finished run without a checkpoint; else None."""
     own = _given(arguments, "hydra.run.dir")
     if own is None or not os.path.isfile(Path(own, SUMMARY)) or Path(own, TRIAL).is_file() or _goes_on(Path(own)):
         return None
@@ -109,14 +106,14 @@ def require_plain_files(folder: Path) -> None:
 
 
 def run_of(path: Path) -> Path:
-    """The run's folder, given a path to it, to its checkpoints or to one of them."""
+    """Return the run's folder from a path to it, to its checkpoints or to one of them."""
     if STEP.fullmatch(path.name):
         path = path.parent
     return path.parent if path.name == "checkpoints" else path
 
 
 def checkpoint_of(path: Path) -> Path:
-    """The checkpoint that a path names, or the run's folder of checkpoints."""
+    """Return the checkpoint that a path names, or the run's folder of checkpoints."""
     return path if STEP.fullmatch(path.name) else run_of(path) / "checkpoints"
 
 
@@ -132,19 +129,19 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
 
 
 def name_of(override: str) -> str:
-    """The key of an override."""
+    """Return the key of an override."""
     return override.lstrip("+~").partition("=")[0]
 
 
 def unquoted(value: str) -> str:
-    """A path that may be in quotes, the inverse of `quoted`."""
+    """Remove the quotes of a path, if it has some: the inverse of `quoted`."""
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0] or os.path.exists(value):
         return value
     return re.sub(rf"(\\+)({value[0]}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], value[1:-1])
 
 
 def quoted(path: Path) -> str:
-    """A path as a quoted value of a setting, in which `${` is not an interpolation."""
+    """Quote a path as the value of a setting, in which `${` is not an interpolation."""
     text = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(path))
     return QuotedString(text, Quote.single).with_quotes()
 
@@ -175,7 +172,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 
 def _unfinished() -> Path | None:
-    """The newest unfinished run under outputs/ that has a checkpoint."""
+    """Return the newest unfinished run under outputs/ that has a checkpoint and is not running; None if none is."""
     runs = sorted(runs_below(LATEST.parent), key=_written, reverse=True)
     return next((run for run in runs if _checkpoints(run) and _goes_on(run) and not at_work(run)), None)
 
@@ -188,7 +185,7 @@ def _checkpoints(run: Path) -> list[Path]:
 
 
 def _written(run: Path) -> float:
-    """When the newest checkpoint of a run was written; 0 if it has none."""
+    """Return the time at which the newest checkpoint of a run was written; 0 if it has none."""
     with contextlib.suppress(OSError):
         return max((path.stat().st_mtime for path in _checkpoints(run)), default=0.0)
     return 0.0

@@ -2,8 +2,7 @@
 
 `Settings` holds plain Python values. OmegaConf takes it as the schema of conf/ and checks names and types; a rule
 checks the value. Settings of several types are declared as Any, because OmegaConf cannot merge into unions; so are
-booleans, because it takes 2 for true. Parts are
-not described here: their constructors validate the arguments (instantiate.py).
+booleans, because it accepts 2 as true. The arguments of parts are validated by their constructors (instantiate.py).
 """
 
 from __future__ import annotations
@@ -74,19 +73,14 @@ def optional(rule: Rule) -> Rule:
     return lambda key, value: None if value is None else rule(key, value)
 
 
-def seconds(key: str, value: Any) -> float:
-    """A timeout in seconds that threads can wait."""
-    return checks.number(key, value, above=0, below=threading.TIMEOUT_MAX, unit="seconds")
+def number(**bounds: Any) -> Rule:
+    """A number. `bounds`: see `checks.number`."""
+    return lambda key, value: checks.number(key, value, **bounds)
 
 
-def at_least_one_second(key: str, value: Any) -> float:
-    """A timeout of a round, which may take long."""
-    return checks.number(key, value, minimum=1, below=threading.TIMEOUT_MAX, unit="seconds")
-
-
-def positive(key: str, value: Any) -> float:
-    """A number above 0."""
-    return checks.number(key, value, above=0)
+def seconds(**bounds: Any) -> Rule:
+    """A number of seconds that a thread can wait."""
+    return number(**bounds, below=threading.TIMEOUT_MAX, unit="seconds")
 
 
 def memory(*, share: bool) -> Rule:
@@ -198,7 +192,7 @@ class ParallelSettings(Group):
     report_score_after_averaging: Any = setting(True, checks.flag)
     average_updaters: Any = setting(True, checks.flag)
     learning_rate_scale: Any = setting("none", checks.learning_rate_scale)
-    timeout_s: float = setting(300.0, at_least_one_second)
+    timeout_s: float = setting(300.0, seconds(minimum=1))
     launcher: str = setting("thread", one_of("thread", "mpi"))
     reduce: str = setting("auto", one_of("auto", "nccl", "device", "host"))
     synchronizer: Any = part()
@@ -245,7 +239,7 @@ class BenchSettings(Settings):
 
 @dataclass(kw_only=True)
 class PlanSettings(Settings):
-    """The settings of `cupynet plan`: those of the run it measures, and what conf/plan.yaml adds.
+    """The settings of `cupynet plan`: those of the run it measures, and those of conf/plan.yaml.
 
     `workers` is a list here: the numbers of workers to forecast. See `asked` and `every` for null.
     """
@@ -275,7 +269,7 @@ class PlanSettings(Settings):
 
 
 def own_names(kind: type[Settings]) -> list[str]:
-    """The names of the settings that this class declares itself."""
+    """Return the names of the settings that a class adds to those of its base."""
     return list(kind.__annotations__)
 
 
@@ -285,7 +279,7 @@ class TuneSettings(Settings):
 
     search: list[str] = setting([])
     trials: int = setting(20, integer(1))
-    timeout_s: float | None = setting(None, optional(seconds))
+    timeout_s: float | None = setting(None, optional(seconds(above=0)))
     objective: str = setting("accuracy", one_of(*checks.OBJECTIVES))
     sampler: str = setting("tpe", one_of("tpe", "random", "grid"))
     sampler_seed: int = setting(0, checks.seed)
@@ -296,8 +290,8 @@ class TuneSettings(Settings):
 class RateSettings(Settings):
     """The settings of `cupynet find_rate`: those of the run, and those of conf/find_rate.yaml."""
 
-    lowest: float = setting(1e-6, positive)
-    highest: float = setting(10.0, positive)
+    lowest: float = setting(1e-6, number(above=0))
+    highest: float = setting(10.0, number(above=0))
     iterations: int = setting(200, integer(10))
 
 
@@ -305,7 +299,7 @@ class RateSettings(Settings):
 
 
 def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
-    """Make settings of plain values, whose types the schema has checked.
+    """Make settings from plain values. The schema has checked their types.
 
     Args:
         given: the values; groups are mappings inside it.

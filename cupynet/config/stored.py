@@ -1,7 +1,7 @@
 """The settings that a run has stored in `.hydra/`: written as plain values, and read as untrusted input.
 
-A stored file holds no code and no references: it cannot read the environment, and what it says of Hydra, of
-`trusted_modules` or of --config-dir is not used.
+A stored file holds no code and no references, and cannot read the environment. Its settings of Hydra, its
+`trusted_modules` and its --config-dir are not used.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, DataError
 
 FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another setting, as earlier versions stored them
-OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # likewise: the default counts
+REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another setting; earlier versions stored references
+OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # an environment variable's default
 MOST_BYTES, MOST_DEPTH = 1 << 20, 64
 
 
@@ -41,12 +41,12 @@ def load(
     trusted_modules: Iterable[str] = (),
     folder: Path | None = None,
 ) -> Settings:
-    """The settings of a run, from its `.hydra/config.yaml`, with changes.
+    """Read the settings of a run from its `.hydra/config.yaml`, and change some.
 
     Args:
         overrides: settings (`batch_size=512`), or files of groups (`data=synthetic`).
-        trusted_modules: modules whose classes may be built; the run's own list is not used.
-        folder: with more configuration files, as --config-dir.
+        trusted_modules: modules with classes that may be built; the run's own list is not used.
+        folder: a folder with more configuration files, as --config-dir.
 
     Raises:
         ConfigError: there are no settings, or they are not valid.
@@ -82,7 +82,7 @@ def load(
 
 
 def _delete(config: DictConfig, key: str) -> None:
-    """Take a setting out, as ~key does. ConfigError."""
+    """Remove a setting, as ~key does. ConfigError."""
     above, _, name = key.rpartition(".")
     parent = OmegaConf.select(config, above) if above else config
     if not above or not isinstance(parent, DictConfig) or name not in parent:
@@ -93,7 +93,7 @@ def _delete(config: DictConfig, key: str) -> None:
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
-    """The overrides of a job as they were typed, without Hydra's own; empty if they are not stored.
+    """Return the overrides of a job as they were typed, without Hydra's own; empty if they are not stored.
 
     Raises:
         DataError: the file is damaged, or holds something else.
@@ -123,7 +123,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
 
 
 def arguments_of(folder: Path, schema: type[Settings], *without: str) -> list[str]:
-    """The arguments of the job in `folder` that a training run takes too: this command's --config-dir, and overrides.
+    """Return the arguments of the job in `folder` that a training run accepts: --config-dir, and overrides.
 
     Args:
         schema: the job's settings class; settings that only this class has are left out.
@@ -136,7 +136,7 @@ def arguments_of(folder: Path, schema: type[Settings], *without: str) -> list[st
 
 
 def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """The stored settings of a run by their dotted keys, and the file chosen for each group. DataError."""
+    """Return the stored settings of a run by their dotted keys, and the file of each group. DataError."""
     path = Path(folder) / ".hydra" / "config.yaml"
     plain = _read(path)
     if not isinstance(plain, dict):
@@ -163,7 +163,7 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
 
 
 def store(folder: Path, settings: Settings) -> None:
-    """Store the settings of the job that runs now, and Hydra's own. OutputError."""
+    """Store the settings of the current job, and Hydra's own. OutputError."""
     from cupynet.core.files import write_whole
 
     keep(folder, settings, asked())
@@ -171,19 +171,19 @@ def store(folder: Path, settings: Settings) -> None:
 
 
 def asked() -> list[str]:
-    """The overrides of the job that runs now, as they were typed."""
+    """Return the overrides of the current job, as they were typed."""
     found = HydraConfig.instance().cfg
     assert found is not None
     return cast("list[str]", OmegaConf.to_container(cast(Any, found).hydra.overrides.task, resolve=False))
 
 
 def check_outputs(parts: Mapping[str, Any], run: PurePath, overrides: Sequence[str]) -> None:
-    """Refuse callbacks of a stored run that would write outside its folder or send anything. ConfigError.
+    """Refuse callbacks of a stored run that would write outside its folder or send data. ConfigError.
 
     Args:
         parts: the callbacks by name.
         run: the folder of the run.
-        overrides: those typed now, which may name any place.
+        overrides: of the command line, which may name any place.
     """
     typed = {name_of(each) for each in overrides}
     for name, part in parts.items():
@@ -204,11 +204,11 @@ def check_outputs(parts: Mapping[str, Any], run: PurePath, overrides: Sequence[s
 
 
 def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str]) -> None:
-    """Refuse a folder, named by a stored run, into which its data would be downloaded. ConfigError.
+    """Refuse a stored `data.folder` into which data would be downloaded. ConfigError.
 
     Args:
         run: the folder of the run.
-        overrides: those typed now, which may name any place.
+        overrides: of the command line, which may name any place.
     """
     folder = getattr(build(settings.data, "data", settings.trusted_modules), "downloads_to", None)
     if folder is None or {name_of(each) for each in overrides} & {"data", "data.folder"}:
@@ -222,7 +222,7 @@ def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str])
 
 
 def _read(path: Path) -> Any:
-    """The plain content of a stored file, references unresolved. DataError."""
+    """Return the plain content of a stored file, with references unresolved. DataError."""
     try:
         if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
             raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
@@ -255,11 +255,11 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def _plain(stored: Any, path: Path) -> dict[str, Any]:
-    """Stored settings with the references resolved that earlier versions stored. DataError for any other."""
+    """Resolve the references that earlier versions stored. DataError for any others."""
     if not isinstance(stored, dict):
         raise DataError(f"{path}: is not a configuration")
 
-    def resolved(key: str, value: Any, *, again: bool = True) -> Any:
+    def resolved(key: str, value: Any) -> Any:
         if isinstance(value, dict):
             return {name: resolved(f"{key}.{name}", item) for name, item in value.items()}
         if isinstance(value, list):

@@ -1,13 +1,11 @@
 """The jobs of a sweep: a row for each in sweep.csv, and a table on the terminal.
 
-Each job that has ended leaves a small file in the sweep's folder, whichever process it ran in. The table is made from
-these files and from the jobs' folders.
+The process of the sweep records each job that has ended; its results are read from its folder.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import shlex
 import sys
@@ -20,12 +18,11 @@ from cupynet.config.sweep_table import Column, Screen, as_csv, heading, shortene
 from cupynet.core.checks import one_line, percent
 from cupynet.core.errors import ConfigError, CupynetError, OutputError
 from cupynet.core.exits import Console, say_error
-from cupynet.core.files import write_json, write_whole
+from cupynet.core.files import write_whole
 from cupynet.core.terminal import near
 from cupynet.runs.run import Run, Summary
 
 NAME = "sweep.csv"
-ENDED = ".jobs"  # folder of a file for each job that has ended
 NO_RESULT = "-"
 
 
@@ -56,20 +53,19 @@ class Job:
         return None
 
     @property
-    def accuracy(self) -> float | None:
-        """The accuracy on the validation images if there are some, else on the test images."""
-        return self.accuracy_on(self.split)
-
-    @property
     def split(self) -> str:
         """The images to choose by: `validation` if there are some, else `test`."""
-        return "test" if self.accuracy_on("validation") is None else "validation"
+        return "test" if self.accuracy("validation") is None else "validation"
 
-    def accuracy_on(self, split: str) -> float | None:
+    def accuracy(self, split: str) -> float | None:
         """The accuracy on the `validation` or the `test` images; None if it was not measured."""
-        scores = None if self.summary is None else self.summary.scores
-        found: float | None = getattr(scores, f"{split}_accuracy", None)
-        return found
+        if self.summary is None:
+            return None
+        scores = self.summary.scores
+        return scores.validation_accuracy if split == "validation" else scores.test_accuracy
+
+
+_ended: dict[int, Job] = {}  # the jobs of this process's sweep, by number
 
 
 def say(text: str) -> None:
@@ -78,7 +74,7 @@ def say(text: str) -> None:
 
 
 def began(number: int, overrides: Sequence[str]) -> None:
-    """Print that a job begins, and the settings that the command line does not say of all jobs."""
+    """Print that a job begins, with the settings that not all jobs share."""
     say(f"job {number}: {' '.join(each for each in overrides if each not in sys.argv)}")
 
 
@@ -88,54 +84,36 @@ def split(overrides: Sequence[str]) -> dict[str, str]:
     return {name.lstrip("+"): value for name, _, value in parts}
 
 
-def begin(sweep: Path) -> None:
-    """Remove the records of an earlier sweep in this folder. OSError."""
-    folder = sweep / ENDED
-    if folder.is_symlink():
-        folder.unlink()
-    for path in folder.glob("*.json"):
-        path.unlink()
+def begin() -> None:
+    """Forget the jobs of an earlier sweep of this process."""
+    _ended.clear()
 
 
 def ended(sweep: Path, job: Job) -> None:
-    """Record that a job has ended, in a file of its own and in sweep.csv, and print its result.
-
-    A failure to write is a warning.
-    """
-    content = {"number": job.number, "overrides": dict(job.overrides), "folder": str(job.folder.absolute())}
-    content |= {"code": job.code, "error": one_line(job.error)}
+    """Record that a job has ended in sweep.csv, and print its result. A failure to write is a warning."""
+    _ended[job.number] = job
     try:
-        (sweep / ENDED).mkdir(exist_ok=True)
-        write_json(sweep / ENDED / f"{job.number}.json", content)
-        _write(sweep, jobs_of(sweep))
-    except (OSError, OutputError) as error:
-        say_error(f"warning: {NAME}: {one_line(error)}")
+        write_whole(sweep / NAME, as_csv(Table(jobs()).columns()).encode())
+    except OutputError as error:
+        say_error(f"warning: {NAME}: {error}")
     if not job.code:
         say(f"job {job.number}: {outcome(job)}")
 
 
-def _write(sweep: Path, jobs: Sequence[Job]) -> None:
-    write_whole(sweep / NAME, as_csv(Table(jobs).columns()).encode())
-
-
-def jobs_of(sweep: Path) -> list[Job]:
+def jobs() -> list[Job]:
     """Return the jobs that have ended, failed ones last."""
-    found = []
-    for path in (sweep / ENDED).glob("*.json"):
-        content = json.loads(path.read_text())
-        content["folder"] = Path(near(Path(content["folder"])))
-        found.append(Job(**content))
-    return sorted(found, key=lambda job: (job.code != 0, job.number))
+    return sorted(_ended.values(), key=lambda job: (job.code != 0, job.number))
 
 
 def outcome(job: Job) -> str:
-    """Return the result of a job in a line."""
+    """Describe the result of a job in a line."""
     found = job.summary
     if job.code:
-        return f"failed with exit code {job.code}{f': {job.error}' if job.error else ''}"
+        return f"failed with exit code {job.code}{f': {one_line(job.error)}' if job.error else ''}"
     if found is None:
         return "done"
-    reached = "" if job.accuracy is None else f"{job.split} accuracy {percent(job.accuracy)}, "
+    accuracy = job.accuracy(job.split)
+    reached = "" if accuracy is None else f"{job.split} accuracy {percent(accuracy)}, "
     return f"{reached}{found.cost.images_per_s:,.0f} images/s, trained in {found.cost.train_s:.1f} s"
 
 
@@ -144,13 +122,10 @@ def finish(sweep: Path) -> int:
 
     Returns the exit code of the first job that failed, or 0.
     """
-    jobs = jobs_of(sweep)
-    if jobs:
-        with contextlib.suppress(OutputError):  # each job has warned of it
-            _write(sweep, jobs)  # jobs that ended at the same time may have left out each other's rows
-        with contextlib.suppress(OSError, ValueError):  # of the terminal
-            Table(jobs).show(sweep, Screen())
-    return next((job.code for job in sorted(jobs, key=lambda job: job.number) if job.code), 0)
+    if _ended:
+        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
+            Table(jobs()).show(sweep, Screen())
+    return next((_ended[number].code for number in sorted(_ended) if _ended[number].code), 0)
 
 
 class Table:
@@ -169,12 +144,12 @@ class Table:
         results = [job for job in jobs if job.code == 0 and job.summary is not None]
         # chosen by validation images if every job has some
         self.split = "validation" if all(job.split == "validation" for job in results) else "test"
-        judged = [
+        scored = [
             (accuracy, -job.summary.cost.train_s, job)
             for job in results
-            if job.summary is not None and (accuracy := job.accuracy_on(self.split)) is not None
+            if job.summary is not None and (accuracy := job.accuracy(self.split)) is not None
         ]
-        self.best = max(judged, key=lambda each: each[:2])[2] if judged else None
+        self.best = max(scored, key=lambda each: each[:2])[2] if scored else None
 
     def columns(self) -> list[Column]:
         """Return the table; values in files are exact."""
@@ -195,7 +170,7 @@ class Table:
             self._figure("images_per_s", "images/s", lambda rate: f"{rate:,.0f}", 6),
             self._figure("train_s", "train\ntime", lambda seconds: f"{seconds:.1f} s", 4),
             Column("exit_code", "", [], [job.code for job in jobs]),
-            Column("error", "", [], [job.error for job in jobs]),
+            Column("error", "", [], [one_line(job.error) for job in jobs]),
             Column("folder", "", [], [str(job.folder) for job in jobs]),
         ]
 
@@ -219,7 +194,7 @@ class Table:
             screen.print(f"no room for {', '.join(column.key for column in left_out)}: see {NAME}")
         if self.best is not None:
             settings = " ".join(f"{name}={self.best.overrides.get(name)}" for name in self.varied)
-            accuracy = percent(self.best.accuracy_on(self.split) or 0.0)
+            accuracy = percent(self.best.accuracy(self.split) or 0.0)
             screen.print(f"best: job {self.best.number} ({settings}), {self.split} accuracy {accuracy}", soft_wrap=True)
             command = shlex.join(["cupynet", "compare", near(sweep)])
             screen.print(f"Compare the jobs: {command}", soft_wrap=True)

@@ -101,15 +101,6 @@ def test_a_signal_stops_all_jobs_and_no_more_begin(tmp_path: Path, number: signa
     assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2 and "Traceback" not in stderr
 
 
-@pytest.mark.slow
-def test_jobs_stop_and_save_if_the_sweep_is_killed(tmp_path: Path) -> None:
-    process = start(tmp_path, "epochs=100000", "seed=1,2", "hydra.launcher.jobs=2")
-    wait_for(tmp_path, "sweep/*/checkpoints/step-*", 2)
-    process.kill()
-    process.communicate(timeout=120)
-    wait_for(tmp_path, "sweep/*/summary.json", 2)
-
-
 def launched(at_once: int | None, folder: Path, monkeypatch: Any, *, jobs: int, devices: list[str]) -> None:
     """Launch jobs of a sweep in a folder, on a machine with these devices."""
     monkeypatch.setattr(process_launcher, "_devices", lambda config: devices)

@@ -29,6 +29,11 @@ def job(sweep: Path, number: int, code: int = 0, error: str = "", **figures: obj
     )
 
 
+@pytest.fixture(autouse=True)
+def no_jobs() -> None:
+    sweep_record.begin()
+
+
 def rows(sweep: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((sweep / "sweep.csv").read_text().splitlines()))
 
@@ -68,42 +73,28 @@ def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
     assert found == [("0", "1", "0", ""), ("2", "2", "3", "loss is nan, at once")]
 
 
-def test_rows_of_jobs_that_ended_at_the_same_time_are_there_at_the_end(tmp_path: Path) -> None:
-    job(tmp_path, 0)
-    early = (tmp_path / "sweep.csv").read_bytes()
-    job(tmp_path, 2)
-    (tmp_path / "sweep.csv").write_bytes(early)  # as by the process of the first job, if it writes last
-    sweep_record.finish(tmp_path)
-    assert [row["job"] for row in rows(tmp_path)] == ["0", "2"]
-
-
-def test_a_sweep_in_the_folder_of_an_earlier_one_has_its_own_rows(tmp_path: Path) -> None:
+def test_a_sweep_has_its_own_rows(tmp_path: Path) -> None:
     job(tmp_path, 0)
     job(tmp_path, 2, code=3)
-    sweep_record.begin(tmp_path)
+    sweep_record.begin()
     job(tmp_path, 1)
     assert [row["job"] for row in rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move(tmp_path / sweep_record.ENDED, elsewhere)
-    (tmp_path / sweep_record.ENDED).symlink_to(elsewhere)
-    sweep_record.begin(tmp_path)
-    job(tmp_path, 2)
-    assert [path.name for path in elsewhere.iterdir()] == ["1.json"]
 
 
 def test_the_best_job_is_chosen_by_validation_images_if_all_have_some(tmp_path: Path) -> None:
     job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
     job(tmp_path, 1, validation_accuracy=0.5, test_accuracy=0.5, train_s=20.0)
     job(tmp_path, 2, validation_accuracy=0.5, test_accuracy=0.4, train_s=10.0)
-    jobs = sweep_record.jobs_of(tmp_path)
-    assert [each.accuracy for each in jobs] == [0.0, 0.5, 0.5]
+    jobs = sweep_record.jobs()
+    assert [each.accuracy("validation") for each in jobs] == [0.0, 0.5, 0.5]
     assert sweep_record.Table(jobs).best is jobs[2]  # as good, and faster
     shutil.rmtree(tmp_path / "1")
     job(tmp_path, 1, test_accuracy=0.995)
-    jobs = sweep_record.jobs_of(tmp_path)
+    jobs = sweep_record.jobs()
     assert sweep_record.Table(jobs).best is jobs[1]
-    job(tmp_path, 1, code=3)  # whose folder has a summary
-    assert sweep_record.Table(sweep_record.jobs_of(tmp_path)).best.number == 2
+    job(tmp_path, 1, code=3)  # its folder has a summary
+    best = sweep_record.Table(sweep_record.jobs()).best
+    assert best is not None and best.number == 2
 
 
 def test_a_refused_job_has_no_result_whatever_its_folder_holds(tmp_path: Path) -> None:
