@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def _completed() -> str:
-    """Return the command whose settings the shell completes; if it completes the command itself, print the names."""
+    """Return the command whose settings are being completed; complete the name of the command itself."""
     words = os.environ.get("COMP_LINE", "").split()
     if len(words) > 1 and words[1] in COMMANDS:
         os.environ["COMP_LINE"] = " ".join([words[0], *words[2:]])
@@ -61,7 +61,7 @@ def _completed() -> str:
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(["usage: cupynet COMMAND ...", "", *lines, "", "cupynet COMMAND --help tells more."])
+    return "\n".join(["usage: cupynet COMMAND ...", "", *lines, "", "cupynet COMMAND --help shows the arguments of a command."])
 
 
 if __name__ == "__main__":

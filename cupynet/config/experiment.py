@@ -41,10 +41,10 @@ class Experiment:
         rank: of this process; 0 unless mpiexec started several.
         source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts; pipeline is None if replicas
             are not cut into stages.
-        tests: True to evaluate a run that chooses by validation images on the test images too.
+        tests: True to evaluate on the test images too if there are validation images.
 
     Args:
-        stages: of each replica if the settings leave them open, as a resumed run had them.
+        stages: stages of each replica of a resumed run, used if the settings leave them open.
 
     Raises:
         ConfigError: the settings cannot work here; the message begins with the setting.
@@ -88,7 +88,7 @@ class Experiment:
         self._check_validation()
 
     def _check_workers(self, network: Layer) -> None:
-        """Refuse settings that the workers' constructors refuse, before anything is written. ConfigError."""
+        """Refuse what the constructors of workers would refuse later, after the folder is written. ConfigError."""
         settings, parallel, stages = self.settings, self.settings.parallel, self.placement.stages
         check_accumulate(settings.accumulate, network, self.pipeline)
         if settings.accumulate > settings.batch_size:
@@ -109,7 +109,7 @@ class Experiment:
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _pipeline(self, stages: int | None) -> Pipeline | None:
-        """Build the pipeline, of `stages` if the settings leave their number open; None if there is none."""
+        """Build the pipeline, with `stages` if the settings leave them open; None if there is none."""
         node = self.settings.parallel.pipeline
         if node is None:
             return None
@@ -119,7 +119,7 @@ class Experiment:
         return pipeline
 
     def _synchronizer(self) -> Synchronizer:
-        """Build the synchronizer. Its arguments refer to settings of `parallel`, which an error names instead."""
+        """Build the synchronizer. Errors name the settings of `parallel` that its arguments refer to."""
         parallel = self.settings.parallel
         try:
             return self._part("parallel.synchronizer", parallel.synchronizer, Synchronizer)
@@ -146,10 +146,10 @@ class Experiment:
                 )
 
     def _built(self, backend: str, params: Params | None = None) -> Layer:
-        """A copy of the network with its shapes inferred and its weights declared in `params`, without allocating them.
+        """Return a copy of the network with inferred shapes, and its weights declared in `params` but not allocated.
 
         Args:
-            backend: decides which layers are fused, and so between which the network can be cut.
+            backend: decides which layers are fused, and so where the network can be cut.
         """
         network = copy.deepcopy(self.network)
         with naming("model"):
@@ -166,7 +166,7 @@ class Experiment:
             with naming("parallel.pipeline", self.settings.parallel.pipeline):
                 stages, most = self.pipeline.count, self.pipeline.most(network)
         settings = self.settings
-        # one replica if workers are open too, whether the stages are this machine's or those of the resumed run
+        # if the settings leave workers open too, there is one replica, in a new run and in a resumed one
         alone = self._open and self.job is None
         return Placement.of(
             self.backend_name,
@@ -179,7 +179,7 @@ class Experiment:
 
     @property
     def _cut(self) -> int:
-        """The number of parts into which a replica cuts its batches."""
+        """The number of parts into which a replica cuts a batch."""
         return self.settings.accumulate if self.pipeline is None else self.pipeline.micro_batches
 
     @property
@@ -190,24 +190,24 @@ class Experiment:
     # models ---------------------------------------------------------------------------------------------------------
 
     def model(self) -> Model:
-        """A new model with its initial weights, on the device of this process's first worker."""
-        asked = self.settings.backend
+        """Return a new model with its initial weights, on the device of this process's first worker."""
+        options = self.settings.backend
         backend = create_backend(
             self.backend_name,
             self.settings.dtype,
             self.placement.device(self.rank),
-            max_block_size=asked.max_block_size,
-            max_grid_size=asked.max_grid_size,
-            tf32=asked.tf32,
+            max_block_size=options.max_block_size,
+            max_grid_size=options.max_grid_size,
+            tf32=options.tf32,
         )
         model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
         model.class_names = tuple(self.source.class_names)
         return model
 
     def own_callbacks(self) -> list[Callback]:
-        """The callbacks of one run."""
-        asked = self.settings.profile
-        profile = [] if asked is False else [Profile() if asked is True else Profile(asked)]
+        """Return the callbacks of one run."""
+        rounds = self.settings.profile
+        profile = [] if rounds is False else [Profile() if rounds is True else Profile(rounds)]
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
     def wrapper(
@@ -290,7 +290,7 @@ class Experiment:
             yield usage, there
 
     def _names(self) -> dict[str, str]:
-        """The names of a `Usage`'s settings in messages, and the prefix of a layer's name."""
+        """Return the names of a `Usage`'s settings in messages, and the prefix of a layer's name."""
         data, model = self.settings.data, self.settings.model
         sizes = {name: f"data.{name}" if name in data else f"data: {name}" for name in self.source.expected()}
         layers = "model.layers." if isinstance(model.get("layers"), Mapping) else "model: layer "
@@ -298,7 +298,7 @@ class Experiment:
         return {**own, **sizes, "layer": layers}
 
     def load(self) -> Data:
-        """Load the data. DataError if they cannot be read, or have other shapes than the source declares."""
+        """Load the data. DataError if they cannot be read, or do not have the shapes that the source declares."""
         try:
             data = self.source.load()
         except OSError as error:  # of a user's source
@@ -307,7 +307,7 @@ class Experiment:
         return self._few(data) if self.settings.fast_dev_run else data
 
     def _few(self, data: Data) -> Data:
-        """The data of a fast dev run: a few batches for each worker, of each split."""
+        """Return the data of a fast dev run: a few batches of each split for each worker."""
         batches = int(self.settings.fast_dev_run)
         each = batches * self.settings.batch_size
         first = slice(each * self.placement.workers)
@@ -320,11 +320,11 @@ class Experiment:
         )
 
     def train_loader(self, data: Data) -> Batches:
-        """Shuffled batches of the training set."""
+        """Return shuffled batches of the training set."""
         return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
 
     def evaluation_loader(self, dataset: Dataset) -> Loader:
-        """Batches in the data set's order."""
+        """Return batches in the data set's order."""
         return Loader(dataset, self.settings.batch_size, shuffle=False)
 
     # the machine ----------------------------------------------------------------------------------------------------
@@ -370,18 +370,18 @@ class Experiment:
             log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d examples", *counts)
 
     def devices(self) -> list[int]:
-        """The GPUs that this process uses; none on a CPU."""
+        """Return the GPUs that this process uses; none on a CPU."""
         devices = list(self.placement.devices)
         return devices if self.job is None or not devices else [self.placement.device(self.rank)]
 
     def limit_memory(self) -> None:
-        """Set the limit of the memory pools of the GPUs in use, or remove that of an earlier job."""
+        """Set the limit of the memory pools of the GPUs in use, or remove the limit of an earlier job."""
         limit, devices = self.settings.memory.device_pool_limit, self.devices()
         if devices:
             from cupynet.backend import cuda
 
-            asked = f"memory.device_pool_limit={limit}"
-            cuda.limit_pools(devices, None if limit is None else size(limit, share=True), asked)
+            setting = f"memory.device_pool_limit={limit}"
+            cuda.limit_pools(devices, None if limit is None else size(limit, share=True), setting)
 
     def release_memory(self) -> None:
         """Return the memory of a finished run to the system."""
@@ -392,7 +392,7 @@ class Experiment:
             cuda.trim_pools(self.devices(), 0, 0)
 
     def pools(self) -> list[Callback]:
-        """The callback that watches and trims the memory pools of GPUs; none on a CPU."""
+        """Return the callback that watches and trims the memory pools of GPUs; none on a CPU."""
         placement, memory = self.placement, self.settings.memory
         above = memory.device_pool_trim_above
         if not placement.devices:

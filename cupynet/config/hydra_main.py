@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import logging
 import os
 import re
@@ -35,7 +34,7 @@ from cupynet.config.composing import conf_folder, flat, own_folder, register, se
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import AS_RANKS, Settings
-from cupynet.config.stored import asked, check_downloads, check_outputs, keep, load, overrides_of, store
+from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of, store
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
 from cupynet.core.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
@@ -160,12 +159,10 @@ class _Command(Generic[S, T]):
         code: exit code of the last job; None if this process has run none.
         created: folders that did not exist before, the innermost first.
         locks: releases the lock of a sweep's folder.
-        silence: suppresses the output of ranks above 0 until their job begins.
         keep: stores the settings of a resumed run.
         sweep: folder of the sweep; None for a single run.
         resumed: the run or the checkpoint to resume; None for a new run.
         changes: overrides of the resumed run.
-        note: for the log of the run.
     """
 
     task: Callable[[T, Path], float | None]
@@ -175,12 +172,10 @@ class _Command(Generic[S, T]):
     code: int | None = None
     created: list[Path] = field(default_factory=list)
     locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    silence: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     keep: Callable[[], None] | None = None
     sweep: Path | None = None
     resumed: Path | None = None
     changes: list[str] = field(default_factory=list)
-    note: str = ""
 
     def main(self, config_name: str) -> int | str:
         """Hand the command line to Hydra; return the exit code."""
@@ -193,9 +188,7 @@ class _Command(Generic[S, T]):
         register(self.schema)
         try:
             sys.argv[1:] = self.read(sys.argv[1:])
-            with self.locks, self.silence:
-                if rank():  # Hydra's answers (--help, --cfg) come from rank 0
-                    self.silence.enter_context(contextlib.redirect_stdout(io.StringIO()))
+            with self.locks:
                 hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
             code = self.tell(_as_ours(error, self.schema))
@@ -265,7 +258,8 @@ class _Command(Generic[S, T]):
                 if not rank():
                     print(f"resume=latest: the run in {ended} has ended and kept no checkpoint")
                 raise SystemExit(0)
-            self.note = "resume=latest: there is no run to resume: a new run begins"
+            if not rank():
+                print("resume=latest: there is no run to resume: a new run begins")
             return _without(given, "resume")
         folder = resume.quoted(resume.run_of(self.resumed))
         kept = _without(given, "resume", "hydra.run.dir")
@@ -282,12 +276,11 @@ class _Command(Generic[S, T]):
         now = HydraConfig.get()
         folder, sweep = Path(now.runtime.output_dir), in_sweep()
         begun, result, error = False, None, ""
-        self.silence.close()
         if rank():
             for name in ("cupynet", "__main__"):
                 logging.getLogger(name).addHandler(RankConsole(rank()))
         if sweep:
-            sweep_record.began(now.job.num, asked())
+            sweep_record.began(now.job.num, job_overrides())
             quiet()
         with contextlib.ExitStack() as locks:
             try:
@@ -308,7 +301,7 @@ class _Command(Generic[S, T]):
                     raise SystemExit(self.code) from raised  # it ends the sweep
             finally:
                 if sweep:
-                    overrides, shown = sweep_record.split(asked()), Path(near(folder))
+                    overrides, shown = sweep_record.split(job_overrides()), Path(near(folder))
                     job = sweep_record.Job(now.job.num, overrides, shown, self.code or 0, error)
                     sweep_record.ended(Path(now.sweep.dir), job)
         if not begun and not rank():
@@ -320,7 +313,7 @@ class _Command(Generic[S, T]):
     def _settings(self, config: DictConfig) -> S:
         """Return the valid settings of the job. ConfigError, DataError."""
         if self.resumed is None:
-            return settings_of(config, asked(), self.schema)
+            return settings_of(config, job_overrides(), self.schema)
         run = resume.run_of(self.resumed)
         settings = load(run, self.changes, folder=own_folder(sys.argv[1:]))
         resume.refuse_other(flat(asdict(settings)), flat(asdict(load(run, (), settings.trusted_modules))), self.resumed)
@@ -347,6 +340,8 @@ class _Command(Generic[S, T]):
             ConfigError: another process has the folder, or it holds another run.
             OutputError: the settings cannot be stored.
         """
+        from cupynet.training.callbacks.progress import is_quiet
+
         hold, refusal, shown = None, "", Path(near(folder))
         if not rank():
             try:
@@ -368,10 +363,8 @@ class _Command(Generic[S, T]):
             now = {resume.name_of(each) for each in self.changes}
             before = [each for each in overrides_of(folder) if resume.name_of(each) not in now]
             self.keep = functools.partial(keep, folder, settings, [*before, *self.changes])
-        if OmegaConf.select(OmegaConf.create(dict(settings.callbacks)), "progress.style") == "none":
+        if is_quiet(settings.callbacks):
             quiet()
-        if self.note:
-            _log.info("%s", self.note)
         if hold.found is not None:
             _log.info("the run that had this folder was killed (%s)", hold.found)
         if hold.warning:

@@ -42,7 +42,7 @@ def load_model(
         run: the folder of a finished run, its `Run`, or one of its checkpoints.
         backend: numpy, numba, cupy, or auto: the best that works here.
         dtype: half, bfloat16, float or double; by default the run's own, which may be float with products in TF32.
-        trusted_modules: your own modules whose classes the run's settings name. The run's own list is not used.
+        trusted_modules: your own modules, if the run's settings name their classes. The run's own list is not used.
 
     Raises:
         ConfigError: there is no such run, or it is not finished, or it names a class that is not trusted.
@@ -89,7 +89,7 @@ class Trained:
         return self.run.summary() if self.run.summary_path.is_file() else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
-        """The settings of the run with some changes, to load its data with. ConfigError, DataError."""
+        """Return the settings of the run with some changes, to load its data. ConfigError, DataError."""
         settings = config.load(self.run.folder, overrides, self._trusted)
         config.check_downloads(settings, self.run.folder, overrides)
         return settings
@@ -137,10 +137,10 @@ class Trained:
         """Mean and deviation of pixels; None for fractions of 255. DataError if they are unknown."""
         if "normalize" in self._described:
             return self._described["normalize"]
-        asked = self._own.data.get("normalize")
-        if asked is not None and not isinstance(asked, Mapping):
+        setting = self._own.data.get("normalize")
+        if setting is not None and not isinstance(setting, Mapping):
             raise DataError(f"{self.path}: does not say how its pixels were normalised: name a finished run")
-        return asked
+        return setting
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -155,13 +155,12 @@ class Trained:
         settings = self._own
         network: Layer = self._part("model", settings.model, Layer)
         loss: Loss = self._part("loss", settings.loss, Loss)
-        asked = settings.backend
+        options = settings.backend
         if checks.one_of("backend", backend, ("auto", *checks.BACKENDS)) == "auto":
-            priorities = asked.priority
-            backend, _ = select_backend(gpu_priority=priorities.gpu, cpu_priority=priorities.cpu)
-        tf32 = asked.tf32 and backend == "cupy" and dtype is None  # dtype="float" is full float
+            backend, _ = select_backend(gpu_priority=options.priority.gpu, cpu_priority=options.priority.cpu)
+        tf32 = options.tf32 and backend == "cupy" and dtype is None  # dtype="float" is full float
         dtype = checks.dtype("dtype", settings.dtype if dtype is None else dtype)
-        block, grid = asked.max_block_size, asked.max_grid_size
+        block, grid = options.max_block_size, options.max_grid_size
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
         try:
             shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize

@@ -166,11 +166,11 @@ def store(folder: Path, settings: Settings) -> None:
     """Store the settings of the current job, and Hydra's own. OutputError."""
     from cupynet.core.files import write_whole
 
-    keep(folder, settings, asked())
+    keep(folder, settings, job_overrides())
     write_whole(folder / ".hydra" / "hydra.yaml", OmegaConf.to_yaml(HydraConfig.instance().cfg).encode())
 
 
-def asked() -> list[str]:
+def job_overrides() -> list[str]:
     """Return the overrides of the current job, as they were typed."""
     found = HydraConfig.instance().cfg
     assert found is not None
