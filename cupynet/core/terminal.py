@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 import textwrap
 from pathlib import Path
 
-BESIDE = len("[12:30:05] ")
-UNIT = r"(?=%|bytes\b|[kMGTPE]B\b)"
 # control characters but for newline, line separators, bidirectional controls, halves of surrogate pairs
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def is_terminal() -> bool:
-    """Return True if stdout is a terminal."""
+def can_draw() -> bool:
+    """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
     try:
-        return sys.stdout.isatty()
+        return sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     except (AttributeError, ValueError, OSError):  # no stdout, or a closed one
         return False
 
 
-def can_draw() -> bool:
-    """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
-    return is_terminal() and os.environ.get("TERM") not in (None, "", "dumb")
-
-
-def folded(line: str) -> str:
-    """Wrap a log line to the width of the terminal, with an indent as wide as the time. Piped output stays one line."""
-    width = shutil.get_terminal_size().columns
-    if not can_draw() or "\n" in line or width <= 2 * BESIDE:
-        return line
-    beside = " " * BESIDE
-    return "\n".join(wrapped(line, width, beside))
-
-
-def wrapped(text: str, width: int, beside: str = "") -> list[str]:
-    """Wrap a text into lines of at most `width` characters, unless a word is longer.
-
-    Words are not broken, and numbers are not separated from their unit (% and bytes).
-
-    Args:
-        beside: the indent of all lines but the first.
-    """
-    glued = re.sub(" " + UNIT, "\u00a0", text)
-    lines = textwrap.wrap(glued, width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False)
-    return [re.sub("\u00a0" + UNIT, " ", line) for line in lines]
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Wrap a text into lines of at most `width` characters, unless a word is longer. indent: of all but the first."""
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:
