@@ -83,8 +83,7 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settin
 
 
 def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
-    """Compose conf/config.yaml with overrides; possible inside a running command. Raises Hydra's and OmegaConf's errors.
-    """
+    """Compose conf/config.yaml with overrides, also inside a running command. Raises Hydra's and OmegaConf's errors."""
     more = [] if folder is None else [f"hydra.searchpath=[{quoted(folder.absolute())}]"]
     repository, running = ConfigStore.instance().repo, GlobalHydra.instance().hydra
     spine = repository["spine.yaml"]  # of the running command

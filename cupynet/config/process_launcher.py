@@ -11,12 +11,10 @@ import queue
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
@@ -31,24 +29,19 @@ from cupynet.core.errors import ConfigError, Interrupted
 from cupynet.core.exits import say_error, tell
 from cupynet.core.terminal import printable
 
+if TYPE_CHECKING:
+    from cupynet.config import sweep_record
+
 MOST_ON_CPU = 4  # jobs at once by default
 WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass
-class _Job:
-    """A job of the sweep.
-
-    Attributes:
-        code: exit code; None if it was not started.
-    """
-
+class _Job(NamedTuple):
     number: int
     overrides: list[str]
     folder: Path
     config: DictConfig
-    code: int | None = None
 
 
 class ProcessLauncher(Launcher):
@@ -62,29 +55,31 @@ class ProcessLauncher(Launcher):
         self._at_once = None if jobs is None else integer("hydra.launcher.jobs", jobs, 1)
         self._running: list[subprocess.Popen[str]] = []
         self._signal = 0
-        self._recording = threading.Lock()
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self._loader, self._config = hydra_context.config_loader, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         from cupynet.backend import available_cores
+        from cupynet.config import sweep_record
 
         jobs = [self._job(number, overrides) for number, overrides in enumerate(job_overrides, initial_job_idx)]
         devices = _devices(jobs[0].config)
         at_once = min(self._at_once or len(devices) or min(available_cores(), MOST_ON_CPU), len(jobs))
-        self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
+        done: dict[int, sweep_record.Job] = {}
         with signals.handled(self._stop), ThreadPoolExecutor(at_once, "cupynet-job") as pool:
             running = {pool.submit(self._run, job) for job in jobs}
             while running:  # wake up often: another thread may have received a signal, which only this one handles
-                done, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
-                for each in done:
-                    each.result()
+                finished, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
+                for ended in filter(None, (each.result() for each in finished)):
+                    done[ended.number] = ended
+                    sweep_record.ended(Path(str(self._config.hydra.sweep.dir)), ended)
         if self._signal:
             raise SystemExit(tell(Interrupted(self._signal, "what its jobs have saved is in their folders")))
-        return [_returned(job) for job in jobs]
+        return [_returned(job, done[job.number]) for job in jobs]
 
     def _job(self, number: int, overrides: Sequence[str]) -> _Job:
         config = self._loader.load_sweep_config(self._config, list(overrides))
@@ -101,37 +96,32 @@ class ProcessLauncher(Launcher):
         for process in list(self._running):
             process.send_signal(number)
 
-    def _run(self, job: _Job) -> None:
-        """Run a job in its process, and record how it ended."""
+    def _run(self, job: _Job) -> sweep_record.Job | None:
+        """Run a job in its process; return how it ended, or None if a signal came before it began."""
         from cupynet.config import sweep_record
 
         if self._signal:
-            return
+            return None
         device = self._free.get()
         sweep_record.began(job.number, job.overrides)
         try:
-            job.code, error = self._process(job, device)
+            code, error = self._process(job, device)
         finally:
             self._free.put(device)
-        ended = sweep_record.Job(job.number, sweep_record.split(job.overrides), job.folder, job.code, error)
-        with self._recording:
-            sweep_record.ended(Path(str(self._config.hydra.sweep.dir)), ended)
+        return sweep_record.Job(job.number, sweep_record.split(job.overrides), job.folder, code, error)
 
     def _process(self, job: _Job, device: str | None) -> tuple[int, str]:
         """Run the process of a job; return its exit code and its error message."""
         of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
         ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
         environment = os.environ | ({} if device is None else {VISIBLE: device})
-        try:
-            process = subprocess.Popen(
-                [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
-                env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                errors="replace", start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            return 1, f"cannot be started ({error.strerror})"
+        process = subprocess.Popen(
+            [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
+            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            errors="replace", start_new_session=True,
+        )  # fmt: skip
         self._running.append(process)
-        if self._signal:  # which may have come before the process was in the list
+        if self._signal:  # it may have come before the process was in the list
             process.send_signal(self._signal)
         _, printed = process.communicate()
         self._running.remove(process)
@@ -168,12 +158,8 @@ def _devices(config: DictConfig) -> list[str]:
     return [visible[place] if place < len(visible) else str(place) for place in range(device_count(name))]
 
 
-def _returned(job: _Job) -> JobReturn:
+def _returned(job: _Job, ended: sweep_record.Job) -> JobReturn:
     """Return the result of a job for Hydra's sweeper: its accuracy, or None if it failed."""
-    from cupynet.config import sweep_record
-
     done = JobReturn(overrides=job.overrides, cfg=job.config, status=JobStatus.COMPLETED)
-    if job.code == 0:
-        ended = sweep_record.Job(job.number, {}, job.folder, 0)
-        done.return_value = ended.accuracy(ended.split)
+    done.return_value = None if ended.code else ended.accuracy(ended.split)
     return done

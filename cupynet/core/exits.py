@@ -50,8 +50,7 @@ class Arguments(argparse.ArgumentParser):
 
 
 def named(text: str) -> str:
-    """Return the name of a file or a folder. An empty one, from an unset shell variable, would mean the current folder.
-    """
+    """Return the name of a file or folder. An empty one, from an unset shell variable, is refused."""
     if not text:
         raise argparse.ArgumentTypeError("must be the name of a file or a folder, not ''")
     return text
