@@ -11,7 +11,8 @@ from pathlib import Path
 from cupynet.core.version import __version__ as __version__
 
 _STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-_MODULES = {name.name: line.module or "" for line in _STUB.body if isinstance(line, ast.ImportFrom) for name in line.names}
+_IMPORTS = [line for line in _STUB.body if isinstance(line, ast.ImportFrom)]
+_MODULES = {name.name: line.module or "" for line in _IMPORTS for name in line.names}
 
 __all__ = list(_MODULES)
 

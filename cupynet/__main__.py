@@ -61,7 +61,7 @@ def _completed() -> str:
 def _help() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:{width}}  {about}" for name, (_, about) in COMMANDS.items()]
-    return "\n".join(["usage: cupynet COMMAND ...", "", *lines, "", "cupynet COMMAND --help shows the arguments of a command."])
+    return "\n".join(["usage: cupynet COMMAND ...", "", *lines, "", "cupynet COMMAND --help shows its arguments."])
 
 
 if __name__ == "__main__":

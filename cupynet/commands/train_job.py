@@ -293,7 +293,7 @@ class _Stop:
 
 
 def saved(run: Run, *, complete: bool = False) -> str:
-    """Describe what a run that a signal stopped has saved, and how to resume it. complete: it was trained to its end."""
+    """Describe what an interrupted run has saved, and how to resume it. complete: it was trained to its end."""
     if run.saved and complete:
         return f"training was complete, and its results are in {run}"
     steps = any(run.checkpoints_path.glob("step-*"))

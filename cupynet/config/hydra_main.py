@@ -1,8 +1,8 @@
 """Command entry point: compose the settings with Hydra, validate them, then run the job or the sweep.
 
-Hydra creates the folder of a run before it calls the job, and leaves it empty: `hydra.output_subdir` is null, and the log
-file is opened by its first record. The job validates its settings, locks the folder and writes `.hydra/` itself. If it
-is refused, the folders that Hydra created for it are removed; a folder that existed before is never touched.
+Hydra creates the folder of a run before it calls the job, and leaves it empty: `hydra.output_subdir` is null, and the
+first record opens the log file. The job validates its settings, locks the folder and writes `.hydra/` itself. If it is
+refused, the folders that Hydra created for it are removed; a folder that existed before is never touched.
 
 Under mpiexec every process composes the same settings. Only rank 0 has a folder and a log.
 """

@@ -2,8 +2,8 @@
 
 The constructor's signature is the schema of a part, and the constructor validates its arguments. A target is built only
 if it is a class that is defined in one of the packages of parts or in a trusted module. The prefix of its dotted path
-does not show that (`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are created
-(`cupynet.core.lock.Hold`).
+does not show that (`cupynet.config.instantiate.sys.exit`), and some classes of cupynet write files when they are
+created (`cupynet.core.lock.Hold`).
 """
 
 from __future__ import annotations
