@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ import cupynet.__main__
 from cupynet.core.errors import ConfigError, DataError, annotate
 from cupynet.core.exits import Console, out_of_memory, say_error, steady_streams, tell
 from tests.support.commands import QUICK, ROOT, environment, run_folder
+
 
 def quick(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "cupynet", "train", *QUICK, "callbacks.progress.style=auto", "workers=1", *arguments]
