@@ -139,6 +139,8 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
         return OutputError(f"the run's folder: {one_line(error)}")
     if isinstance(error, yaml.YAMLError):
         return ConfigError(one_line(error))  # it names the file
+    if isinstance(error, ValueError) and not isinstance(error, CupynetError):  # of Hydra's parser or of logging.config
+        return ConfigError(one_line(f"{' '.join(sys.argv[1:])}: {error}"))
     return error
 
 

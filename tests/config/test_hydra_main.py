@@ -104,6 +104,7 @@ REFUSED = {
     "hydra.run.dir=${nothing}": "hydra.run.dir",
     "hydra.run.dir=": "hydra.run.dir",
     "hydra.output_subdir=/elsewhere": ".hydra",
+    "hydra.job_logging.root.level=NOPE": "hydra.job_logging",
     "workers": "workers",
     "~optimizer": "optimizer",
     "data.folder=${nothing}": "nothing",
@@ -181,6 +182,7 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(command: C
     for folder in ("empty", "full", "empty/a/b", "full/a/b"):
         assert command("workers=0", f"hydra.run.dir={folder}") == (2, [])
     assert command("hydra.run.dir=new/a/b", check=lambda settings: 1 / 0) == (1, [])
+    assert command("hydra.job_logging.root.level=NOPE", "hydra.run.dir=new/a/b") == (2, [])
     assert sorted(str(path.relative_to(in_folder)) for path in in_folder.rglob("*")) == [
         "empty",
         "full",
