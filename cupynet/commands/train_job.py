@@ -16,6 +16,7 @@ from typing import Any
 from cupynet import config
 from cupynet.backend import available_cores
 from cupynet.backend.environment import commit, environment
+from cupynet.commands.result_table import is_quiet, result_table
 from cupynet.config import resume
 from cupynet.config.experiment import Experiment
 from cupynet.core import signals
@@ -34,7 +35,6 @@ from cupynet.training import (
     advise,
     unlearned,
 )
-from cupynet.commands.result_table import is_quiet, result_table
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,10 @@ class TrainJob:
             if settings.fast_dev_run:
                 run.mark_trial(int(settings.fast_dev_run))
         with experiment.wrapper(run) as self.wrapper:
-            self._prepare_kernels()
+            if self.wrapper.blas_threads:
+                log.info("BLAS threads per worker: %d", self.wrapper.blas_threads)
+            experiment.limit_memory()
+            self.compile_s = self.wrapper.warm_up(settings.batch_size)
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
             config.keep_settings()
@@ -80,15 +83,6 @@ class TrainJob:
             if self.wrapper.placement.stages > 1 and self.wrapper.pipeline is not None:
                 log.info("stages: %s", self.wrapper.pipeline.describe(self.wrapper.layers))
             return self._train_and_evaluate()
-
-    def _prepare_kernels(self) -> None:
-        if self.wrapper.blas_threads:
-            log.info("BLAS threads per worker: %d", self.wrapper.blas_threads)
-        self.experiment.limit_memory()
-        if self.experiment.backend_name != "numpy":
-            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
-        self.compile_s = self.wrapper.warm_up(self.settings.batch_size)
-        log.info("kernels ready after %.1f s", self.compile_s)
 
     def _resume(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""

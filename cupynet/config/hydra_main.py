@@ -342,8 +342,6 @@ class _Command(Generic[S, T]):
             ConfigError: another process has the folder, or it holds another run.
             OutputError: the settings cannot be stored.
         """
-        from cupynet.training.callbacks.progress import is_quiet
-
         hold, refusal, shown = None, "", Path(near(folder))
         if not rank():
             try:
@@ -365,7 +363,7 @@ class _Command(Generic[S, T]):
             now = {resume.name_of(each) for each in self.changes}
             before = [each for each in overrides_of(folder) if resume.name_of(each) not in now]
             self.keep = functools.partial(keep, folder, settings, [*before, *self.changes])
-        if is_quiet(settings.callbacks):
+        if flat(settings.callbacks).get("progress.style") == "none":
             quiet()
         if hold.found is not None:
             _log.info("the run that had this folder was killed (%s)", hold.found)

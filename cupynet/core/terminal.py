@@ -12,12 +12,17 @@ from pathlib import Path
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def can_draw() -> bool:
-    """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
+def is_terminal() -> bool:
+    """Return True if stdout is a terminal."""
     try:
-        return sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
+        return sys.stdout.isatty()
     except (AttributeError, ValueError, OSError):  # no stdout, or a closed one
         return False
+
+
+def can_draw() -> bool:
+    """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
+    return is_terminal() and os.environ.get("TERM") not in (None, "", "dumb")
 
 
 def wrapped(text: str, width: int, indent: str = "") -> list[str]:

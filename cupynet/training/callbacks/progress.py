@@ -87,7 +87,7 @@ class Progress(Callback):
             log.info("%s", line)
         elif self.style != "none":
             with contextlib.suppress(OSError, ValueError):  # stdout is full or closed
-                print(terminal.folded(line), flush=True)
+                print(line, flush=True)
         self._note(record.loss, record.images_per_s)
         if record.evaluation is not None:
             self._figures["accuracy"] = f"accuracy {percent(record.evaluation.accuracy)}"
