@@ -429,8 +429,8 @@ def test_pool_statistics_include_memory_held_before_trimming() -> None:
 
 def test_every_process_manages_its_own_pools() -> None:
     pools = Pools([0, 0], processes=True)
-    assert [pools._looks_after(rank) for rank in (0, 1)] == [True, True]
-    assert [Pools([0, 0, 1])._looks_after(rank) for rank in (0, 1, 2)] == [True, False, True]
+    assert [pools._manages(rank) for rank in (0, 1)] == [True, True]
+    assert [Pools([0, 0, 1])._manages(rank) for rank in (0, 1, 2)] == [True, False, True]
 
 
 @on_standin
