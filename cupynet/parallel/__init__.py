@@ -12,11 +12,11 @@ from cupynet.parallel.launchers.threads import ThreadLauncher
 from cupynet.parallel.pipeline import Pipeline, PipelineSpeed, one_forward_one_backward, parts
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.synchronizers.averaging import ParameterAveraging
-from cupynet.parallel.synchronizers.base import Average, Synchronizer, check_state, is_finite
+from cupynet.parallel.synchronizers.base import Average, Synchronizer, check_state
 from cupynet.parallel.synchronizers.elastic import ElasticAveraging
 from cupynet.parallel.synchronizers.gradients import GradientSharing
 from cupynet.parallel.synchronizers.outer import DiLoCo, Mean, Outer, SlowMo
-from cupynet.parallel.synchronizers.replica_view import ReplicaView
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, is_finite
 from cupynet.parallel.synchronizers.schedule import Adaptive, AveragingSchedule, Moment, PostLocal
 from cupynet.parallel.synchronizers.threshold import (
     AdaptiveThreshold,

@@ -859,7 +859,7 @@ SYNCHRONIZERS = [
     Fault(
         "divergence-not-rooted",
         "parallel",
-        "cupynet/parallel/synchronizers/base.py",
+        "cupynet/parallel/synchronizers/replica_view.py",
         "return math.sqrt(apart / max(length, 1e-30))",
         "return apart / max(length, 1e-30)",
         ("tests/training/test_ways.py::test_the_divergence_of_each_layer",),
@@ -875,7 +875,7 @@ SYNCHRONIZERS = [
     Fault(
         "score-ignores-how-many-samples",
         "parallel",
-        "cupynet/parallel/synchronizers/round_statistics.py",
+        "cupynet/parallel/synchronizers/replica_view.py",
         "return sum(total for _, total, _ in gathered) / scored if scored else math.nan",
         "return sum(total / max(count, 1) for count, total, _ in gathered) / len(gathered) if scored else math.nan",
         ("tests/training/test_averaging.py::test_scores_are_weighted_by_samples",),

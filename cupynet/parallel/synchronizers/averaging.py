@@ -16,11 +16,10 @@ from typing import Any, TypeAlias
 from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, one_of
 from cupynet.parallel.communicators.base import Communicator
-from cupynet.parallel.synchronizers.base import Average, Synchronizer, distance
+from cupynet.parallel.synchronizers.base import Average, Synchronizer
 from cupynet.parallel.synchronizers.half_precision import RESOLUTION, WIRES, half_mean
 from cupynet.parallel.synchronizers.outer import Mean, Outer, outer_step
-from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
-from cupynet.parallel.synchronizers.round_statistics import RoundStatistics
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, RoundStatistics, by_name, distance, take_by_name
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment, averaging_schedule
 
 Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # `divergence` and `by_layer` of `Average`

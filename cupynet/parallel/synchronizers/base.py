@@ -7,15 +7,13 @@ without one, because each may contain collective operations.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import counted
-from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
@@ -184,33 +182,3 @@ def _lacking(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
             yield name
         elif isinstance(value, Mapping):
             yield from (f"{name}.{inner}" for inner in _lacking(value, state[name]))
-
-
-def is_finite(*vectors: Array) -> bool:
-    """Return True if every element is finite. One pass over each vector, no temporary vector."""
-    return all(math.isfinite(float(vector.sum())) for vector in vectors)
-
-
-def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
-    """Return |vector - mean| / |mean| of a vector that is given in parts, each with that of the mean."""
-    apart = length = 0.0
-    for vector, mean in pairs:
-        apart += float(backend.squared_norm(vector - mean))
-        length += float(backend.squared_norm(mean))
-    return math.sqrt(apart / max(length, 1e-30))
-
-
-def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
-    """Raise DivergedError, on every worker, if any replica is not finite: it must not be averaged into the others.
-
-    Args:
-        finite: by replica.
-        iteration: the one that was just trained; None at the end of an epoch.
-    """
-    bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
-    if bad:
-        when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
-        raise DivergedError(
-            f"{what} {', '.join(bad)} is not finite {when} and was not averaged into the others: lower learning_rate, "
-            "or train in a wider dtype"
-        )

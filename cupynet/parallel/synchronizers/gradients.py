@@ -14,10 +14,16 @@ from cupynet.core.checks import flag, integer, one_of
 from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params
 from cupynet.parallel.communicators.base import Communicator
-from cupynet.parallel.synchronizers.base import Average, Synchronizer, is_finite, refuse_divergence
+from cupynet.parallel.synchronizers.base import Average, Synchronizer
 from cupynet.parallel.synchronizers.half_precision import WIRES, half_mean
-from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
-from cupynet.parallel.synchronizers.round_statistics import RoundStatistics
+from cupynet.parallel.synchronizers.replica_view import (
+    ReplicaView,
+    RoundStatistics,
+    by_name,
+    is_finite,
+    refuse_divergence,
+    take_by_name,
+)
 from cupynet.parallel.synchronizers.schedule import Moment
 from cupynet.parallel.synchronizers.threshold import Message, ThresholdEncoding, encoding
 

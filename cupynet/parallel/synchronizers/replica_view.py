@@ -1,8 +1,9 @@
-"""The replica as a synchronizer sees it, and the checkpoint form of vectors that are laid out like the weights."""
+"""The replica as a synchronizer sees it: its vectors, their checkpoint form, and what it did since the last average."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,7 +11,9 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.core.errors import DivergedError
 from cupynet.nn.params import Params
+from cupynet.parallel.communicators.base import Communicator
 
 
 class ReplicaView(Protocol):
@@ -46,3 +49,87 @@ def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArra
     for name, view in replica.params.views(vector):
         part = saved[name]
         view[...] = part if isinstance(view, np.ndarray) else replica.backend.asarray(part, view.dtype)
+
+
+def is_finite(*vectors: Array) -> bool:
+    """Return True if every element is finite. One pass over each vector, no temporary vector."""
+    return all(math.isfinite(float(vector.sum())) for vector in vectors)
+
+
+def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
+    """Return |vector - mean| / |mean| of a vector that is given in parts, each with that of the mean."""
+    apart = length = 0.0
+    for vector, mean in pairs:
+        apart += float(backend.squared_norm(vector - mean))
+        length += float(backend.squared_norm(mean))
+    return math.sqrt(apart / max(length, 1e-30))
+
+
+def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
+    """Raise DivergedError, on every worker, if any replica is not finite: it must not be averaged into the others.
+
+    Args:
+        finite: by replica.
+        iteration: the one that was just trained; None at the end of an epoch.
+    """
+    bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
+    if bad:
+        when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
+        raise DivergedError(
+            f"{what} {', '.join(bad)} is not finite {when} and was not averaged into the others: lower learning_rate, "
+            "or train in a wider dtype"
+        )
+
+
+class RoundStatistics:
+    """Counts since the last average.
+
+    Args:
+        score: True to sum losses too.
+
+    Attributes:
+        rounds: rounds since then; the same on every worker.
+        samples: samples that this replica has trained on since then.
+    """
+
+    def __init__(self, *, score: bool) -> None:
+        self.score = score
+        self.rounds = self.samples = 0
+        self._scored = 0  # those of the samples whose losses this worker has; the next is the sum of these losses
+        self._losses: Array = 0.0
+
+    def add(self, replica: ReplicaView, samples: int) -> None:
+        """Count a round of this replica, with a batch of so many samples."""
+        self.rounds, self.samples = self.rounds + 1, self.samples + samples
+        if self.score and samples and replica.losses is not None:
+            self._scored, self._losses = self._scored + samples, self._losses + replica.losses
+
+    def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
+        """Return the mean loss of all samples of all replicas since the last average; NaN if no worker has it.
+
+        iteration: the one that was just trained; None at the end of an epoch or of the fit.
+
+        Raises:
+            DivergedError: on every worker alike, if any replica is not finite.
+        """
+        loss = float(self._losses)
+        finite = math.isfinite(loss) and is_finite(*replica.params.vectors)
+        gathered = communicator.gather_numbers(self._scored, loss, finite).tolist()  # (W, 3)
+        refuse_divergence([fine for _, _, fine in gathered], iteration)
+        scored = sum(count for count, _, _ in gathered)
+        return sum(total for _, total, _ in gathered) / scored if scored else math.nan
+
+    def clear(self) -> None:
+        """Reset all counts."""
+        self.rounds = self.samples = self._scored = 0
+        self._losses = 0.0
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: numbers by name."""
+        counts = {"rounds": self.rounds, "samples": self.samples}
+        return {**counts, "scored": self._scored, "losses": float(self._losses)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.rounds, self.samples = state["rounds"], state["samples"]
+        self._scored, self._losses = state["scored"], state["losses"]

@@ -85,13 +85,18 @@ class Every(AveragingSchedule):
         return self.after(iteration)
 
 
-class AtEpochs(AveragingSchedule):
-    """After every epoch."""
+class AtMoments(AveragingSchedule):
+    """After every epoch, or once at the end of a fit. Before that replicas differ, so they cannot be evaluated.
 
-    frequency = "epoch"
+    Args:
+        frequency: `epoch` or `end`.
+    """
+
+    def __init__(self, frequency: str) -> None:
+        self.frequency = frequency
 
     def __str__(self) -> str:
-        return "after every epoch"
+        return "after every epoch" if self.frequency == "epoch" else "at the end"
 
     def after(self, iteration: int) -> bool:
         return False
@@ -100,25 +105,7 @@ class AtEpochs(AveragingSchedule):
         return False
 
     def at(self, moment: Moment) -> bool:
-        return True
-
-
-class AtEnd(AveragingSchedule):
-    """Once, at the end of a fit. Replicas differ before that, so only the last epoch can be evaluated."""
-
-    frequency = "end"
-
-    def __str__(self) -> str:
-        return "at the end"
-
-    def after(self, iteration: int) -> bool:
-        return False
-
-    def due(self, iteration: int) -> bool:
-        return False
-
-    def at(self, moment: Moment) -> bool:
-        return moment == "fit"
+        return self.frequency == "epoch" or moment == "fit"
 
 
 class PostLocal(AveragingSchedule):
@@ -240,5 +227,5 @@ def averaging_schedule(frequency: int | str | AveragingSchedule) -> AveragingSch
         if frequency not in MOMENTS:
             also = f"must be an integer of at least 1, epoch or end{guess(frequency, MOMENTS)}"
             raise refusal("averaging_frequency", shown(frequency), also)
-        return AtEpochs() if frequency == "epoch" else AtEnd()
+        return AtMoments(frequency)
     return Every(integer("averaging_frequency", frequency, 1, ", epoch or end"))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cupynet.core.checks import guess, instance, integer, number, refusal, shown
 from cupynet.core.errors import ConfigError
-from cupynet.parallel.synchronizers.base import is_finite
+from cupynet.parallel.synchronizers.replica_view import is_finite
 
 SPARSE, BITMAP = 0, 1
 HEADER = 4  # words
@@ -77,11 +77,9 @@ class Threshold:
         threshold: of the next message.
     """
 
-    def __init__(self, initial: float) -> None:
-        self.initial = number(f"{type(self).__name__} {self._name}", initial, minimum=EPSILON, below=1e30)
+    def __init__(self, initial: float, argument: str = "initial") -> None:
+        self.initial = number(f"{type(self).__name__} {argument}", initial, minimum=EPSILON, below=1e30)
         self.threshold = self.initial
-
-    _name = "initial"  # of the argument, in messages
 
     def sent(self, share: float) -> None:
         """Choose the next threshold after a message with this share of all weights."""
@@ -108,10 +106,8 @@ class FixedThreshold(Threshold):
         ConfigError: the argument is invalid.
     """
 
-    _name = "threshold"
-
     def __init__(self, threshold: float) -> None:
-        super().__init__(threshold)
+        super().__init__(threshold, "threshold")
 
     def __str__(self) -> str:
         return f"a threshold of {self.initial:g}"
