@@ -157,6 +157,12 @@ class Batches(ABC):
                 images, labels = transfer.make(rows, edit)  # (N, H, W, C), (N,)
                 yield Batch(index, images, labels, samples, epoch, transfer.steady)
 
+    def _order(self, count: int, epoch: int, shard: int = 0) -> Array:
+        """Return the numbers of `count` samples in training order, (S,) int64."""
+        if not self.shuffle:
+            return np.arange(count, dtype=np.int64)
+        return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
+
     def _about(self) -> tuple[object, ...]:
         """Augmentation and normalization as part of the signature; empty if there is none."""
         pixels = self.dataset.pixels
@@ -203,11 +209,8 @@ class Loader(Batches):
         )
 
     def order(self, epoch: int) -> Array:
-        """The samples of `epoch` in training order, (S,) int64."""
-        samples = len(self.dataset)
-        if not self.shuffle:
-            return np.arange(samples, dtype=np.int64)
-        return philox(self.seed, epoch).permutation(samples).astype(np.int64, copy=False)
+        """Return the samples of `epoch` in training order, (S,) int64."""
+        return self._order(len(self.dataset), epoch)
 
     def part(self, rank: int, size: int) -> Dataset:
         return self.dataset
@@ -254,20 +257,14 @@ class ShardedLoader(Batches):
             found = zlib.crc32(array, found)
         return found
 
-    def order(self, epoch: int, number: int) -> Array:
-        """The samples (S,) of shard `number` in training order, counted within the shard."""
-        count = self.dataset.counts[number]
-        if not self.shuffle:
-            return np.arange(count, dtype=np.int64)
-        return philox(self.seed, epoch, number).permutation(count).astype(np.int64, copy=False)
-
     def part(self, rank: int, size: int) -> Dataset:
         self.dataset.check_workers(size)
         return self.dataset.open(rank).dataset
 
     def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
         self.dataset.check_workers(size)
-        samples, order, many = self.dataset.open(rank).samples, self.order(epoch, rank), self.batch_size
+        order = self._order(self.dataset.counts[rank], epoch, rank)
+        samples, many = self.dataset.open(rank).samples, self.batch_size
         for number in range(start, -(-len(order) // many)):
             some = order[number * many : (number + 1) * many]
             yield number * size + rank, some, samples[some]

@@ -994,8 +994,8 @@ DATA = [
         "same-order-in-every-epoch",
         "data",
         "cupynet/data/loader.py",
-        "return philox(self.seed, epoch).permutation(samples)",
-        "return philox(self.seed, 0).permutation(samples)",
+        "return philox(self.seed, epoch, shard).permutation(count)",
+        "return philox(self.seed, 0, shard).permutation(count)",
         ("tests/data/test_loader.py::test_epochs_and_seeds_differ",),
     ),
     Fault(
