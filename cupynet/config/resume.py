@@ -90,10 +90,13 @@ def ended(arguments: Sequence[str]) -> Path | None:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Refuse links and special files in the folder of a run or search to resume. DataError.
+    """Refuse the folder of a run or search to resume if it contains links or special files. DataError.
 
-    Resuming would write where a link leads, and wait for ever for the other end of a pipe.
+    Resuming would write where a link leads, and wait for ever for the other end of a pipe. A name with
+    a reference is refused too. Hydra would resolve it, even escaped: the folder could be named after a secret.
     """
+    if "${" in str(folder):
+        raise DataError(f"{folder}: must not have ${{ in its name: rename it")
     try:
         inside = sorted(folder.iterdir()) if os.path.isdir(folder) else []
     except OSError as error:

@@ -290,6 +290,11 @@ def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
     assert victim.read_text() == "precious"
 
 
+def test_a_name_of_a_folder_is_no_reference(run: Path, refused: Any) -> None:
+    shutil.move(run, run.parent / "${oc.env:HOME}")
+    refused("${oc.env:HOME}: must not have ${ in its name", "resume=${oc.env:HOME}", code=65)
+
+
 @pytest.mark.parametrize("name", ["history.jsonl", "train.log", "running.json", "report.html"])
 def test_pipes_in_the_folder_of_a_run(name: str, run: Path, refused: Any) -> None:
     (run / name).unlink(missing_ok=True)
