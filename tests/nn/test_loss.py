@@ -51,6 +51,15 @@ def test_the_gradient_is_that_of_the_mean_loss(shape: tuple[int, int]) -> None:
     assert backend.workspace.on_loan == 0
 
 
+@pytest.mark.parametrize(("smoothing", "trains"), [(0.0, False), (0.1, True)])
+def test_with_smoothing_an_example_of_a_class_of_weight_0_trains_the_others(smoothing: float, trains: bool) -> None:
+    """As in PyTorch: the weight is a factor of the class's term of the loss."""
+    backend = create_backend("numpy", "double")
+    logits, labels = backend.asarray(np.array([[1.0, 2.0, 3.0]])), backend.asarray(np.array([0]))
+    _, gradient = SoftmaxNLL(smoothing, [0, 1, 1])(backend, logits, labels)
+    assert gradient.any() == trains
+
+
 @every_backend
 @every_dtype
 def test_extreme_logits_neither_overflow_nor_vanish(name: str, dtype: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, OutputError
 from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.nn import Image, Model, SoftmaxNLL
 from cupynet.optim import SGD, Nesterov, OneCycle
@@ -389,6 +390,13 @@ def test_a_history_without_a_path_is_refused():
     expected = pytest.raises(ConfigError, match="History needs a path")
     with ParallelWrapper(small_model(), 1, callbacks=[History()]) as wrapper, expected:
         wrapper.fit(Loader(small_dataset(12), 4), 1)
+
+
+def test_a_history_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "history.jsonl")
+    expected = pytest.raises(OutputError, match="history.jsonl: must be a plain file")
+    with ParallelWrapper(small_model(), 1, callbacks=[History(tmp_path / "history.jsonl")]) as wrapper, expected:
+        wrapper.warm_up(4)
 
 
 def test_an_interrupted_epoch_is_continued():
