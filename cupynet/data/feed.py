@@ -30,7 +30,7 @@ class BatchFeed:
         waited_s: seconds that the worker has waited for batches so far.
 
     Raises:
-        ConfigError: the images do not fit on the device, where they should stay.
+        ConfigError: the images should stay on the device and do not fit.
         DataError: a file cannot be read.
     """
 

@@ -240,7 +240,7 @@ class Sequential(Layer):
                 yield from first.computed()
 
     def _steps(self) -> list[tuple[list[str], Layer]]:
-        """Return the layers to compute in turn, each with the names of the layers that it stands for."""
+        """Return the layers to compute in turn, each with the names of the layers that it replaces."""
         steps: list[tuple[list[str], Layer]] = []
         for name, layer in self:
             names, before = steps[-1] if steps else ([], None)

@@ -67,7 +67,7 @@ class BatchNorm(Layer):
         return self.normalized(x, context, relu=False)
 
     def fuse(self, following: Layer) -> Layer | None:
-        own = type(self) is BatchNorm and type(following) is Activation  # what is made from them may compute otherwise
+        own = type(self) is BatchNorm and type(following) is Activation  # a subclass may compute something else
         return BatchNormReLU(self, following) if own and following.output_activation == "relu" else None
 
     def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:

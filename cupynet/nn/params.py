@@ -44,7 +44,7 @@ class Parameter(Named):
 
     Attributes:
         name: including the layer's, `conv1.weight`.
-        decay: whether l2 applies (weights yes, biases no, as in Deeplearning4j).
+        decay: True if l2 applies (to weights but not biases, as in Deeplearning4j).
         lr_scale: factor on the learning rate.
         master: updated by the optimizer, averaged and saved; at least float32.
         data: read by layers; the same array, or its 16-bit copy.

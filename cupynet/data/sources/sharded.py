@@ -1,4 +1,4 @@
-"""A training set in shards, one for each worker, with the test set beside them."""
+"""A training set in shards, one for each worker, and its test set."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Sharded(Source):
         return self.shards.classes
 
     def load(self) -> Data:
-        """The data, mapped. ConfigError; DataError for what is missing or damaged."""
+        """Return the data, mapped. ConfigError; DataError for missing or damaged files."""
         validation = self._held_out("validation") if (self.shards.folder / "validation").exists() else None
         return Data(self.name, self.shards, validation, self._held_out("test"))
 

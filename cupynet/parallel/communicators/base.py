@@ -84,7 +84,7 @@ class Communicator:
         """
         self._backend, self._reduce = backend, reduce
         self._on_devices: Any = None  # see devices.py
-        self._decided = False  # whether there are such means
+        self._decided = False  # True if `_on_devices` is known
 
     def close(self) -> None:
         """Release NCCL and buffers on devices. All workers call it, each in its own thread, or none."""

@@ -66,7 +66,7 @@ class MpiJob:
         self.seats: tuple[int, ...] = tuple(each[2] for each in found)
         cores = set(facts[3])
         self.sharing = sum(each[0] == first and not cores.isdisjoint(each[3]) for each in found)
-        self._met: bool | None = None  # whether all ranks have reached their ends; None: not known yet
+        self._met: bool | None = None  # True if all ranks have reached their ends; None: not known yet
         if self.size == 1:
             self._ranks.close()
         else:
@@ -102,7 +102,7 @@ class MpiJob:
         return self._gather(text)[0]
 
     def first_word(self, text: str) -> str:
-        """Return the text of the lowest rank whose text is not empty, on every rank; "" if all are."""
+        """Return the first text that is not empty, by rank, on every rank; "" if all are."""
         return next(filter(None, self._gather(text)), "")
 
     def where(self) -> str:

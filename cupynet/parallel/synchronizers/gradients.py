@@ -172,7 +172,7 @@ class GradientSharing(Synchronizer):
         refuse_divergence([each.finite for each in sent], self._next - 1)
         total = sum(each.samples for each in sent)
         for each in sent:  # in rank order, so that the sums are the same everywhere
-            if each.samples:  # else it says nothing; it may be that nobody does
+            if each.samples:  # a worker without a batch sends nothing
                 each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
         if params.running:
             self.communicator.allreduce_mean(params.running, self._samples)

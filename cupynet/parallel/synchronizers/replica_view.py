@@ -95,7 +95,7 @@ class RoundStatistics:
     def __init__(self, *, score: bool) -> None:
         self.score = score
         self.rounds = self.samples = 0
-        self._scored = 0  # those of the samples whose losses this worker has; the next is the sum of these losses
+        self._scored = 0  # samples whose losses this worker has; `_losses` is their sum
         self._losses: Array = 0.0
 
     def add(self, replica: ReplicaView, samples: int) -> None:
@@ -110,7 +110,7 @@ class RoundStatistics:
         iteration: the one that was just trained; None at the end of an epoch or of the fit.
 
         Raises:
-            DivergedError: on every worker alike, if any replica is not finite.
+            DivergedError: on every worker, if any replica is not finite.
         """
         loss = float(self._losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)

@@ -4,8 +4,8 @@ As in Deeplearning4j's SHARED_GRADIENTS (after Strom 2015, "Scalable distributed
 computing"): a worker's updates are added to its residual; each weight whose residual has reached the threshold t is
 sent as +t or -t, which is subtracted from the residual.
 
-A message is a vector of int32: the kind of its body, the threshold (the bits of a float32), the number of samples,
-whether the sender is finite, and the body. A sparse body lists i + 1 for a weight i that grows by t, -(i + 1) for one
+A message is a vector of int32: the kind of its body, the threshold (the bits of a float32), the number of samples, a
+flag that the sender is finite, and the body. A sparse body lists i + 1 for a weight i that grows by t, -(i + 1) for one
 that shrinks. If it would list more than a sixteenth of the weights, the body is two bitmaps instead, of weights that
 grow and of weights that shrink: in words, a sixteenth of the weights.
 """
