@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cupynet.config.sweep_table import Column, Screen, as_csv, as_markdown, show
 from cupynet.core.errors import ConfigError, OutputError
-from cupynet.core.exits import Arguments, leave_after, named, say_error, steady_streams
+from cupynet.core.exits import Arguments, leave_after, named, say_error
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import printable, wrapped
 from cupynet.reporting.comparison.answer import answer
@@ -39,7 +39,6 @@ efficiency is the speed-up per worker.
 
 def main() -> None:
     """Run the command."""
-    steady_streams()
     leave_after(lambda: _compare(_parser().parse_args()))
 
 

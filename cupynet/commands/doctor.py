@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet.core.checks import amount, one_line, one_of
 from cupynet.core.errors import ConfigError, CupynetError, DataError, OutputError, exit_code
-from cupynet.core.exits import Arguments, leave_after, out_of_memory, steady_streams
+from cupynet.core.exits import Arguments, leave_after, out_of_memory
 from cupynet.core.mpiexec import find_mpiexec, started
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ Check = Callable[[list[str]], Iterator[Finding]]  # the settings of the run -> f
 
 def main() -> None:
     """Run the command."""
-    steady_streams()
     parser = Arguments(
         "cupynet doctor",
         "Check what this machine has and lacks for training.",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.exits import Arguments, leave_after, named_path, steady_streams
+from cupynet.core.exits import Arguments, leave_after, named_path
 from cupynet.core.mpiexec import started
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ EXAMPLES = """overrides are settings of the run, changed:
 
 def main() -> None:
     """Run the command."""
-    steady_streams()
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
     parser.add_argument(
         "run", type=named_path, nargs="?", help="the folder of a finished run, or one of its checkpoints"

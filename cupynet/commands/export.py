@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, CupynetError
-from cupynet.core.exits import Arguments, leave_after, named_path, steady_streams
+from cupynet.core.exits import Arguments, leave_after, named_path
 from cupynet.core.version import __version__
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ EXAMPLES = """examples:
 
 def main() -> None:
     """Run the command."""
-    steady_streams()
     parser = Arguments("cupynet export", "Export a finished run for other programs.", EXAMPLES)
     parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
     parser.add_argument("--onnx", type=named_path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")

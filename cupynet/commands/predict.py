@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cupynet.core.checks import integer, one_line, percent
 from cupynet.core.errors import ConfigError, CupynetError, DataError
-from cupynet.core.exits import Arguments, leave_after, named_path, say_error, steady_streams
+from cupynet.core.exits import Arguments, leave_after, named_path, say_error
 from cupynet.core.terminal import printable
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ EXAMPLES = """examples:
 
 def main() -> None:
     """Run the command."""
-    steady_streams()
     parser = Arguments("cupynet predict", "Classify pictures with a finished run.", EXAMPLES)
     parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
     parser.add_argument("pictures", type=named_path, nargs="+", metavar="picture",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import webbrowser
 
-from cupynet.core.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone, steady_streams
+from cupynet.core.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone
 from cupynet.core.terminal import printable
 
 EXAMPLES = """example:
@@ -14,7 +14,6 @@ EXAMPLES = """example:
 
 def main() -> None:
     """Run the command."""
-    steady_streams()
     parser = Arguments(
         "cupynet report",
         "Write report.html and curves.png into the folder of a run: finished, killed or still training.",

@@ -60,14 +60,15 @@ def refuse_removed(overrides: Iterable[str]) -> None:
 
 
 def without_removed(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
-    """Stored settings without those that were removed since, if they hold the former default; else ConfigError."""
+    """Drop removed settings from stored ones if they hold the former default; refuse others. ConfigError."""
     kept = {}
     for name, value in settings.items():
         key = f"{above}{name}"
         removed = REMOVED.get(key)
-        if removed is None or (isinstance(value, Mapping) and value != removed.default):
+        if removed is None and not isinstance(value, Mapping):
+            removed = REMOVED.get(f"{key}={written(value)}")
+        if removed is None:
             kept[name] = without_removed(value, f"{key}.") if isinstance(value, Mapping) else value
-            removed = None if isinstance(value, Mapping) else REMOVED.get(f"{key}={written(value)}")
-        if removed is not None and value != removed.default:
+        elif value != removed.default:
             raise ConfigError(f"{key}={written(value)}: was removed; {removed.use}")
     return kept

@@ -46,7 +46,7 @@ class Arguments(argparse.ArgumentParser):
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}: {self.prog} --help shows what it takes")
+        raise ConfigError(f"{message}: {self.prog} --help shows the arguments")
 
 
 def named(text: str) -> str:
@@ -63,6 +63,7 @@ def named_path(text: str) -> Path:
 
 def leave_after(work: Callable[[], int | None]) -> NoReturn:
     """Do the work of a command, report its error if it fails, and exit with its code."""
+    steady_streams()
     code: int | str = 0
     try:
         code = work() or 0
