@@ -62,7 +62,7 @@ def listen(descriptor: int, heard: bytearray) -> None:
 
 
 def test_a_terminal_that_is_closed_during_training(tmp_path):
-    """Of a process that SIGHUP does not reach, as under nohup. The bar meets an error in every write."""
+    """As under nohup, where SIGHUP does not reach the process. The bar is given up once, or is no longer drawn."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
         quick("epochs=4"), cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, env=environment(TERM="xterm"),
@@ -78,7 +78,7 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
     folder = run_folder(tmp_path)
     assert (folder / "summary.json").is_file()
     log = (folder / "train.log").read_text()
-    assert log.count("the progress bar is given up (OSError: ") == 1 and "epoch 4/" in log
+    assert log.count("the progress bar is given up") <= 1 and "epoch 4/" in log
 
 
 def test_a_reader_that_leaves_does_not_end_a_run(tmp_path):
