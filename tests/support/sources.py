@@ -43,10 +43,24 @@ def called(node: ast.Call) -> str:
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def imported(source: Source) -> Iterator[tuple[str, int]]:
-    """(module, line) of everything imported, at any depth of the source, for type checkers only too."""
+def for_type_checkers(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below `if TYPE_CHECKING`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for statement in node.body:
+                yield from ast.walk(statement)
+
+
+def imported(source: Source, *, at_run_time: bool = False) -> Iterator[tuple[str, int]]:
+    """Yield (module, line) of everything imported, at any depth of the source.
+
+    at_run_time: leave out what is imported for type checkers only.
+    """
     package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
+    skipped = set(for_type_checkers(source.tree)) if at_run_time else set()
     for node in ast.walk(source.tree):
+        if node in skipped:
+            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -1,4 +1,4 @@
 """Hyperparameter search: `cupynet tune`.
 
-`command` reads the command line, `search` runs the trials, `study` stores them with Optuna, `results` prints them.
+`arguments` reads the command line, `search` runs the trials, `study` stores them with Optuna, `results` prints them.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from optuna.trial import FrozenTrial
 
-from cupynet.commands.tune.command import Plan
+from cupynet.commands.tune.arguments import Plan
 from cupynet.commands.tune.study import Study
 from cupynet.config.search_space import written
 from cupynet.config.sweep_table import Column, Screen, as_csv, heading, shortened, show

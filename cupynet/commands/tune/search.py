@@ -18,7 +18,7 @@ from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
 from cupynet.commands.tune import results
-from cupynet.commands.tune.command import Plan
+from cupynet.commands.tune.arguments import Plan
 from cupynet.commands.tune.results import folder_of, outcome_of, reason_of
 from cupynet.commands.tune.study import INTERRUPTED, PruningCallback, Study, open_study
 from cupynet.config import resume

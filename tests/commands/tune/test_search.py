@@ -21,7 +21,7 @@ pytest.importorskip("optuna")
 import optuna
 
 from cupynet.commands.tune import search as command
-from cupynet.commands.tune.command import Plan
+from cupynet.commands.tune.arguments import Plan
 from cupynet.commands.tune.results import figure_of, outcome_of
 from cupynet.commands.tune.study import PruningCallback, Study, open_study
 from cupynet.config import search_space

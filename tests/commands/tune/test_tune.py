@@ -20,8 +20,8 @@ pytest.importorskip("optuna")
 from hydra import compose, initialize_config_dir
 
 from cupynet import config
-from cupynet.commands.tune import command
-from cupynet.commands.tune.command import Plan, for_hydra, prepare
+from cupynet.commands.tune import arguments
+from cupynet.commands.tune.arguments import Plan, for_hydra, prepare
 from cupynet.commands.tune.study import PruningCallback
 from cupynet.config import composing
 from cupynet.config.removed import refuse_removed
@@ -232,7 +232,7 @@ def test_a_removed_setting_is_refused() -> None:
 
 
 def test_without_optuna_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(arguments, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"cupynet\[sweep\]"):
         prepared(*TINY, RATE)
 
@@ -241,7 +241,7 @@ def test_every_choice_and_bound_is_checked_before_the_first_trial() -> None:
     tiny = [each for each in TINY if each != "epochs=1"]
     found = prepared(*tiny, "batch_size=32,64,128", "epochs=range(2,9,2)", "optimizer=choice(adam,sgd)")
     assert found.shared == [*tiny, "data.validation=30"]
-    checked = [tuple(each.values()) for each in command._extremes(found.space)]
+    checked = [tuple(each.values()) for each in arguments._extremes(found.space)]
     assert checked == [("32", 2, "adam"), ("64", 2, "adam"), ("128", 2, "adam"), ("32", 8, "adam"), ("32", 2, "sgd")]
     assert prepared(*TINY, RATE, "data.validation=50").shared == [*TINY, "data.validation=50"]
 
