@@ -129,7 +129,9 @@ class Logger(Callback):
         return {"identity": self.identity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.identity = str(state["identity"])
+        if not isinstance(state["identity"], str):
+            raise TypeError("the identity of a logger must be a text")
+        self.identity = state["identity"]
 
     # for subclasses -------------------------------------------------------------------------------------------------
 
