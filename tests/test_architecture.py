@@ -421,7 +421,7 @@ def configuration_keys() -> set[str]:
     return {key for key in keys if "." in key}
 
 
-def test_only_the_door_knows_the_keys_of_the_configuration() -> None:
+def test_only_config_and_commands_name_configuration_keys() -> None:
     assert {"parallel.timeout_s", "optimizer.learning_rate", "optimizer.learning_rate.peak"} < configuration_keys()
     assert {"data.fallback", "callbacks.progress.style", "backend.priority.gpu"} < configuration_keys()
     found = {source.path: list(keys_of_the_configuration(source)) for source in SOURCES}
@@ -454,7 +454,7 @@ def told_to_set(source: Source) -> Iterator[str]:
                 yield ".".join(map(str, names))
 
 
-def test_what_people_are_told_to_set_exists() -> None:
+def test_settings_named_in_messages_exist() -> None:
     found = {key for source in SOURCES for key in told_to_set(source)}
     assert {"data.folder", "parallel.timeout_s", "callbacks.nonfinite.action"} <= found <= configuration_keys()
 
@@ -466,7 +466,7 @@ def strangers(tracked: list[str]) -> list[str]:
     return loose + [path for path in tracked if path.startswith("outputs/") and not path.startswith("outputs/records/")]
 
 
-def test_nothing_else_at_the_top() -> None:
+def test_the_repository_has_no_other_top_level_files() -> None:
     try:
         listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
@@ -476,7 +476,7 @@ def test_nothing_else_at_the_top() -> None:
     assert strangers(listing.splitlines()) == []
 
 
-def test_what_loggers_keep_here_is_no_change() -> None:
+def test_logger_folders_are_ignored_by_git() -> None:
     kept = ["mlflow.db", "mlflow.db-journal", "mlruns/0/meta.yaml", "mlartifacts/1/a", "wandb/run/files/config.yaml"]
     asked = ["git", "check-ignore", "--no-index", *kept]
     if not (ROOT / ".git").exists():
@@ -484,7 +484,7 @@ def test_what_loggers_keep_here_is_no_change() -> None:
     assert subprocess.run(asked, cwd=ROOT, capture_output=True, text=True).stdout.splitlines() == kept
 
 
-def test_strangers_are_seen() -> None:
+def test_unexpected_top_level_files_are_found() -> None:
     assert strangers(["notes.txt", "src/x.py", ".ci/run", "Makefile", "outputs/records/a.json", "outputs/2026/x"]) == [
         "notes.txt",
         "src",

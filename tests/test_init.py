@@ -14,7 +14,7 @@ import cupynet
 INIT = Path(cupynet.__file__)
 
 
-def test_what_users_write_and_extend_is_public() -> None:
+def test_base_classes_for_users_are_public() -> None:
     extended = {"Layer", "Loss", "Optimizer", "Schedule", "Source", "Synchronizer", "Callback"}
     used = {"ParallelWrapper", "ParameterAveraging", "History", "Momentum", "Batch", "save_weights", "load_weights"}
     assert extended | used <= set(cupynet.__all__)

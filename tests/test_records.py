@@ -43,7 +43,7 @@ def test_a_record_has_its_command_its_runs_and_where_they_were_made(maker: recor
     }
 
 
-def test_precisions_stand_beside_float(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_precision_records_include_float(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = {"float": 0.9931, "half": 0.993, "bfloat16": 0.9945}
 
     def train(settings: str) -> tuple[dict[str, Any], float]:

@@ -33,7 +33,7 @@ def test_every_supported_python_is_tried() -> None:
     assert f"OLDEST := {VERSIONS[0]}" in makefile and f"BEYOND := {high[0]}.{high[1]}" in makefile
 
 
-def test_it_runs_the_gate_and_nothing_else_of_its_own() -> None:
+def test_the_workflow_runs_the_gate_only() -> None:
     steps = gate()["steps"]
     runs = [step for step in steps if "run" in step]
     assert [step["run"] for step in runs] == [".ci/run"]

@@ -136,7 +136,7 @@ def test_auto_takes_the_first_by_priority_that_works(
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_backend_asked_for_by_name_is_taken_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_backend_is_selected_or_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_missing", lambda *_: None)
     assert select_backend(name) == (name, None)
     monkeypatch.setattr(selection, "_missing", lambda *_: "it is broken")

@@ -80,7 +80,7 @@ class WrongPair(FusedPair):
         return dy
 
 
-def test_each_comparison_sees_when_its_operation_is_wrong() -> None:
+def test_each_comparison_fails_for_a_wrong_operation() -> None:
     for operation in COMPARISONS:
         backend, shape = create_backend("numpy", "float"), Shape(2, 6, 5, 3, 4, Window((2, 2)), True, True)
         make_wrong(backend, operation)

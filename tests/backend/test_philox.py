@@ -48,7 +48,7 @@ def test_layers_and_seeds_have_keys_of_their_own() -> None:
     assert len(keys) == 9 and all(0 <= key < 1 << 64 for key in keys)
 
 
-def test_as_many_are_dropped_as_were_asked_for() -> None:
+def test_the_dropped_share_matches_the_rate() -> None:
     for rate in (0.0, 0.1, 0.5, 0.9):
         drawn = philox.of_examples(np, np.arange(200), 0, 5, 1000)
         share = float((drawn < philox.dropped_below(rate)).mean())

@@ -34,7 +34,7 @@ def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experi
     assert measure.averaged_bytes(alone) == weights
 
 
-def test_what_workers_send_is_that_many_bytes(experiment: Experiment) -> None:
+def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
     """Each sends 2 (W - 1) / W of it in every average: its own parts of the sum, and the means to all others."""
     with experiment.wrapper(callbacks=(), workers=2, synchronizer=ParameterAveraging(1)) as wrapper:
         wrapper.fit(experiment.train_loader(experiment.load()), 1)
@@ -129,7 +129,7 @@ def test_a_run_is_measured_from_outside() -> None:
         measure.run_images_per_s(["workers=0"])
 
 
-def test_without_mpi_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_mpi_the_reason_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
     assert measure.without_ranks() == "mpi4py is not installed: pip install 'cupynet[mpi]'"
     monkeypatch.setattr(measure, "find_spec", lambda name: object())
@@ -142,7 +142,7 @@ def test_without_mpi_the_reason_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert measure.without_ranks() == ""
 
 
-def test_a_run_takes_over_what_its_command_was_asked(tmp_path: Path) -> None:
+def test_a_measured_run_inherits_the_settings_of_the_command(tmp_path: Path) -> None:
     asked = tmp_path / ".hydra" / "overrides.yaml"
     asked.parent.mkdir()
     asked.write_text("- workers=[1,2]\n- batch_size=64\n- ++repeats=1\n- parallel=averaging\n- parallel.timeout_s=9\n")

@@ -53,7 +53,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_came_of_the_tests_is_written(processes: int, tmp_path: Path) -> None:
+def test_outcomes_of_tests_are_recorded(processes: int, tmp_path: Path) -> None:
     """Once, whether they run in one process or in several."""
     done = run_tests(tmp_path, *(["-n", str(processes)] if processes else []))
     (found,) = records(tmp_path)
@@ -70,7 +70,7 @@ def test_what_came_of_the_tests_is_written(processes: int, tmp_path: Path) -> No
     assert "written to outputs/records/gpu-tests-made-up-device-" in done.stdout
 
 
-def test_what_cannot_even_be_collected_is_an_error_that_is_named(tmp_path: Path) -> None:
+def test_collection_errors_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "test_broken.py").write_text("import nowhere_at_all\n")
     done = run_tests(tmp_path)
     (found,) = records(tmp_path)
@@ -78,7 +78,7 @@ def test_what_cannot_even_be_collected_is_an_error_that_is_named(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_device_that_fails_for_good_is_told_of_all_the_same(tmp_path: Path) -> None:
+def test_a_lost_device_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "test_lost.py").write_text(LOST)
     run_tests(tmp_path)
     (found,) = records(tmp_path)

@@ -45,7 +45,7 @@ def test_every_model_has_a_module(model: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("override", "named"), [("optimizer=lamb", "LAMB"), ("loss=hinge", "Hinge")])
-def test_what_has_no_equivalent_is_named(override: str, named: str) -> None:
+def test_layers_without_a_pytorch_equivalent_are_named(override: str, named: str) -> None:
     with pytest.raises(ConfigError, match=f"^peers=torch: .*{named}"):
         peer_network(experiment("model=mlp", override))
 

@@ -69,7 +69,7 @@ def test_ratios_without_mpi_and_without_a_second_core() -> None:
     assert [name for name in found if "train" in name] == ["train, threads=2 / torch channels_last, processes=2"]
 
 
-def test_whole_runs_have_as_many_workers_whatever_was_typed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_whole_runs_ignore_a_stored_number_of_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Two threads, and two ranks, which are workers themselves; with the folder of settings that was named."""
     stored, mine, ran = tmp_path / "run/.hydra", tmp_path / "mine", []
     stored.mkdir(parents=True)
@@ -110,7 +110,7 @@ def test_the_table_says_in_how_many_parts_a_batch_was() -> None:
     assert any(line.startswith("one core, batch of 100 in 4 parts ") for line in lines)
 
 
-def test_parts_of_batches_are_not_measured_beside_pytorch_on_whole_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulation_is_not_compared_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "find_spec", lambda name: name)
     for setting in ("peers=torch", "gpu=true"):
         key, _, value = setting.partition("=")
@@ -323,7 +323,7 @@ def test_peers_are_measured_in_turn_on_the_gpu(monkeypatch: pytest.MonkeyPatch, 
     assert about == {**versions, "tf32": False, "half": "autocast to float16 with a GradScaler"}
 
 
-def test_what_multiplies_in_tf32_is_beside_what_does_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_peer_uses_tf32_if_the_backend_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     peers = Peers(monkeypatch)
     _, about = bench_gpu.steps(*on_device(backend=SimpleNamespace(tf32=True), repeats=1), tmp_path)
     assert about["tf32"] and all(("--tf32" in asked) == ("float" in asked) for asked in peers.asked)
@@ -337,7 +337,7 @@ def test_the_peer_on_the_gpu_has_the_network_that_is_measured(monkeypatch: pytes
     assert all(asked[asked.index("--optimizer") + 1] == "Adam" for asked in peers.asked)
 
 
-def test_what_pytorch_lacks_is_in_the_record_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_record_says_why_pytorch_was_not_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     peers = Peers(monkeypatch)
     found, about = bench_gpu.steps(*on_device("optimizer=lamb"), tmp_path)
     reason = found["float"]["torch"]["not_measured"]

@@ -71,7 +71,9 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     assert rows[0]["parallel.averaging_frequency"] == "1" and rows[0]["folder"] == str(sweep / "0")
 
 
-def test_other_forms(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_and_json_output(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = here(sweep, "--markdown", "--no-html", monkeypatch=monkeypatch, capsys=capsys)
     lines = out.splitlines()
     assert (code, err) == (0, "") and lines[0].startswith("| run | workers | averaging_frequency | test accuracy |")
@@ -105,7 +107,7 @@ def test_other_forms(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     ],
     ids=lambda value: "-".join(value) if isinstance(value, list) else None,
 )
-def test_what_cannot_be_done_is_said_in_a_line(
+def test_impossible_comparisons_are_refused_in_one_line(
     arguments: list[str], code: int, said: str, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -203,7 +205,7 @@ def test_the_page_without_matplotlib_has_all_but_charts(sweep: Path, monkeypatch
     assert "<svg" not in text and "pip install 'cupynet[plots]'" in seen.text and "94.00 %" in seen.text
 
 
-def test_nothing_that_was_read_is_part_of_the_page(tmp_path: Path) -> None:
+def test_text_from_run_folders_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     made(tmp_path / "0", dataset=evil, extra=f"'{evil}': '\"><b>'\n")
     made(tmp_path / "1", workers=2, dataset=evil, extra=f"'{evil}': x\n", stop_reason="signal", stopped_by=evil)

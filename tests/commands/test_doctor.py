@@ -88,14 +88,14 @@ def test_one_check_alone_and_as_json(tmp_path):
         (["json=perhaps"], "cupynet: json=perhaps: must be one of true, false"),
     ],
 )
-def test_what_it_cannot_do_is_refused(arguments, line, monkeypatch, capsys):
+def test_unsupported_arguments_are_refused(arguments, line, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["doctor", *arguments])
     with pytest.raises(SystemExit) as left:
         doctor.main()
     assert left.value.code == 2 and capsys.readouterr().err.startswith(line)
 
 
-def test_it_is_one_process(monkeypatch, capsys):
+def test_doctor_runs_as_one_process(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["doctor"])
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
@@ -145,7 +145,7 @@ def test_a_check_that_fails_is_a_finding(name, error, finding, monkeypatch):
     assert doctor.examine(name, []) == [Finding(name, "ok", "one"), finding]
 
 
-def test_what_a_library_prints_is_no_finding(tmp_path):
+def test_output_of_libraries_is_not_a_finding(tmp_path):
     path = shadow(tmp_path, "mnist", "print('hello')\ndef parse_idx(x): pass")
     done = warm.command(
         "cupynet",
@@ -214,7 +214,7 @@ def test_cores_and_memory(monkeypatch):
     assert ("memory", "ok") not in states(list(doctor.check_cpu([])))
 
 
-def test_what_binds_blas(monkeypatch):
+def test_environment_variables_that_limit_blas(monkeypatch):
     for name in doctor.THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("cupynet.backend.blas.threads_now", lambda: 1)
@@ -291,7 +291,7 @@ def gpu(tmp_path, monkeypatch):
     return cupy
 
 
-def test_gpus_are_told_one_by_one(gpu):
+def test_gpus_are_listed_one_by_one(gpu):
     found = list(doctor.check_gpu([]))
     assert states(found) == [("driver", "ok"), ("cupy", "ok"), ("gpu 0", "ok"), ("gpu 1", "ok"), ("nccl", "ok")]
     assert found[0].text == "nvidia-smi: 570.86, NVIDIA H200; 570.86, NVIDIA H200"
@@ -397,7 +397,7 @@ def test_data_that_are_whole_missing_or_damaged(small_mnist, monkeypatch):
     assert found.code == 65
 
 
-def test_where_runs_would_be_written(tmp_path, monkeypatch):
+def test_the_output_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = list(doctor.check_disk([]))
     assert states(found) == [("disk", "ok")]
@@ -409,7 +409,7 @@ def test_where_runs_would_be_written(tmp_path, monkeypatch):
     assert found[0].state == "note" and found[0].remedy == "make room"
 
 
-def test_where_runs_cannot_be_written(tmp_path, monkeypatch):
+def test_an_output_folder_that_cannot_be_written(tmp_path, monkeypatch):
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -419,7 +419,7 @@ def test_where_runs_cannot_be_written(tmp_path, monkeypatch):
     assert (found.state, found.code) == ("problem", 74) and "Permission denied" in found.text
 
 
-def test_the_run_that_is_asked_about(monkeypatch):
+def test_the_settings_describe_the_run_to_check(monkeypatch):
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     (found,) = doctor.examine("training", [*SMALL, "backend=numpy"])
     assert found.state == "ok" and found.text.startswith("backend numpy, workers=1 on cpu: one batch trained")

@@ -29,7 +29,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_folder(folder)
 
 
-def test_all_forms(finished: Path, tmp_path: Path) -> None:
+def test_every_export_format(finished: Path, tmp_path: Path) -> None:
     files = {"onnx": "a.onnx", "safetensors": "a.safetensors", "torch": "torch.safetensors", "torch-module": "a.py"}
     given = [word for form, name in files.items() for word in (f"--{form}", name)]
     stdout, stderr = run(tmp_path, str(finished), *given, "--check", "150", command="export")
@@ -94,7 +94,7 @@ def test_refused(
 
 
 @pytest.mark.slow
-def test_nobody_reads_it(finished: Path, tmp_path: Path) -> None:
+def test_a_closed_stdout_is_no_error(finished: Path, tmp_path: Path) -> None:
     """Neither a closed pipe nor a full disk behind stdout is a bug."""
     command = f"{sys.executable} -m cupynet export {finished} --safetensors a.st"
     for behind, code, expected in (("| true", 141, ""), ("> /dev/full", 74, "cupynet: the output cannot be written")):
@@ -124,7 +124,7 @@ def test_a_graph_that_differs_is_not_written(
     assert "unchecked: onnxruntime is not installed (pip install 'cupynet[onnx]')" in capsys.readouterr().out
 
 
-def test_what_is_not_known_is_not_in_the_file(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_metadata_is_omitted(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy, file = Path(shutil.copytree(finished, tmp_path / "copy")), tmp_path / "a.onnx"
     summary = json.loads((copy / "summary.json").read_text())
     (copy / "summary.json").write_text(json.dumps({**summary, "commit": None, "test_accuracy": None}))

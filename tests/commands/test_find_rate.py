@@ -19,7 +19,7 @@ from tests.support.settings import LEAST
 TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backend=numpy", "workers=2", "batch_size=16"]
 
 
-def test_it_says_which_rate_to_train_with(tmp_path: Path) -> None:
+def test_a_learning_rate_is_suggested(tmp_path: Path) -> None:
     asked = ["lowest=1e-3", "highest=10", "iterations=40", "hydra.run.dir=there", "parallel.learning_rate_scale=linear"]
     stdout, stderr = run(tmp_path, *TINY, *asked, command="find_rate")
     assert stderr == ""
@@ -35,7 +35,7 @@ def test_it_says_which_rate_to_train_with(tmp_path: Path) -> None:
     assert not (folder / "weights.safetensors").exists() and not (folder / "checkpoints").exists()
 
 
-def test_what_cannot_be_tested_is_refused(tmp_path: Path) -> None:
+def test_unsuitable_settings_are_refused(tmp_path: Path) -> None:
     _, stderr = run(tmp_path, *TINY, "iterations=5", command="find_rate", code=2)
     assert stderr == "cupynet: iterations=5: must be an integer of at least 10\n"
     assert not (tmp_path / "outputs").exists()

@@ -106,13 +106,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("key", "value", "line"), REFUSED)
-def test_what_cannot_be_is_refused(key: str, value: object, line: str) -> None:
+def test_impossible_requests_are_refused(key: str, value: object, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read(PlanSettings, {**LEAST, key: value})
     assert str(caught.value).startswith(line)
 
 
-def test_what_cannot_work_is_refused_in_one_line(tmp_path) -> None:
+def test_bad_settings_are_refused_in_one_line(tmp_path) -> None:
     for setting, line in (
         ("link=10gb", "link=10gb: must be one of wan"),
         (

@@ -123,7 +123,7 @@ def test_dark_on_light() -> None:
     assert not is_dark_on_light(np.zeros((4, 4, 1), np.uint8))
 
 
-def test_what_is_not_like_mnist_is_resized_as_folder_does_it(tmp_path: Path) -> None:
+def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), np.uint8)
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
     sees = Preprocessing((20, 25, 3), centred=False, on_black=False, invert="auto")
@@ -212,7 +212,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_what_is_no_picture_is_named(name: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_image_is_named(name: str, tmp_path: Path) -> None:
     content, expected = SPOILT[name]
     path = tmp_path / "a\x1b\n.png"
     path.write_bytes(content)
@@ -236,7 +236,7 @@ def test_a_large_picture_of_a_small_file_is_not_unfolded_again_and_again(tmp_pat
     assert most < 16 * 1500 * 1500  # bytes; three arrays of double precision would be 24 to a pixel
 
 
-def test_what_is_no_file_is_named(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")  # which nobody writes to: it is not waited for
     for path in (tmp_path / "pipe.png", tmp_path / "none.png", tmp_path, Path("x" * 300)):
         with pytest.raises(DataError, match="expected a picture, found no such file"):

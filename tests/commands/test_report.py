@@ -29,7 +29,7 @@ def report_into(shell: str, *arguments: str) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-def test_it_makes_the_page_and_says_where_it_is(tmp_path):
+def test_report_writes_the_page_and_prints_its_path(tmp_path):
     folder = finished(tmp_path)
     done = report(str(folder))
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{folder}/report.html\n", "")
@@ -55,14 +55,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_no_run_is_refused_in_one_line(tmp_path, name):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path, name):
     where, code, text = WRONG[name]
     done = report(str(where(tmp_path / "none")))
     assert done.returncode == code and done.stdout == ""
     assert done.stderr.startswith("cupynet: ") and text in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_page_that_cannot_be_written_is_told_in_one_line(tmp_path):
+def test_a_page_that_cannot_be_written_is_an_error(tmp_path):
     folder = unfinished(tmp_path)
     (folder / "report.html" / "x").mkdir(parents=True)
     done = report(str(folder))
@@ -71,7 +71,7 @@ def test_a_page_that_cannot_be_written_is_told_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("where", [">&-", "> /dev/full"])
-def test_nobody_needs_to_listen(tmp_path, where):
+def test_a_closed_stdout_is_no_error(tmp_path, where):
     folder = unfinished(tmp_path)
     done = report_into(f'"$0" "$@" {where}', str(folder))
     assert "Traceback" not in done.stderr and (folder / "report.html").is_file()

@@ -216,7 +216,7 @@ def test_one_process_without_mpiexec_is_one_rank(tmp_path):
 
 
 @pytest.mark.slow
-def test_divergence_is_told_once_with_its_exit_code(tmp_path):
+def test_divergence_is_reported_once_with_its_exit_code(tmp_path):
     _, stderr = train(tmp_path, 2, *MPI, "optimizer.learning_rate=1e30", "optimizer.max_grad_norm=null", code=3)
     assert len(stderr.splitlines()) == 1 and stderr.startswith("cupynet: ") and "is not finite, for samples" in stderr
 

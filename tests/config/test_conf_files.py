@@ -92,7 +92,7 @@ def check_file(path: Path) -> None:
         assert text.startswith("# ") and not text.startswith("# @")
 
 
-def test_defaults_stand_in_config_yaml_and_in_settings_alike() -> None:
+def test_defaults_of_config_yaml_equal_those_of_the_schema() -> None:
     def compare(settings: Any) -> Iterator[str]:
         for each in fields(settings):
             default = each.default_factory() if each.default_factory is not MISSING else each.default
@@ -156,7 +156,7 @@ def test_defaults_of_the_contract() -> None:
     }
 
 
-def test_the_synchronizer_follows_the_settings_beside_it() -> None:
+def test_the_synchronizer_follows_the_settings_of_its_group() -> None:
     settings = settings_of("parallel.averaging_frequency=end", "parallel.average_updaters=false")
     found = settings.parallel.synchronizer
     assert (found["frequency"], found["average_updaters"], found["report_score"]) == ("end", False, True)
@@ -191,7 +191,7 @@ def test_experiments() -> None:
     assert early.data["validation"] == 5000 and early.epochs == early.callbacks["early_stopping"]["max_epochs"] == 50
 
 
-def test_early_stopping_beside_the_default_callbacks() -> None:
+def test_early_stopping_is_added_to_the_default_callbacks() -> None:
     default, early = settings_of().callbacks, settings_of("callbacks=early_stopping").callbacks
     assert early == {**default, "early_stopping": early["early_stopping"]}
     arguments = inspect.signature(EarlyStopping).parameters
@@ -231,9 +231,7 @@ def test_backends(name: str) -> None:
     ],
     ids=["same", "own", "another", "asked"],
 )  # fmt: skip
-def test_a_class_chosen_on_the_command_line_takes_the_files_arguments_that_it_has(
-    overrides: list[str], expected: dict[str, Any]
-) -> None:
+def test_an_overridden_class_keeps_the_arguments_it_accepts(overrides: list[str], expected: dict[str, Any]) -> None:
     settings = settings_of("parallel.averaging_frequency=10", *overrides)
     assert {k: v for k, v in settings.parallel.synchronizer.items() if k != "_target_"} == expected
 
@@ -263,7 +261,7 @@ def test_one_setting_turns_whatever_has_a_k(name: str, frequency: int | None) ->
         assert built.schedule.first == 7
 
 
-def test_what_is_named_shortly_is_what_its_file_describes() -> None:
+def test_each_short_name_builds_the_class_of_its_file() -> None:
     """`encoding=threshold` and `outer=diloco` are the files' parts with the classes' defaults."""
     short = settings_of("parallel=gradients", "parallel.synchronizer.encoding=threshold").parallel.synchronizer
     one, other = (build(node, "x") for node in (short, settings_of("parallel=threshold").parallel.synchronizer))

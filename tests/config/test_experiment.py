@@ -55,7 +55,7 @@ def test_a_cpu_has_no_pools() -> None:
 
 
 @pytest.mark.standin
-def test_products_are_in_tf32_where_it_is_asked_for() -> None:
+def test_tf32_is_used_if_it_is_enabled() -> None:
     for overrides, expected in (([], False), (["backend.tf32=true"], True)):
         found = Experiment(settings_of("data=synthetic", "workers=1", "backend=cupy", *overrides))
         assert found.model().backend.options["tf32"] is expected
@@ -119,7 +119,7 @@ def test_a_source_whose_files_cannot_be_read_is_an_error_of_the_data() -> None:
         found.load()
 
 
-def test_a_frequency_that_nobody_reads_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unused_frequency_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     experiment((), "parallel=gradients", "parallel.averaging_frequency=7").announce()
     assert "parallel.averaging_frequency=7 is not used: gradients are shared in every iteration" in caplog.messages
     caplog.clear()
@@ -153,7 +153,7 @@ def test_probable_mistakes_are_warned_of(setting: str, warning: str, caplog: pyt
         (("workers=2", "parallel.pipeline.stages=1"), 2, False),
     ],
 )
-def test_a_pipeline_of_one_stage_that_nobody_asked_for_is_told(
+def test_an_implicit_pipeline_of_one_stage_is_reported(
     settings: tuple[str, ...], cores: int, warned: bool, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     for module in (placement, experiment_module):
@@ -166,7 +166,7 @@ def test_a_pipeline_of_one_stage_that_nobody_asked_for_is_told(
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(8, 1), (2, 1), (1, 1), (8, 3)])
-def test_who_goes_on_has_as_many_stages_as_then_and_no_other_replicas(
+def test_a_resumed_pipeline_keeps_its_stages_and_replicas(
     cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(placement, "available_cores", lambda: cores)
@@ -176,7 +176,7 @@ def test_who_goes_on_has_as_many_stages_as_then_and_no_other_replicas(
     assert (made.workers, made.stages) == (workers, 2)
 
 
-def test_one_rank_under_mpi_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_single_mpi_rank_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     for size, told in ((1, True), (2, False)):
         made = experiment(())
         made.job = SimpleNamespace(size=size, sharing=1, where=lambda: "here")  # type: ignore[assignment]
@@ -185,7 +185,7 @@ def test_one_rank_under_mpi_is_told(caplog: pytest.LogCaptureFixture) -> None:
         caplog.clear()
 
 
-def test_the_learning_rate_follows_the_workers_where_asked() -> None:
+def test_learning_rate_scale_multiplies_by_the_workers() -> None:
     found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
     with found.wrapper(workers=3) as wrapper:
         assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
@@ -251,7 +251,7 @@ def test_data_stay_on_gpus_alone() -> None:
         assert wrapper.data_on_device is False
 
 
-def test_what_learns_from_evaluations_needs_validation_images() -> None:
+def test_callbacks_that_compare_epochs_need_validation_images() -> None:
     plateau = (
         "optimizer=adam",
         "optimizer.learning_rate={_target_: cupynet.optim.ReduceOnPlateau, initial: 0.1}",
@@ -323,7 +323,7 @@ def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
         ),
     ],
 )
-def test_what_shows_in_the_settings_is_refused_before_data_are_drawn(settings: tuple[str, ...], line: str) -> None:
+def test_bad_settings_are_refused_before_data_are_loaded(settings: tuple[str, ...], line: str) -> None:
     with pytest.raises(ConfigError) as told:
         experiment((), *settings)
     assert str(told.value) == line
@@ -346,13 +346,13 @@ def test_what_shows_in_the_settings_is_refused_before_data_are_drawn(settings: t
         ("parallel.averaging_frequency=null", "must be an integer of at least 1, epoch or end"),
     ],
 )
-def test_what_a_part_refuses_is_told_as_it_was_typed(wrong: str, reason: str) -> None:
+def test_errors_of_parts_quote_the_value_as_typed(wrong: str, reason: str) -> None:
     with pytest.raises(ConfigError) as told:
         experiment((), wrong)
     assert str(told.value) == f"{wrong.lstrip('+')}: {reason}"
 
 
-def test_another_value_than_the_one_that_was_typed_is_not_put_into_its_place() -> None:
+def test_an_error_names_the_part_if_its_argument_was_set_directly() -> None:
     """The argument goes by the name of a setting beside the part, which has nothing to do with it here."""
     with pytest.raises(ConfigError, match="^parallel.synchronizer: averaging_frequency=0: must be an integer"):
         experiment((), "parallel.synchronizer.frequency=0")

@@ -618,7 +618,7 @@ def test_a_resumed_run_takes_changes_of_every_form(command: Command, in_folder: 
     assert command("resume=r", "seed=6") == (2, [])
 
 
-def test_conf_is_found_inside_a_wheel_and_beside_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conf_is_found_in_a_wheel_and_in_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert config.conf_folder() == REPOSITORY / "conf"
     (tmp_path / "cupynet").mkdir()
     (tmp_path / "conf").mkdir()

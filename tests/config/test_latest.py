@@ -31,7 +31,7 @@ def made(name: str, *, checkpoint: bool = True) -> Path:
     return run
 
 
-def test_it_leads_to_the_newest_by_a_path_that_moves_with_the_folder(here):
+def test_latest_is_a_relative_link_to_the_newest_run(here):
     for name in ("outputs/day/one", "outputs/day/two"):
         run = made(name)
         resume.mark_latest(run)
@@ -41,7 +41,7 @@ def test_it_leads_to_the_newest_by_a_path_that_moves_with_the_folder(here):
 
 
 @pytest.mark.parametrize("name", ["elsewhere/run", "outputs", "."])
-def test_what_lies_elsewhere_gets_none(name, here):
+def test_no_link_outside_the_default_output_folder(name, here):
     Path("outputs").mkdir()
     Path(name).mkdir(exist_ok=True, parents=True)
     resume.mark_latest(Path(name))
@@ -60,7 +60,7 @@ def test_a_users_file_named_latest_is_kept(kind, here):
     ("fails", "error"),
     [("symlink", OSError(1, "x")), ("replace", OSError(1, "x"))],
 )
-def test_where_there_are_no_links_nothing_is_said(fails, error, here, monkeypatch, capfd):
+def test_file_systems_without_links_are_silently_accepted(fails, error, here, monkeypatch, capfd):
     def refuse(*_, **__):
         raise error
 
@@ -104,7 +104,7 @@ def test_a_resumed_run_is_not_the_latest(below, here):
     assert not {"latest"} & set(found.parts)
 
 
-def test_latest_still_means_what_did_not_come_to_its_end(here):
+def test_resume_latest_skips_finished_runs(here):
     old = aged(made("outputs/day/old"), 50)
     job = aged(made("outputs/sweeps/day/time/0"), 40)
     resume.mark_latest(job.parent)  # whose jobs are now two folders below outputs/, too
@@ -132,7 +132,7 @@ def test_checkpoints_may_go_while_they_are_looked_at(here, monkeypatch):
     assert not resume._goes_on(run)
 
 
-def test_what_others_go_on_with_is_not_the_latest(here):
+def test_resuming_an_older_run_does_not_make_it_the_latest(here):
     """A search has its trials; of a sweep's jobs one that diverged has told what it was to tell."""
     trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0")
     (trial.parents[1] / "study.db").write_text("")

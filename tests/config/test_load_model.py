@@ -33,7 +33,7 @@ def images() -> Any:
     return Synthetic(300, 100).load().test
 
 
-def test_it_predicts_as_the_run_did(finished: Path) -> None:
+def test_a_loaded_model_predicts_as_the_run_did(finished: Path) -> None:
     test, summary = images(), Run(finished).summary()
     model = load_model(finished)
     predicted = model.predict(test.images)
@@ -172,7 +172,7 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_what_is_not_whole_is_named(name: str, finished: Path, tmp_path: Path) -> None:
+def test_missing_files_of_a_run_are_named(name: str, finished: Path, tmp_path: Path) -> None:
     spoil, kind, expected = SPOILT[name]
     copy = Path(shutil.copytree(finished, tmp_path / "copy"))
     spoil(copy)
@@ -182,7 +182,7 @@ def test_what_is_not_whole_is_named(name: str, finished: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["nobody", "a\0b", "x" * 300])
-def test_a_folder_that_nobody_has(name: str) -> None:
+def test_a_missing_folder_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match="there is no such folder: name a run's, under outputs/"):
         load_model(name)
 
@@ -195,7 +195,7 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
         load_model(tmp_path / "checkpoints")
 
 
-def test_classes_of_ones_own_are_built_where_the_caller_trusts_them(
+def test_user_classes_are_built_if_the_caller_trusts_them(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(finished, tmp_path / "copy"))

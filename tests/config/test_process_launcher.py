@@ -74,7 +74,7 @@ def test_a_job_that_is_killed_ends_no_other(tmp_path: Path) -> None:
     assert "cupynet: job 1: " in stderr and "Traceback" in stderr and "cupynet compare sweep" in stdout
 
 
-def test_a_backend_that_is_not_here_ends_its_own_job_only(tmp_path: Path) -> None:
+def test_an_unavailable_backend_fails_only_its_own_job(tmp_path: Path) -> None:
     process = start(tmp_path, "epochs=1", "backend.name=nonesuch,numpy", "hydra.launcher.jobs=1")
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 2, stdout + stderr

@@ -29,7 +29,7 @@ from tests.support.resumed_runs import FAULTY, same, started
         (["workers=2", "model=lenet_norm"], 7, "SIGKILL"),  # with running estimates and dropout
     ],
 )
-def test_a_run_that_ended_goes_on_bit_for_bit(tmp_path, settings, iteration, end):
+def test_a_stopped_run_resumes_bit_for_bit(tmp_path, settings, iteration, end):
     started(tmp_path, "whole", *settings)
     code = -9 if end == "SIGKILL" else 143
     _, stderr = started(tmp_path, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
@@ -108,7 +108,7 @@ def test_a_run_that_is_going_on_is_left_alone(stopped, tmp_path, monkeypatch):
     assert resume.find("latest", []) == folder
 
 
-def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path):
+def test_latest_is_the_newest_unfinished_run(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     stdout, _ = run(tmp_path, "resume=latest", "epochs=4", FAULTY[0])
     assert "going on after iteration" in stdout
@@ -125,7 +125,7 @@ def test_the_latest_is_the_newest_that_has_not_come_to_its_end(stopped, tmp_path
     assert "there is no run to resume: a new run begins" in stdout and (tmp_path / "new/summary.json").is_file()
 
 
-def test_other_workers_and_another_dtype_go_on(stopped, tmp_path):
+def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     stdout, stderr = run(tmp_path, "resume=outputs/day/run", "workers=3", "dtype=double", "backend=numpy", FAULTY[0])
     assert stderr == "" and "3 workers continue from 2: all begin with the mean of the weights" in stdout
@@ -264,7 +264,7 @@ def test_a_full_disk_costs_nothing_that_was_saved(tmp_path):
     run(tmp_path, "resume=run", "epochs=2", "~callbacks.full", "trusted_modules=[full]")
 
 
-def test_other_commands_do_not_go_on(stopped):
+def test_only_train_resumes(stopped):
     _, stderr = run(stopped, "resume=outputs/day/run", command="bench", code=2)
     assert stderr.startswith("cupynet: resume=outputs/day/run: ")
 
@@ -282,7 +282,7 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, tmp_path):
     )
 
 
-def test_what_a_path_means(tmp_path, monkeypatch):
+def test_paths_of_runs_and_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.makedirs("it's/a run/.hydra")
     path = Path("it's/a run")

@@ -98,7 +98,7 @@ def test_unknown_and_missing_names() -> None:
 
 
 @pytest.mark.parametrize(("key", "most"), [("workers", MOST_WORKERS), ("images", MOST_IMAGES)])
-def test_what_would_use_up_the_machine_is_refused(key: str, most: int) -> None:
+def test_absurd_sizes_are_refused(key: str, most: int) -> None:
     read(BenchSettings, given(key, most))
     for value in (most + 1, 99999999999999999999):
         with pytest.raises(ConfigError, match=f"^{key}={value}: must be at most {most}"):
@@ -115,7 +115,7 @@ def test_what_would_use_up_the_machine_is_refused(key: str, most: int) -> None:
         ("max_grid_size", 2**31, "must be at most 2147483647, or null for no limit"),
     ],
 )
-def test_what_no_gpu_can_launch_is_refused(key: str, value: Any, line: str) -> None:
+def test_impossible_block_and_grid_sizes_are_refused(key: str, value: Any, line: str) -> None:
     with pytest.raises(ConfigError, match=f"^backend.{key}={'null' if value is None else value}: {line}$"):
         read(Settings, given(f"backend.{key}", value))
 
@@ -197,7 +197,9 @@ def test_size() -> None:
         (("data", "data.fallback"), "synthetic", "synthetic"),
     ],
 )
-def test_nothing_stands_in_for_data_that_were_asked_for(asked: tuple[str, ...], fallback: str, found: Any) -> None:
+def test_no_fallback_for_a_data_set_named_on_the_command_line(
+    asked: tuple[str, ...], fallback: str, found: Any
+) -> None:
     assert without_stand_in({"data": {"fallback": fallback}}, asked) == {"data": {"fallback": found}}
     for other in ({}, {"data": None}, {"data": {}}):
         assert without_stand_in(dict(other), asked) == other

@@ -111,7 +111,7 @@ def test_a_job_leaves_nothing_on_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_jobs_as_processes_come_to_the_same(tmp_path: Path) -> None:
+def test_parallel_jobs_equal_sequential_jobs(tmp_path: Path) -> None:
     own = tmp_path / "mine" / "experiment" / "small.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("# @package _global_\ndata:\n  limit: 32\n")

@@ -162,7 +162,7 @@ def test_columns_that_have_no_room_go_the_least_first() -> None:
     assert [column.key for column in fitting(columns, 1)[0]] == ["a"]
 
 
-def test_other_forms_of_a_table() -> None:
+def test_tables_as_csv_and_markdown() -> None:
     columns = [
         Column("a", "a\nb", ["1", "x|y"], [1, "x|y"]),
         Column("c", "c_\nd", ["p,q", ""], ["p,q", None], right=False),

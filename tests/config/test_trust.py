@@ -180,7 +180,7 @@ def test_the_stored_settings_of_a_run(name: str, run: Path) -> None:
     assert str(told.value).startswith(f"{path}: ") and said in str(told.value) and "\n" not in str(told.value)
 
 
-def test_what_an_evaluated_run_would_build(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluated_run_builds_no_untrusted_class(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, text = run / ".hydra" / "config.yaml", (run / ".hydra" / "config.yaml").read_text()
     before = tree(run.parent)
     for part, said in {
@@ -237,7 +237,7 @@ def test_the_stored_command_line_of_a_run(overrides: Any, said: str, run: Path) 
         ("path: run/history.jsonl", "path: run/../CANARY", "callbacks.history.path=run/../CANARY"),
     ],
 )
-def test_what_a_resumed_run_would_do(old: str, new: str, said: str, run: Path, refused: Any) -> None:
+def test_a_resumed_run_executes_no_stored_code(old: str, new: str, said: str, run: Path, refused: Any) -> None:
     path = run / ".hydra" / "config.yaml"
     text = path.read_text()
     text = text.replace(
@@ -305,7 +305,7 @@ def test_pipes_in_the_folder_of_a_run(name: str, run: Path, refused: Any) -> Non
 @pytest.mark.parametrize(
     "name", ["it's a\\b=c,é{x}[1]#~$x", '"q"', *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_NAMES)]
 )
-def test_a_run_goes_on_in_a_folder_of_any_name(name: str, run: Path, command: Command) -> None:
+def test_a_run_resumes_in_a_folder_of_any_name(name: str, run: Path, command: Command) -> None:
     shutil.move(run, run.parent / name)
     for typed in (name, resume.quoted(Path(name))):
         assert command(f"resume={typed}")[0] == 0
@@ -454,7 +454,7 @@ def changed(state: Any, keys: str, value: Any) -> None:
         ("workers:0:numbers:callbacks", [], "not the state of a training run"),
     ],
 )
-def test_a_state_that_nobody_wrote(keys: str, value: Any, said: str, good: Path, tmp_path: Path) -> None:
+def test_a_forged_state_is_refused(keys: str, value: Any, said: str, good: Path, tmp_path: Path) -> None:
     stored = read(good)
     changed(stored.state, keys, value)
     path = Checkpoints(tmp_path).save(5, stored.state, stored.arrays)

@@ -75,7 +75,7 @@ NO_INTEGERS = [1.0, np.float64(1), "1", b"1", None, math.nan, True, False, np.bo
 
 
 @pytest.mark.parametrize("value", NO_INTEGERS)
-def test_other_things_are_no_integers(value: Any) -> None:
+def test_values_that_are_not_integers_are_refused(value: Any) -> None:
     assert refusal(checks.integer, "n", value) == f"n={value!r}: must be an integer"
 
 
@@ -151,7 +151,7 @@ NO_NUMBERS = [
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS)
-def test_other_things_are_no_numbers(value: Any) -> None:
+def test_values_that_are_not_numbers_are_refused(value: Any) -> None:
     assert refusal(checks.number, "x", value, minimum=0) == f"x={checks.shown(value)}: must be a number of at least 0"
     assert refusal(checks.number, "x", value) == f"x={checks.shown(value)}: must be a number"
 
@@ -186,7 +186,7 @@ def test_numbers_of_single_precision_are_taken(value: Any) -> None:
 
 
 @pytest.mark.parametrize(("value", "held"), [(1e-60, "0"), (-1e-39, "0"), (1e300, "infinite"), (-3.41e38, "infinite")])
-def test_what_single_precision_does_not_have_is_refused(value: float, held: str) -> None:
+def test_numbers_beyond_single_precision_are_refused(value: float, held: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"^x={re.escape(str(value))}: is {held} in single precision, which has sizes"
     ):
@@ -212,7 +212,7 @@ def test_what_single_precision_does_not_have_is_refused(value: float, held: str)
         lambda value: Orthogonal(value),
     ],
 )
-def test_what_networks_compute_with_is_of_single_precision(make: Any) -> None:
+def test_numbers_used_by_networks_fit_single_precision(make: Any) -> None:
     for value in (1e-60, 1e60):
         with pytest.raises(ConfigError, match=rf"={re.escape(str(value))}: is (0|infinite) in single precision"):
             make(value)
@@ -232,11 +232,11 @@ def test_flags_are_taken(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, 1, np.int8(1), "true", "", None, 1.0, [], np.array([True])])
-def test_other_things_are_no_flags(value: Any) -> None:
+def test_values_that_are_not_flags_are_refused(value: Any) -> None:
     assert refusal(checks.flag, "f", value) == f"f={value!r}: must be true or false"
 
 
-def test_one_of_some_names() -> None:
+def test_one_of_accepts_only_the_given_names() -> None:
     names = ("half", "float", "double")
     assert checks.one_of("dtype", "half", names) == "half"
     assert checks.one_of("dtype", "half", iter(names)) == "half"
@@ -262,7 +262,7 @@ def test_an_object_of_a_class() -> None:
     ("value", "expected"),
     [(True, True), (np.bool_(0), True), (1, False), (np.int8(1), False), ("true", False), (None, False), (bool, False)],
 )
-def test_what_a_bool_is(value: Any, expected: bool) -> None:
+def test_which_values_are_booleans(value: Any, expected: bool) -> None:
     assert checks.is_bool(value) is expected
 
 
@@ -298,7 +298,7 @@ def test_lists_in_words() -> None:
     assert checks.listed(iter("abc"), "and") == "a, b and c"
 
 
-def test_what_was_meant() -> None:
+def test_the_nearest_name_is_suggested() -> None:
     assert checks.guess("adm", ["adam", "sgd"]) == "; did you mean 'adam'?"
     assert checks.guess("ADAM", ["adam", "sgd"]) == "; did you mean 'adam'?"
     assert checks.guess(3, ["adam", "sgd"]) == checks.guess("lbfgs", ["adam", "rmsprop"]) == ""
@@ -308,7 +308,7 @@ def test_what_was_meant() -> None:
     assert checks.nearest("x", ["kernel"]) == checks.nearest("x", map(str, range(25))) == ""
 
 
-def test_what_to_set_is_told_for_the_command_line_and_for_python() -> None:
+def test_remedies_name_the_setting_and_the_argument() -> None:
     assert checks.setting("parallel", "timeout_s") == "parallel.timeout_s (in Python timeout_s)"
     assert checks.setting("data", "file", None) == "data.file=null (in Python file=None)"
     assert checks.setting("data", "size", [3, 4]) == "data.size=[3,4] (in Python size=[3, 4])"
@@ -321,5 +321,5 @@ def test_values_as_they_are_written_on_the_command_line() -> None:
 
 
 @pytest.mark.parametrize(("images", "out"), [(60_000, 5000), (49_999, 4999), (600, 60), (11, 1), (2, 1)])
-def test_what_is_kept_out_leaves_some_to_train_on(images: int, out: int) -> None:
+def test_a_holdout_leaves_samples_to_train_on(images: int, out: int) -> None:
     assert checks.kept_out(images) == out < images

@@ -131,7 +131,7 @@ class CUDARuntimeError(RuntimeError):
 
 
 @pytest.mark.parametrize("command", ["report", "compare", "doctor", "predict", "export", "evaluate"], ids=str)
-def test_a_wrong_option_is_told_in_one_line(command, capsys, monkeypatch):
+def test_a_wrong_option_is_refused_in_one_line(command, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["cupynet", command, "--speed"])
     with pytest.raises(SystemExit) as left:
         cupynet.__main__.main()
@@ -139,7 +139,7 @@ def test_a_wrong_option_is_told_in_one_line(command, capsys, monkeypatch):
     assert left.value.code == 2 and said.startswith("cupynet: ") and said.count("\n") == 1 and "--help" in said
 
 
-def test_what_is_out_of_memory():
+def test_which_errors_mean_out_of_memory():
     try:
         np.empty(1 << 58)
     except MemoryError as error:

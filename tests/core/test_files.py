@@ -119,7 +119,7 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.
         assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["x"], "nothing is left beside it"
 
 
-def test_what_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "none" / "x", tmp_path / "file" / "x", tmp_path / "folder"):

@@ -34,7 +34,7 @@ def test_a_folder_is_one_process_s_until_it_leaves(tmp_path: Path) -> None:
     Hold(tmp_path).release()
 
 
-def test_what_a_killed_process_held_is_free(tmp_path: Path) -> None:
+def test_the_lock_of_a_killed_process_is_free(tmp_path: Path) -> None:
     code = (
         f"import time; from cupynet.core.lock import Hold; hold = Hold(__import__('pathlib').Path({str(tmp_path)!r}))"
     )
@@ -54,7 +54,7 @@ def no_locks(*arguments: object) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
-def test_without_locks_a_run_goes_on_with_a_warning(tmp_path: Path, monkeypatch, number: int) -> None:
+def test_a_file_system_without_locks_is_a_warning(tmp_path: Path, monkeypatch, number: int) -> None:
     """And takes no lock by a file's existence, which would outlive a killed process."""
 
     def no_locks(*arguments: object) -> None:
@@ -122,7 +122,7 @@ def test_of_many_that_come_at_once_one_gets_it(tmp_path: Path, monkeypatch) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_asks_does_not_keep_a_run_out(tmp_path: Path) -> None:
+def test_probing_a_lock_does_not_take_it(tmp_path: Path) -> None:
     (tmp_path / NAME).touch()
     ended = threading.Event()
 

@@ -37,7 +37,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         ({"SLURM_STEP_NUM_TASKS": "8"}, None),  # in a batch script, before anything is started
     ],
 )
-def test_what_was_started(
+def test_rank_and_size_from_the_environment(
     alone: pytest.MonkeyPatch, variables: dict[str, str], expected: tuple[int, int | None] | None
 ) -> None:
     for name, value in variables.items():
@@ -56,7 +56,7 @@ def test_without_mpi_one_line_says_what_to_install(tmp_path):
     assert stderr.count("\n") == 1 and not (tmp_path / "outputs").exists()
 
 
-def test_other_ranks_say_what_is_serious_and_who_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_above_0_log_warnings_with_their_rank(capsys: pytest.CaptureFixture[str]) -> None:
     log = logging.Logger("elsewhere")
     log.addHandler(RankConsole(3))
     log.info("not for the terminal")
@@ -66,7 +66,7 @@ def test_other_ranks_say_what_is_serious_and_who_they_are(capsys: pytest.Capture
     assert out == "" and err == "cupynet: rank 3: warning: no GPU here\ncupynet: rank 3: this went wrong\n"
 
 
-def test_all_workers_learn_the_greatest_number() -> None:
+def test_greatest_is_the_same_on_all_workers() -> None:
     with ParallelWrapper(small_model(), 2) as wrapper:
         assert (wrapper.greatest(15), wrapper.greatest(0)) == (15.0, 0.0)
 

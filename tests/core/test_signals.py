@@ -25,7 +25,7 @@ ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signa
 
 
 @pytest.mark.parametrize(("number", "code"), ALL)
-def test_each_has_its_exit_code(number, code):
+def test_each_signal_has_its_exit_code(number, code):
     assert Interrupted(number).exit_code == code
     with pytest.raises(KeyboardInterrupt) as caught, signals.handled(signals.leave):
         os.kill(os.getpid(), number)
@@ -34,7 +34,7 @@ def test_each_has_its_exit_code(number, code):
     assert Interrupted.by(KeyboardInterrupt()).exit_code == 130
 
 
-def test_handlers_are_put_back_and_one_that_is_ignored_stays_so():
+def test_handlers_are_restored_and_ignored_signals_stay_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         heard = []
@@ -48,7 +48,7 @@ def test_handlers_are_put_back_and_one_that_is_ignored_stays_so():
         signal.signal(signal.SIGHUP, before)
 
 
-def test_in_another_thread_nothing_changes():
+def test_handlers_are_installed_only_in_the_main_thread():
     def task():
         with signals.handled(found.append):
             found.append(signal.getsignal(signal.SIGTERM))
@@ -61,7 +61,7 @@ def test_in_another_thread_nothing_changes():
 
 
 @pytest.mark.parametrize("where", ["in the main thread", "in another"])
-def test_what_is_being_saved_is_saved(where):
+def test_a_signal_waits_for_a_save(where):
     done = []
 
     def save():
@@ -95,7 +95,7 @@ def test_a_second_signal_during_a_save_interrupts():
         pass  # nothing was left over
 
 
-def test_a_save_that_fails_is_told_of_though_a_signal_waited_for_it():
+def test_a_failed_save_is_raised_despite_a_pending_signal():
     with (
         pytest.raises(OSError, match="disk is full"),
         signals.handled(signals.leave),
@@ -186,7 +186,7 @@ cupynet.commands.train.main()
 """
 
 
-def test_when_all_is_done_a_signal_comes_too_late(tmp_path):
+def test_a_signal_after_the_run_is_ignored(tmp_path):
     late = (
         "import atexit, os, signal, cupynet.commands.train\n"
         "atexit.register(lambda: [os.kill(os.getpid(), number) for number in (signal.SIGUSR1, signal.SIGINT)])\n"
@@ -203,7 +203,7 @@ def test_when_all_is_done_a_signal_comes_too_late(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nor_does_one_matter_while_python_ends(tmp_path):
+def test_a_signal_during_interpreter_shutdown_is_ignored(tmp_path):
     """It gives back what it handles before all objects are gone."""
     late = (
         "import os, signal, sys\n"
@@ -221,7 +221,7 @@ def test_nor_does_one_matter_while_python_ends(tmp_path):
         assert (done.returncode, done.stderr) == (code, "")
 
 
-def test_nohup_is_kept(tmp_path):
+def test_sighup_stays_ignored_under_nohup(tmp_path):
     (tmp_path / "hanging_up.py").write_text(HANGING_UP)
     arguments = [*QUICK, "workers=2", "trusted_modules=[hanging_up]", "+callbacks.fault._target_=hanging_up.HangingUp"]
     command = ["nohup", sys.executable, "-m", "cupynet", "train", *arguments]

@@ -202,7 +202,7 @@ def test_signatures_differ_with_augmentation() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["Shift", [3], [Shift], {"pixels": 2}], ids=str)
-def test_other_objects_are_refused(wrong: Any) -> None:
+def test_objects_of_another_type_are_refused(wrong: Any) -> None:
     for make in (lambda: Synthetic(augment=wrong), lambda: Loader(DATA, 8, augment=wrong)):
         with pytest.raises(ConfigError, match="^augment"):
             make()
@@ -217,7 +217,7 @@ def test_wrong_arguments(make: Any) -> None:
         make()
 
 
-def test_one_that_changes_the_size_is_refused() -> None:
+def test_an_augmentation_that_changes_the_size_is_refused() -> None:
     class Crop(Augmentation):
         def __call__(self, images: Any, draws: Draws) -> Any:
             return images[:, 1:]

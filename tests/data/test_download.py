@@ -121,7 +121,7 @@ def test_refused_connection(tmp_path: Path) -> None:
         assert refused(tmp_path, url) == f"{url}{NAME}: Connection refused"
 
 
-def test_mirrors_are_asked_in_order_until_one_is_right(mirror: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_mirrors_are_tried_in_order(mirror: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(download, "MIRROR_S", 1.0)
     mirror.replies |= {
         "/b/" + NAME: mirror.body(b"wrong"),
@@ -237,7 +237,7 @@ def test_an_idle_lock_of_another_process_times_out(mirror: Any, tmp_path: Path) 
     assert reason == f"another process is still downloading into {tmp_path}" and mirror.requests == []
 
 
-def test_another_process_is_waited_for_while_its_file_grows(mirror: Any, tmp_path: Path) -> None:
+def test_a_download_by_another_process_is_awaited(mirror: Any, tmp_path: Path) -> None:
     part, held = tmp_path / f".{NAME}.1.part", threading.Event()
 
     def hold() -> None:

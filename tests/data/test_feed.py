@@ -112,7 +112,7 @@ def test_epochs_follow_each_other_while_the_worker_computes(on_device: bool, ahe
     assert float(total) == pytest.approx(float(np.sum(sums)), rel=1e-12)
 
 
-def test_labels_alone_come_to_a_stage_that_needs_no_images() -> None:
+def test_a_stage_without_input_gets_labels_only() -> None:
     loader, backend = Loader(pictures(), 4, seed=2), worker()
     with BatchFeed(loader, backend, prefetch=3, images=False) as feed, closing(feed.epoch(1)) as batches:
         for batch, other in zip(batches, loader.epoch(1, create_backend("numpy")), strict=True):
@@ -121,7 +121,7 @@ def test_labels_alone_come_to_a_stage_that_needs_no_images() -> None:
 
 
 @pytest.mark.parametrize("upload", [1, 100, 30 * 7])
-def test_images_come_to_a_device_some_at_a_time(upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_copied_to_a_device_in_parts(upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 bytes each."""
     monkeypatch.setattr(resident, "UPLOAD", upload)
     loader, backend = Loader(pictures(), 4, seed=2), worker()
@@ -150,7 +150,7 @@ def used(device: int = 0) -> int:
 
 
 @every_way
-def test_all_memory_is_given_back(on_device: bool, ahead: int) -> None:
+def test_a_closed_feed_frees_its_memory(on_device: bool, ahead: int) -> None:
     backend, shared, before = worker(), Shared(), used()
     for _ in range(2):
         with BatchFeed(Loader(pictures(), 4), backend, prefetch=ahead, on_device=on_device, shared=shared) as feed:

@@ -172,7 +172,7 @@ def test_arrays_become_a_loader() -> None:
         (Synthetic(10, 10), "Synthetic.*; take a part of what it loads, such as train"),
     ],
 )
-def test_other_objects_are_refused(data: Any, found: str) -> None:
+def test_objects_of_another_type_are_refused(data: Any, found: str) -> None:
     with pytest.raises(
         ConfigError, match=rf"data must be a Loader, a Dataset or a pair \(images, labels\), got .*{found}"
     ):

@@ -84,7 +84,7 @@ def test_bad_values_are_refused(wrong: Any) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_there_must_be_numbers_for_all_channels() -> None:
+def test_normalization_needs_a_value_per_channel() -> None:
     with pytest.raises(ConfigError, match="2 channels are normalised, and its images have 1: give a number for each"):
         small(normalize={"mean": [0, 0], "deviation": [1, 1]}).load()
 

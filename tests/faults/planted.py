@@ -703,7 +703,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/base.py",
         "*(replica.optimizer_state.values() if self.average_updaters else ())]",
         "*(replica.optimizer_state.values() if not self.average_updaters else ())]",
-        ("tests/training/test_averaging.py::test_optimizer_state_is_averaged_when_asked",),
+        ("tests/training/test_averaging.py::test_optimizer_state_is_averaged_if_enabled",),
     ),
     Fault(
         "samples-since-the-last-average-not-restored",
@@ -1411,7 +1411,7 @@ FILES = [
         "cupynet/runs/checkpoints.py",
         "os.rename(entry, self.folder / match[1])",
         "shutil.rmtree(entry, ignore_errors=True)",
-        ("tests/runs/test_checkpoints.py::test_one_that_was_about_to_be_replaced_is_put_back",),
+        ("tests/runs/test_checkpoints.py::test_an_interrupted_replacement_is_undone",),
     ),
     Fault(
         "oldest-checkpoint-is-taken",
@@ -1432,7 +1432,7 @@ FILES = [
         "for name in sorted(names.keys() ^ present):",
         "for name in sorted(names.keys() - present):",
         (
-            "tests/runs/test_checkpoints.py::test_what_is_no_checkpoint_of_ours",
+            "tests/runs/test_checkpoints.py::test_damaged_checkpoints_are_refused",
             "tests/runs/test_checkpoints.py::test_the_message_says_what_was_expected_and_what_was_found",
         ),
     ),
@@ -1485,7 +1485,7 @@ TRUST = [
         "cupynet/config/stored.py",
         'stored["trusted_modules"] = list(trusted_modules)',
         'stored["trusted_modules"] = [*stored.get("trusted_modules", []), *trusted_modules]',
-        ("tests/config/test_trust.py::test_what_an_evaluated_run_would_build",),
+        ("tests/config/test_trust.py::test_an_evaluated_run_builds_no_untrusted_class",),
     ),
 ]
 
@@ -1497,7 +1497,7 @@ INTEROP = [
         "Conv2D: Equivalent(_conv, axes=(3, 2, 0, 1))",
         "Conv2D: Equivalent(_conv, axes=(3, 2, 1, 0))",
         (
-            "tests/interop/test_torch.py::test_as_pytorch_took_it_once",
+            "tests/interop/test_torch.py::test_exports_equal_those_that_pytorch_loaded",
             "tests/interop/test_torch.py::test_imported_weights_give_the_logits_of_pytorch",
         ),
     ),

@@ -66,7 +66,7 @@ def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> Non
     assert summary[key] == value
 
 
-def test_the_callback_stops_once_it_is_told_of_a_loss(tmp_path: Path) -> None:
+def test_the_callback_of_the_guide_stops_at_its_loss(tmp_path: Path) -> None:
     done = run("stop_at", tmp_path, "report_every_iterations=5", "data.train=400")
     assert done.returncode == 0, done.stderr
     summary = Run(tmp_path / "run").summary()
@@ -165,7 +165,7 @@ SHOWN = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
 
 
 @pytest.mark.parametrize("name", ["gradient_mean", "scale"])
-def test_what_the_guide_shows_is_what_is_tested(name: str) -> None:
+def test_the_guide_shows_the_tested_code(name: str) -> None:
     shown = next(code for code in SHOWN if code.startswith(f"# {name}.py"))
     tested = (EXAMPLES / f"{name}.py").read_text("utf-8")
     assert shown.split("\n", 1)[1].strip() == tested.split('"""\n', 1)[1].strip()  # without title and docstring

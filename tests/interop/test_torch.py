@@ -78,7 +78,7 @@ def test_a_network_of_one_layer(layer: Layer, tmp_path: Path) -> None:
         torch_source(alone)
 
 
-def test_as_pytorch_took_it_once(tmp_path: Path) -> None:
+def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:
     """tests/golden/make_exporting.py had these tensors loaded by the module that this text makes."""
     model = everything_as_model()
     export_torch(model, tmp_path / "a.safetensors")

@@ -272,7 +272,7 @@ def test_running_estimates_are_part_of_a_model(name: str, dtype: str) -> None:
         fresh.load_weights({name: weight for name, weight in moved.items() if name != "norm.mean"})
 
 
-def test_neither_scale_nor_shift_is_decayed() -> None:
+def test_scale_and_shift_have_no_weight_decay() -> None:
     params = built(Sequential([BatchNorm(), LayerNorm()]), Flat(4), create_backend("numpy"))
     assert [p.decay for _, p in params.named()] == [False] * 4
 

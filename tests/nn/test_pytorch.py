@@ -111,7 +111,7 @@ def test_activations(name: str, dtype: str) -> None:
         compare(found, {"y": expected["y"][None], "dx": expected["slope"][None]}, TOLERANCES[dtype], case)
 
 
-def test_all_that_is_kept_is_compared() -> None:
+def test_every_layer_is_compared_with_pytorch() -> None:
     pools = {f"{kind}/{case}" for kind in ("max", "avg") for case in POOLS}
     convolutions = {f"convolution/{case}" for case in CONVOLUTIONS}
     assert {case for case in GOLDEN if not case.startswith("activation/")} == {"", *pools, *convolutions}

@@ -229,7 +229,7 @@ def test_a_class_is_no_learning_rate() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "shown"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
-def test_only_an_optimizer_is_one(wrong: Any, shown: str) -> None:
+def test_objects_that_are_no_optimizers_are_refused(wrong: Any, shown: str) -> None:
     for make in (Replica, ParallelWrapper):
         with pytest.raises(ConfigError, match=f"optimizer is {shown}: must be an Optimizer"):
             make(small_model(), optimizer=wrong)

@@ -93,7 +93,7 @@ def test_a_new_span_is_a_new_cycle() -> None:
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(first=st.integers(1, 500), second=st.integers(1, 100), warmup=st.floats(0, 0.99))
-def test_a_second_fit_is_a_cycle_of_its_own(first: int, second: int, warmup: float) -> None:
+def test_a_second_fit_starts_a_new_cycle(first: int, second: int, warmup: float) -> None:
     schedule = OneCycle(0.5, warmup=warmup)
     schedule.span(0, first)
     assert [schedule(i) for i in range(first)] == rates(first, warmup=warmup)

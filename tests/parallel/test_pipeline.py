@@ -111,7 +111,7 @@ def test_bad_stages_are_refused(stages: Any) -> None:
         Pipeline(stages)
 
 
-def test_other_refusals() -> None:
+def test_invalid_pipelines_are_refused() -> None:
     with pytest.raises(ConfigError, match="micro_batches=0: must be an integer of at least 1"):
         Pipeline(2, 0)
     with pytest.raises(ConfigError, match="a pipeline needs a Sequential, and this network is one Dense"):

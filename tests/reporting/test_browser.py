@@ -121,7 +121,7 @@ def test_charts_and_pictures_show_something(light):
         assert len(found["pictures"]) == 4 and all(found["pictures"])
 
 
-def test_dark_paper_has_light_ink_and_lines_of_its_own(page, light):
+def test_dark_mode_has_its_own_colours(page, light):
     dark, console = measured(page, "--blink-settings=preferredColorScheme=0")
     assert console == []
 

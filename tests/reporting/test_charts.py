@@ -55,7 +55,7 @@ def test_any_numbers_are_drawn(values, log):
     assert charts.svg(chart, "c").startswith("<svg")
 
 
-def test_what_has_nothing_to_show_is_left_out():
+def test_lines_without_finite_points_are_omitted():
     chart = Chart(
         "t", "x", "y", [Line("a", [1, 2], [None, math.nan]), Line(None, [1], [1.0]), Line("b", [1], [2.0], 7)]
     )

@@ -139,7 +139,7 @@ def test_the_end_of_a_long_log_is_read(tmp_path):
     assert state(data) == ("failed", "bad", "the disk is full")
 
 
-def test_the_loss_is_of_the_weights_whose_accuracy_stands_beside_it(tmp_path):
+def test_loss_and_accuracy_are_of_the_same_weights(tmp_path):
     """Those of the last epoch are no longer there where a callback has put others in their place."""
     parsed = made(finished(tmp_path, test_loss=0.1234, test_accuracy=0.9876))
     assert "0.1234" in parsed.text and "98.76 %" in parsed.text
@@ -179,7 +179,7 @@ def test_the_page_of_a_run_that_is_still_training(tmp_path):
         assert "precision" not in each.text
 
 
-def test_a_run_that_is_gone_on_with_does_not_show_its_old_results_as_the_new(tmp_path):
+def test_a_resumed_run_does_not_show_old_results(tmp_path):
     folder = finished(tmp_path, test_accuracy=0.5)
     hold = Hold(folder)
     try:
@@ -297,7 +297,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, make):
         read_run(tmp_path / "x")
 
 
-def test_examples_without_a_pixel_are_told(tmp_path):
+def test_mistakes_without_pixels_are_reported_as_unreadable(tmp_path):
     folder = finished(tmp_path)
     save_weights(folder / "examples.safetensors", {"images": np.zeros((3, 8, 8, 0), np.uint8)})
     assert "cannot be read: mistakes" in page(folder)
@@ -361,7 +361,7 @@ def test_the_command_that_repeats_a_run_is_quoted_for_a_shell(tmp_path):
     assert again(folder).startswith("mpiexec -n 6 cupynet train ")
 
 
-def test_a_page_allows_itself_nothing_but_its_own_style_and_pictures(tmp_path):
+def test_the_content_security_policy_allows_only_inline_styles_and_images(tmp_path):
     metas = [meta for meta in made(unfinished(tmp_path)).all("meta") if meta.get("http-equiv")]
     assert [meta["http-equiv"] for meta in metas] == ["Content-Security-Policy"]
     assert metas[0]["content"] == "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

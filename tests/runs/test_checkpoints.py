@@ -39,7 +39,7 @@ def leftovers(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir() if not entry.name.startswith("step-") or "." in entry.name]
 
 
-def test_what_was_saved_is_read(tmp_path):
+def test_a_checkpoint_round_trips(tmp_path):
     store = saved(tmp_path / "a" / "checkpoints", 7, 12, 123456789)
     assert store.steps() == [7, 12, 123456789] and leftovers(store.folder) == []
     newest = store.newest()
@@ -68,7 +68,7 @@ def test_one_in_the_place_of_another(tmp_path):
     assert newest is not None and newest.state["loss"] == 9.0 and leftovers(tmp_path) == []
 
 
-def test_only_those_that_are_wanted_are_kept(tmp_path):
+def test_keep_last_and_keep_every(tmp_path):
     store = saved(tmp_path, 1, 2, 3, 4)
     store.keep({2, 4, 99})
     assert store.steps() == [2, 4] and leftovers(tmp_path) == []
@@ -188,7 +188,7 @@ def forged(store: Checkpoints, **changes: object) -> None:
         (lambda store: (store.path(2) / MANIFEST).write_text("[" * 100000), "cannot be read as a checkpoint"),
     ],
 )
-def test_what_is_no_checkpoint_of_ours(tmp_path, harm, said):
+def test_damaged_checkpoints_are_refused(tmp_path, harm, said):
     store = saved(tmp_path, 1, 2)
     harm(store)
     with pytest.raises(DataError, match=said):
@@ -231,14 +231,14 @@ def test_a_machine_that_dies_in_a_save_leaves_what_was_there(tmp_path, point):
     assert newest_step(store) == 4 and leftovers(tmp_path) == []
 
 
-def test_one_that_was_about_to_be_replaced_is_put_back(tmp_path):
+def test_an_interrupted_replacement_is_undone(tmp_path):
     store = saved(tmp_path, 3)
     os.rename(store.path(3), tmp_path / "step-00000003.old-1")
     store.save(4, {"step": 4}, ARRAYS)
     assert store.steps() == [3, 4] and read(store.path(3)).state["step"] == 3 and leftovers(tmp_path) == []
 
 
-def test_one_that_was_about_to_be_replaced_is_found_before_anybody_puts_it_back(tmp_path):
+def test_a_checkpoint_under_replacement_is_found(tmp_path):
     """Reading changes nothing; half of one, which was being removed, is none."""
     store = saved(tmp_path, 2, 3)
     os.rename(store.path(3), tmp_path / "step-00000003.old-1")
@@ -345,7 +345,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     assert newest_step(store) == 1 and leftovers(tmp_path) == [] and store.steps() == [1]
 
 
-def test_what_cannot_be_removed_ends_nothing(tmp_path, monkeypatch):
+def test_a_checkpoint_that_cannot_be_removed_is_no_error(tmp_path, monkeypatch):
     """NFS leaves a file that somebody has open: the checkpoint is gone all the same, and the rest is removed later."""
     store = saved(tmp_path, 1, 2)
     real = os.rmdir

@@ -15,7 +15,7 @@ from cupynet.runs.run import Run
 from tests.support.summaries import FIGURES, SUMMARY, changed
 
 
-def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
+def test_a_summary_round_trips(tmp_path: Path) -> None:
     run, weights = Run(tmp_path), {"conv1.weight": np.arange(6.0).reshape(2, 3)}
     run.save(SUMMARY, weights)
     run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n')
@@ -24,7 +24,7 @@ def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
     assert [row["kind"] for row in run.history()] == ["epoch", "report"]
 
 
-def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+def test_partial_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     run, store = Run(tmp_path), Checkpoints(tmp_path / "checkpoints")
     run.save(SUMMARY, {"a": np.ones(2)})
     store.save(3, {"step": 3}, {})

@@ -96,7 +96,7 @@ def test_matrices_are_read_by_columns(library: Any, cupy: Any) -> None:
     np.testing.assert_allclose(product.c.get().T, np.array([[3.0], [2.0]]) * (a @ b), rtol=1e-6)
 
 
-def test_tf32_rounds_if_asked_for(library: Any, cupy: Any) -> None:
+def test_tf32_rounds_its_inputs(library: Any, cupy: Any) -> None:
     product = Product(library, cupy)
     for number, rounded in ((1 + 2**-10, 1 + 2**-10), (1 + 2**-11, 1.0), (1 + 3 * 2**-11, 1 + 2**-9), (np.inf, np.inf)):
         product.a.fill(number)
@@ -105,7 +105,7 @@ def test_tf32_rounds_if_asked_for(library: Any, cupy: Any) -> None:
             assert float(product.c[0, 0]) == pytest.approx(3 * expected, rel=1e-6)
 
 
-def test_halves_are_summed_in_half_unless_asked_otherwise(library: Any, cupy: Any) -> None:
+def test_half_sums_accumulate_in_half_by_default(library: Any, cupy: Any) -> None:
     product = Product(library, cupy, "float16")
     product.a.set(np.array([[1, 1], [3, 3], [0, 0]], np.float16))
     product.b.set(np.array([[1, 683, 0]] * 4, np.float16))

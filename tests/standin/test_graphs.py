@@ -78,7 +78,7 @@ def test_cublas_refuses_with_the_error_that_cupy_raises(cupy: Any) -> None:
         stream.end_capture()
 
 
-def test_the_null_stream_captures_nothing_and_is_not_used_beside_a_blocking_one_that_does(cupy: Any) -> None:
+def test_the_null_stream_cannot_be_captured(cupy: Any) -> None:
     with pytest.raises(RuntimeError, match="cannot capture on the default"):
         cupy.cuda.Stream.null.begin_capture()
     x = cupy.ones(3)

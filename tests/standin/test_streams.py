@@ -214,7 +214,7 @@ def test_memory_in_use_by_another_stream_is_not_freed(cupy: Any) -> None:
     assert active().misuses == []
 
 
-def test_freed_memory_is_reused_on_its_own_stream_only(cupy: Any) -> None:
+def test_freed_memory_is_reused_on_the_same_stream_only(cupy: Any) -> None:
     a, b = streams(cupy)
     pool = cupy.get_default_memory_pool()
     with a:
@@ -245,7 +245,7 @@ def test_threads_on_one_stream_are_in_order(cupy: Any) -> None:
         assert x.get().tolist() == [300] * 100
 
 
-def test_copies_to_the_host_block_unless_asked_not_to(cupy: Any) -> None:
+def test_copies_to_the_host_block_by_default(cupy: Any) -> None:
     a, b = streams(cupy)
     with a:
         x = cupy.zeros(3)

@@ -165,7 +165,7 @@ def test_replicas_of_stages_are_not_averaged_over_nccl() -> None:
 
 
 @pytest.mark.standin
-def test_others_wait_while_a_step_is_recorded() -> None:
+def test_other_threads_wait_during_graph_capture() -> None:
     """Operations of another thread are not captured, and do not end the capture."""
     backend = create_backend("cupy", "double")
     backend.activate()

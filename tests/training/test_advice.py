@@ -43,7 +43,7 @@ def spent(averaging=None, data=None, compute=None, samples=None, waiting=None) -
         (spent(averaging=(0,)), None, "nothing stands out: 100 % of the time is computing"),
     ],
 )
-def test_each_sentence(measured, frequency, sentence):
+def test_each_advice(measured, frequency, sentence):
     assert advise(measured, frequency) == sentence
 
 
@@ -130,7 +130,7 @@ def test_the_advised_frequency_is_the_lowest_that_is_cheap_enough(share, frequen
     assert frequency < other <= MOST_RARELY and (then <= WANTED or other == MOST_RARELY)
 
 
-def test_nothing_was_trained():
+def test_no_advice_without_training():
     nothing = Spent([0.0], [0.0], [0.0], [0.0], [0.0], [0], [0])
     assert advise(nothing) == "nothing stands out: 0 % of the time is computing"
 

@@ -177,7 +177,7 @@ def test_the_end_average_weights_by_samples():
 
 
 @pytest.mark.parametrize("average_updaters", [True, False])
-def test_optimizer_state_is_averaged_when_asked(average_updaters):
+def test_optimizer_state_is_averaged_if_enabled(average_updaters):
     run = train(2, OPTIMIZERS["nesterov"], average_updaters=average_updaters, frequency=3)
     assert (len({each.tobytes() for each in run.host(velocity)}) == 1) == average_updaters
 

@@ -183,7 +183,7 @@ def test_statistics_without_sync_differ_from_one_replica() -> None:
     assert np.abs(weights(several)["conv.weight"] - weights(one)["conv.weight"]).max() > 1e-4
 
 
-def test_each_replica_may_have_a_loss_scale_of_its_own() -> None:
+def test_each_replica_has_its_own_loss_scale() -> None:
     found, expected = trained(2, sync=True, scales=(64.0, 0.5)), trained(2, sync=True)
     near(weights(found[0]), weights(expected[0]), 1e-12)
 

@@ -134,7 +134,7 @@ def test_huge_losses_count_as_infinite() -> None:
     assert evaluation.loss == math.inf
 
 
-def test_nothing_evaluated_is_not_a_number() -> None:
+def test_an_empty_evaluation_is_nan() -> None:
     evaluation = Evaluation(3)
     evaluation.add(np.zeros((0, 3)), [], [])
     assert evaluation.samples == 0

@@ -42,7 +42,7 @@ def test_a_processor_that_cannot_multiply_and_add_calls_no_function_for_it() -> 
     assert "vfmadd" in assembly["haswell"]
 
 
-def test_nothing_is_compiled_before_training() -> None:
+def test_importing_the_package_compiles_no_kernel() -> None:
     code = (
         "from cupynet import Conv2D, Dense, Image, MaxPool2D, Model, Sequential, create_backend\n"
         "layers = {'conv1': Conv2D(4, 3), 'pool1': MaxPool2D(2), 'output': Dense(3)}\n"

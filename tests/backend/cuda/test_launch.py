@@ -169,7 +169,7 @@ def test_launches_keep_within_their_bounds(
 
 
 @on_devices
-def test_nothing_is_launched_for_nothing(xp: Recorded) -> None:
+def test_empty_arrays_launch_no_kernel(xp: Recorded) -> None:
     own, x = kernels(xp), asarray(np.zeros(0, np.float32))
     own.flat("relu_float", 0, x, 0)
     own.rows("softmax_float", 0, 10, x, 0, 10)

@@ -260,7 +260,7 @@ def test_no_trial_begins_after_the_time(tmp_path: Path, search: Callable[..., No
         assert opened.trials == []
 
 
-def test_other_files_are_refused(tmp_path: Path, search: Callable[..., None]) -> None:
+def test_files_of_another_kind_are_refused(tmp_path: Path, search: Callable[..., None]) -> None:
     with study(tmp_path) as opened:
         search(opened, 1)
     with pytest.raises(DataError, match="another search"), study(tmp_path, "batch_size=1,2"):
@@ -296,7 +296,7 @@ def test_a_manipulated_number_stays_within_its_bounds(tmp_path: Path, search: Ca
         assert written(distribution, opened.ranked[0].params["optimizer.learning_rate"]) == "1.0"
 
 
-def test_nothing_is_printed_and_nothing_warned_of(
+def test_a_search_prints_no_warnings(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], search: Callable[..., None]
 ) -> None:
     with warnings.catch_warnings():

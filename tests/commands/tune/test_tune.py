@@ -219,7 +219,7 @@ def test_a_trial_leaves_nothing_to_the_next(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_work_is_refused_before_anything_is_tried(arguments: list[str], wrong: str) -> None:
+def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], wrong: str) -> None:
     typed = {each.partition("=")[0] for each in arguments}
     with pytest.raises(ConfigError) as refused:
         prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
@@ -246,7 +246,7 @@ def test_every_choice_and_bound_is_checked_before_the_first_trial() -> None:
     assert prepared(*TINY, RATE, "data.validation=50").shared == [*TINY, "data.validation=50"]
 
 
-def test_a_resumed_search_has_its_own_command_line(tmp_path: Path) -> None:
+def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
     first, _ = for_hydra([*TINY, RATE, "trials=5", "trusted_modules=[mine]"])
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(first))

@@ -33,7 +33,7 @@ def placed(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @both
-def test_they_are_read_from_folders_of_their_own(kind: Any, placed: Any) -> None:
+def test_each_data_set_has_its_own_folder(kind: Any, placed: Any) -> None:
     data = kind(placed.root, limit=9).load()
     assert (data.name, data.fallback, len(data.train)) == (kind.name, False, 9)
     assert (data.train.images[..., 0] == placed.arrays[0][:9]).all()

@@ -68,7 +68,7 @@ def test_download(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(mirror.requests) == 4
 
 
-def test_only_what_is_missing_is_downloaded(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_missing_files_are_downloaded(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
     mirror.offer(tiny.packed)
     tiny.write(*NAMES[:3])

@@ -45,7 +45,7 @@ def load(source: Any) -> Any:
 
 @every_way
 @pytest.mark.parametrize("parts", [SMALL, COLOURS], ids=["grey", "colours"])
-def test_they_are_taken_as_they_are(way: str, parts: Parts, tmp_path: Path) -> None:
+def test_every_format_loads_the_same_images_and_labels(way: str, parts: Parts, tmp_path: Path) -> None:
     source = WAYS[way](tmp_path, parts)
     shape = parts.train_images.shape[1:]
     assert source.image_shape == (*shape[:2], shape[2] if len(shape) == 3 else 1)
@@ -269,7 +269,7 @@ def test_unusable_shapes_and_classes_are_refused(tmp_path: Path, change: dict[st
         assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_as_many_classes_as_images_are_counted_by_labels(tmp_path: Path) -> None:
+def test_classes_are_counted_from_the_labels(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x_train=SMALL[0], y_train=np.arange(60), x_test=SMALL[2], y_test=SMALL[3])
     assert Npz(tmp_path / "a.npz").classes == 60
     np.savez(tmp_path / "a.npz", x_train=SMALL[0], y_train=np.arange(60) + 9, x_test=SMALL[2], y_test=SMALL[3])
@@ -284,7 +284,7 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04broken"])
-def test_other_files_are_refused_as_archives(tmp_path: Path, content: bytes) -> None:
+def test_files_that_are_not_npz_archives_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"a.npz: cannot be read as an .npz file \(.*\): write it with np.savez"):
         assert Npz(tmp_path / "a.npz").classes

@@ -26,7 +26,7 @@ def cells(comparison: Comparison, name: str, sort: str | None = "run") -> list[s
     return list(next(column for column in table if column.key == name).cells)
 
 
-def test_settings_that_differ_are_told_and_no_others(tmp_path: Path) -> None:
+def test_only_differing_settings_are_listed(tmp_path: Path) -> None:
     made(tmp_path / "0", workers=1, averaging_frequency=1, seed=1)
     idle = "  progress: {style: bar}\n  report: {enabled: false}\n  checkpoint: {keep_last: 9}\n"
     made(tmp_path / "1", workers=2, averaging_frequency=1, seed=2, extra=f"resume: x\ncallbacks:\n{idle}")
@@ -101,7 +101,7 @@ def test_the_front_is_what_nothing_beats_in_both(tmp_path: Path) -> None:
     assert [group.front for group in of(tmp_path).groups] == [True, True, False, False, True]
 
 
-def test_an_order_that_was_asked_for(tmp_path: Path) -> None:
+def test_runs_are_sorted_as_requested(tmp_path: Path) -> None:
     for workers, accuracy, train_s in ((1, 0.95, 20.0), (2, 0.93, 30.0), (10, 0.94, 10.0)):
         made(tmp_path / str(workers), workers=workers, test_accuracy=accuracy, train_s=train_s)
     comparison = of(tmp_path)
@@ -148,7 +148,7 @@ def test_runs_without_a_result_are_listed(tmp_path: Path) -> None:
         ("commit", ["abc"]), ("fallback", "no"), ("devices", None),
     ],
 )  # fmt: skip
-def test_figures_that_are_none_are_told_of_their_run(name: str, value: Any, tmp_path: Path) -> None:
+def test_missing_figures_name_their_run(name: str, value: Any, tmp_path: Path) -> None:
     made(tmp_path / "0")
     summary = json.loads((tmp_path / "0" / "summary.json").read_text())
     (tmp_path / "0" / "summary.json").write_text(json.dumps({**summary, name: value}))
@@ -158,7 +158,7 @@ def test_figures_that_are_none_are_told_of_their_run(name: str, value: Any, tmp_
     assert comparison.others[0].trouble.startswith("damaged: summary.json: ")
 
 
-def test_a_run_that_is_going_on_is_told(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_marked(tmp_path: Path) -> None:
     from cupynet.core.lock import Hold
 
     (made(tmp_path / "0") / "summary.json").unlink()
@@ -233,7 +233,7 @@ def test_one_seed_is_said_to_be_too_little(tmp_path: Path) -> None:
     assert "1 other" in note and "10,000 images" in note and "0.28 points" in note and "seed=1,2,3" in note
 
 
-def test_seeds_that_overlap_are_told(tmp_path: Path) -> None:
+def test_overlapping_seeds_are_reported(tmp_path: Path) -> None:
     for workers, found in ((1, (0.990, 0.992)), (2, (0.989, 0.9905)), (4, (0.95, 0.96))):
         for seed, accuracy in enumerate(found):
             made(tmp_path / f"{workers}-{seed}", workers=workers, seed=seed, test_accuracy=accuracy)
@@ -249,7 +249,7 @@ AGAINST = {
 
 
 @pytest.mark.parametrize("name", AGAINST)
-def test_what_cannot_be_compared_is_not(name: str, tmp_path: Path) -> None:
+def test_incomparable_runs_are_refused(name: str, tmp_path: Path) -> None:
     other, said = AGAINST[name]
     made(tmp_path / "0")
     made(tmp_path / "1", workers=2, **other)
@@ -270,7 +270,7 @@ DOUBTS = {
 
 
 @pytest.mark.parametrize("name", DOUBTS)
-def test_what_makes_a_comparison_doubtful_is_said(name: str, tmp_path: Path) -> None:
+def test_doubtful_comparisons_are_flagged(name: str, tmp_path: Path) -> None:
     other, said = DOUBTS[name]
     made(tmp_path / "0", test={"samples": 10})
     made(tmp_path / "1", **{"workers": 2, "test": {"samples": 10}, **other})
@@ -288,7 +288,7 @@ def test_validation_images_decide_where_all_have_some(tmp_path: Path) -> None:
     assert of(tmp_path).split == "test"
 
 
-def test_nothing_to_choose_from(tmp_path: Path) -> None:
+def test_no_recommendation_from_one_result(tmp_path: Path) -> None:
     (made(tmp_path / "0") / "summary.json").unlink()
     assert answer(of(tmp_path))[0].startswith("No run has finished")
     made(tmp_path / "1", workers=2)

@@ -368,7 +368,7 @@ def test_replicas_that_differ_between_averages_restore_the_evaluated_weights():
     ("workers", "restore", "reason"),
     [(1, False, StopReason.REQUEST), (2, True, StopReason.REQUEST), (2, True, StopReason.SIGNAL)],
 )
-def test_a_stop_by_others_restores_the_best_weights_if_asked(scripted, workers, restore, reason):
+def test_the_best_weights_are_restored_after_another_stop(scripted, workers, restore, reason):
     """After a signal there is no time for an evaluation."""
 
     class StopAt(Callback):
@@ -487,7 +487,7 @@ def test_a_failed_fit_has_no_result(scripted):
     assert stopping.result is None
 
 
-def test_a_loss_that_is_not_finite_still_ends_with_its_own_error():
+def test_a_loss_that_is_not_finite_is_a_divergence():
     options = {"optimizer": SGD(1e200), "callbacks": [EarlyStopping(max_score=10)], "report_every": 1}
     with ParallelWrapper(small_model(), 1, **options) as wrapper, pytest.raises(DivergedError):
         wrapper.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")

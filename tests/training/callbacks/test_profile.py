@@ -271,7 +271,7 @@ def test_arguments() -> None:
             Profile(**arguments)  # type: ignore[arg-type]
 
 
-def test_there_is_one_profile() -> None:
+def test_a_second_profile_is_refused() -> None:
     with pytest.raises(ConfigError, match="^callbacks: two Profiles would time each other: leave one out$"):
         ParallelWrapper(small_model(), 1, callbacks=[Profile(), Profile(3)])
 
