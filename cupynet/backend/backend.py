@@ -5,8 +5,8 @@ back to the reference for arrays that its kernels do not take; `cuda/` refuses t
 
 Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
 
-Results are borrowed from `workspace`. Arguments stay the caller's; operations in place say so. Arrays are C-contiguous,
-activations in `policy.storage`. Gradients of weights are added, in `policy.accumulate`.
+Results are borrowed from `workspace`. The caller keeps ownership of the arguments; in-place operations say so. Arrays
+are C-contiguous, activations in `policy.storage`. Weight gradients are accumulated, in `policy.accumulate`.
 """
 
 from __future__ import annotations

@@ -17,11 +17,11 @@ THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS
 
 
 def threads_per_worker(backend_name: str, workers: int) -> int:
-    """The BLAS threads of each of `workers` replicas on this machine's processor.
+    """Return the number of BLAS threads for each of `workers` replicas on this machine's processor.
 
-    At most cores / workers, and at most as many as are set now. With numba one, unless the user has set a number: its
-    large operations are kernels, the remaining products gain nothing from a second thread, and on a busy machine
-    threads that wait for each other cost a multiple of their work.
+    At most cores / workers, and at most the number that is set now. With numba it is one, unless the user has set a
+    number: the large operations are kernels, the remaining products gain nothing from a second thread, and on a busy
+    machine waiting threads cost several times the work they do.
     """
     share = max(1, available_cores() // integer("workers", workers, 1))
     asked = any(name in os.environ for name in THREADS_VARIABLES)
@@ -29,7 +29,7 @@ def threads_per_worker(backend_name: str, workers: int) -> int:
 
 
 def threads_now() -> int:
-    """The BLAS threads as they are set: by OPENBLAS_NUM_THREADS or the like, else one per core."""
+    """Return the number of BLAS threads that is set, by OPENBLAS_NUM_THREADS or similar; one per core by default."""
     return min((info["num_threads"] for info in _libraries()), default=1)
 
 
@@ -71,7 +71,7 @@ class Limit(AbstractContextManager["Limit"]):
 
 
 def description() -> str:
-    """The BLAS of NumPy in words, such as `OpenBLAS 0.3.31, SkylakeX kernels`."""
+    """Describe the BLAS of NumPy, such as `OpenBLAS 0.3.31, SkylakeX kernels`."""
     # NumPy's own library, or the first: SciPy brings another one
     info = min(_libraries(), key=lambda info: "numpy" not in str(info.get("filepath")), default={})
     api = info.get("internal_api")
@@ -84,5 +84,5 @@ def description() -> str:
 
 
 def _libraries() -> list[dict[str, Any]]:
-    """The loaded BLAS libraries, as threadpoolctl describes them."""
+    """Return the loaded BLAS libraries, as threadpoolctl describes them."""
     return [info for info in threadpool_info() if info.get("user_api") == "blas"]

@@ -1,6 +1,6 @@
 """The controls of steps that run ahead of the host: numbers in the device's memory that steps read and write.
 
-The host launches the next step without waiting for the last, and reads the controls now and then.
+The host launches the next step without waiting for the last, and reads the controls only occasionally.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class Control(IntEnum):
-    """Places in the controls, which are numbers in double precision.
+    """Indices into the controls, which are numbers in double precision.
 
     Set by the host: the learning-rate factor (RATE) and the other numbers of the optimizer's rule in this iteration
     (FIRST, SECOND, THIRD, see `Move.numbers`). Changed by steps: the loss scale of the next gradient and of the last

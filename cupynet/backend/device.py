@@ -29,7 +29,7 @@ class Failure:
     """Why a device cannot continue.
 
     Attributes:
-        text: a message that names the device, and the remedy if there is only one.
+        text: a message that names the device, and the remedy if there is exactly one.
         of_memory: True if it is out of memory: it can still do what needs less.
         limited_by: the setting that limits its memory pool; "" if there is none.
     """
@@ -70,19 +70,19 @@ class Device:
         return self._workspaces.current
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A new array of any shape with arbitrary content."""
+        """Return a new array of any shape with arbitrary content."""
         return self.xp.empty(shape, dtype)
 
     def address(self, array: Array) -> int:
-        """The address of the first element of an array of any shape."""
+        """Return the address of the first element of an array of any shape."""
         raise NotImplementedError
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
-        """`array`, of any shape, on this device; copied only if it is elsewhere or has another dtype."""
+        """Return `array`, of any shape, on this device; copied only if it is elsewhere or has another dtype."""
         return self.xp.asarray(array, dtype)
 
     def to_host(self, array: Array) -> Any:
-        """`array`, of any shape, as a NumPy array; on a CPU the array itself."""
+        """Return `array`, of any shape, as a NumPy array; on a CPU the array itself."""
         raise NotImplementedError
 
     def synchronize(self) -> None:
@@ -102,11 +102,11 @@ class Device:
         """Restore the device and stream that the calling thread had before `activate`, if it called that."""
 
     def stream(self) -> int:
-        """The address of this backend's stream, for libraries that take one; 0 on a CPU."""
+        """Return the address of this backend's stream, for libraries that take one; 0 on a CPU."""
         return 0
 
     def place(self) -> str:
-        """The machine and the GPU, by names that all processes agree on; "" on a CPU."""
+        """Return the names of the machine and the GPU, the same in all processes; "" on a CPU."""
         return ""
 
     def failure(self, error: BaseException, device: int) -> Failure | None:
@@ -118,7 +118,7 @@ class Device:
         return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
 
     def record_event(self) -> Any:
-        """An event after all work so far, for others to wait for; None on a CPU, which does everything at once."""
+        """Record an event after all work so far, for others to wait for; None on a CPU, which works synchronously."""
 
     def wait_event(self, *events: Any) -> None:
         """Make later work on this device wait for events of other backends; the host does not wait."""
@@ -128,11 +128,11 @@ class Device:
         out[...] = array
 
     def recorder(self) -> Recorder | None:
-        """What captures steps as graphs, on a device that can; else None."""
+        """Return the recorder that captures steps as graphs; None if the device cannot."""
         return None
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        """An array with arbitrary content from the workspace; by default in the storage precision."""
+        """Return an array with arbitrary content from the workspace; by default in the storage precision."""
         return self._workspaces.current.borrow(shape, self.policy.storage if dtype is None else dtype)
 
     def give_back(self, *arrays: Array | None) -> None:
@@ -140,7 +140,7 @@ class Device:
         self._workspaces.current.give_back(*arrays)
 
     def loans(self) -> Loans:
-        """A context that returns what was borrowed in it if an exception ends it, see `Loans`."""
+        """Return a context that returns the buffers borrowed in it if it ends with an exception, see `Loans`."""
         return Loans(self.workspace)
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
@@ -189,13 +189,13 @@ class Device:
         target[...] = source
 
     def _constants(self, values: tuple[float, ...]) -> Array:
-        """These K numbers, (K,), on the device in the accumulation precision; created once."""
+        """Return these K numbers as (K,) on the device, in the accumulation precision; cached."""
         if values not in self._vectors:
             self._vectors[values] = self.asarray(np.array(values, self.policy.accumulate))
         return self._vectors[values]
 
     def _stored_copy(self, borrowed: Array) -> Array:
-        """A borrowed array in the storage precision: itself, or a copy that replaces it."""
+        """Return a borrowed array in the storage precision: itself, or a copy that replaces it."""
         if borrowed.dtype == self.policy.storage:
             return borrowed
         stored = self.borrow(borrowed.shape)

@@ -20,20 +20,20 @@ GIT_TIMEOUT_S = 2.0  # a network file system may hang
 
 
 def available_cores() -> int:
-    """The cores that this process may use, by affinity and by the cgroup quota of a container (rounded up)."""
+    """Return the number of cores that this process may use, by affinity and a container's cgroup quota (rounded up)."""
     cores = len(usable_cores())
     quota = _cgroup_quota()
     return max(1, min(cores, math.ceil(quota)) if quota else cores)
 
 
 def usable_cores() -> set[int]:
-    """The numbers of the cores that this process may run on, by its affinity."""
+    """Return the numbers of the cores that this process may run on, by its affinity."""
     affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
     return set(affinity(0)) if affinity is not None else set(range(os.cpu_count() or 1))
 
 
 def _cgroup_quota() -> float | None:
-    """Cores granted by the cgroup; None without a quota."""
+    """Return the number of cores granted by the cgroup; None without a quota."""
     try:
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         return int(quota) / int(period)
@@ -42,7 +42,7 @@ def _cgroup_quota() -> float | None:
 
 
 def memory() -> tuple[int, str] | None:
-    """The bytes that this process may use, swap included, and what limits them: `this machine has` or similar.
+    """Return the bytes that this process may use, swap included, and what limits them: `this machine has` or similar.
 
     The least of the machine's memory, the limit of its cgroup and the limits of the shell (ulimit -v, -d). None if
     unknown.
@@ -67,7 +67,7 @@ def _physical_memory() -> int | None:
 
 
 def _cgroup_memory() -> list[int]:
-    """The limits of this process's cgroup and of those around it."""
+    """Return the limits of this process's cgroup and of those around it."""
     found = []
     with contextlib.suppress(OSError):
         group = Path(Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/"))
@@ -78,7 +78,7 @@ def _cgroup_memory() -> list[int]:
 
 
 def _limits() -> list[int]:
-    """The memory limits of the process that are set."""
+    """Return the memory limits of the process that are set."""
     try:
         import resource
     except ImportError:  # Windows
@@ -88,18 +88,18 @@ def _limits() -> list[int]:
 
 
 def cpu_model() -> str:
-    """The name of the processor."""
+    """Return the processor name."""
     return _cpuinfo("model name") or platform.processor() or platform.machine()
 
 
 def cpu_flags() -> list[str]:
-    """The vector instructions of the processor, by their names on Linux; empty if unknown."""
+    """Return the vector instructions of the processor, by their names on Linux; empty if unknown."""
     kinds = ("sse", "avx", "fma", "f16c", "amx", "asimd", "sve", "neon")
     return sorted(flag for flag in _cpuinfo("flags", "Features").split() if flag.startswith(kinds))
 
 
 def _cpuinfo(*keys: str) -> str:
-    """The first value of any of these keys in /proc/cpuinfo; "" if there is none."""
+    """Return the first value of any of these keys in /proc/cpuinfo; "" if there is none."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
@@ -109,10 +109,10 @@ def _cpuinfo(*keys: str) -> str:
 
 
 def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
-    """The git commit of the source tree that the package runs from, with `-dirty` if cupynet/ or conf/ have changes.
+    """Return the git commit of the source tree in use, with `-dirty` if cupynet/ or conf/ have changes.
 
-    A copy without .git has the value of CUPYNET_COMMIT, if that is a commit. None for an installed wheel, without git,
-    or if git refuses to read the repository.
+    A copy without .git has the value of CUPYNET_COMMIT, if that is a commit. None for an installed wheel, if git is
+    missing, or if git refuses to read the repository.
 
     Args:
         tree: the folder that holds the package and .git.
@@ -133,7 +133,7 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
 
 
 def environment() -> dict[str, Any]:
-    """A description of the machine and the software, ready for JSON.
+    """Return a description of the machine and the software, ready for JSON.
 
     Python, system, processor and its vector instructions, cores, BLAS libraries with kernels and threads, versions.
     """

@@ -65,7 +65,7 @@ class FusedPair:
     activates = False
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """The output for x (N, ...), and what the backward pass needs, all borrowed.
+        """Return the output for x (N, ...), and what the backward pass needs, all borrowed.
 
         Raises:
             ConfigError: the arrays have other shapes than the pair.

@@ -19,17 +19,17 @@ MASK = (1 << 32) - 1
 
 
 def key_of(seed: int, name: str) -> int:
-    """A key of 64 bits for one user of a seed, such as a layer, by its name."""
+    """Return a key of 64 bits for one user of a seed, such as a layer, by its name."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest(), "little")
 
 
 def dropped_below(rate: float) -> int:
-    """The number below which a random value of 32 bits is with probability `rate`, to 2^-32."""
+    """Return the threshold that a random 32-bit value is below with probability `rate`, to 2^-32."""
     return min(round(rate * (1 << 32)), MASK)
 
 
 def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Array, Array, Array, Array]:
-    """Four numbers of 32 bits for each element. Counters and numbers are arrays of uint64 that broadcast."""
+    """Return four numbers of 32 bits for each element. Counters and numbers are arrays of uint64 that broadcast."""
     a, b, c, d = counters
     first, second = key & MASK, key >> 32
     for _ in range(ROUNDS):
@@ -40,7 +40,7 @@ def numbers(counters: tuple[Array, Array, Array, Array], key: int) -> tuple[Arra
 
 
 def of_examples(xp: ModuleType, samples: Array, epoch: Any, key: int, features: int) -> Array:
-    """A number of 32 bits for each value of each example: (N, features) uint64.
+    """Return a number of 32 bits for each value of each example: (N, features) uint64.
 
     The counters are a place, the index of the sample (two counters) and the epoch. The four numbers of a place are for
     the quarters of the example: value v has place v mod Q and number v // Q, with Q = ceil(features / 4).

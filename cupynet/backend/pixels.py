@@ -19,7 +19,7 @@ class PixelScale:
 
     @classmethod
     def of(cls, mean: Sequence[float], deviation: Sequence[float]) -> PixelScale:
-        """The scaling to mean 0 and deviation 1 for pixels of this mean and deviation, as fractions, by channel."""
+        """Return the scaling of pixels with this mean and deviation (fractions, by channel) to 0 and 1."""
         return cls(tuple(map(float, mean)), tuple(map(float, deviation)))
 
     @cached_property

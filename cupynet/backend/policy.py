@@ -17,7 +17,8 @@ class DtypePolicy:
 
     Attributes:
         storage: of activations, their gradients, and weights as layers read them.
-        compute: of the operands of products; on a CPU half and bfloat16 are stored but computed in float.
+        compute: of the operands of products; on a CPU, half and bfloat16 are only storage types, and products are
+            computed in float.
         accumulate: of master weights, weight gradients, optimizer state, losses and averages; at least 32 bits.
         loss_scale: the factor on the gradient of the loss that keeps small gradients from underflow in half
             (Micikevicius et al. 2018, "Mixed precision training"); the optimizer divides by it. 1 in other precisions:
@@ -32,7 +33,7 @@ class DtypePolicy:
 
     @classmethod
     def of(cls, name: str, *, half_arithmetic: bool = False) -> DtypePolicy:
-        """The policy called `name` (half, bfloat16, float or double, or NumPy's float16, float32, float64).
+        """Return the policy called `name` (half, bfloat16, float or double, or NumPy's float16, float32, float64).
 
         Args:
             half_arithmetic: True if the device multiplies 16-bit numbers.
@@ -51,7 +52,7 @@ class DtypePolicy:
 
 
 def stored_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of this name.
+    """Return the dtype of this name.
 
     Raises:
         ConfigError: it is bfloat16, and ml_dtypes is not installed.

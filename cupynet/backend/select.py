@@ -1,4 +1,4 @@
-"""The choice of a backend: by name, or the first by priority that works on this machine."""
+"""Choose a backend by name, or the first by priority that works on this machine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def create_backend(
     max_grid_size: int | None = None,
     tf32: bool = False,
 ) -> Backend:
-    """A new backend for one replica, with its own workspace.
+    """Return a new backend for one replica, with its own workspace.
 
     Args:
         name: numpy, numba, cupy, or auto, see `select_backend`.
@@ -87,7 +87,7 @@ def create_backend(
 
 
 def device_count(name: str) -> int:
-    """The number of devices of a backend; 0 on a CPU."""
+    """Return the number of devices of a backend; 0 on a CPU."""
     if name != "cupy":
         return 0
     from cupynet.backend import cuda

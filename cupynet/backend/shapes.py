@@ -10,7 +10,7 @@ from cupynet.core.errors import ConfigError
 
 
 def windows(operation: str, shape: tuple[int, ...], window: Window, *, pool: bool = False) -> None:
-    """Refuse a `shape` other than (N, H, W, C) with room for a window; for pools, windows that may see padding only."""
+    """Refuse a `shape` other than (N, H, W, C) with room for a window; for pools, also windows of padding alone."""
     if len(shape) != 4 or not window.fits(*shape[1:3]):
         raise ConfigError(
             f"{operation}: images of shape {tuple(shape)} have no room for a window of {window.kernel} with padding "

@@ -24,7 +24,7 @@ Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same num
 
 
 class Shared:
-    """Data shared by the workers of one process: the first worker that needs an entry creates it.
+    """Data shared by the workers of one process. The first worker to need an entry creates it.
 
     Attributes:
         lock: held while entries are looked up, created or removed.

@@ -42,7 +42,7 @@ class Move:
     factors: tuple[float, float, float] = (0.0, 0.0, 0.0)
 
     def in_order(self) -> tuple[float, ...]:
-        """All of them, in the order of the kernels' parameters."""
+        """Return all of them, in the order of the kernels' parameters."""
         own = self.rate, *self.numbers, self.scale, self.clip, self.l1, self.l2, self.decay
         return (*own, *self.factors)
 

@@ -18,7 +18,7 @@ class Window:
         kernel: (K_h, K_w), height and width in pixels.
         stride: pixels from one window to the next, (down, across).
         padding: rows of zeros (above, below) and columns of zeros (left, right); pools ignore them.
-        dilation: pixels from one pixel of the window to the next, (down, across); 1 for neighbours.
+        dilation: distance in pixels between neighbours in the window, (down, across); 1 for adjacent pixels.
     """
 
     kernel: IntPair
@@ -53,17 +53,17 @@ class Window:
         return any(self.padding[0]) or any(self.padding[1])
 
     def padded(self, height: int, width: int) -> IntPair:
-        """The size of an image of `height` x `width` with its zeros."""
+        """Return the size of an image of `height` x `width` with its zeros."""
         return height + sum(self.padding[0]), width + sum(self.padding[1])
 
     def output(self, height: int, width: int) -> IntPair:
-        """The number of windows in such an image, (H', W'); 0 or less if none fits."""
+        """Return the number of windows in such an image, (H', W'); 0 or less if none fits."""
         padded, extent = self.padded(height, width), self.extent
         rows, cols = ((padded[i] - extent[i]) // self.stride[i] + 1 for i in (0, 1))
         return rows, cols
 
     def pixels(self, height: int, width: int) -> tuple[list[int], list[int]]:
-        """The rows of the image that each window down sees, and the columns that each window across sees."""
+        """Return the rows of the image that each window down sees, and the columns that each window across sees."""
         sizes, counts = (height, width), self.output(height, width)
         rows, cols = (
             [
@@ -80,12 +80,12 @@ class Window:
         return min(self.output(height, width)) > 0
 
     def inside(self, height: int, width: int) -> tuple[slice, ...]:
-        """The index of the images in padded ones (N, H, W, C)."""
+        """Return the index of the images in padded ones (N, H, W, C)."""
         (top, _), (left, _) = self.padding
         return slice(None), slice(top, top + height), slice(left, left + width)
 
     def seen(self, ky: int, kx: int, output: IntPair) -> tuple[slice, ...]:
-        """The index in padded images (N, H, W, C) of the pixels that place (ky, kx) of all `output` windows sees."""
+        """Return the index in padded images (N, H, W, C) of the pixels at place (ky, kx) of all `output` windows."""
         (down, across), (rows, cols) = self.stride, output
         ky, kx = ky * self.dilation[0], kx * self.dilation[1]
         return slice(None), slice(ky, ky + down * rows, down), slice(kx, kx + across * cols, across)

@@ -52,10 +52,10 @@ class Workspace:
         return len(self._lent)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array of `shape` with arbitrary content.
+        """Return an array of `shape` with arbitrary content.
 
-        The shortest free buffer that fits, since a later loan may need a longer one; among equals the last returned,
-        which is still in the cache.
+        Takes the shortest free buffer that fits, since a later loan may need a longer one; of equally long ones the
+        last returned, which is still in the cache.
         """
         key = (shape[1:], dtype)
         free = self._free.get(key, [])
@@ -89,14 +89,14 @@ class Workspace:
                 self._free.setdefault(key, []).append((buffer, address))
 
     def reclaim(self, loans: list[range]) -> None:
-        """Return what is still on loan of the loans with these numbers."""
+        """Return those of the loans with these numbers that are still outstanding."""
         for _, buffer, number in list(self._lent.values()):
             if any(number in some for some in loans):
                 self.give_back(buffer)
 
 
 class Loans:
-    """A context that returns what was borrowed in it and is still on loan, if an exception ends it.
+    """A context that returns its outstanding loans if it ends with an exception.
 
     It may be entered more than once: a backward pass enters the context of its forward pass, so that the loans of both
     are returned. Loans made in between are not affected.
@@ -108,7 +108,7 @@ class Loans:
         self._first = 0
 
     def end(self) -> None:
-        """Return what was borrowed in it so far and is still on loan, for a pass that is abandoned."""
+        """Return its outstanding loans, for a pass that is abandoned."""
         self._workspace.reclaim([*self._ranges, range(self._first, self._workspace.lent)])
 
     def __enter__(self) -> Loans:

@@ -43,7 +43,7 @@ class Usage:
     devices: int = 1
 
     def by_setting(self) -> dict[str, int]:
-        """Bytes by the setting that they grow with: `batch_size`, `workers`, `prefetch` and those of `images`."""
+        """Return the bytes by the setting they grow with: `batch_size`, `workers`, `prefetch` and those of `images`."""
         wide, narrow = self.policy.accumulate.itemsize, self.policy.storage.itemsize
         states = len(self.optimizer.rule.states) if isinstance(self.optimizer, ByRule) else 0
         copies = (2 + states) * wide + (narrow if narrow != wide else 0)  # weights, their gradient, state

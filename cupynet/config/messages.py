@@ -41,13 +41,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _file(error: BaseException) -> str:
-    """The file that an error of Hydra names, with a colon; "" for the command line."""
+    """Return the file that an error of Hydra names, with a colon; "" for the command line."""
     text = one_line(error)
     return f"{text.split(chr(39))[1]}: " if text.startswith("In '") else ""
 
 
 def _hint(error: OmegaConfBaseException, key: str, schema: type[Settings]) -> str:
-    """The nearest valid name for an unknown key."""
+    """Return the nearest valid name for an unknown key."""
     inside = [known for known, _ in rules(schema) if known.endswith(f".{key}")]  # averaging_frequency=3
     if inside:
         return f"; did you mean {listed(map(repr, inside))}?"

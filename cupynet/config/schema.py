@@ -59,12 +59,12 @@ def part(**default: Any) -> Any:
 
 
 def integer(minimum: int, **bounds: Any) -> Rule:
-    """An integer of at least `minimum`. `bounds`: see `checks.integer`."""
+    """Return a rule for an integer of at least `minimum`. `bounds`: see `checks.integer`."""
     return lambda key, value: checks.integer(key, value, minimum, **bounds)
 
 
 def one_of(*names: str) -> Rule:
-    """One of the names."""
+    """Return a rule for one of the names."""
     return lambda key, value: checks.one_of(key, value, names)
 
 
@@ -74,17 +74,17 @@ def optional(rule: Rule) -> Rule:
 
 
 def number(**bounds: Any) -> Rule:
-    """A number. `bounds`: see `checks.number`."""
+    """Return a rule for a number. `bounds`: see `checks.number`."""
     return lambda key, value: checks.number(key, value, **bounds)
 
 
 def seconds(**bounds: Any) -> Rule:
-    """A number of seconds that a thread can wait."""
+    """Return a rule for a number of seconds that a thread can wait."""
     return number(**bounds, below=threading.TIMEOUT_MAX, unit="seconds")
 
 
 def memory(*, share: bool) -> Rule:
-    """An amount of memory (see `size`), or null for no limit."""
+    """Return a rule for an amount of memory (see `size`), or null for no limit."""
 
     def rule(key: str, value: Any) -> Any:
         try:
@@ -118,7 +118,7 @@ def integers(key: str, value: Any) -> list[int] | None:
 
 
 def link(key: str, value: Any) -> str | dict[str, float]:
-    """A link by name, or by its bandwidth and latency."""
+    """Return a link by name, or by its bandwidth and latency."""
     if isinstance(value, str) and value in checks.LINKS:
         return value
     if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:

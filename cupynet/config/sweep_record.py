@@ -58,7 +58,7 @@ class Job:
         return "test" if self.accuracy("validation") is None else "validation"
 
     def accuracy(self, split: str) -> float | None:
-        """The accuracy on the `validation` or the `test` images; None if it was not measured."""
+        """Return the accuracy on the `validation` or the `test` images; None if it was not measured."""
         if self.summary is None:
             return None
         scores = self.summary.scores

@@ -199,7 +199,7 @@ def one_line(text: object) -> str:
 
 
 def one(noun: str) -> str:
-    """The noun with its article."""
+    """Return the noun with its article."""
     return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
@@ -228,12 +228,12 @@ def amount(size: int) -> str:
 
 
 def kept_out(images: int) -> int:
-    """The number of training images to use for validation: a tenth, at most 5000."""
+    """Return the number of training images to use for validation: a tenth, at most 5000."""
     return min(max(images // 10, 1), 5000)
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """A share of one in percent: `98.90 %`."""
+    """Return a share of one in percent: `98.90 %`."""
     return f"{100 * share:.{digits}f} %"
 
 
@@ -244,13 +244,13 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """The end of a message about a value that is none of `names`: the most similar one, if there is one."""
+    """Return the end of a message about a value that is none of `names`: the most similar one, if there is one."""
     match = get_close_matches(shown(value, str).lower(), list(names), n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the most similar known one, or all if none is similar."""
+    """Return the end of a message about an unknown name: the most similar known one, or all if none is similar."""
     names = sorted(known)
     match = get_close_matches(name, names, n=1) or get_close_matches(name.lower(), names, n=1)
     if match:

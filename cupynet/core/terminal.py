@@ -40,7 +40,7 @@ def printable(text: str) -> str:
 
 
 def near(path: Path) -> str:
-    """A path relative to the current folder if it is inside; else as it is."""
+    """Return a path relative to the current folder if it is inside; else as it is."""
     try:
         inside = path.resolve().relative_to(Path.cwd().resolve())
     except (OSError, ValueError):

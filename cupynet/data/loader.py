@@ -98,11 +98,11 @@ class Batches(ABC):
 
     @abstractmethod
     def images_of_round(self, number: int, size: int) -> int:
-        """Images that all `size` workers train on in round `number` of an epoch."""
+        """Return images that all `size` workers train on in round `number` of an epoch."""
 
     @abstractmethod
     def deal(self, size: int) -> tuple[int, ...]:
-        """A key of how batches are assigned. An interrupted epoch can be continued only with an equal key."""
+        """Return a key of how batches are assigned. An interrupted epoch can be continued only with an equal key."""
 
     @cached_property
     @abstractmethod
@@ -111,7 +111,7 @@ class Batches(ABC):
 
     @abstractmethod
     def part(self, rank: int, size: int) -> Dataset:
-        """The data that worker `rank` of `size` reads. DataError."""
+        """Return the data that worker `rank` of `size` reads. DataError."""
 
     @abstractmethod
     def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:

@@ -181,7 +181,7 @@ class _Graph:
 
 
 def _name(layer: Layer) -> str:
-    """The prefix of the names of a layer's nodes."""
+    """Return the prefix of the names of a layer's nodes."""
     return f"/{layer.path or 'network'}"
 
 

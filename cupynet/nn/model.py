@@ -88,7 +88,7 @@ class Model:
             self._fitting.release()
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        """The raw output (logits) for x (N, ...), and the derivative.
+        """Return the raw output (logits) for x (N, ...), and the derivative.
 
         If the pass or its derivative raises, everything that they borrowed is given back.
 

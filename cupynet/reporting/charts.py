@@ -123,7 +123,7 @@ class Chart:
         return [line for line in self.lines if any(finite(value) is not None for value in line.y)]
 
     def legend(self) -> list[Entry]:
-        """The legend of the chart in a page."""
+        """Return the legend of the chart in a page."""
         return [Entry(each.name, each.colour % len(PALETTE), each.dashed) for each in self.shown if each.name]
 
 

@@ -43,7 +43,7 @@ class NumbaConv(NumbaDense, ConvOps):
         return x
 
     def _direct(self, x: Array, weight: Array, window: Window) -> DirectConvolution | None:
-        """The convolution without im2col; None if the reference must compute it."""
+        """Return the convolution without im2col; None if the reference must compute it."""
         if x.ndim != 4 or weight.ndim != 4 or not self._stores(x, weight):
             return None
         known = passes((x.shape[1], x.shape[2], x.shape[3]), weight.shape[3], window, x.itemsize)

@@ -31,7 +31,7 @@ MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same 
 
 
 def fuse(backend: Backend, first: Convolution, second: MaxPool) -> FusedPair | None:
-    """The pair if the windows of the pool are small and do not overlap, so that each pixel is computed once."""
+    """Return the pair if the windows of the pool are small and do not overlap, so that each pixel is computed once."""
     pool, (height, width, channels) = second.window, first.image
     if math.prod(first.window.padded(height, width)) * channels >= 1 << 31:
         return None  # kernels index the values of an image with 32 bits
@@ -64,17 +64,17 @@ class ConvPool(FusedPair):
 
     @cached_property
     def table(self) -> Array:
-        """The offsets of the values of a patch from its corner, (K_h·K_w·C,) int32."""
+        """The offset of each value of a patch from its corner, (K_h·K_w·C,) int32."""
         start = np.arange(self.patches.height)[:, None] * self.patches.step
         return (start + np.arange(self.patches.row)).reshape(-1).astype(np.int32)
 
     def _corners(self, count: tuple[int, int], apart: tuple[int, int], step: int) -> Array:
-        """The corners of `count` patches (down, across), `apart` pixels apart, in an image of `step` values a row."""
+        """Return corners of `count` patches (down, across), `apart` pixels apart; an image row has `step` values."""
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
         return (row + col).reshape(-1).astype(np.int32)
 
     def _read(self, a: Array) -> Array:
-        """`a`, or a borrowed copy if it is not contiguous or not in the compute precision."""
+        """Return `a`, or a borrowed copy if it is not contiguous or not in the compute precision."""
         if a.dtype == self.dtype and a.flags.c_contiguous:
             return a
         copy = self.backend.borrow(a.shape, self.dtype)
@@ -174,7 +174,7 @@ class ConvPool(FusedPair):
                         gradient(images, self.patches, passed, block, grad)
 
     def _input_gradient(self, passed: Passed, weight: Array) -> Array:
-        """The gradient of the padded images, borrowed."""
+        """Return the gradient of the padded images, borrowed."""
         backend, patches, n = self.backend, self.patches, passed.dy.shape[0]
         per_line = CACHE_LINE // weight.itemsize
         by_row = backend.borrow((patches.height, self.filters, -(-patches.row // per_line) * per_line), self.dtype)

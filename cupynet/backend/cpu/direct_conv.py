@@ -1,7 +1,7 @@
 """A convolution on the CPU without im2col and without a pool (`kernels/tiles.py`).
 
 An image with padding is copied into a frame of zeros, which stays in the cache, and multiplied from there. The gradient
-of the images is a product for each place of the window, added to the pixels that the place saw.
+of the images is a product for each place of the window, added to the pixels seen by that place.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Passes(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: int) -> Passes | None:
-    """The passes for images (H, W, C).
+    """Return the passes for images (H, W, C).
 
     None if an image or its output has too many values for 32 bits, or no window sees a pixel.
     """
@@ -68,7 +68,7 @@ def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: 
 
 
 def _grid(rows: int, cols: int, down: int, across: int) -> Array:
-    """The offsets of the points of a grid, row by row."""
+    """Return the offsets of the points of a grid, row by row."""
     return (np.arange(rows)[:, None] * down + np.arange(cols) * across).reshape(-1)
 
 

@@ -1,7 +1,8 @@
 """Convolution, bias, activation and max-pool on the GPU: a product, then the other three in one pass.
 
-The product is returned to the workspace at once; the im2col rows and the winners are saved. A winner closed by ReLU is
-recorded as no place at all, so the backward pass reads neither the activation nor its output (kernels/pool.cu).
+The product is returned to the workspace at once; the im2col rows and the winners are saved. A window whose winner is
+zeroed by ReLU is recorded as having none, so the backward pass reads neither the activation nor its output
+(kernels/pool.cu).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
 if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
-NO_PLACE = 255  # in 8 bits: the winner of a window of fewer places that ReLU has closed
+NO_PLACE = 255  # in 8 bits: the winner of a window (of fewer places) that ReLU has zeroed
 
 
 class ConvPool(FusedPair):

@@ -1,7 +1,7 @@
 """2-D products on a GPU: cuBLAS, called through ctypes.
 
-CuPy's own product cannot be captured in a CUDA graph, rounds products of halves to half, and cannot add to its result.
-cuBLAS, which CuPy installs, does all three.
+CuPy's own matrix product cannot be captured in a CUDA graph, rounds products of halves to half, and cannot accumulate
+into its output. cuBLAS, which CuPy installs, does all three.
 
 The same call gives the same bits with one version of cuBLAS, on GPUs of one architecture and number of
 multiprocessors, if no two streams share a workspace (NVIDIA, cuBLAS manual, "Results Reproducibility"). Here a handle
@@ -51,7 +51,7 @@ MIB = 1 << 20
 
 
 class CublasError(RuntimeError):
-    """A call of cuBLAS failed; the text has its name and the name of the status."""
+    """A cuBLAS call failed. The message names the call and the status."""
 
 
 class Library:
@@ -80,7 +80,7 @@ class Library:
             raise CublasError(f"{name}: {self._loaded.cublasGetStatusName(status).decode()}")
 
     def handle(self, device: int) -> int:
-        """An unused or a new handle for that device, which must be current."""
+        """Return an unused or a new handle for that device, which must be current."""
         try:
             return self._left[device].pop()
         except (KeyError, IndexError):
@@ -89,7 +89,7 @@ class Library:
             return int(made.value or 0)
 
     def leave(self, device: int, handle: int) -> None:
-        """Put a handle that is no longer used in the pool."""
+        """Return an unused handle to the pool."""
         self._left.setdefault(device, deque()).append(handle)
 
 
@@ -119,7 +119,7 @@ def library(cuda: int) -> Library:
 
 
 def workspace_bytes(device: Any) -> int:
-    """The workspace size in bytes that NVIDIA's manual recommends for the architecture of a device."""
+    """Return the workspace size in bytes that NVIDIA's manual recommends for the architecture of a device."""
     return (32 if int(device.compute_capability) >= 90 else 4) * MIB
 
 
@@ -208,6 +208,6 @@ class Cublas:
 
 
 def _layout(array: Array) -> tuple[int, int]:
-    """The operation and the leading dimension of a row-major matrix for cuBLAS."""
+    """Return the operation and the leading dimension of a row-major matrix for cuBLAS."""
     rows, columns = array.shape
     return (AS_IT_IS, columns) if array.flags.c_contiguous else (TRANSPOSED, rows)

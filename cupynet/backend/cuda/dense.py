@@ -11,7 +11,7 @@ from cupynet.backend.cuda.device import SIXTEEN, CudaDevice
 from cupynet.backend.cuda.launch import first_use, power_of_two
 from cupynet.backend.reference.dense import DenseOps
 
-ACROSS = 32  # columns that a block sums side by side
+ACROSS = 32  # columns that a block sums in parallel
 MOST_PARTS = 256  # partial sums that a second pass adds up
 FEW_ROWS = 128  # the fewest rows of a partial sum
 
@@ -29,7 +29,7 @@ class CudaDense(CudaDevice, DenseOps):
             self._cublas.gemm(left, right, out, beta=beta)
 
     def _operand(self, a: Array) -> tuple[Array, bool]:
-        """See `DenseOps`. cuBLAS takes no array with gaps."""
+        """See `DenseOps`. cuBLAS does not accept arrays with gaps."""
         if a.flags.c_contiguous or a.flags.f_contiguous:
             return super()._operand(a)
         copy = self.borrow(a.shape, self.policy.compute)
@@ -37,7 +37,7 @@ class CudaDense(CudaDevice, DenseOps):
         return copy, True
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
-        """See `DenseOps`. Summed in the precision of the gradient: nothing is rounded before it is added."""
+        """See `DenseOps`. Summed in the precision of the gradient: there is no rounding before the addition."""
         self._gemm(a.T, dy, grad, beta=1.0)
 
     def _add_bias(self, y: Array, bias: Array) -> None:
@@ -65,7 +65,7 @@ class CudaDense(CudaDevice, DenseOps):
             self._columns(f"column_sums_{kind}", columns, parts, values, sums, rows, columns, length, parts, int(add))
 
     def _chunks(self, rows: int) -> tuple[int, int]:
-        """The rows of a partial sum, and the number of partial sums."""
+        """Return the rows of a partial sum, and the number of partial sums."""
         length = max(FEW_ROWS, -(-rows // MOST_PARTS))
         return length, -(-rows // length)
 
@@ -86,7 +86,7 @@ class CudaDense(CudaDevice, DenseOps):
         return self.borrow((self._chunks(rows)[1], 2 * columns), self.policy.accumulate)
 
     def _added(self, parts: Array, columns: int) -> Array:
-        """The two sums of each column from partial sums, which are given back: (2, C)."""
+        """Return the two sums of each column from partial sums, which are given back: (2, C)."""
         sums = self.borrow((2, columns), self.policy.accumulate)
         self._column_sums(self._wide, parts, sums, len(parts), 1, add=False)
         self.give_back(parts)

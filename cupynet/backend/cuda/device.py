@@ -84,10 +84,10 @@ class CudaDevice(Device):
             return
         self._before = int(self.xp.cuda.runtime.getDevice())
         self.xp.cuda.Device(self.device).use()
-        if self._stream is None:  # a second thread may continue after the first has failed, on the same stream
+        if self._stream is None:  # if the first thread failed, a second one may continue on the same stream
             self._stream = self.xp.cuda.Stream(non_blocking=True)
         self._stream.__enter__()  # after `use`, the end of a `with` block would restore the null stream
-        _thread.mark = self._mark = object()  # the thread that had it before is like any other from now on
+        _thread.mark = self._mark = object()  # the thread that used it before is now like any other
 
     def deactivate(self) -> None:
         if getattr(_thread, "mark", None) is self._mark:
@@ -234,7 +234,7 @@ class CudaDevice(Device):
             self.kernels.flat(name, count, *arguments, count, at_once=SIXTEEN // widest)
 
     def _geometry(self, shape: tuple[int, ...], window: Window) -> tuple[int, ...]:
-        """The sizes of images (N, H, W, C) and of windows over them, in the order of kernel parameters."""
+        """Return the sizes of images (N, H, W, C) and of windows over them, in the order of kernel parameters."""
         n, height, width, channels = shape
         output, (top, _), (left, _) = window.output(height, width), *window.padding
         if channels * max(math.prod(output) * window.places, math.prod(window.padded(height, width))) >= MOST_VALUES:

@@ -16,8 +16,8 @@ LINE = "\n"
 def probe(device: int = 0) -> str | None:
     """Return why CuPy cannot be used on this machine, in a few words, or None.
 
-    device: the one to try, modulo their number. No other is touched: a process that uses a device occupies some of its
-        memory until it ends.
+    device: the device to try, modulo the number of devices. No other is used: a process that uses a device occupies
+        some of its memory until it ends.
     """
     try:
         import cupy
@@ -51,7 +51,7 @@ def _lacking(runtime: Any) -> str:
 
 
 def device_count() -> int:
-    """The number of GPUs that CuPy sees; call it after `probe` has returned None."""
+    """Return the number of GPUs that CuPy sees; call it after `probe` has returned None."""
     import cupy
 
     return int(cupy.cuda.runtime.getDeviceCount())
@@ -93,7 +93,7 @@ def _version(code: int) -> str:
 
 
 def memory(devices: list[int]) -> int:
-    """The bytes of the smallest memory of the devices."""
+    """Return the bytes of the smallest memory of the devices."""
     import cupy
 
     sizes = []

@@ -1,4 +1,4 @@
-"""Messages for CuPy errors of a device that has no memory left, or has failed.
+"""Messages for CuPy errors of a device that is out of memory or has failed.
 
 Errors are recognized by the names in their texts. Errors of an address or an instruction (`cudaErrorIllegalAddress`)
 are not among them: they are most likely bugs of a kernel, and keep their traceback.
@@ -22,7 +22,7 @@ LOST = (
     *("CUDA_ERROR_NVLINK_UNCORRECTABLE", "CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_HARDWARE_STACK_ERROR"),
     *("CUBLAS_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_INTERNAL_ERROR"),
 )
-OF_NCCL = "NCCL_ERROR_UNHANDLED_CUDA_ERROR"  # all that NCCL says of any CUDA error
+OF_NCCL = "NCCL_ERROR_UNHANDLED_CUDA_ERROR"  # NCCL reports every CUDA error like this
 
 
 def failure(error: BaseException, device: int) -> Failure | None:

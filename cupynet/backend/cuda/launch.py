@@ -151,7 +151,7 @@ INSTANCES = dict(_instances())
 
 
 def source(file: str) -> str:
-    """The text of a .cu file with the header in place of the line that includes it.
+    """Return the text of a .cu file with the header in place of the line that includes it.
 
     CuPy caches compiled kernels by their text, and would not notice that a header has changed.
     """
@@ -163,13 +163,13 @@ def source(file: str) -> str:
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is at least `number`."""
+    """Return the smallest power of two that is at least `number`."""
     return 1 << max(number - 1, 0).bit_length()
 
 
 # Held while something is done for the first time and while a stream is captured: loading modules and libraries and
-# creating handles may wait for the whole device, which ends any capture on it. A thread that also needs the `apart`
-# lock of a backend takes that first.
+# creating handles may wait for the whole device, which ends any capture on it. A thread that also needs a backend's
+# `apart` lock acquires that first.
 first_use = threading.RLock()
 
 
@@ -202,7 +202,7 @@ class Kernels:
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
 
     def launched(self, here: Callable[[], AbstractContextManager[None]]) -> Kernels:
-        """The same kernels, launched in another context."""
+        """Return the same kernels, launched in another context."""
         other = copy.copy(self)
         other._here = here
         return other
@@ -245,7 +245,7 @@ class Kernels:
             function(grid, block, given)
 
     def _checked(self, name: str, position: int, parameter: Parameter, dtype: Any, argument: Any) -> Any:
-        """An argument in the form that CuPy passes on."""
+        """Return an argument in the form that CuPy passes on."""
         if not parameter.array:
             return dtype.type(argument if dtype.kind == "f" else operator.index(argument))
         if argument is None and parameter.null:
@@ -260,7 +260,7 @@ class Kernels:
         return argument
 
     def _function(self, name: str) -> tuple[Any, list[tuple[Parameter, Any]]]:
-        """The compiled kernel and its parameters; compiled once."""
+        """Return the compiled kernel and its parameters; compiled once."""
         instance = INSTANCES[name]
         with self._here(), first_use:
             module = self._modules.get(instance.file)

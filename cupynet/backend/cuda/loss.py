@@ -29,7 +29,7 @@ class CudaLoss(CudaDevice, LossOps):
     def _loss(
         self, name: str, prediction: Array, labels: Array, more: tuple[Any, ...], parameter: float, count: int
     ) -> tuple[Array, Array]:
-        """The losses (N,) and the gradient (N, O) from a kernel. count: the values that the mean is taken over."""
+        """Return the losses (N,) and the gradient (N, O) from a kernel. count: number of values in the mean."""
         n, outputs = prediction.shape
         shapes.shape_of(name, "labels", labels, (n,))
         labels = self.asarray(labels, np.int64)

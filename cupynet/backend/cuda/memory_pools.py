@@ -1,9 +1,9 @@
 """CuPy's memory pools of this process: one for each device, and one of pinned host memory.
 
-A pool keeps freed memory for the next array. CuPy counts neither the most that was used nor the most that was held.
-What a pool holds only grows until it is emptied, so its size just before is the most it has held, except that CuPy
-empties a pool by itself when it reaches its limit. What is used can only be sampled: an allocation hook sees one thread
-and costs a Python call for each allocation.
+A pool keeps freed memory for the next array. CuPy tracks neither the peak use of a pool nor its peak size.
+What a pool holds only grows until it is emptied, so its size just before that is its peak size, except that CuPy
+empties a pool by itself at its limit. Use can only be sampled: an allocation hook sees one thread and costs a Python
+call for each allocation.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def pinned_blocks() -> int:
 def limit_pools(devices: list[int], limit: int | float | None, asked: str = "limit_pools") -> None:
     """Limit the pool of each device to `limit` bytes, or to a float as a fraction of the device; None restores it.
 
-    The pools are emptied first, so that their sizes count from here on.
+    Empties the pools first, so that peak sizes are measured from here on.
 
     Args:
         asked: the source of the limit, for messages.

@@ -95,6 +95,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         return dy
 
     def _at_once(self, columns: int) -> int:
-        """The values of a row that a thread reads in one access."""
+        """Return the values of a row that a thread reads in one access."""
         several = SIXTEEN // self.policy.storage.itemsize
         return 1 if columns % several else several

@@ -17,7 +17,7 @@ from cupynet.core.errors import ConfigError
 if TYPE_CHECKING:
     from cupynet.backend.cuda.device import CudaDevice
 
-SHARE = 4  # images stay on a device if they take at most one part in so many of its free memory
+SHARE = 4  # images stay on a device if they take at most 1 / SHARE of its free memory
 UPLOAD = 1 << 23  # bytes that are copied at once
 NUMBERS = 2 * 8  # bytes of a sample's index and label
 
@@ -50,7 +50,7 @@ class Resident:
             staging.close()  # everything has arrived: no stream needs to wait for this one
 
     def leave(self, backend: CudaDevice) -> None:
-        """The worker no longer uses them: the memory is freed after its work, when the last reference is dropped."""
+        """Release them for this worker. The memory is freed after its work, when the last reference is dropped."""
         with backend.here():
             self._stream.wait_event(backend.record_event())
 
@@ -69,7 +69,7 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
         try:
             found = shared.kept[key] = Resident(xp, shared.streams[backend.device], images)
         except xp.cuda.memory.OutOfMemoryError as error:
-            if on_device == "auto":  # other programs use memory of the same device
+            if on_device == "auto":  # other programs may use memory of this device too
                 return None
             raise ConfigError(
                 f"data_on_device=true: {amount(images.nbytes)} of images do not fit on device {backend.device} "
@@ -79,7 +79,7 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
 
 
 def _free(xp: Any) -> int:
-    """The bytes of the current device that its pool may still hand out."""
+    """Return the bytes of the current device that its pool may still hand out."""
     pool = xp.get_default_memory_pool()
     free = int(xp.cuda.runtime.memGetInfo()[0] + pool.free_bytes())
     limit = int(pool.get_limit())
@@ -125,7 +125,7 @@ class ResidentTransfer(Transfer):
 
     def begin(self, rows: Sequence[Array]) -> None:
         count = sum(map(len, rows))
-        if 2 * count > len(self._numbers):  # some samples come more than once
+        if 2 * count > len(self._numbers):  # some samples occur more than once
             self._staging.close()
             self._reserve(count)
         with self._backend.here():

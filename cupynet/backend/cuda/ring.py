@@ -37,8 +37,8 @@ class Slot:
 class RingTransfer(Transfer):
     """Batches sent from pinned memory by the prefetch thread, on a stream of their own.
 
-    There are two slots more than batches made ahead: one for the batch in use and one for the batch before it, whose
-    slot becomes free when the worker takes the next one; `make` may be called before that.
+    There are two more slots than batches made ahead. One holds the batch in use, the other the previous batch: its slot
+    becomes free when the worker takes the next batch, and `make` may be called before that.
 
     Args:
         images, labels, batch_size, ahead, pixels: see `Device.transfer`.

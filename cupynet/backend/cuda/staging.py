@@ -16,7 +16,7 @@ from cupynet.core.errors import ConfigError
 
 
 class Staging:
-    """Two buffers of pinned memory that take turns: each is overwritten once its last contents have arrived.
+    """Two alternating buffers of pinned memory. Each is overwritten once its last contents have arrived.
 
     Data is sent to the current device, on the current stream.
 
@@ -32,12 +32,12 @@ class Staging:
         self._turn = 0
 
     def room(self, array: Array) -> Any:
-        """The host memory for what is sent to `array` next."""
+        """Return the host buffer for the next data sent to `array`."""
         self._arrived[self._turn].synchronize()
         return self._buffers[self._turn][: array.nbytes].view(array.dtype).reshape(array.shape)
 
     def send(self, array: Array) -> None:
-        """Overwrite an array on the device with the contents of its room."""
+        """Overwrite an array on the device with the contents of its buffer."""
         if array.nbytes:
             runtime, source = self._cuda.runtime, self._buffers[self._turn].ctypes.data
             stream = self._cuda.get_current_stream().ptr
@@ -53,7 +53,7 @@ class Staging:
 
 
 def batch_of(buffer: Array, count: int) -> Array:
-    """The first `count` images of a buffer. ConfigError if it is too small: a kernel would write beyond its end."""
+    """Return the first `count` images of a buffer. ConfigError if it is too small: a kernel would overrun it."""
     if count > len(buffer):
         raise ConfigError(f"a batch of {count} images where batch_size is {len(buffer)}: deal out no more at once")
     return buffer[:count]

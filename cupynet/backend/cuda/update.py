@@ -99,7 +99,7 @@ class CudaUpdate(CudaDevice, UpdateOps):
             self.kernels.launch(name, grid, (self.kernels.threads,), *arguments)
 
     def _stretches(self, layers: Layers) -> tuple[int, int]:
-        """The grid: blocks along a stretch, as many as the longest can use, and stretches at a time."""
+        """Return the grid: blocks along a stretch, as many as the longest can use, and stretches at a time."""
         longest = max((stop - start for start, stop in layers.bounds), default=1)
         down = max(1, min(len(layers.bounds), MOST_BLOCKS_DOWN, self.kernels.blocks))
         across = min(-(-longest // (4 * self.kernels.threads)), MOST_ALONG, self.kernels.blocks // down)

@@ -59,7 +59,7 @@ def _ratio(x: Array, of: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
 
 
 def erfc(xp: Any, z: Array) -> Array:
-    """The complementary error function of z >= 0, to a few units of the last digit of the result."""
+    """Return the complementary error function of z >= 0, to a few units of the last digit of the result."""
     near, middle = xp.minimum(z, FIRST), xp.minimum(xp.maximum(z, FIRST), SECOND)
     far = xp.minimum(xp.maximum(z, SECOND), LAST)
     small, inverse = 1 - near * _ratio(near * near, NEAR), 1 / (far * far)
@@ -69,7 +69,7 @@ def erfc(xp: Any, z: Array) -> Array:
 
 
 def normal_cdf(xp: Any, x: Array) -> Array:
-    """The probability that a standard normal number is below x: erfc(-x / sqrt 2) / 2."""
+    """Return the probability that a standard normal number is below x: erfc(-x / sqrt 2) / 2."""
     half = erfc(xp, abs(x) * math.sqrt(0.5)) * 0.5
     return xp.where(x > 0, 1 - half, half)
 

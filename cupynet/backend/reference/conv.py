@@ -14,7 +14,7 @@ class ConvOps(DenseOps):
     """2-D cross-correlation, in groups or not, and its derivative."""
 
     def im2col(self, x: Array, window: Window) -> Array:
-        """The windows of x as rows, in the compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C).
+        """Return the windows of x as rows, in the compute precision: (N, H, W, C) -> (N·H'·W', K_h·K_w·C).
 
         Chellapilla et al. 2006.
         """
@@ -30,7 +30,7 @@ class ConvOps(DenseOps):
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        """The transpose of im2col, windows added back to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
+        """Return the transpose of im2col, windows added back to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
         shapes.windows("col2im", shape, window)
         n, height, width, channels = shape
         output = window.output(height, width)
@@ -143,14 +143,14 @@ class ConvOps(DenseOps):
         return dx
 
     def _columns_apart(self, x: Array, window: Window, groups: int) -> Array:
-        """The im2col rows of each group, one group after the other: (G·N·H'·W', K_h·K_w·C / G)."""
+        """Return the im2col rows of each group, one group after the other: (G·N·H'·W', K_h·K_w·C / G)."""
         apart = self._apart(x, groups)
         columns = self.im2col(apart, window)
         self.give_back(apart)
         return columns
 
     def _apart(self, x: Array, groups: int) -> Array:
-        """The channels of each group as images of their own, borrowed: (N, H, W, C) -> (G·N, H, W, C / G)."""
+        """Return the channels of each group as images of their own, borrowed: (N, H, W, C) -> (G·N, H, W, C / G)."""
         n, height, width, channels = x.shape
         apart, places = self.borrow((groups * n, height, width, channels // groups)), n * height * width
         apart.reshape(groups, places, -1)[...] = x.reshape(places, groups, -1).transpose(1, 0, 2)
@@ -158,5 +158,5 @@ class ConvOps(DenseOps):
 
     @staticmethod
     def _group(weight: Array, group: int, filters: int) -> Array:
-        """A group's part of a weight (K_h, K_w, C / G, O) as a matrix, a view with gaps: (K_h·K_w·C / G, O / G)."""
+        """Return a group's part of a weight (K_h, K_w, C / G, O) as a strided matrix view: (K_h·K_w·C / G, O / G)."""
         return weight.reshape(-1, weight.shape[3])[:, group * filters : (group + 1) * filters]

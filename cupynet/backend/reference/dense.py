@@ -10,7 +10,7 @@ class DenseOps(Device):
     """Products of matrices, on which dense layers and convolutions are built."""
 
     def matmul(self, a: Array, b: Array, *, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """The product a @ b of (I, J) and (J, K), or of their transposes: (I, K), in the storage precision."""
+        """Return the product a @ b of (I, J) and (J, K), or of their transposes: (I, K), in the storage precision."""
         return self._stored_copy(self._product(a, b, transpose_a, transpose_b))
 
     def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
@@ -30,7 +30,7 @@ class DenseOps(Device):
         return self.matmul(dy, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> tuple[Array, bool]:
-        """`a` in the compute precision, and True if that is a borrowed copy."""
+        """Return `a` in the compute precision, and True if that is a borrowed copy."""
         if a.dtype == self.policy.compute:
             return a, False
         copy = self.borrow(a.shape, self.policy.compute)
@@ -38,7 +38,7 @@ class DenseOps(Device):
         return copy, True
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
-        """The 2-D product in the compute precision."""
+        """Return the 2-D product in the compute precision."""
         a, a_copied = self._operand(a)
         b, b_copied = self._operand(b)
         left, right = (a.T if transpose_a else a), (b.T if transpose_b else b)

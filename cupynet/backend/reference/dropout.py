@@ -10,7 +10,7 @@ from cupynet.backend.device import Device
 
 
 class DropoutOps(Device):
-    """Dropout, with random numbers determined by seed, epoch, sample and place."""
+    """Dropout with random numbers that depend only on seed, epoch, sample and place."""
 
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
         """Each value of x is 0 with probability `rate`, else x / (1 - rate): (N, ...), (N,) int64.

@@ -82,7 +82,7 @@ class LossOps(Device):
         return losses, gradient
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        """The mean elementwise loss of each example, with target 1 at the label and 0 elsewhere.
+        """Return the mean elementwise loss of each example, with target 1 at the label and 0 elsewhere.
 
         (N, O), (N,) -> (N,), and the gradient of the mean of these (N, O), multiplied by the loss scale. Read the
         losses before the next call, which may overwrite them.

@@ -51,7 +51,7 @@ class NormOps(ActivationOps):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        """The sums of dy and of dy · x̂ in each channel, with x̂ the normalized x: (2, C), in accumulation precision.
+        """Return the sums of dy and of dy · x̂ (x̂: normalized x) in each channel: (2, C), in accumulation precision.
 
         y: the output after ReLU: dy becomes 0 in place where it is not positive; None without ReLU.
         """

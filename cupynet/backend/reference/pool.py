@@ -16,7 +16,7 @@ class PoolOps(Device):
     """Pooling over windows, and its derivative."""
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
-        """The largest value of each window, and its place: (N, H, W, C) -> 2 x (N, H', W', C).
+        """Return the largest value of each window, and its place: (N, H, W, C) -> 2 x (N, H', W', C).
 
         The place in the window is ky·K_w + kx. The first of equal values wins, so that ties have one gradient path, and
         the first NaN of a window wins over all values. Padding never wins.
@@ -54,7 +54,7 @@ class PoolOps(Device):
         return self._within(dx, shape, window)
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:
-        """The mean of the pixels of the image that each window sees: (N, H, W, C) -> (N, H', W', C).
+        """Return the mean of the pixels of the image that each window sees: (N, H, W, C) -> (N, H', W', C).
 
         Padding does not count. Summed in the accumulation precision.
         """

@@ -41,11 +41,11 @@ class UpdateOps(Device):
         out[...] = total
 
     def squared_norm(self, grad: Array) -> Array:
-        """The sum of squares of a (P,) vector: a number, or a 0-d array on the device that the next call overwrites."""
+        """Return the sum of squares of a (P,) vector: a number, or a 0-d device array that the next call overwrites."""
         return (grad * grad).sum()
 
     def total(self, vector: Array) -> Array:
-        """The sum of a vector: a number, or a 0-d array on the device that the next call overwrites."""
+        """Return the sum of a vector: a number, or a 0-d array on the device that the next call overwrites."""
         return vector.sum()
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
@@ -62,11 +62,11 @@ class UpdateOps(Device):
     def move_weights(
         self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
     ) -> None:
-        """One update by a rule that treats each weight by itself, in place; (P,) vectors.
+        """Update the weights in place by an elementwise rule; (P,) vectors.
 
             g = clip(scale · grad) + l2 · w + l1 · sign(w);    w -= step(g) + rate · decay · w;    grad = 0
 
-        If the rule does not move weights at once, grad = step(g) + decay · w instead, for `trust_weights`.
+        If the rule does not update the weights directly, grad = step(g) + decay · w instead, for `trust_weights`.
 
         Args:
             states: the vectors of the rule, updated in place.
@@ -94,7 +94,7 @@ class UpdateOps(Device):
             self.convert(weight, stored)
 
     def squared_norms(self, vector: Array, layers: Layers) -> Array:
-        """The sum of squares of each layer's part of a (P,) vector: (L,), borrowed, in the vector's precision."""
+        """Return the sum of squares of each layer's part of a (P,) vector: (L,), borrowed, in its precision."""
         found = self.borrow((layers.count,), vector.dtype)
         found[...] = 0
         for (start, stop), layer in zip(layers.bounds, layers.group, strict=True):

@@ -66,7 +66,7 @@ class Folder(UserFiles):
         return found
 
     def _kept(self, part: str) -> list[tuple[Path, int]]:
-        """The files to read, each with its label."""
+        """Return the files to read, each with its label."""
         names = list(self._listed["train"])
         classes = [[(path, names.index(name)) for path in files] for name, files in self._listed[part].items()]
         if self.limit is None:

@@ -76,7 +76,7 @@ class ThreadGroup:
 
     @classmethod
     def of(cls, size: int, timeout_s: float = 300.0) -> ThreadGroup:
-        """All workers of a run."""
+        """Return all workers of a run."""
         return cls(list(range(size)), ThreadTeam(timeout_s))
 
     def meet(self, rank: int) -> None:

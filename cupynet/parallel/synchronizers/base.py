@@ -103,7 +103,7 @@ class Synchronizer:
             replica.params.publish()
 
     def shared(self, replica: ReplicaView) -> list[Array]:
-        """The flat vectors (P,), besides the buffers, that are equal on identical replicas."""
+        """Return the flat vectors (P,), besides the buffers, that are equal on identical replicas."""
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
