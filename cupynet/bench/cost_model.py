@@ -82,7 +82,7 @@ class Cluster:
     Attributes:
         link: between machines.
         cores: workers that a machine runs at once.
-        machines: number of machines; None for as many as the workers fill.
+        machines: number of machines; None for as many as the workers need.
     """
 
     link: Link
@@ -99,7 +99,7 @@ class Forecast:
         turns: workers per core, at least 1.
         computing_s, averaging_s: seconds of one iteration.
         images_per_s: of all replicas.
-        efficiency: images_per_s relative to as many workers that each run alone.
+        efficiency: images_per_s relative to the same number of workers that each run alone.
     """
 
     workers: int

@@ -4,7 +4,8 @@ The training step on resident data in float and in half, in turn with PyTorch's 
 CUDA graph, in its own layout and channels_last. Both multiply floats in TF32, or neither does (backend.tf32). PyTorch
 trains half under autocast with a GradScaler, as cupynet keeps its weights in float and scales the loss. Also measured:
 the operations of the step, each launched alone; an epoch; the time to an accuracy on the test images for several seeds;
-the loop in each precision with several workers on the device. A figure that is missing is replaced by the reason.
+the loop in each precision with several workers on the device. If a figure cannot be measured, the reason takes its
+place.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ def seconds_to_accuracy(settings: BenchSettings, data: Data, seed: int) -> Row:
 
 
 def loops(settings: BenchSettings, data: Data) -> dict[str, Row]:
-    """Return images per second of the loop on one device: dtype -> workers -> the rate, or the reason for none."""
+    """Return images per second of the loop on one device: dtype -> workers -> the rate, or why there is none."""
     table: dict[str, Row] = {}
     for dtype in DTYPES:
         table[dtype] = {}

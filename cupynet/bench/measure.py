@@ -133,7 +133,7 @@ def ceiling(experiment: Experiment) -> Row:
 def operations(experiment: Experiment, one_core: float) -> list[Row]:
     """Measure each step of the network, the loss, the update and the loading of a batch, on one core.
 
-    If gradients are accumulated, the network is measured on a part of a batch, and its times are scaled to the batch.
+    With gradient accumulation the network is measured on part of a batch, and its times are scaled to the whole batch.
     """
     from cupynet.backend import blas
 
@@ -250,7 +250,7 @@ def averaged_bytes(experiment: Experiment) -> int:
 
 
 def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
-    """Return the median of each measurement. They are made in turn, so that drift of the machine affects them all."""
+    """Return the median of each measurement. They alternate, so that drift of the machine affects all of them."""
     found: dict[Key, list[float]] = {name: [] for name in measurements}
     for _ in range(repeats):
         for name, measured in measurements.items():
@@ -295,7 +295,7 @@ def peer(*options: object) -> float:
 
 
 def peer_row(*options: object) -> Row:
-    """Return PyTorch's result and version, measured in its own process. ConfigError.
+    """Return PyTorch's result and version, measured in a separate process. ConfigError.
 
     options: of `cupynet.bench.torch_peer`.
     """

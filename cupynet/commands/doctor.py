@@ -1,8 +1,8 @@
 """Check what this machine has and lacks for training: `cupynet doctor [key=value ...]`.
 
-Prints a line for each thing that training needs: `ok`, `note` (training works without it, or differently than one may
-think) or `problem` (training fails), with the remedy. key=value: settings of `cupynet train`; that run is then checked.
-The exit code is 0 if it would train here, otherwise the one that training would end with.
+Prints a line for each thing that training needs: `ok`, `note` (training works without it, or not as expected) or
+`problem` (training fails), with the remedy. key=value: settings of `cupynet train`; that run is then checked. The exit
+code is 0 if training would work here, otherwise the one with which it would end.
 
 Nothing is downloaded, and no file is left behind.
 """
@@ -34,8 +34,8 @@ from cupynet.core.mpiexec import find_mpiexec, started
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
 
-LIMIT_S = 60.0  # of another program
-ROOM = 1 << 30  # bytes, of disk or memory, that are enough for a run: checkpoints of LeNet have 5 MB
+LIMIT_S = 60.0  # timeout of another program
+ROOM = 1 << 30  # bytes, of disk or memory, enough for a run: a checkpoint of LeNet has 5 MB
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OMP_PROC_BIND", "OMP_PLACES")
 MODULES = {"hydra-core": "hydra", "pyyaml": "yaml"}  # package -> its module, if the names differ
 
@@ -99,7 +99,7 @@ def diagnose(arguments: Sequence[str]) -> int:
 
 
 def examine(name: str, settings: list[str]) -> list[Finding]:
-    """Return the findings of a check. An error is one too: a problem if it would end training, otherwise a note."""
+    """Return the findings of a check. An error becomes a finding: a problem if it would end training, else a note."""
     found: list[Finding] = []
     try:
         with redirect_stdout(sys.stderr):  # libraries may print
@@ -268,7 +268,7 @@ os.write(1, f"rank {world.Get_rank()} of {world.Get_size()} {version}\\n".encode
 
 
 def check_mpi(settings: list[str]) -> Iterator[Finding]:
-    """Check that two processes find each other."""
+    """Check that two MPI processes can communicate."""
     remedy = "pip install 'cupynet[mpi]'"
     if find_spec("mpi4py") is None:
         yield Finding("mpi", "note", "mpi4py is not installed: workers are threads", remedy)
@@ -291,7 +291,7 @@ def check_mpi(settings: list[str]) -> Iterator[Finding]:
 
 
 def check_data(settings: list[str]) -> Iterator[Finding]:
-    """Check that the data of the run are there and whole, byte by byte."""
+    """Check that the data of the run are complete, byte by byte."""
     from cupynet.data import MNIST
     from cupynet.data.sources.downloaded import Downloaded, data_folder, offline
 
@@ -321,7 +321,7 @@ def check_data(settings: list[str]) -> Iterator[Finding]:
 
 
 def check_disk(settings: list[str]) -> Iterator[Finding]:
-    """Check that a run's folder can be written and has room."""
+    """Check that a run's folder is writable and has enough space."""
     from cupynet.core.files import write_whole
 
     place = Path("outputs" if os.path.isdir("outputs") else ".").resolve()

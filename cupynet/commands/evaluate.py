@@ -1,7 +1,7 @@
 """Evaluate a finished run again: `cupynet evaluate RUN [key=value ...]`.
 
-With the settings, workers and backend of the run the figures equal those in its summary.json, to the last digit. RUN
-may also be a checkpoint.
+With the settings, workers and backend of the run, the figures equal those in its summary.json exactly. RUN may also be
+a checkpoint.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def _compared(summary: Summary, evaluation: Evaluation) -> str:
 
 
 def without_training(settings: Settings) -> Settings:
-    """Replace the parts that only training needs, which may be classes of the user."""
+    """Replace the parts that only training needs: they may be user classes."""
     idle = {"_target_": "cupynet.optim.SGD", "learning_rate": 1.0}
     averaging = replace(
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}

@@ -1,7 +1,7 @@
 """Export a finished run for other programs: `cupynet export RUN --onnx model.onnx`.
 
-Writes an ONNX graph, after comparing it with the model, the weights as safetensors, or the weights and the source of a
-PyTorch module.
+Writes an ONNX graph (compared with the model first), the weights as safetensors, or the weights and source of a PyTorch
+module.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def _result(found: RateTest, optimizer: Mapping[str, Any]) -> list[str]:
 
 
 def setting(optimizer: Mapping[str, Any], rate: float) -> str:
-    """Return the setting that gives a run this learning rate: the highest rate of a schedule."""
+    """Return the setting for this learning rate; for a schedule, the one for its highest rate."""
     from cupynet import optim
 
     key, node = "optimizer.learning_rate", optimizer.get("learning_rate")

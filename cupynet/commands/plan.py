@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
 NEAR = 0.25  # relative error of a good forecast
-MOST_CHECKED = 32  # the most workers that check=true starts
-MOST_MEASURED = 16  # the most workers that are started to measure how they slow each other down
+MOST_CHECKED = 32  # most workers that check=true starts
+MOST_MEASURED = 16  # most workers started to measure how they slow each other down
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-Pictures may have any size. For a run on MNIST they are centred and inverted like MNIST's digits (data/centering.py),
-for other runs they are resized, as by `data=folder`.
+Pictures may have any size. For a run on MNIST they are centred and inverted like MNIST's digits (data/centering.py).
+For other runs they are resized, as by `data=folder`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Preprocessing:
         shape: (H, W, C) of the network's input.
         centred: True to centre the drawing as in MNIST.
         on_black: True if the training images are light on black.
-        invert: `yes`, `no`, or `auto`: if a picture is dark on light and the training images are not.
+        invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
     """
 
     shape: tuple[int, ...]

@@ -90,7 +90,7 @@ def rows(summary: Summary) -> dict[str, str]:
 
 
 def _divergence(summary: Summary) -> str:
-    """Return how far apart the replicas were when last measured, and in which layer most."""
+    """Return the last measured divergence of the replicas, and the layer in which it was largest."""
     if summary.outcome.divergence is None:
         return ""
     layers = summary.outcome.divergence_by_layer or {}

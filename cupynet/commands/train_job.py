@@ -44,7 +44,7 @@ class TrainJob:
 
     Attributes:
         first: True on rank 0.
-        began: when the run began; that of a resumed run is moved by the time that it has trained before.
+        began: start time of the run; for a resumed run, shifted back by the time it had trained before.
         compile_s: seconds until the kernels were ready.
         data: loaded by `train`.
         wrapper: trains; made by `train`.
@@ -63,7 +63,7 @@ class TrainJob:
         if self.first:
             experiment.announce()
         self.data = experiment.load()
-        if self.first:  # after loading: the folder is not emptied if there is nothing to train on
+        if self.first:  # after loading, so that the folder is not emptied if there is nothing to train on
             if settings.resume is None:
                 run.begin()
             else:
@@ -96,7 +96,7 @@ class TrainJob:
         return True
 
     def _train_and_evaluate(self) -> float | None:
-        """Train, evaluate and save. Return the accuracy by which a sweep may choose."""
+        """Train, evaluate and save. Return the accuracy that a sweep may optimize."""
         wrapper, data, run = self.wrapper, self.data, self.run
         split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
         stop = _Stop(wrapper, speaks=self.first)
@@ -107,7 +107,7 @@ class TrainJob:
                 self._keep_best()
                 raise
             early = wrapper.trainer.stopped
-            complete = early is None or early.reason != StopReason.SIGNAL  # the signal came too late to stop anything
+            complete = early is None or early.reason != StopReason.SIGNAL  # the signal came too late to stop training
             stopped = wrapper.greatest(stop.number) and not complete  # it may reach one process of several
             if (speed := self._pipeline_speed()) is not None:
                 log.info("pipeline: %s", speed)
@@ -128,7 +128,7 @@ class TrainJob:
             silent = config.in_sweep() or is_quiet(self.settings.callbacks)  # a sweep has a table of all jobs
             if not silent and (test is not None or not number):
                 result_table(summary, run)
-        if number:  # even if it came too late to stop anything: a sweep must not continue
+        if number:  # even if it came too late to stop training: a sweep must not continue
             raise Interrupted(number, saved(run, complete=complete))
         return summary.scores.test_accuracy if split == "test" else summary.scores.validation_accuracy
 
@@ -201,7 +201,7 @@ class TrainJob:
 
         Args:
             test, validation: None if they were not evaluated.
-            ended: why and how training ended, if the trainer does not know.
+            ended: why and how training ended, if the trainer cannot know.
         """
         trainer, callbacks, speed = self.wrapper.trainer, self.wrapper.callbacks, self._pipeline_speed()
         clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.spent
@@ -287,7 +287,7 @@ class _Stop:
 
 
 def saved(run: Run, *, complete: bool = False) -> str:
-    """Describe what an interrupted run has saved, and how to resume it. complete: it was trained to its end."""
+    """Describe what an interrupted run has saved, and how to resume it. complete: training was complete."""
     if run.saved and complete:
         return f"training was complete, and its results are in {run}"
     steps = any(run.checkpoints_path.glob("step-*"))

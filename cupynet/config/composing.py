@@ -1,4 +1,4 @@
-"""From overrides to settings: merge conf/ into the schema, resolve and validate."""
+"""Compose settings from overrides: merge conf/ into the schema, resolve and validate."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
 
 
 def _refuse_nul(value: Any, key: str = "") -> None:
-    """Refuse NUL in any text: the system ends file names at it. ConfigError."""
+    """Refuse NUL in strings: the system would cut off file names there. ConfigError."""
     if isinstance(value, Mapping | list):
         for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             _refuse_nul(item, f"{key}.{name}".lstrip("."))

@@ -44,7 +44,7 @@ class Experiment:
         tests: True to evaluate on the test images too if there are validation images.
 
     Args:
-        stages: stages of each replica of a resumed run, used if the settings leave them open.
+        stages: stages of each replica of a resumed run, used if the settings do not fix them.
 
     Raises:
         ConfigError: the settings cannot work here; the message begins with the setting.
@@ -88,7 +88,7 @@ class Experiment:
         self._check_validation()
 
     def _check_workers(self, network: Layer) -> None:
-        """Refuse what the constructors of workers would refuse later, after the folder is written. ConfigError."""
+        """Refuse what the constructors of workers would refuse after the folder is written. ConfigError."""
         settings, parallel, stages = self.settings, self.settings.parallel, self.placement.stages
         check_accumulate(settings.accumulate, network, self.pipeline)
         if settings.accumulate > settings.batch_size:
@@ -109,7 +109,7 @@ class Experiment:
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _pipeline(self, stages: int | None) -> Pipeline | None:
-        """Build the pipeline, with `stages` if the settings leave them open; None if there is none."""
+        """Build the pipeline, with `stages` if the settings do not fix their number; None if there is none."""
         node = self.settings.parallel.pipeline
         if node is None:
             return None
@@ -149,7 +149,7 @@ class Experiment:
         """Return a copy of the network with inferred shapes, and its weights declared in `params` but not allocated.
 
         Args:
-            backend: decides which layers are fused, and so where the network can be cut.
+            backend: determines which layers are fused, and hence where the network can be split.
         """
         network = copy.deepcopy(self.network)
         with naming("model"):
@@ -166,7 +166,7 @@ class Experiment:
             with naming("parallel.pipeline", self.settings.parallel.pipeline):
                 stages, most = self.pipeline.count, self.pipeline.most(network)
         settings = self.settings
-        # if the settings leave workers open too, there is one replica, in a new run and in a resumed one
+        # if the settings do not fix workers either, there is one replica, in new and resumed runs
         alone = self._open and self.job is None
         return Placement.of(
             self.backend_name,
@@ -358,7 +358,7 @@ class Experiment:
             log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", self.settings.dtype)
 
     def _warn_of_settings(self) -> None:
-        """Log a warning for each setting that works and is probably a mistake."""
+        """Log a warning for each setting that is valid but probably a mistake."""
         for last in self.network.activated() if self.loss.applies is not None else ():
             if last.output_activation != "identity":
                 log.warning(

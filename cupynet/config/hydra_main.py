@@ -98,7 +98,7 @@ def in_sweep() -> bool:
 
 
 def keep_settings() -> None:
-    """Store the settings of a resumed run, once its task can no longer be refused. OutputError."""
+    """Store the settings of a resumed run once its task can no longer be refused. OutputError."""
     if _command is not None and _command.keep is not None:
         _command.keep()
 
@@ -145,7 +145,7 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
 
 
 def _folder(config: DictConfig, key: str) -> Path:
-    """Return a folder that Hydra will create. ConfigError if its name is empty, as that of an unset shell variable."""
+    """Return a folder that Hydra will create. ConfigError if its name is empty, as from an unset shell variable."""
     HydraConfig.instance().set_config(config)
     name = str(OmegaConf.select(config, key))
     if not name.strip():
@@ -204,11 +204,11 @@ class _Command(Generic[S, T]):
         return code or of_jobs
 
     def note_missing(self, folder: Path) -> None:
-        """Note which folders do not exist yet, of `folder` and its parents."""
+        """Note which of `folder` and its parents do not exist yet."""
         self.created = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def clean_up(self) -> None:
-        """Remove the folders that were created, unless they hold something."""
+        """Remove those folders that were created and are empty."""
         for folder in self.created:
             with contextlib.suppress(OSError):
                 folder.rmdir()

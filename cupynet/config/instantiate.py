@@ -24,7 +24,7 @@ from cupynet.core.errors import ConfigError
 
 T = TypeVar("T")
 
-# the packages of cupynet whose classes a stranger's settings may create: parts of a run, none of which starts anything
+# packages of cupynet whose classes untrusted settings may create: parts of a run that have no side effects
 PACKAGES = tuple(
     f"cupynet.{name}"
     for name in (
@@ -98,7 +98,7 @@ def naming(key: str, node: Any = None) -> Iterator[None]:
 
 
 def named(key: str, node: Any, text: str) -> str | None:
-    """Replace the argument that an error names by its setting; None if the error is about no argument in `node`.
+    """Replace the argument that an error names by its setting; None if the error names no argument in `node`.
 
     `Conv2D kernel='x': ...` is about the argument `kernel` if `node` has that value.
     """

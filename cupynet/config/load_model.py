@@ -42,7 +42,8 @@ def load_model(
         run: the folder of a finished run, its `Run`, or one of its checkpoints.
         backend: numpy, numba, cupy, or auto: the best that works here.
         dtype: half, bfloat16, float or double; by default the run's own, which may be float with products in TF32.
-        trusted_modules: your own modules, if the run's settings name their classes. The run's own list is not used.
+        trusted_modules: your modules, if the run's settings name classes in them. The list stored with the run is not
+            used.
 
     Raises:
         ConfigError: there is no such run, or it is not finished, or it names a class that is not trusted.
@@ -105,7 +106,7 @@ class Trained:
     def weights(self) -> dict[str, Any]:
         """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError.
 
-        Weights that are not finite are refused: the network would answer nonsense.
+        Weights that are not finite are refused: predictions would be meaningless.
         """
         if self.checkpoint is None:
             found = self.run.weights()

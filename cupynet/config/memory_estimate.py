@@ -60,7 +60,7 @@ class Usage:
     def refusal(self, there: int, place: str, names: Mapping[str, str]) -> str:
         """Return why the run does not fit into `there` bytes; "" if it does.
 
-        place: their owner, as the beginning of a sentence: `this machine has`.
+        place: the owner of that memory, as the beginning of a sentence: `this machine has`.
         names: the settings' names in messages, and the prefix of a layer's name (`layer`).
         """
         total, wide = sum(self.by_setting().values()), self.policy.accumulate.itemsize
@@ -78,7 +78,7 @@ class Usage:
         return f"{names[name]}={value}: {needs}: lower it"
 
     def _lowered(self, name: str) -> Usage:
-        """The same with the least value of one setting."""
+        """Return the usage with one setting at its lowest value."""
         if name in self.images:
             return replace(self, images={**self.images, name: 1})
         return replace(self, **{name: 0 if name == "prefetch" else 1})  # type: ignore[arg-type]

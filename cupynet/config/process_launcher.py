@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cupynet.config import sweep_record
 
 MOST_ON_CPU = 4  # jobs at once by default
-WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
+WAKE_S = 0.2  # interval at which the waiting main thread lets Python run signal handlers
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -72,7 +72,7 @@ class ProcessLauncher(Launcher):
         done: dict[int, sweep_record.Job] = {}
         with signals.handled(self._stop), ThreadPoolExecutor(at_once, "cupynet-job") as pool:
             running = {pool.submit(self._run, job) for job in jobs}
-            while running:  # wake up often: another thread may have received a signal, which only this one handles
+            while running:  # wake up often: another thread may have received a signal, but only this one handles it
                 finished, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
                 for ended in filter(None, (each.result() for each in finished)):
                     done[ended.number] = ended
@@ -144,7 +144,7 @@ def _program() -> list[str]:
 
 
 def _devices(config: DictConfig) -> list[str]:
-    """Return the devices to spread the jobs over; none on a CPU, or if the settings name some."""
+    """Return the devices to distribute the jobs over; none on a CPU, or if the settings name devices."""
     from cupynet.backend import device_count, select_backend
 
     backend = OmegaConf.select(config, "backend")

@@ -92,8 +92,8 @@ def ended(arguments: Sequence[str]) -> Path | None:
 def require_plain_files(folder: Path) -> None:
     """Refuse the folder of a run or search to resume if it contains links or special files. DataError.
 
-    Resuming would write where a link leads, and wait for ever for the other end of a pipe. A name with
-    a reference is refused too. Hydra would resolve it, even escaped: the folder could be named after a secret.
+    Resuming would follow a link when writing, and would wait forever on a pipe. A name that contains a reference is
+    refused too: Hydra would resolve it, even escaped, so the folder could be named after a secret.
     """
     if "${" in str(folder):
         raise DataError(f"{folder}: must not have ${{ in its name: rename it")
@@ -175,7 +175,7 @@ def runs_below(folder: Path) -> Iterator[Path]:
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run under outputs/ that has a checkpoint and is not running; None if none is."""
+    """Return the newest unfinished run under outputs/ that has a checkpoint and is not running, or None."""
     runs = sorted(runs_below(LATEST.parent), key=_written, reverse=True)
     return next((run for run in runs if _checkpoints(run) and _goes_on(run) and not at_work(run)), None)
 

@@ -1,7 +1,7 @@
 """The settings that a run has stored in `.hydra/`: written as plain values, and read as untrusted input.
 
-A stored file holds no code and no references, and cannot read the environment. Its settings of Hydra, its
-`trusted_modules` and its --config-dir are not used.
+A stored file cannot contain code or references, and cannot read the environment. Its Hydra settings, `trusted_modules`
+and --config-dir are ignored.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def load(
 
     Args:
         overrides: settings (`batch_size=512`), or files of groups (`data=synthetic`).
-        trusted_modules: modules with classes that may be built; the run's own list is not used.
+        trusted_modules: modules with classes that may be built; the list stored with the run is not used.
         folder: a folder with more configuration files, as --config-dir.
 
     Raises:

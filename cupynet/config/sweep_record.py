@@ -1,6 +1,6 @@
 """The jobs of a sweep: a row for each in sweep.csv, and a table on the terminal.
 
-The process of the sweep records each job that has ended; its results are read from its folder.
+The sweep process records each job that has ended, and reads the results from its folder.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[C
 class Screen(Console):
     """A console on stdout, 80 columns wide if that is not a terminal. Raises BrokenPipeError if the reader is gone.
 
-    Control characters in texts are replaced: names of runs and errors may come from strangers.
+    Control characters are replaced, because names of runs and errors are untrusted.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """Output and exit codes of commands: log records on the terminal, errors as one line, tracebacks of bugs.
 
-A terminal that is closed or full does not end a run.
+A closed or full terminal does not end a run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or
 
 
 def steady_streams() -> None:
-    """Print "?" for characters that the terminal's encoding lacks, and the stack of each thread if native code crashes.
+    """Print "?" for characters that the terminal cannot encode, and the stack of each thread if native code crashes.
 
     Every command calls this first.
     """

@@ -99,14 +99,14 @@ def at_work(folder: Path) -> bool:
 
 
 def _file_lock(path: Path) -> FileLock:
-    """Return a lock of the system, never one by a file's existence, which a killed process would leave behind."""
+    """Return an operating-system lock: a lock file would be left behind by a killed process."""
     from filelock import FileLock  # imported late: --help can do without
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
 
 
 def _holder(path: Path) -> Holder | None:
-    """Return the process that the file names; None if it names none."""
+    """Return the process named in the file, or None."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(4096))

@@ -8,7 +8,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-# control characters but for newline, line separators, bidirectional controls, halves of surrogate pairs
+# control characters except newline, line separators, bidirectional controls, halves of surrogate pairs
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 

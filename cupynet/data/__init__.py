@@ -1,4 +1,4 @@
-"""Data sets, and batches in an order that depends on seed and epoch alone.
+"""Data sets, and batches in an order that depends only on seed and epoch.
 
 A `Source` (MNIST, Synthetic, or `Idx`, `Npz`, `Folder` and `Sharded` for your own files) knows the shape of its images
 before it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training images, differently in

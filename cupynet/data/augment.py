@@ -1,6 +1,6 @@
 """Augmentation: random changes of training images, different in each epoch.
 
-The result depends on (seed, epoch, sample, position of the augmentation) alone: it is the same with any number of
+The result depends only on (seed, epoch, sample, position of the augmentation). It is the same for any number of
 workers, in any order, prefetched or not, and in a resumed run. Random numbers are those of SplitMix64 (Steele, Lea,
 Flood: Fast splittable pseudorandom number generators, 2014), a function of a counter: each image has its own sequence,
 and all images of a batch draw at once. Augmentations run in NumPy on bytes, on the host, in the thread that prefetches
@@ -38,7 +38,7 @@ class Draws:
     Args:
         seed, epoch: of the order of the examples.
         samples: (N,) indices into the data set.
-        place: the position of the augmentation in the list.
+        place: position of the augmentation in the list.
     """
 
     def __init__(self, seed: int, epoch: int, samples: Array, place: int) -> None:
@@ -50,7 +50,7 @@ class Draws:
         self._keys, self._drawn = key, 0
 
     def uniform(self, low: float, high: float, *shape: int) -> Array:
-        """Draw (N, *shape) float32 from `low` to below `high` (or `high`, by rounding)."""
+        """Draw (N, *shape) float32 from [low, high); rounding may give `high` itself."""
         count = math.prod(shape)
         words = -(-count // 2)  # each of 64 bits gives two numbers
         counters = np.arange(self._drawn + 1, self._drawn + words + 1, dtype=np.uint64) * _GAMMA
@@ -62,7 +62,7 @@ class Draws:
         return numbers.reshape(len(bits), *shape)
 
     def integers(self, low: int, high: int) -> Array:
-        """Draw (N,) int64 from `low` to `high`, both included."""
+        """Draw (N,) int64 from `low` to `high` inclusive."""
         numbers = np.floor(self.uniform(0, 1)[:] * np.float32(high - low + 1)).astype(np.int64)
         return np.minimum(numbers, high - low) + low
 
@@ -92,7 +92,7 @@ def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, .
 
 
 def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: int, samples: Array) -> Array:
-    """Apply augmentations to images (N, H, W, C) uint8, which are the `samples` (N,) of the data set."""
+    """Apply augmentations to images (N, H, W, C) uint8; `samples` (N,) are their indices in the data set."""
     for place, part in enumerate(parts):
         found = part(images, Draws(seed, epoch, samples, place))
         if getattr(found, "shape", None) != images.shape or found.dtype != np.uint8:
@@ -194,7 +194,7 @@ class Elastic(Augmentation):
         return _sampled(images, field[:, 0], field[:, 1])
 
     def _smooth(self, field: Array, axis: int) -> Array:
-        """Smooth along one axis. The order of sums is fixed, so bits do not depend on the batch size."""
+        """Smooth along one axis. The order of sums is fixed, so the result does not depend on the batch size."""
         length = field.shape[axis]
         reach = math.ceil(min(3 * self.sigma, length - 1))
         weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / self.sigma) ** 2)

@@ -5,8 +5,8 @@ preserving their aspect ratio. The resulting images contain grey levels as a res
 by the normalization algorithm. The images were centered in a 28x28 image by computing the center of mass of the pixels,
 and translating the image so as to position this point at the center of the 28x28 field." (LeCun, Cortes, Burges: the
 page of the MNIST database; LeCun et al. 1998, section III.A.) The centre is pixel 14, counted from 0: the mean centre
-of mass of the 10,000 test images in both directions. Centring them again changes their pixels by 0.4 levels of 255 in
-the mean.
+of mass of the 10,000 test images in both directions. Centring them again changes pixels by 0.4 of 255 levels on
+average.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LEAST = 16  # levels between paper and ink, of 255
 
 
 def is_dark_on_light(pixels: Array) -> bool:
-    """Return True if a picture (H, W, C) uint8 is dark on light ground, judged by its border."""
+    """Return True if a picture (H, W, C) uint8 is dark on a light background, judging by its border."""
     grey = pixels[:, :, 0] if pixels.shape[2] == 1 else pixels.mean(axis=2, dtype=np.float32)
     return _ground(grey) > (float(grey.min()) + float(grey.max())) / 2
 

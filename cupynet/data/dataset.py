@@ -16,7 +16,7 @@ from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 
 # The second words of Philox keys; the first is the seed. A Loader's second word is its epoch, which stays far below
-# these: no two uses of one seed ever share random numbers.
+# these, so no two uses of one seed share random numbers.
 SPLIT_STREAM = (1 << 63) + 1
 TRAIN_STREAM = (1 << 63) + 2
 TEST_STREAM = (1 << 63) + 3
@@ -82,7 +82,7 @@ class Dataset:
 
 
 def image_bytes(where: str, images: Any) -> Array:
-    """Return `images` as contiguous (S, H, W, C) uint8. ConfigError, whose message begins with `where`."""
+    """Return `images` as contiguous (S, H, W, C) uint8. ConfigError with `where` at the beginning."""
     array = _array(f"{where}: images", images)
     if array.dtype.kind == "f":
         way_out = "multiply by 255 if they lie in 0 to 1, then .round().astype('uint8')"
@@ -99,7 +99,7 @@ def image_bytes(where: str, images: Any) -> Array:
 
 
 def label_numbers(where: str, labels: Any) -> Array:
-    """Return `labels` as contiguous int64 of the same shape. ConfigError, whose message begins with `where`."""
+    """Return `labels` as contiguous int64 of the same shape. ConfigError with `where` at the beginning."""
     array = _array(f"{where}: labels", labels)
     if array.dtype.kind not in "iu" or (
         array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max

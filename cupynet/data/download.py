@@ -1,7 +1,7 @@
 """Downloads from mirrors: a file under its final name is complete and correct, or it is not there.
 
-A slow download may take any time, but silence is limited: seconds in which nothing arrives count over all files,
-mirrors and tries. Redirects are not followed, so that nothing but the URLs of the mirrors is ever opened.
+A slow download may take any time. Only the time without any data is limited, summed over all files, mirrors and
+attempts. Redirects are not followed, so only the URLs of the mirrors are ever opened.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Unavailable(Exception):
 
 
 class _Failed(Exception):
-    """A mirror has not delivered a file; the text says why."""
+    """A mirror has not delivered a file; the message says why."""
 
 
 class KnownFile(Protocol):
@@ -40,7 +40,7 @@ class KnownFile(Protocol):
 
     @property
     def name(self) -> str:
-        """The name in the folder and at the mirrors."""
+        """The name in the folder and on the mirrors."""
 
     @property
     def most_packed(self) -> int:

@@ -1,4 +1,4 @@
-"""The batches of one worker: prepared ahead by a thread, or gathered from images that stay on its device."""
+"""The batches of one worker, prepared ahead by a thread or gathered from images that stay on its device."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class BatchFeed:
     constructor. Use it as a context manager, or `close` it.
 
     Args:
-        loader: decides the samples and their order.
+        loader: determines the samples and their order.
         backend: of the worker.
         rank, size: the worker's number, and the number of workers.
         prefetch: the most batches that a thread prepares ahead; 0 for none.
-        images: False for labels alone, for a stage of a pipeline.
+        images: False for labels only, for a pipeline stage.
         on_device: True to keep images on the device, see `Backend.transfer`.
         shared: shared by the workers of this process on the devices; nothing by default.
 
@@ -30,7 +30,7 @@ class BatchFeed:
         waited_s: seconds that the worker has waited for batches so far.
 
     Raises:
-        ConfigError: the images should stay on the device and do not fit.
+        ConfigError: the images must stay on the device but do not fit.
         DataError: a file cannot be read.
     """
 

@@ -1,4 +1,4 @@
-"""Read IDX files (http://yann.lecun.com/exdb/mnist/), gzip or plain, whose contents are not trusted.
+"""Read untrusted IDX files (http://yann.lecun.com/exdb/mnist/), gzip or plain.
 
 No memory is allocated for the sizes that a header claims, and at most one byte too many is unpacked.
 """
@@ -24,15 +24,15 @@ _UNSIGNED_BYTE = 0x08
 
 
 class Damaged(Exception):
-    """A file is not what it should be. The text says what was expected and found."""
+    """A file is not as expected. The message says what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class IdxFile:
     """A known gzip file of a data set: unsigned bytes of `shape`.
 
-    `sha256` is that of the unpacked contents, so that the file may have been packed again; `packed_sha256` that of the
-    gzip file. "" if it is not known.
+    `sha256` is the digest of the unpacked contents, so a recompressed file is accepted; `packed_sha256` is that of the
+    gzip file. "" if unknown.
     """
 
     name: str

@@ -12,7 +12,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 
-_AT_ONCE = 1 << 22  # bytes counted at a time
+_AT_ONCE = 1 << 22  # bytes per histogram pass
 
 WAYS = "must be null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
 
@@ -40,7 +40,7 @@ def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict
 
 
 def check_channels(normalize: str | Mapping[str, Sequence[float]] | None, channels: int) -> None:
-    """Refuse values that are neither one for each channel nor one for all. ConfigError."""
+    """Refuse values unless there is one per channel or one for all channels. ConfigError."""
     if isinstance(normalize, Mapping) and len(normalize["mean"]) not in (1, channels):
         many = f"{channels} channel{'s' * (channels > 1)}"
         raise ConfigError(f"normalize={checks.written(normalize)}: images have {many}: give a number for each")

@@ -43,7 +43,7 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
         ConfigError: Pillow is not installed.
     """
     with opened_picture(path) as opened:
-        if opened.mode in DEEP:  # how many of the bits are used would have to be guessed for each picture
+        if opened.mode in DEEP:  # the number of bits in use would have to be guessed for each picture
             raise DataError(
                 f"{one_name(path)}: expected 8 bits in each channel, found 16 (mode {opened.mode}): convert it"
             )
@@ -96,7 +96,7 @@ def resized(pixels: Array, height: int, width: int) -> Array:
 
 
 def _on_paper(opened: Any) -> Any:
-    """Put a transparent picture on white, or on black if what is drawn is light."""
+    """Put a transparent picture on white, or on black if the drawing is light."""
     from PIL import ImageStat
 
     if opened.mode not in ("LA", "PA", "RGBA") and "transparency" not in opened.info:

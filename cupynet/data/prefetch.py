@@ -1,9 +1,9 @@
-"""Prefetching: a thread makes the next items while the last one is used, at most `capacity` items ahead.
+"""Prefetching: a thread makes items at most `capacity` ahead, while the consumer uses earlier ones.
 
-There are two queues: `items` from the producer to the consumer, and `room`, with a permission for each further item,
-back to the producer. No put blocks and nobody polls. (A bounded queue.Queue has a lock that is not reentrant, and the
+There are two queues: `items` from the producer to the consumer, and `room` back to the producer, with a permit for each
+further item. No put blocks, and neither side polls. (A bounded queue.Queue has a lock that is not reentrant, and the
 finalizer below may run at any moment; a SimpleQueue is made for that.) The producer's last item is always an end mark,
-with its error if it had one, so that the consumer never waits in vain.
+with its error if it had one, so that the consumer never waits forever.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _Room: TypeAlias = "SimpleQueue[None]"
 class Prefetcher(Generic[T]):
     """Iterates over `iterable` in a daemon thread, up to `capacity` items ahead of the consumer, in order.
 
-    An exception of the producer is raised once in the consumer, with its traceback, after the items before it. For one
-    consumer; `close` may be called from any thread. A context manager: leaving it stops and joins the thread. With
-    `capacity` 0 there is no thread.
+    An exception of the producer is raised once in the consumer, with its traceback, after the preceding items. Supports
+    one consumer; `close` may be called from any thread. As a context manager it stops and joins the thread on exit.
+    With `capacity` 0 there is no thread.
 
     Args:
         iterable: makes the items.
@@ -108,7 +108,7 @@ class Prefetcher(Generic[T]):
 
 
 def _make(iterator: Iterator[T]) -> T | _End:
-    """Return the next item, or the end mark, which holds any exception: a consumer waits for it."""
+    """Return the next item, or the end mark with any exception: the consumer waits for it."""
     try:
         return next(iterator)
     except StopIteration:

@@ -92,7 +92,7 @@ class Shards:
         return len(found)
 
     def _check_samples(self) -> None:
-        """Raise DataError unless the shards together have each sample from 0 to the last once."""
+        """Raise DataError unless the shards together have each sample exactly once."""
         seen = np.zeros(len(self), bool)
         for number, (labels, samples) in enumerate(zip(self.labels, self.samples, strict=True)):
             if len(samples) != len(labels):

@@ -1,8 +1,8 @@
-"""Weights trained with Keras 3, which has the same axes as cupynet.
+"""Weights from Keras 3, whose axes are in the same order as those of cupynet.
 
 Its files are laid out as in keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`. A layer is named by its
 class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. The epsilon of
-a normalization is a setting and not in the file: it is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+a normalization is a setting, which is not in the file: it is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 
 The only file that imports h5py.
 """

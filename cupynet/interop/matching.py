@@ -24,7 +24,7 @@ def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> 
 
 
 class Weight(NamedTuple):
-    """A weight or buffer of a model: its layer, its name within the layer, and its shape."""
+    """A weight or buffer of a model, with its layer, its name within the layer, and its shape."""
 
     layer: Layer
     name: str

@@ -402,7 +402,7 @@ def torch_source(model: Model) -> str:
         ConfigError: a layer has no equivalent.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    orders(model.network)  # refuses a vector that PyTorch has in two orders
+    orders(model.network)  # refuses a vector that PyTorch holds in two orders
     if isinstance(model.network, Sequential):
         lines = "".join(f"        ({name!r}, {module}),\n" for name, module in _children(model.network))
         network = f"nn.Sequential(OrderedDict([\n{lines}    ]))"

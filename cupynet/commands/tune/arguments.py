@@ -1,4 +1,4 @@
-"""The command line of `cupynet tune`: what is searched, and what all trials share."""
+"""The command line of `cupynet tune`: the search space, and the settings that all trials share."""
 
 from __future__ import annotations
 

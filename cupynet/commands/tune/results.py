@@ -28,7 +28,7 @@ def folder_of(search: Path, number: int) -> Path:
 def outcome_of(trial: FrozenTrial) -> str:
     """Return complete, pruned, diverged, out of memory, failed or interrupted.
 
-    A trial during which the search was killed counts as failed: it may have been the reason.
+    A trial that was running when the search was killed counts as failed: it may have been the cause.
     """
     return one_line(trial.user_attrs.get("outcome", "failed"))
 

@@ -84,7 +84,7 @@ def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
 
     Raises:
         Interrupted, KeyboardInterrupt: a signal came. The trial does not count.
-        DataError, OutputError: other trials would fail as well.
+        DataError, OutputError: all other trials would fail too.
     """
     trial = study.ask()
     with _only_in_the_log():

@@ -27,7 +27,7 @@ from cupynet.core.checks import OBJECTIVES, one_line
 from cupynet.core.errors import DataError, OutputError
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
 
-INTERRUPTED = "interrupted"  # outcome of a trial that does not count
+INTERRUPTED = "interrupted"  # outcome of a trial, which then does not count
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 
 

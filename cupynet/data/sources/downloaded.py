@@ -115,7 +115,7 @@ class Downloaded(Source):
         return self.fallback == "synthetic" or (self.fallback == "auto" and not named)
 
     def expected(self) -> dict[str, int]:
-        train, test = self.samples  # all are read, whatever the limit
+        train, test = self.samples  # all are read, regardless of the limit
         return {"train": train, "test": test}
 
     @property

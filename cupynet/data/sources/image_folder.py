@@ -1,4 +1,4 @@
-"""The user's pictures: a folder of PNG and JPEG files for each class."""
+"""User images: a folder of PNG and JPEG files for each class."""
 
 from __future__ import annotations
 

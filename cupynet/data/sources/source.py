@@ -24,7 +24,7 @@ class Data:
         name: for messages and reports.
         train: a `Dataset`, or `Shards`.
         validation: images held out of training; None if there are none.
-        test: never used to choose anything.
+        test: never used for any choice.
         fallback: True if these are not the requested data.
     """
 
@@ -35,7 +35,7 @@ class Data:
     fallback: bool = False
 
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
-        """Raise DataError if the images or classes differ from those that the source promised.
+        """Raise DataError if the images or classes differ from those declared by the source.
 
         Args:
             image_shape, classes: (H, W, C) and the number of classes that a model was built for.
@@ -57,7 +57,7 @@ class Source(ABC):
     Args:
         seed: of the choice of validation images, and of images that are drawn.
         validation: the number of images held out of training. They are chosen by a permutation that depends on `seed`.
-        limit: keep only the first so many training images, and as many test images; None for all.
+        limit: keep only the first `limit` training images and the first `limit` test images; None for all.
         normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
             each channel; {"mean": [...], "deviation": [...]}: these values, in fractions of 255, are subtracted and
             divided by. Validation and test images are scaled like the training images.
@@ -66,7 +66,7 @@ class Source(ABC):
     Attributes:
         image_shape: (H, W, C).
         class_names: the names of the classes, in order; empty if they have only numbers.
-        on_black: True if the images show something light on a black ground.
+        on_black: True if the images are light on a black background.
         centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
     """
 
@@ -105,12 +105,12 @@ class Source(ABC):
     def expected(self) -> dict[str, int]:
         """Return the numbers of images that `load` holds in memory, as `train` and `test`.
 
-        Empty if they are not known, or if images are mapped from files.
+        Empty if unknown, or if images are mapped from files.
         """
         return {}
 
     def _check_validation(self, available: int, name: str) -> None:
-        """Raise ConfigError if nothing would be left to train on."""
+        """Raise ConfigError if there would be no training images left."""
         if self.validation >= available:
             what = f"the {checks.counted(available, 'training image')} of {name!r}"
             raise ConfigError(f"validation={self.validation}: must be below {what}, which it is taken from")

@@ -63,7 +63,7 @@ class Synthetic(Source):
         self._check_validation(self.train, self.name)
 
     def load(self) -> Data:
-        """Draw the digits, about 0.03 ms each."""
+        """Draw the digits; each takes about 0.03 ms."""
         wanted = self.expected()
         train = self._drawn("train", TRAIN_STREAM, wanted["train"])
         test = self._drawn("test", TEST_STREAM, wanted["test"])

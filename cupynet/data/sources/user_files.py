@@ -1,6 +1,5 @@
-"""Data sets in files of the user.
-
-Errors name the file, what was expected and found, and the remedy. Files are never removed or downloaded.
+"""Data sets in user files. Errors name the file, what was expected and found, and the remedy. Files are never removed
+or downloaded.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from cupynet.data.sources.source import Data, Source
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a data set before its images are decoded: (H, W, C), and numbers of classes and images."""
+    """Outline of a data set, known before its images are decoded: (H, W, C), numbers of classes and images."""
 
     image_shape: tuple[int, int, int]
     classes: int
@@ -33,7 +32,7 @@ class Outline:
 
 
 class UserFiles(Source):
-    """Base class of data sets in files of the user, which are looked at on first use."""
+    """Base class of data sets in user files, which are inspected on first use."""
 
     @abstractmethod
     def _look(self) -> Outline:
@@ -86,7 +85,7 @@ class UserFiles(Source):
 
 
 class UserArrays(UserFiles):
-    """Base class of data sets in four arrays of the user. They are read when the outline is needed.
+    """Base class of data sets in four user arrays, which are read when the outline is needed.
 
     classes: None: the largest training label + 1.
     """
@@ -99,7 +98,7 @@ class UserArrays(UserFiles):
 
     @cached_property
     def _held(self) -> dict[str, Array]:
-        """The arrays from the first look at them until `load`."""
+        """The arrays, from their first use until `load`."""
         arrays = self._arrays()
         self._check(arrays)
         return {name: array.reshape(-1) if name.endswith("labels") else array for name, array in arrays.items()}
@@ -111,7 +110,7 @@ class UserArrays(UserFiles):
 
     def _read(self) -> tuple[Array, Array, Array, Array]:
         images, labels, test_images, test_labels = self._held.values()
-        del self._held  # so that the caller alone holds them
+        del self._held  # so that only the caller holds them
         return images, labels, test_images, test_labels
 
     def _check(self, arrays: Mapping[str, Array]) -> None:
