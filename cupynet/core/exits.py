@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from cupynet.core.checks import one_line
 from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code
-from cupynet.core.terminal import printable
+from cupynet.core.terminal import folded, printable
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
@@ -29,10 +29,14 @@ UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or
 def steady_streams() -> None:
     """Print "?" for characters that the terminal cannot encode, and the stack of each thread if native code crashes.
 
-    Every command calls this first.
+    Streams that the caller closed (`>&-`) are opened on the null device: the next file opened would get the number of
+    such a stream. Every command calls this first.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
     with contextlib.suppress(io.UnsupportedOperation):  # stderr is not a file: in a notebook, in a test
         faulthandler.enable()
@@ -162,7 +166,7 @@ class Console(logging.Handler):
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
                 mark = "warning: " if record.levelno >= logging.WARNING else ""
-                print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
+                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
         except UNWRITABLE:
             pass  # the run continues, and its log file has the record
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
@@ -243,7 +244,8 @@ class Run:
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
         for path in (*results, self.started_path, self.report_path, self.curves_path):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(IsADirectoryError):
+                path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
 
     def mark_trial(self, batches: int) -> None:

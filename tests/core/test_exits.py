@@ -21,12 +21,36 @@ from cupynet.core.errors import ConfigError, DataError, annotate
 from cupynet.core.exits import Console, out_of_memory, say_error, steady_streams, tell
 from tests.support.commands import QUICK, ROOT, environment, run_folder
 
+CLOSED = """
+import os, sys
+from cupynet.core.exits import steady_streams
+steady_streams()
+print("to nobody")
+print("to nobody", file=sys.stderr)
+assert not sys.stdin.read() and not sys.stdout.isatty() and not sys.stderr.isatty()
+assert os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT) > 2
+os.write(1, b"to nobody")
+os.write(2, b"to nobody")
+"""
+
 
 def quick(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "cupynet", "train", *QUICK, "callbacks.progress.style=auto", "workers=1", *arguments]
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_closed_stream_is_opened_on_the_null_device(tmp_path, closed):
+    """As under cron. A file that is opened later must not receive what is printed."""
+    file = tmp_path / "file"
+    command = f'"$0" -c "$1" "$2" {closed} && cat "$2"'
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, CLOSED, str(file)], env=environment(), capture_output=True, text=True,
+        timeout=60, stdin=subprocess.DEVNULL, check=False,
+    )  # fmt: skip
+    assert (done.returncode, file.read_text()) == (0, "")
 
 
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
