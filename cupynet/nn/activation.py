@@ -1,4 +1,4 @@
-"""Activations. Most have a derivative that needs only their output, so they work in place."""
+"""Activations. Most work in place, because their derivative needs only the output."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ActivationFunction:
     - leaky_relu: x above zero, slope · x below (Maas et al. 2013).
     - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, with alpha = 1).
     - tanh, sigmoid = 1 / (1 + exp(-x)), softplus = log(1 + exp(x)).
-    - gelu: x times the probability that a standard normal number is below x (Hendrycks & Gimpel 2016), exactly, by
-      the error function instead of tanh.
+    - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), exactly, with the error function instead of
+      tanh.
     - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
     - softmax: exp(x) / sum exp(x), over the last axis.
 
@@ -46,7 +46,7 @@ class ActivationFunction:
 
     @property
     def monotone(self) -> bool:
-        """True if the largest activation is the activation of the largest value."""
+        """True if the activation is monotone: the largest value has the largest activation."""
         return self.name not in NOT_MONOTONE
 
     def into(self, backend: Backend, x: Array, out: Array) -> Array:
@@ -62,8 +62,8 @@ class ActivationFunction:
     def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
         """Return the activation of a borrowed x, and the array that `backward` needs.
 
-        They are two arrays in training if `of_input`, and both must be given back; otherwise x is overwritten, and both
-        are x.
+        In training with `of_input` these are two arrays, and both must be given back. Otherwise x is overwritten, and
+        both are x.
         """
         out = backend.borrow(x.shape) if train and self.of_input else x
         return self.into(backend, x, out), x

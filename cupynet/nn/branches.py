@@ -1,4 +1,4 @@
-"""Layers with several branches of the same input, whose outputs are added or concatenated."""
+"""Layers with several branches on the same input, whose outputs are added or concatenated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
 class Residual(Layer):
     """layers(x) + shortcut(x) (He et al. 2015).
 
-    Weights of the layers are named as if they were in this layer itself, `block1.conv1.weight`; those of the shortcut
+    Weights are named as if the layers were in this layer itself, `block1.conv1.weight`, and those of the shortcut
     `block1.shortcut.weight`. An activation after the sum is a separate layer.
 
     Args:
@@ -84,7 +84,7 @@ class Residual(Layer):
 
 
 class Concat(Layer):
-    """The outputs of several branches of x, concatenated along channels of images or features of vectors.
+    """Concatenates the outputs of several branches of x along channels of images or features of vectors.
 
     Weights are named after their branch, `mixed.narrow.conv1.weight`.
 
@@ -163,7 +163,7 @@ def _copied(backend: Backend, dy: Array) -> Array:
 
 
 def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
-    """Add the dx of all branches into the first; None if one is None, because none is needed then."""
+    """Add the dx of all branches into the first. Return None if one is None: then no dx is needed."""
     own = [way for way in ways if way is not None]
     if len(own) < len(ways):
         backend.give_back(*own)

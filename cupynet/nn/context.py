@@ -9,7 +9,7 @@ from cupynet.backend.array import Array
 
 
 class Group(Protocol):
-    """The part of a communicator that layers use. Every replica makes the same calls in the same order.
+    """The part of a communicator that layers use. All replicas make the same calls in the same order.
 
     Attributes:
         size: the number of replicas that train together.
@@ -28,7 +28,7 @@ class Group(Protocol):
 class Context:
     """One forward pass.
 
-    Random draws of a layer depend on (seed, epoch, sample, layer) alone: they are the same on any worker and in a
+    Random numbers of a layer depend only on (seed, epoch, sample, layer): they are the same on any worker and in a
     resumed run. During graph capture `epoch` and `samples` are arrays on the device, `epoch` with one element, and the
     other attributes that change from step to step cannot be read.
 

@@ -18,7 +18,7 @@ from cupynet.nn.types import Image, InputType
 class Conv2D(Layer):
     """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
-    The reference uses im2col and one 2-D product; other backends may fuse it with a pool that follows.
+    The reference uses im2col and one 2-D product. Other backends may fuse the layer with a pool that follows.
     H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1: windows that do not fit are left out (Deeplearning4j's
     Truncate).
 
@@ -32,8 +32,9 @@ class Conv2D(Layer):
         init: initializer of the weight (K_h, K_w, C, O), a name or an object, see cupynet/nn/init.py.
         bias: False for no bias.
         dilation: pixels from one pixel of the window to the next, a number or (down, across) (Yu & Koltun 2016).
-        groups: the number of equal parts of channels and filters; a filter sees only the channels of its part. As many
-            groups as channels make a depthwise convolution, whose filters are a multiple of them (Chollet 2017).
+        groups: number of equal groups of channels and filters; a filter sees only the channels of its group. With as
+            many groups as channels it is a depthwise convolution (Chollet 2017); the number of filters is a multiple of
+            that of channels.
         bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
     """
 

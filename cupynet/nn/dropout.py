@@ -16,11 +16,12 @@ class Dropout(Layer):
     """In training each value is 0 with probability `rate`, else divided by 1 - rate (Srivastava et al. 2014, inverted).
 
     Which values are 0 depends only on the model's seed, the epoch, the sample's index, the layer's name and the
-    position of the value, see backend/philox.py: it is the same for any number of workers or micro-batches, in a
-    resumed run and on every backend. If a pass does not number its samples, they count from 0.
+    position of the value, see backend/philox.py: they are the same for any number of workers or micro-batches, in a
+    resumed run and on every backend. If a pass does not specify sample indices, they count from 0.
 
     Args:
-        rate: the share of zeros, from 0 to below 1. (Deeplearning4j's argument is the share that is kept.)
+        rate: fraction of values that become zero, from 0 to below 1. (Deeplearning4j's argument is the fraction that is
+            kept.)
     """
 
     recordable = True

@@ -1,4 +1,4 @@
-"""Initializers: initial weights, drawn by NumPy on the host, so that they do not depend on the backend.
+"""Initializers: initial weights drawn by NumPy on the host, so they do not depend on the backend.
 
 A layer takes the name of an initializer (see `INITIALIZERS`), or an object of one of the classes here.
 """
@@ -17,14 +17,14 @@ from cupynet.core.errors import ConfigError
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
-CUT = 2.0  # deviations at which a truncated normal distribution is cut off
+CUT = 2.0  # a truncated normal distribution is cut off at this many deviations
 REMAINS = 0.87962566103423978  # its standard deviation, for deviation 1 before the cut
 FANS = ("fan_in", "fan_out", "fan_avg")
 DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the inputs and outputs of one unit; a weight is (..., inputs, outputs), after a convolution's window.
+    """Return fan-in and fan-out; a weight is (..., inputs, outputs), preceded by a convolution's window.
 
     Raises:
         ConfigError: the weight is a vector, which has no inputs and outputs.

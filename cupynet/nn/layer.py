@@ -1,24 +1,24 @@
 """The base class of layers, and `Sequential`.
 
-`forward` returns its output *and its derivative*, a function that is defined right below it and owns what it needs.
-There is no tape and nothing is kept on the layer, so any number of micro-batches may be in flight.
+`forward` returns its output *and its derivative*, a closure that owns the arrays it needs. There is no tape, and
+nothing is stored on the layer, so any number of micro-batches may be in flight.
 
 Ownership of arrays:
 
 - `forward` borrows its output y from the workspace. In training the layer's own `backward` gives it back, otherwise
   the caller does.
 - A layer that changes nothing (`Flatten`, `Dropout` outside training) returns x itself, or a view of it; the owner of x
-  stays the owner. A layer that holds other layers gives back their outputs by `Layer.release`, which skips x: an array
-  that is given back twice would be lent out while it is still in use.
+  stays the owner. A layer that contains other layers gives back their outputs by `Layer.release`, which skips x: giving
+  an array back twice would lend it out while it is still in use.
 - `backward(dy)` owns dy: it may overwrite it, and gives it back or returns it as dx. It is called once.
-- dy is None if the layers above computed no dx, because nothing from here down has weights. Then `backward` only gives
-  back its arrays, and returns None.
+- dy is None if the layers above computed no dx, because this layer and all before it have no weights. Then `backward`
+  only gives back its arrays, and returns None.
 - A layer neither writes to its input x nor gives it back.
-- The same holds for the output of another layer's `forward`, even of a layer that it holds: `y += x` on the output of a
-  branch that ends in ReLU makes the branch's `backward`, which still reads it, silently wrong. A layer adds into an
-  array that it borrowed itself.
+- The same holds for the output of another layer's `forward`, even that of a child: after `y += x` on the output of a
+  branch that ends in ReLU, the branch's `backward`, which still reads y, is silently wrong. A layer adds into an array
+  that it borrowed itself.
 
-After a training step nothing is on loan; a test checks that. If an exception ends a pass, `Model` gives back its loans.
+After a training step nothing is on loan. If an exception ends a pass, `Model` gives back its loans.
 
 Running statistics are buffers (`params.add_buffer`). A training pass changes them; the trainer restores them if it
 skips the batch.
@@ -42,7 +42,7 @@ Backward: TypeAlias = Callable[["Array | None"], "Array | None"]
 
 
 def no_backward(dy: Array) -> Array:
-    """Take the place of the derivative after a pass that was not made for training."""
+    """Replace the derivative after a forward pass that was not for training."""
     raise RuntimeError("this forward pass was not made for training: call forward with Context(train=True)")
 
 
@@ -59,12 +59,12 @@ class Layer:
         recordable: True if `forward` and its derivative call the same operations for every batch of one size, so that
             a GPU can capture them in a graph. Not inherited: each class declares it. Such a layer reads only `train`,
             `epoch`, `samples` and `seed` of the context.
-        uses_rng: True if a training pass reads `context.samples` and `context.epoch` to draw at random: a captured step
-            then has them on the device.
+        uses_rng: True if a training pass reads `context.samples` and `context.epoch` to draw random numbers. A captured
+            step then has them on the device.
         syncs_replicas: True if a training pass exchanges data with the other replicas. A replica without a batch then
             passes an example that does not count, see `Context`; pipelines refuse such layers.
-        least: the fewest examples from which a training pass can learn. Smaller batches, such as the last of an epoch,
-            are accepted; training in which all batches are smaller is refused, see `check_batches`.
+        least: the smallest number of examples from which a training pass can learn. Smaller batches, such as the last
+            of an epoch, are accepted; training in which all batches are smaller is refused, see `check_batches`.
         backend: where the layer computes. This and the following are set by every call of `build`.
         path: the layer's name including those of the layers around it, `block.conv1`; empty for a network of one layer.
         needs_dx: see `Scope`; if False, `backward` may return None.
@@ -102,16 +102,16 @@ class Layer:
         raise NotImplementedError
 
     def fuse(self, following: Layer) -> Layer | None:
-        """Return a layer that computes these two built layers in one operation of the backend; None if none does."""
+        """Return a layer that computes these two built layers in one operation of the backend, or None."""
         return None
 
     def children(self) -> Iterable[tuple[str, Layer]]:
-        """Return the layers that this one holds, with their names: by default its attributes that are layers."""
+        """Return the child layers with their names: by default the attributes that are layers."""
         return [(name, value) for name, value in vars(self).items() if isinstance(value, Layer)]
 
     @property
     def output_activation(self) -> str:
-        """The name of the activation of the output; a loss may apply it instead."""
+        """The name of the output activation; a loss may apply it instead."""
         return "identity"
 
     def release(self, x: Array, *made: Array) -> None:
@@ -120,9 +120,10 @@ class Layer:
         self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 
     def activated(self) -> list[Layer]:
-        """Return the layers whose `output_activation` was applied last to the output: this one, or some that it holds.
+        """Return the layers whose `output_activation` was applied last to the output: this one, or some of its
+        children.
 
-        Empty if this layer passes values on unchanged: then the layer before counts.
+        Empty if this layer passes values on unchanged; then the previous layer counts.
         """
         return [self]
 
@@ -140,7 +141,7 @@ class Layer:
     def computed(self) -> Iterator[tuple[str, Layer]]:
         """Yield path and layer of each computation inside this built layer, at any depth.
 
-        Two layers that the backend fuses are one, `conv1+pool1`.
+        Two layers that the backend fuses appear as one, `conv1+pool1`.
         """
         for _, child in self.children():
             if hasattr(child, "output"):
@@ -262,7 +263,7 @@ class Sequential(Layer):
         def backward(dy: Array) -> Array | None:
             dx: Array | None = dy
             for derivative in reversed(derivatives):
-                dx = derivative(dx)  # also of None: a layer before the first weights still holds its output
+                dx = derivative(dx)  # also with None: a layer before the first weights still holds its output
             return dx
 
         return x, backward

@@ -43,7 +43,7 @@ class Loss:
 
 
 class SoftmaxNLL(Loss):
-    """Negative log-likelihood of softmax(logits); computed together, so that nothing overflows.
+    """Negative log-likelihood of softmax(logits), computed together to avoid overflow.
 
     The network ends in logits z (activation identity). The loss is -log softmax(z)[label], the gradient of the mean
     (softmax(z) - onehot) / N. Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.

@@ -21,13 +21,13 @@ from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
 PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
-BYTES = 32  # times the scaled value of 255: images with larger values were not scaled
+BYTES = 32  # images with values above this multiple of the scaled 255 were not scaled
 
 
 class Model:
     """A network, its weights and its loss.
 
-    Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit: they
+    Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit: these
     only read, and see weights that an update may be changing. Other methods are for one thread at a time, and a second
     fit of the same model is refused.
 
@@ -174,7 +174,7 @@ class Model:
         return images
 
     def _refuse_bytes(self, images: Any) -> None:
-        """Refuse pixels that were not scaled: predictions would be meaningless. Flat examples are not pixels."""
+        """Refuse pixels that were not scaled: predictions would be meaningless. Flat examples are not checked."""
         least, most = float(images.min()), float(images.max())
         high = max(255 * scale + shift for scale, shift in zip(self.pixels.scale, self.pixels.shift, strict=True))
         if isinstance(self.input, Image) and least >= 0 and most > BYTES * high:
@@ -308,7 +308,7 @@ def build(network: Layer, input: InputType, params: Params, backend: Backend, *,
     return network.build(input, params.scope(needs_dx=needs_dx), backend)
 
 
-ENDINGS = ("softmax", "log_softmax", "sigmoid")  # not in front of a loss that applies one of them
+ENDINGS = ("softmax", "log_softmax", "sigmoid")  # not allowed before a loss that applies one of them
 
 
 def check_loss(network: Layer, loss: Loss) -> None:
@@ -328,7 +328,7 @@ def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1
     Args:
         examples: the size of a whole batch of one replica.
         cut: the number of its micro-batches.
-        replicas: the number of replicas that train together.
+        replicas: number of replicas that train together.
 
     Raises:
         ConfigError: the message names the layer.

@@ -30,7 +30,7 @@ class BatchNorm(Layer):
     estimates are updated once for each part.
 
     Args:
-        momentum: the share of a running estimate that is kept in each update, as in Keras (0.99) and Deeplearning4j
+        momentum: the fraction of a running estimate that is kept in each update, as in Keras (0.99) and Deeplearning4j
             (`decay`, 0.9). PyTorch's momentum is 1 minus this.
         epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
         sync: True to compute statistics over the batches of all replicas, with two exchanges in each forward pass and
@@ -39,9 +39,9 @@ class BatchNorm(Layer):
     The running variance is the unbiased estimate, over n - 1, as in PyTorch and Deeplearning4j's native layers; a batch
     is normalized with the variance over n.
 
-    A single value per channel has no variance: a vector, if the last batch or micro-batch has one example. It is
-    trained on all the same: its output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an
-    error.) Training in which every batch is so small is refused, see `check_batches`.
+    If a batch has a single value per channel, as when the last batch of vectors has one example, there is no variance.
+    Then the output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an error.) Training is
+    refused if every batch is that small, see `check_batches`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -97,7 +97,7 @@ class BatchNorm(Layer):
         return y, backward
 
     def _moments(self, x: Array, count: int, context: Context, group: Group | None) -> Array:
-        """Return mean and variance for x, (2, C), and update running estimates. count: values of a channel."""
+        """Return mean and variance for x, (2, C), and update running estimates. count: values per channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
         if total > 1:  # one value has no variance; 0 if no replica has examples that count

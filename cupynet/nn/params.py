@@ -1,7 +1,7 @@
 """All weights of a model as one flat vector, of which layers hold named views.
 
 Averaging is then one all-reduce, an update one pass, a checkpoint a loop over names. Weights that the optimizer treats
-in the same way (decayed or not, same learning-rate factor) are adjacent, so an update is one call per kind.
+in the same way (decayed or not, same learning-rate factor) are adjacent, so an update needs one call per kind.
 
 Buffers, such as the running means of batch normalization, are another flat vector. Training passes change them, an
 optimizer never does.
@@ -27,7 +27,7 @@ ALIGNMENT = 64  # bytes
 
 @dataclass
 class Named:
-    """Named numbers of a model."""
+    """A named array of a model."""
 
     name: str
     shape: tuple[int, ...]
@@ -174,7 +174,7 @@ class Params:
     def allocate(self, backend: Backend, seed: int) -> None:
         """Lay out the flat vectors on the backend and draw the initial weights.
 
-        A weight's values depend on (seed, name) alone: adding a layer does not change the others.
+        A weight's values depend only on (seed, name): adding a layer does not change the others.
         """
         accumulate, storage = backend.policy.accumulate, backend.policy.storage
         total = self._layout(ALIGNMENT // storage.itemsize)  # in elements, so that the narrower copy is aligned too

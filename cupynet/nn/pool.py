@@ -20,7 +20,7 @@ Size: TypeAlias = int | tuple[int, int] | list[int]  # one number for both, or (
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
     """Return the padding before and after an axis that gives ceil(size / stride) windows (TensorFlow's SAME).
 
-    If the total is odd, there is one more after than before.
+    If the total is odd, the extra one comes after.
     """
     total = max(((size - 1) // stride) * stride + kernel - size, 0)
     return total // 2, total - total // 2
@@ -107,7 +107,7 @@ class MaxPool2D(Pool):
 class AvgPool2D(Pool):
     """The mean of each window: (N, H, W, C) -> (N, H', W', C).
 
-    Padding does not count: a window at the edge has the mean of its pixels (PyTorch's count_include_pad=False, `same`
+    Padding is not counted: a window at the edge has the mean of its pixels (PyTorch's count_include_pad=False, `same`
     in Keras and Deeplearning4j). The arguments are those of `Pool`.
     """
 

@@ -1,7 +1,7 @@
 """Adaptive optimizers: each weight's step depends on the size of its past gradients.
 
-Means begin at zero. If the paper corrects for that, the correction depends on the number of iterations of the whole
-training, see `Optimizer.numbers`.
+Running means begin at zero. If the paper corrects that bias, the correction depends on the number of iterations of the
+whole training, see `Optimizer.numbers`.
 """
 
 from __future__ import annotations

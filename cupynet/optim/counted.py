@@ -66,7 +66,7 @@ class Step(Counted):
 
 
 class Map(Counted):
-    """Given rates, each from an iteration or epoch on.
+    """Given rates, each starting at an iteration or epoch.
 
     Args:
         rates: first iteration or epoch -> learning rate. It must contain 0.

@@ -56,7 +56,7 @@ class Optimizer:
         state: name -> flat (P,) vector; exists after `init`.
         recordable: True if `update` launches the same operations in every step and uses no host values besides its
             arguments, so that it can be captured in a graph. Not inherited.
-        factors: the constants of the rule, see `Move`.
+        factors: constants of the rule, see `Move`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -130,7 +130,7 @@ class Optimizer:
     ) -> None:
         """Do the work of `step`, with these `numbers` and the factor `scale` on the gradients; `squared_norm` is 0-d.
 
-        In a step that runs ahead of the host, all are 1: the operations read the values on the device, see
+        In a step that runs ahead of the host, all are 1, and the operations read the values on the device, see
         `Recorder.steered`.
         """
         if self.max_grad_norm is not None:

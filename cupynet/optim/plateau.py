@@ -21,7 +21,7 @@ class ReduceOnPlateau(Schedule):
         patience: evaluations in a row without improvement that are tolerated.
         monitor: `loss` or `accuracy` of the validation images.
         min_improvement: an improvement must be larger than this.
-        cooldown: evaluations after a reduction that are not counted.
+        cooldown: evaluations to ignore after a reduction.
         least: the lowest learning rate.
 
     Attributes:

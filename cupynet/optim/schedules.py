@@ -14,11 +14,11 @@ from cupynet.core.checks import instance, integer, learning_rate_scale, number, 
 class Schedule:
     """A function from iterations to learning rates. An iteration is one update of each replica.
 
-    `span` tells it the iterations of a fit, `learn` the result of an evaluation. Both are the same on all workers.
+    `span` sets the iterations of a fit, `learn` passes the result of an evaluation. Both are the same on all workers.
 
     Attributes:
-        monitor: the figure of evaluations on validation images that it uses; None if it uses none.
-        highest: the constructor's argument that is, or contains, the highest rate; None if there is none.
+        monitor: the validation metric that it uses; None if it uses none.
+        highest: name of the constructor argument that is, or contains, the highest rate; None if there is none.
     """
 
     monitor: str | None = None
@@ -67,7 +67,7 @@ class Constant(Schedule):
 
 
 class Spanning(Schedule):
-    """A schedule over a fit, which begins again in each further fit.
+    """A schedule over a fit, which restarts in each further fit.
 
     Attributes:
         start, stop: the span; None before the first fit.
@@ -82,7 +82,7 @@ class Spanning(Schedule):
     def done(self, iteration: int) -> tuple[int, int]:
         """Return the number of iterations of the span before this one, and before the last one.
 
-        An iteration before the span counts as its first, one after it as its last. RuntimeError before the first
+        Iterations outside the span count as its first or last. RuntimeError before the first
         `span`.
         """
         if self.start is None or self.stop is None:
@@ -93,7 +93,7 @@ class Spanning(Schedule):
 
 
 class OneCycle(Spanning):
-    """One cycle over a fit: along half a cosine up to `peak`, then along another down to almost zero.
+    """One cycle over a fit: half a cosine up to `peak`, then another down to almost zero.
 
     Smith & Topin 2018, "Super-convergence".
 
@@ -245,7 +245,7 @@ class Warmup(Around):
         self._epochs: int | None = None  # complete epochs at the end of the warm-up; None before the first `span`
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may have another length
+        if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may differ in length
             self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
         begin = max(start - self.steps, 0)
         super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
@@ -265,8 +265,8 @@ class Warmup(Around):
 def scale_factor(scale: str | float, workers: int) -> float:
     """Return the factor on the learning rate for W workers.
 
-    `none`: 1. `linear`: W, as the gradient is the mean over W times as many examples (Goyal et al. 2017). `sqrt`: the
-    square root of W, by which the noise of that mean is smaller. A number is returned as it is.
+    `none`: 1. `linear`: W, because the gradient is the mean over W times as many examples (Goyal et al. 2017). `sqrt`:
+    the square root of W, by which the noise of that mean is reduced. A number is returned unchanged.
 
     Raises:
         ConfigError: unknown rule.

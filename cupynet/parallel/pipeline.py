@@ -1,6 +1,6 @@
-"""Pipelines: a network cut into stages, one worker for each, through which micro-batches pass.
+"""Pipelines: a network split into stages, one per worker, through which micro-batches pass.
 
-This file decides where the network is cut and the order of work of a stage; training/pipeline_stage.py executes it.
+This file determines the split and the order of each stage's work; training/pipeline_stage.py executes it.
 
 A batch is cut into m micro-batches, so that a stage can work on one while the next stage works on the one before.
 Each stage alternates one forward with one backward pass as soon as it can (PipeDream-Flush of Narayanan et al. 2021,
@@ -12,8 +12,9 @@ and passes of equal length:
     stage 2   .  F1  F2   .  B1  F3  B2  F4  B3   .  B4   .     2
     stage 3   .   .  F1  B1  F2  B2  F3  B3  F4  B4   .   .     1
 
-Every stage then updates its weights. A round takes m + s - 1 times a stage's forward and backward pass; one worker with
-the whole network takes m · s of them. Stage r of s (from 0) holds the activations of at most s - r micro-batches.
+Every stage then updates its weights. A round takes as long as m + s - 1 forward and backward passes of a stage; one
+worker with the whole network takes m · s of them. Stage r of s (from 0) holds the activations of at most s - r
+micro-batches.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Pipeline:
         stages: the number of stages, balanced by counted multiplications; `auto` for as many as there are devices, or
             cores of a CPU, per replica, but no more than layers with weights; or the names of the layers of each stage,
             `[["conv1", "pool1"], ["dense1"]]`.
-        micro_batches: the number of micro-batches of a batch, at most its examples. More micro-batches keep the stages
-            busier, larger ones are computed faster.
+        micro_batches: number of micro-batches per batch, at most its examples. More micro-batches keep the stages
+            busier; larger ones are computed faster.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -99,7 +100,7 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineSpeed:
-    """The measured speed of a pipeline, compared to its stages one after the other.
+    """The measured speed of a pipeline, compared to running its stages one after the other.
 
     Attributes:
         layers: the names of the layers of each stage.
@@ -128,7 +129,7 @@ class PipelineSpeed:
     def bound(self) -> float:
         """The largest possible speed-up: (total work / slowest stage) · m / (m + s - 1).
 
-        With unequal stages it can be exceeded a little: the pipeline fills and drains at the pace of the others.
+        With unequal stages it can be exceeded slightly: the pipeline fills and drains at the pace of the others.
         """
         m, total, slowest = self.micro_batches, sum(self.work_s), max(self.work_s)
         return total / slowest * m / (m + len(self.work_s) - 1)
@@ -140,7 +141,7 @@ class PipelineSpeed:
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[bool]:
-    """Yield the order of work of stage `stage` (from 0): True for a forward pass, False for a backward pass.
+    """Yield the passes of stage `stage` (from 0) in order: True for a forward pass, False for a backward pass.
 
     Both take the micro-batches in order.
     """
@@ -170,8 +171,8 @@ def training_work(layer: Layer) -> int:
 def balanced(work: Sequence[float], sent: Sequence[float], stages: int) -> list[int]:
     """Cut consecutive pieces into stages so that the largest stage is as small as possible; return the stages' ends.
 
-    The largest stage decides the speed of a pipeline. Among equal cuts the one that sends least is taken, and the first
-    of those.
+    The largest stage limits the speed of a pipeline. Among equal splits the one that sends the least data is used, and
+    the first of those.
 
     Args:
         work: of each piece.
@@ -181,7 +182,7 @@ def balanced(work: Sequence[float], sent: Sequence[float], stages: int) -> list[
     before = [0.0, *accumulate(work)]
 
     def fitting(bound: float) -> list[int]:
-        """Return the cut that sends least, without a stage larger than `bound`; [] if there is none."""
+        """Return the split that sends the least data, with no stage larger than `bound`; [] if there is none."""
         cuts: dict[int, tuple[float, list[int]]] = {0: (0, [])}  # pieces so far -> amount sent, ends of stages
         for _ in range(stages):
             cuts = {

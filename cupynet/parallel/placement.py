@@ -21,7 +21,7 @@ class Placement:
         devices: the GPUs, rank r on devices[r % len(devices)]; empty on a CPU. With several machines these are the
             devices of each machine, and r is the rank's number on its machine.
         stages: the number of stages of each replica; 1 without a pipeline.
-        seats: the number of each rank on its machine; empty if all ranks are on this one.
+        seats: the number of each rank on its machine; empty if all ranks are on this machine.
     """
 
     workers: int
@@ -40,11 +40,11 @@ class Placement:
         most_stages: int = 1,
         seats: Sequence[int] | None = None,
     ) -> Placement:
-        """Choose what is left open.
+        """Choose the values that are not set.
 
         Args:
             workers: None for one replica per device, or per core of a CPU, at most 4; or as many as the started ranks
-                make.
+                allow.
             devices: None for all, `first` before the others.
             stages: None for as many as there are devices or cores per replica, at most `most_stages`; with one replica
                 if `workers` is None too.

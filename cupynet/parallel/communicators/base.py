@@ -53,7 +53,7 @@ class Traffic:
 class Communicator:
     """Connects one worker to the others.
 
-    A subclass implements `split`, `all_gather`, `send`, `recv`, `broadcast` and `_mean`.
+    Subclasses implement `split`, `all_gather`, `send`, `recv`, `broadcast` and `_mean`.
 
     Args:
         rank: the worker's number, from 0.
@@ -100,7 +100,7 @@ class Communicator:
         raise NotImplementedError
 
     def barrier(self) -> None:
-        """Wait until every worker is here."""
+        """Wait until every worker has called this."""
         self.gather_numbers()
 
     def gather_numbers(self, *values: float) -> NDArray[np.float64]:

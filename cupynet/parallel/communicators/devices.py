@@ -7,7 +7,7 @@ the bits are those of a mean in host memory, except for subnormal floats and bfl
 flushes to zero. With several devices only repetition on the same devices gives the same bits.
 
 The host never waits for a device: a stream that needs the results of another one waits for its event. Buffers are
-allocated in the first mean and kept, so that nothing is allocated while others are in a collective.
+allocated in the first mean and kept, so nothing is allocated while others are in a collective.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ Connect: TypeAlias = "Callable[[nccl.Hand, int | None, int, Backend], NcclSum | 
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
     """Return the way to compute means, for the setting `reduce`. ConfigError if it is impossible.
 
-    Stages that are threads average in one group per stage, at different times. NCCL would need every other thread of
-    the process to allocate nothing meanwhile, so these groups use one of the devices.
+    Stages in threads are averaged in one group per stage, at different times. With NCCL no other thread of the process
+    could allocate memory meanwhile, so these groups use one of the devices.
 
     Args:
         backend: its name.
@@ -101,7 +101,7 @@ class DeviceMeans:
         rank: the worker's number in the group.
         backend: of the worker's arrays.
         nccl: connects the leaders over NCCL; every worker calls it if there are several devices. None: the leaders
-            meet on the first device.
+            average on the first device.
     """
 
     def __init__(self, exchange: Exchange, rank: int, backend: Backend, nccl: Connect | None = None) -> None:
@@ -111,7 +111,7 @@ class DeviceMeans:
         self._between: NcclSum | None = None  # of a leader
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`. RuntimeError if workers bring arrays of different shapes."""
+        """See `Communicator.allreduce_mean`. RuntimeError if the workers pass arrays of different shapes."""
         self._connect()
         leader = self._devices.index(self._devices[self.rank])
         buffers = [self._buffers.like(i, array) for i, array in enumerate(arrays)] if leader == self.rank else []
@@ -140,13 +140,13 @@ class DeviceMeans:
             self._between = None
 
     def abandon(self) -> None:
-        """Release NCCL after a failure, without the others, whose devices would wait for this one for ever."""
+        """Release NCCL after a failure, without the others: their devices would wait for this one forever."""
         if self._between is not None:
             self._between.abandon()
             self._between = None
 
     def _connect(self) -> None:
-        """Before the first mean, on every worker: learn the device of each rank, and connect the leaders."""
+        """Exchange the device of each rank, and connect the leaders. Every worker calls it before the first mean."""
         if self._devices:
             return
         self._devices = self._exchange(self._backend.device)
@@ -191,7 +191,7 @@ class DeviceMeans:
 
 
 class RankMeans:
-    """The same for processes: each has a GPU of its own, and all sum over NCCL. Every rank makes it, and closes it.
+    """The same for processes: each has its own GPU, and all sum over NCCL. Every rank creates and closes it.
 
     Args:
         communicator: of the group, for small arrays on the host.
@@ -207,7 +207,7 @@ class RankMeans:
         self._sum = made
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`. RuntimeError if workers bring arrays of different lengths."""
+        """See `Communicator.allreduce_mean`. RuntimeError if the workers pass arrays of different lengths."""
         buffers = [self._buffers.like(place, array) for place, array in enumerate(arrays)]
         gathered = self._communicator.gather_numbers(weight, *map(len, arrays))  # all ranks are here now
         for rank, lengths in enumerate(gathered[:, 1:].tolist()):

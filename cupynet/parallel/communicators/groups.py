@@ -16,7 +16,7 @@ class Groups:
     Attributes:
         world: all workers of the run: they fail and stop together.
         replicas: workers with the same weights: batches are divided among them, and they are averaged.
-        stages: workers that hold one replica together, first stage first.
+        stages: workers that together hold one replica, in the order of its stages.
     """
 
     world: Communicator

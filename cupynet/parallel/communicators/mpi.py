@@ -1,6 +1,6 @@
 """Workers that are processes connected by MPI. The only file that imports mpi4py.
 
-A blocking call of MPI delays Python's signal handlers and cannot be given up. Every operation is therefore started
+A blocking MPI call delays Python's signal handlers and cannot be abandoned. Every operation is therefore started
 without blocking, and `Ranks.wait` completes it. Means are summed in rank order, chunk by chunk: the same bits as with
 threads. Workers exchange arrays by Isend and Irecv: with MPICH's non-blocking collectives small exchanges took twice as
 long, and large ones up to ten times.
@@ -28,8 +28,8 @@ from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.timeout import Timeout, timed_out
 
-GRACE_S = 30.0  # for the other ranks to notice a failure, save their work and end
-SPIN_S = 0.0001  # a wait only yields for so long before it begins to sleep
+GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and end
+SPIN_S = 0.0001  # a wait only yields for this long before it begins to sleep
 LONGEST_PAUSE_S = 0.001  # between two tests after that
 TRANSFER_PAUSE_S = 0.00005  # the same when all workers have arrived: MPI moves data only while it is called
 MESSAGE, EXCHANGE = 1, 2  # tags
@@ -62,7 +62,7 @@ class Ranks:
     Attributes:
         timeout_s: how long to wait for other ranks.
         failed: exit codes by rank, of the ranks that failed with an error of their own.
-        groups: communicators of some of the ranks. Each is made once: MPI has only about 2,000.
+        groups: communicators of some of the ranks. Each is created once, because MPI allows only about 2,000.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:

@@ -1,8 +1,8 @@
 """Sums between GPUs over NCCL, through CuPy: one rank for each device, driven by one thread.
 
 NCCL moves raw memory and checks nothing, so types are checked here. Its rules: every rank makes the same calls in the
-same order; all ranks meet on the host before each call, so that no kernel waits for a dead one; during a call nobody
-allocates or frees memory of a device, because that waits for all its kernels.
+same order; all ranks synchronize on the host before each call, so that no kernel waits for a dead rank; during a call
+no thread allocates or frees device memory, because that waits for all kernels of the device.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 
-Hand: TypeAlias = Callable[[bytes], bytes]  # returns the bytes of the one worker that passes any, on every worker
+Hand: TypeAlias = Callable[[bytes], bytes]  # returns, on every worker, the bytes of the one worker that passes any
 
 
 def missing() -> str | None:
@@ -36,15 +36,15 @@ def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> Nc
 
     Every worker calls it.
     """
-    # connect all devices now, not in the first sum that is large enough (NCCL 2.22 and later)
+    # connect all devices now instead of in the first sum that is large enough (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
     from cupy.cuda import nccl
 
     scratch = None if place is None else backend.asarray(np.zeros(1, np.float32))
-    identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")  # from here on nobody allocates
+    identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")  # no allocations from here on
     made = None if place is None else NcclSum(identifier, place, leaders, backend)
     try:
-        hand(b"made")  # on the host: a sum would wait for one that could not be made
+        hand(b"made")  # on the host, because a sum would wait forever for a failed rank
         if made is not None:
             made.sum([scratch])  # loads the kernel, and connects the rest
             backend.synchronize()

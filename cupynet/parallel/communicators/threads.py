@@ -179,7 +179,7 @@ class ThreadCommunicator(Communicator):
         total = sum(w for _, w in contributions)
         if total > 0:
             shares = [w / total for _, w in contributions]
-            # each worker averages its own part of everybody's vectors: the work is shared, the bits are the same
+            # each worker averages its part of all workers' vectors, which shares the work and keeps the bits
             for i, host in enumerate(hosts):
                 start, stop = (len(host) * r // self.size for r in (self.rank, self.rank + 1))
                 self._backend.mean_in_place([theirs[i][start:stop] for theirs, _ in contributions], shares)
@@ -190,7 +190,7 @@ class ThreadCommunicator(Communicator):
 
     def _exchange(self, value: Any) -> list[Any]:
         """Return every worker's value by reference, in rank order."""
-        # two sets of slots in turn: a worker that writes one again has met all others since they read it
+        # two alternating sets of slots: before a worker reuses one, all others have read it
         slots = self.group.slots[self._turn]
         self._turn = 1 - self._turn
         slots[self.rank] = value

@@ -7,7 +7,7 @@ import time
 from cupynet.core.checks import setting
 from cupynet.parallel.communicators.base import WorkerTimeout
 
-LOOK_S = 0.1  # between two tests; a longer gap counts as no more than this
+LOOK_S = 0.1  # between two tests; longer gaps count as this much
 
 
 class Timeout:
@@ -22,7 +22,7 @@ class Timeout:
         self._last = time.monotonic()
 
     def expired(self) -> bool:
-        """Return True if the time has run out. Call it at every test."""
+        """Return True if the time is up. Call it at every test."""
         now = time.monotonic()
         self._left_s -= min(now - self._last, LOOK_S)
         self._last = now

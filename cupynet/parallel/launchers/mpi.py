@@ -1,8 +1,8 @@
 """The job that mpiexec started, and the launcher that makes this process one of its workers.
 
 A rank that fails notifies the others. They receive the notice while they wait, raise `PeerFailed` and end too. At the
-end of its program every rank waits for all others, so that one of them reports the failure and all exit with its code.
-If a rank does not arrive, the others abort the job.
+end of the program every rank waits for all others, so that one rank reports the failure and all exit with its code. If
+a rank does not arrive, the others abort the job.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MpiJob:
         self.seats: tuple[int, ...] = tuple(each[2] for each in found)
         cores = set(facts[3])
         self.sharing = sum(each[0] == first and not cores.isdisjoint(each[3]) for each in found)
-        self._met: bool | None = None  # True if all ranks have reached their ends; None: not known yet
+        self._met: bool | None = None  # True if all ranks have reached the end of the program; None if unknown
         if self.size == 1:
             self._ranks.close()
         else:
@@ -118,7 +118,7 @@ class MpiJob:
         return [each.tobytes().decode() for each in texts]
 
     def announce(self, error: BaseException) -> None:
-        """Notify the other ranks that this one fails with `error`, unless it stops because of another rank."""
+        """Notify the other ranks that this one failed with `error`, unless it stops because of another rank."""
         if not isinstance(error, PeerFailed) and self.rank not in self._ranks.failed:
             self._ranks.announce(exit_code(error))
 
@@ -222,7 +222,7 @@ class MpiLauncher:
     After a failure nothing more can be run, and the whole job ends when this program does.
 
     Args:
-        timeout_s: how long a worker waits for the others, in seconds. It also applies at the end of the program: it
+        timeout_s: how long a worker waits for the others, in seconds. It also applies at the end of the program, so it
             must be longer than the work of a single rank after the last fit.
     """
 

@@ -31,10 +31,10 @@ INTERRUPTED = -1  # the failed rank if the caller of `run` or `close` ended the 
 
 
 class ThreadLauncher:
-    """Workers that are threads. They live until `close`, so that a GPU's library handles are made once per thread.
+    """Workers in threads. The threads live until `close`, so that a GPU's library handles are created once per thread.
 
-    A context manager. A single worker runs in the calling thread. After a failure nothing more can be run. A worker
-    that hangs is abandoned: when it wakes up, its thread ends.
+    Use it as a context manager. A single worker runs in the calling thread. After a failure no further task can run. A
+    worker that hangs is abandoned; if it wakes up, its thread ends.
 
     Args:
         workers: the number of threads.
@@ -74,7 +74,7 @@ class ThreadLauncher:
     def close(self) -> None:
         """End the threads and wait for them, for a grace period. A second call has no effect.
 
-        A task that is running ends with a RuntimeError where the workers next meet.
+        A running task ends with a RuntimeError at the next exchange of the workers.
         """
         self._usable = False
         if self._running.locked() and self._process == os.getpid():
@@ -136,7 +136,7 @@ class ThreadLauncher:
 
 
 def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> None:
-    """Run tasks, in a worker's thread, until there is no more."""
+    """Run tasks in a worker's thread until there are no more."""
     while (task := inbox.get()) is not None:
         result: Any = None
         try:
@@ -150,13 +150,13 @@ def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> 
             _abandon(communicator)
         results.put((communicator.rank, result))
         del task, result
-    if communicator.group.team.failure is None:  # else the others may not come to release NCCL together
+    if communicator.group.team.failure is None:  # otherwise the others may not arrive to release NCCL together
         with suppress(Exception):  # there is nobody to report it to
             communicator.close()
 
 
 def _abandon(communicator: ThreadCommunicator) -> None:
-    with suppress(Exception):  # the failure itself is reported
+    with suppress(Exception):  # the original failure is reported
         communicator.abandon()
 
 

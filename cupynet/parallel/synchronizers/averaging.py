@@ -69,7 +69,7 @@ class ParameterAveraging(Synchronizer):
         self.wire = one_of("wire", wire, WIRES)
         self.outer = outer_step(outer)
         self._statistics = RoundStatistics(score=self.report_score)
-        self._measured = -1  # the last period of `measure_every` iterations with a measurement
+        self._measured = -1  # index of the last `measure_every` period with a measurement
         self._common: list[Array] = []  # the shared vectors after the last average, if they are needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:

@@ -38,8 +38,8 @@ class Average:
 class Synchronizer:
     """Keeps replicas together. The base class does nothing: it is for a single replica.
 
-    A subclass overrides `before_update`, `after_update` or `finish`, and `state` and `restore` if it has a state; the
-    other methods only if it must. Example: average the gradients in every iteration, so that all replicas stay
+    A subclass overrides `before_update`, `after_update` or `finish`, and `state` and `restore` if it has a state, and
+    the other methods only if needed. Example: average the gradients in every iteration, so that all replicas stay
     identical.
 
         class GradientMean(Synchronizer):
@@ -128,7 +128,7 @@ class Synchronizer:
     def changed(self, replica: ReplicaView) -> None:
         """Called before `finish` at the end of a fit, if callbacks have changed the weights of replicas.
 
-        All replicas get their mean, unless `finish` averages them anyway.
+        All replicas receive the mean, unless `finish` averages them anyway.
         """
         if self.identical:
             self.communicator.allreduce_mean([*self.shared(replica), *replica.params.running], 1)

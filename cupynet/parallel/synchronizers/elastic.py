@@ -54,7 +54,7 @@ class ElasticAveraging(ParameterAveraging):
         )
         self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
         self._alpha = self.pull or 0.0  # 0: unknown before `start`
-        self._apart = 0  # rounds since all replicas got the centre: the same on every worker
+        self._apart = 0  # rounds since all replicas adopted the centre: the same on every worker
         self._seen = 0  # this replica's samples since then
 
     def check(self, workers: int, stages: int = 1) -> None:
@@ -77,7 +77,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def changed(self, replica: ReplicaView) -> None:
         super().changed(replica)
-        if not self.identical:  # `finish` gives all the centre: it becomes the mean of the changed replicas
+        if not self.identical:  # `finish` sets all replicas to the centre, which becomes their mean
             (centre,) = self._common
             centre[...] = replica.params.master
             self.communicator.allreduce_mean([centre], self._seen)

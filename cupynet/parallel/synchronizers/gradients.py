@@ -156,7 +156,7 @@ class GradientSharing(Synchronizer):
             half_mean(self.communicator, [grad], weight)
         if params.running and not together:
             self.communicator.allreduce_mean(params.running, samples)
-        if not is_finite(grad):  # the same bits on all workers, so all of them call this
+        if not is_finite(grad):  # the same bits on all workers, so all of them enter this branch
             refuse_divergence(
                 self.communicator.gather_numbers(finite)[:, 0].tolist(), self._next, "gradient of replica"
             )

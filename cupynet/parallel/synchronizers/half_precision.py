@@ -8,7 +8,7 @@ from cupynet.backend.array import Array
 from cupynet.parallel.communicators.base import Communicator
 
 WIRES = ("exact", "half")
-RESOLUTION = 2.0**-10  # of a mean in 16 bits: it is rounded twice
+RESOLUTION = 2.0**-10  # of a mean in 16 bits, which is rounded twice
 LARGEST = 15  # a magnitude below 2^15 is finite in 16 bits; so is the mean of several
 SHIFTS = 120  # factors are powers of two that single precision has
 
@@ -16,9 +16,9 @@ SHIFTS = 120  # factors are powers of two that single precision has
 def half_mean(communicator: Communicator, deltas: list[Array], weight: float) -> None:
     """Overwrite each vector with the weighted mean over the workers, sent in 16 bits; the same bits on all of them.
 
-    For vectors that are small if replicas agree, such as gradients or differences from common weights; 11 bits are too
-    few for weights themselves. Each vector is multiplied by a power of two, so that the largest magnitude on any worker
-    just fits; values of 2^-39 of that or less are lost. Sums are made in double precision.
+    For vectors that are small if replicas agree, such as gradients or differences from common weights. The 11 bits are
+    too few for the weights themselves. Each vector is multiplied by a power of two, so that the largest magnitude on
+    any worker just fits; values of 2^-39 of that or less are lost. Sums are made in double precision.
 
     Args:
         deltas: flat vectors, finite, see `Communicator.allreduce_mean`; empty for a stage without weights.

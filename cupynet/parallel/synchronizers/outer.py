@@ -48,8 +48,8 @@ class Mean(Outer):
 class SlowMo(Outer):
     """u = mu · u + (mean - common); common += rate · u: slow momentum (Wang et al. 2019, 1910.00643).
 
-    In the paper u is divided by the learning rate of the replicas; here it includes it, as in `Momentum`, which is the
-    same for a constant rate. Rate 1 and momentum 0 give the mean.
+    The paper divides u by the replicas' learning rate. Here u includes it, as in `Momentum`, which is equivalent for a
+    constant rate. Rate 1 and momentum 0 give the mean.
 
     Args:
         learning_rate: the factor on u.

@@ -1,4 +1,4 @@
-"""The replica as a synchronizer sees it: its vectors, their checkpoint form, and what it did since the last average."""
+"""A synchronizer's view of a replica: its vectors, their checkpoint form, and counts since the last average."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
 
 
 def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
-    """Raise DivergedError, on every worker, if any replica is not finite: it must not be averaged into the others.
+    """Raise DivergedError on every worker if any replica is not finite: it must not be averaged into the others.
 
     Args:
         finite: by replica.
@@ -99,7 +99,7 @@ class RoundStatistics:
         self._losses: Array = 0.0
 
     def add(self, replica: ReplicaView, samples: int) -> None:
-        """Count a round of this replica, with a batch of so many samples."""
+        """Count a round of this replica, with this many samples."""
         self.rounds, self.samples = self.rounds + 1, self.samples + samples
         if self.score and samples and replica.losses is not None:
             self._scored, self._losses = self._scored + samples, self._losses + replica.losses

@@ -1,7 +1,7 @@
 """Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-Every worker has its own schedule, and all schedules decide alike, from iterations, moments and measurements that the
-workers share. No communication is needed to know that an average is due.
+Every worker has its own schedule. All schedules reach the same decision, because they depend only on iterations,
+moments and measurements that the workers share. Deciding needs no communication.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ sent as +t or -t, which is subtracted from the residual.
 
 A message is a vector of int32: the kind of its body, the threshold (the bits of a float32), the number of samples, a
 flag that the sender is finite, and the body. A sparse body lists i + 1 for a weight i that grows by t, -(i + 1) for one
-that shrinks. If it would list more than a sixteenth of the weights, the body is two bitmaps instead, of weights that
-grow and of weights that shrink: in words, a sixteenth of the weights.
+that shrinks. If that list would have more than a sixteenth of the weights, the body consists of two bitmaps instead, of
+weights that grow and of weights that shrink: in words, a sixteenth of the weights.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Lower the threshold after a message with less than a share of the weights, raise it after one with more.
+    """Lower the threshold after a message with less than a given fraction of the weights; raise it after one with more.
 
     Args:
         target: that share, 0 to 1.
@@ -198,7 +198,7 @@ class ThresholdEncoding:
         self.residual: NDArray[Any] = np.zeros(count, dtype)
 
     def encode(self, update: NDArray[Any], samples: int) -> Message:
-        """Add an update (P,) to the residual, and take the message out of it; empty without samples."""
+        """Add an update (P,) to the residual and extract the message from it; empty without samples."""
         if not samples:
             return Message(0, True, 0.0, np.empty(0, np.int32), True)
         residual, finite = self.residual, is_finite(update)
