@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 class ReportPage(Callback):
     """Writes `report.html` and `curves.png` into the folder of a run at its end, also after an error.
 
-    The results are saved before. If the page cannot be written, there is one warning, and the run ends as without a
-    page. `cupynet report RUN` writes it at any time.
+    The results are saved first. If the page cannot be written, the callback logs one warning, and the run ends as
+    usual. `cupynet report RUN` writes it at any time.
 
     Args:
         enabled: False for no page.

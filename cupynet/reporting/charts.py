@@ -17,15 +17,15 @@ from typing import Any, NamedTuple
 
 from cupynet.reporting.folder import RunData, finite
 
-# The colours of the light page (templates/style.css); in an SVG they become its variables. They are distinguishable
-# with a colour vision deficiency: after Okabe and Ito (2008), "Color universal design". The last is for lines in the
+# The colours of the light page (templates/style.css); in an SVG they become its variables. They can be distinguished
+# with a colour vision deficiency (Okabe and Ito 2008, "Color universal design"). The last is for lines in the
 # background.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # of a line; a chart is about 500 pixels wide
 MAX_WORKERS = 64  # lines for workers
-MAX_LAYERS = 5  # lines for layers: those whose replicas are furthest apart
+MAX_LAYERS = 5  # lines for layers: those with the largest divergence
 SIZE = (5.6, 2.9)  # inches of 72 units
 LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches: labels of seven characters, and the name of the axis
 STYLE: dict[str, Any] = {
@@ -382,7 +382,7 @@ def _per_s(row: dict[str, Any]) -> float | None:
 
 
 def _epoch_times(data: RunData) -> Chart:
-    """Return the chart of the time of each epoch by activity, a mean over the workers."""
+    """Return the chart of the time of each epoch by activity, averaged over the workers."""
     epochs = [row for row in data.epochs if row.get("train_s") and row.get("compute_s")]
     numbers, rest = _values(epochs, "epoch"), _values(epochs, "train_s")
     lines = []

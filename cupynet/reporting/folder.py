@@ -153,7 +153,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _last_error(path: Path) -> str:
-    """Return the error at the end of a log; "" if the last record is not an error: the run was resumed or killed."""
+    """Return the error at the end of a log; "" if the last record is not one, as when the run was resumed or killed."""
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_TEXT))
         lines = file.read(MAX_TEXT).decode("utf-8", "replace").splitlines()

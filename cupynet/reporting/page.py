@@ -74,7 +74,7 @@ def page_values(data: RunData) -> dict[str, Any]:
 
 
 def state(data: RunData) -> tuple[str, str, str]:
-    """Return the state of a run in a word, the kind of its mark, and a sentence about it or ""."""
+    """Return the state of a run in a word, its kind of mark, and a sentence about it or ""."""
     done, asked = _epochs(data), data.start.get("epochs")
     after = f"{done} epoch{'s' * (done != 1)}" if asked is None else f"{done} of {asked} epochs"
     if data.running:
@@ -109,7 +109,7 @@ def _epochs(data: RunData) -> int:
 
 
 def _results(data: RunData) -> dict[str, Any]:
-    """Return the summary; nothing while the run trains, when the summary predates its resumption."""
+    """Return the summary; nothing while the run trains, because then the summary predates the resume."""
     return {} if data.running else data.summary
 
 

@@ -1,6 +1,6 @@
 """Pictures in a page: images as PNG, the filters of a layer, a confusion matrix.
 
-The sign of a number is its colour, its magnitude the opacity, so that one picture suits a light and a dark page.
+The colour shows the sign of a number and the opacity its magnitude, so one picture suits light and dark pages.
 """
 
 from __future__ import annotations

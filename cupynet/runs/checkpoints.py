@@ -3,7 +3,7 @@
     checkpoints/
         step-00001234/
             state.json              numbers, and the names of each worker's arrays
-            weights.safetensors     arrays; those that are equal on several workers are stored once
+            weights.safetensors     arrays; equal arrays of several workers are stored once
             state.safetensors
             manifest.json           size and SHA-256 of the other files, and of itself
 
@@ -54,7 +54,7 @@ class Stored:
 
 
 class Checkpoints:
-    """The checkpoints in a folder, which the first one creates."""
+    """The checkpoints in a folder, which is created by the first save."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -159,7 +159,7 @@ def read(path: str | Path) -> Stored:
     """Return a checkpoint after verifying the size and SHA-256 of its files.
 
     Raises:
-        DataError: it is missing or damaged. The message names the file, what was expected and what was found.
+        DataError: it is missing or damaged. The message names the file, and what was expected and found.
     """
     path = Path(path)
     try:
@@ -187,7 +187,7 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _manifest(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a manifest, to which its own digest is added."""
+    """Return the bytes of a manifest, including its own digest."""
     own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return (json.dumps({**content, "sha256": own}, indent=2) + "\n").encode()
 

@@ -24,7 +24,7 @@ class Setup:
 
     Attributes:
         dataset: the name of the data.
-        fallback: True if they replace data that could not be loaded.
+        fallback: True if these data replace data that could not be loaded.
         stages: number of pipeline stages of each replica.
         synchronizer: a description.
         parameters: number of weights of the network.
@@ -66,7 +66,7 @@ class Outcome:
         stopped_by: a description of why training ended early; None if it did not.
         stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the weights are the best.
         early_stopping: see `EarlyStoppingResult`.
-        divergence, divergence_by_layer: of the replicas from their mean, as last measured, see `Report`.
+        divergence, divergence_by_layer: last measured divergence of the replicas from their mean, see `Report`.
         left_out: batches left out because their loss or gradient was not finite, see `NonFinite`.
         skipped_steps: steps whose gradient overflowed 16 bits, see `LossScaler`.
         advice: one sentence from the times, see `advise`.
@@ -168,7 +168,7 @@ class Summary:
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Return True if a value from JSON has an annotated type. What is inside lists and dictionaries is not checked."""
+    """Return True if a value from JSON has an annotated type. Contents of lists and dictionaries are not checked."""
     if isinstance(kind, UnionType):
         return any(_is_a(value, each) for each in get_args(kind))
     kind = get_origin(kind) or kind
@@ -263,7 +263,7 @@ class Run:
             raise OutputError(f"{self.folder}: incomplete files cannot be removed ({error})") from error
 
     def started(self) -> str | None:
-        """Return when the run first started; None if started.json is missing or cannot be read."""
+        """Return the time of the first start; None if started.json is missing or cannot be read."""
         try:
             started = _object(self.started_path).get("started")
         except DataError:
@@ -281,7 +281,7 @@ class Run:
         examples: (M, H, W, C) uint8, the images of the M most confident mistakes, in their order.
         """
         with undisturbed():
-            self.summary_path.unlink(missing_ok=True)  # it describes other weights
+            self.summary_path.unlink(missing_ok=True)  # it describes the previous weights
             save_weights(self.weights_path, weights)
             self.examples_path.unlink(missing_ok=True)
             if examples is not None and len(examples):

@@ -10,12 +10,12 @@ from cupynet.parallel import AveragingSchedule, PipelineSpeed
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
-STANDS_OUT = 0.10  # share of the time; smaller costs are not mentioned
+STANDS_OUT = 0.10  # fraction of the time; smaller costs are not mentioned
 WANTED = 0.055  # share of averaging at the advised frequency: 5 % when rounded
-MOST_RARELY = 100  # iterations between averages; replicas that drift further apart learn worse
-FEW_ROUNDS = 5  # in an epoch; more workers make fewer updates, and cost more than they save
-SLOWER = 1.25  # times the seconds per sample; more than the noise of a shared machine
-SURELY = 3.0  # standard deviations above chance; an untrained network gets there once in 700 runs
+MOST_RARELY = 100  # most iterations between averages: replicas that drift further apart train worse
+FEW_ROUNDS = 5  # fewest rounds in an epoch: more workers make fewer updates, which costs more than it saves
+SLOWER = 1.25  # ratio of seconds per sample; above the noise of a shared machine
+SURELY = 3.0  # standard deviations above chance, which an untrained network reaches once in 700 runs
 
 
 def advise(

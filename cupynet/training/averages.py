@@ -36,11 +36,11 @@ def average(trainer: Trainer, moment: Moment) -> None:
 
 
 def record(trainer: Trainer, made: Average) -> None:
-    """After an average: agree on a loss scale, and record the findings for the next report."""
+    """After an average, agree on a loss scale and record the measurements for the next report."""
     if trainer.replica.scaler is not None:
         trainer.replica.scaler.agree(trainer.replicas)
     if trainer.groups.stages.size > 1 and not math.isnan(made.divergence):
-        trainer.consensus.own = made  # the other stages get it at the next exchange
+        trainer.consensus.own = made  # the other stages receive it at the next exchange
         made = Average(made.score, math.nan)
     trainer.statistics.averaged(made)
 
@@ -61,7 +61,7 @@ def finish(trainer: Trainer) -> None:
 
 
 def choose(trainer: Trainer, evaluate_on: Batches | None) -> None:
-    """Let callbacks replace the weights, and evaluate the new ones; not after a signal, which is urgent."""
+    """Let callbacks replace the weights, and evaluate the new ones, except after a signal, which is urgent."""
     if not trainer.world.gather_numbers(_changed_in(trainer, "after_finish")).any():
         return
     _assemble(
@@ -82,7 +82,7 @@ def _changed_in(trainer: Trainer, event: str) -> bool:
 
 
 def _assemble(trainer: Trainer, refusal: str) -> None:
-    """Complete the user's model. ConfigError, with this text, if replicas differ."""
+    """Complete the user's model. ConfigError with this message if replicas differ."""
     own = [float(trainer.backend.total(vector)) for vector in trainer.params.vectors]
     if len({tuple(theirs) for theirs in trainer.replicas.gather_numbers(*own).tolist()}) > 1:
         raise ConfigError(refusal)

@@ -1,4 +1,4 @@
-"""Saving and restoring the state of a training run: gathered from all workers, and sent back to them.
+"""Save the state of a training run from all workers, and restore it on all of them.
 
 A checkpoint holds every worker's `Trainer.state()`: weights, the vectors of the optimizer and the synchronizer, the
 position, and the state of callbacks. Arrays that several workers have in common are stored once. Saving causes no
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def save(store: Checkpoints, trainer: Trainer) -> None:
-    """Save the state of all workers. Each calls it, after the same round. OutputError, on rank 0."""
+    """Save the state of all workers, which all call this after the same round. OutputError on rank 0."""
     found = gathered(trainer.world, trainer.state())
     if found is not None:
         workers, arrays = found
@@ -69,7 +69,8 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
 def resume(trainer: Trainer, path: str | Path) -> CupynetError | None:
     """Restore the checkpoint that rank 0 finds at `path`. Every worker calls it.
 
-    The same number of workers that wrote it is restored exactly; another number as in resize.py. Rank 0 logs which.
+    With the number of workers that saved it, the state is restored exactly; otherwise as in resize.py. Rank 0 logs
+    which.
 
     Returns:
         The error of `found`, on all workers; None if the checkpoint is restored.
@@ -91,7 +92,7 @@ def resume(trainer: Trainer, path: str | Path) -> CupynetError | None:
         return ConfigError(text) if int(code) == ConfigError.exit_code else DataError(text)
     with _malformed(f"{path}, workers[{world.rank}]" if stored is None else f"{stored.path / STATE}, workers[0]"):
         state = received(world) if stored is None else _dealt(trainer, stored)
-        world.traffic.bytes_sent = sent  # this figure is of what training sends
+        world.traffic.bytes_sent = sent  # this figure counts only what training sends
         if state.pop("regrouped", 0):
             state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
         check_like(trainer.state(), state)
@@ -108,7 +109,7 @@ def _dealt(trainer: Trainer, stored: Stored) -> Tree:
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
-    """Return the state of every worker; `regrouped` is 1 if the checkpoint is of another number of workers."""
+    """Return the state of every worker; `regrouped` is 1 if another number of workers saved the checkpoint."""
     size, stages, states = trainer.workers, trainer.groups.stages.size, _states(stored)
     check_stages(stored, stages)
     for state in states:  # older checkpoints have no training loss of the epoch
@@ -159,7 +160,7 @@ def stages_of(stored: Stored) -> int:
 
 
 def check_stages(stored: Stored, stages: int) -> None:
-    """Refuse a checkpoint whose replicas were cut into other stages. ConfigError, DataError."""
+    """Refuse a checkpoint whose replicas were split into other stages. ConfigError, DataError."""
     then = stages_of(stored)
     if then != stages:
         remedy = setting("parallel", "pipeline.stages", then, python=f"Pipeline(stages={then})")

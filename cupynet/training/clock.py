@@ -71,11 +71,11 @@ class Clock:
             self.timed_s += seconds
 
     def since(self, start: Clock) -> Clock:
-        """Return what was counted after `start`, an earlier copy of this clock."""
+        """Return the counts since `start`, an earlier copy of this clock."""
         return Clock(**{each.name: getattr(self, each.name) - getattr(start, each.name) for each in fields(self)})
 
     def spent(self) -> list[float]:
-        """Return the attributes that `Spent` has, in its order."""
+        """Return the attributes of `Spent`, in its order."""
         return [getattr(self, name) for name in SPENT]
 
 
@@ -127,7 +127,7 @@ class Since:
 
 
 class Statistics:
-    """The statistics of one worker: time, losses, and the findings of averages.
+    """The statistics of one worker: time, losses, and measurements of averages.
 
     Attributes:
         clock: where its time went.

@@ -13,8 +13,8 @@ from cupynet.parallel import Average, Communicator, Groups
 from cupynet.training.clock import Statistics
 from cupynet.training.events import STOP_BYTES, Stop, StopReason
 
-AGREE_EVERY = 10  # rounds between two exchanges if there is no average
-HEARD_S = 0.5  # workers with slow rounds exchange stop requests more often: after about this long
+AGREE_EVERY = 10  # rounds between two exchanges without an average
+HEARD_S = 0.5  # workers with slow rounds exchange stop requests after about this time
 
 
 class StopConsensus:
@@ -26,7 +26,7 @@ class StopConsensus:
 
     Attributes:
         request: this worker's request to stop; None if there is none.
-        own: the last average that measured this stage alone, not yet sent to the others.
+        own: the last average, which measured only this stage and has not been sent to the others.
     """
 
     def __init__(self, groups: Groups, statistics: Statistics) -> None:
@@ -79,7 +79,7 @@ class StopConsensus:
         clock.bytes_sent, self._counted = clock.bytes_sent + sent - self._counted, sent
 
     def _exchange_requests(self) -> Stop | None:
-        """Exchange stop requests alone. How often depends on the time, so it must not affect results."""
+        """Exchange stop requests alone. How often depends on timing, so this must not affect results."""
         world = self.groups.world
         sent = world.traffic.bytes_sent
         stop = self._of_lowest_rank(world.gather_numbers(self._reason)[:, 0])

@@ -1,4 +1,4 @@
-"""Errors of a worker's device, translated to a DeviceError that says what to do."""
+"""Translate errors of a worker's device to a DeviceError that says what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def translate_device_errors(
 ) -> Iterator[None]:
     """Raise DeviceError if the device of worker `rank` is out of memory or has failed.
 
-    Notes are kept. The arrays of the frames in between are released here, in the worker's own thread.
+    Keeps the notes of the error. Releases the arrays of the frames in between here, in the worker's own thread.
 
     Args:
         backend: of any worker.

@@ -1,4 +1,4 @@
-"""Where a value that is not finite comes from: the worker, the batch, its samples and the layer."""
+"""Find the origin of a value that is not finite: the worker, the batch, its samples and the layer."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Evaluation of a classifier: the figures of Deeplearning4j's Evaluation.
 
-Macro averages give every class the same weight, also if there are two (Deeplearning4j reports the second class only). A
+Macro averages give every class the same weight, even if there are only two (Deeplearning4j reports only the second). A
 class whose precision is 0/0 (never predicted) or whose recall is 0/0 (no samples) is left out of that average;
-`stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. It is 0/0 only for a class that is both;
-Deeplearning4j leaves out either, which flatters a network that always predicts one class.
+`stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. It is 0/0 only if both hold; Deeplearning4j
+leaves out classes with either, which favours a network that always predicts one class.
 """
 
 from __future__ import annotations

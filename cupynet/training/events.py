@@ -36,7 +36,7 @@ class Spent:
 
     @classmethod
     def of(cls, table: NDArray[Any]) -> Spent:
-        """Return it for the figures of all workers, (W, figures) in the order of `SPENT`."""
+        """Return the times from the figures of all workers, (W, figures) in the order of `SPENT`."""
         *seconds, samples, sent = table.T
         counts = [[int(count) for count in column] for column in (samples, sent)]
         return cls(*(column.tolist() for column in seconds), *counts)

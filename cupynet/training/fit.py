@@ -22,7 +22,7 @@ class Fit:
     """The arguments of `Trainer.fit`.
 
     Attributes:
-        unfinished: True if the fit continues a restored one, which may have no epoch left to train.
+        unfinished: True if the fit continues a restored one, which may have no epochs left.
 
     Raises:
         ConfigError: an argument is not valid.

@@ -2,7 +2,7 @@
 
 A step of a small network is a few dozen kernels of a few microseconds each: launching them one by one takes longer than
 running them. The gradient, the update, and both together are captured for each batch size, when they run for the second
-time. The first time the operations are launched one by one, which loads kernels and allocates memory.
+time. The first time, operations are launched one by one, which loads kernels and allocates memory.
 
 Steps can run ahead of the host: the device decides whether an update is made (`judge` in update.cu). The host reads the
 result at an average, a report or the end of an epoch. After the first loss or gradient that is not finite the replica
@@ -154,7 +154,7 @@ class GraphReplica(Replica):
         return GraphContext(train=True, seed=self.model.seed, epoch=self._epoch, samples=samples)
 
     def _add(self, losses: Array, total: Array, *, first: bool) -> Array:
-        """See `Replica._add`. `Backend.total` writes to the same memory each time, so parts have a sum of their own."""
+        """See `Replica._add`. `Backend.total` writes to the same memory each time, so each part has a separate sum."""
         part = self.backend.total(losses)
         if self.accumulate == 1:
             return part
@@ -223,7 +223,7 @@ class GraphReplica(Replica):
     def _capture(self, key: tuple[str, int], plainly: Callable[[], None]) -> None:
         """Capture a graph and launch it. If that fails, launch operation by operation from now on.
 
-        If another thread may have invalidated the capture, try again the next times.
+        If another thread may have invalidated the capture, try again at the next steps.
         """
         try:
             self._launchers[key] = self._recorder.record(plainly)

@@ -77,7 +77,7 @@ class LossScaler:
 
     @property
     def scaling(self) -> Scaling:
-        """The rule for steps that run ahead of the host: it is the same."""
+        """The same rule, for steps that run ahead of the host."""
         return Scaling(GROW_AFTER, LEAST, MOST)
 
     def count(self, steady: int, skipped: int) -> None:

@@ -93,7 +93,7 @@ class ParallelWrapper:
         run: the folder that callbacks write to.
         launcher: runs the workers: `thread`, `mpi`, or a `Launcher`. With `mpi` this process is one worker, and the
             others, started by mpiexec, make the same calls.
-        pipeline: cuts each replica into stages, one per device or core; by default a replica is whole. With a pipeline
+        pipeline: cuts each replica into stages, one per device or core; by default a replica is whole. In a pipeline
             the model holds the average whenever replicas are evaluated, and after `fit`.
         reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
             (Deeplearning4j's legacy averaging); `host`; by default NCCL for several devices if it is installed, else
@@ -239,7 +239,7 @@ class ParallelWrapper:
         """
         loader = self._loader(train, batch_size, self.model.pixels)
         pixels, workers = loader.dataset.pixels, self.placement.workers
-        loader.rounds(workers)  # refuses another number of shards
+        loader.rounds(workers)  # raises if the number of shards differs
         held_out = None if evaluate_on is None else self._evaluation_loader(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
@@ -286,7 +286,7 @@ class ParallelWrapper:
             ConfigError: the pixels are not scaled as in training; or the replicas differ, as they were restored to a
                 state between two averages.
         """
-        pixels = self.model.pixels  # FRACTIONS before training too: then any scale is allowed
+        pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         loader = self._evaluation_loader(data, batch_size, pixels if pixels != FRACTIONS else None)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 
@@ -441,7 +441,7 @@ class ParallelWrapper:
         else:
             callbacks = [copy.deepcopy(each) for each in self.callbacks if each.every_rank]
         synchronizer = copy.deepcopy(self.synchronizer)
-        world.barrier()  # all have copied the model before any trains it
+        world.barrier()  # all workers must copy the model before any trains it
         return Trainer(
             replica,
             groups=groups,

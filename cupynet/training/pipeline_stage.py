@@ -43,8 +43,8 @@ class Stage(Replica):
 
     Attributes:
         model: this stage's layers, with their names of the whole network.
-        number, count: the number of this stage, from 0, and of all stages.
-        first, last: True if this stage receives the images; if it computes the output and the loss.
+        number, count: index of this stage, from 0, and number of stages.
+        first, last: True if this stage receives the images, and if it computes the output and the loss.
         losses: the sum of the last batch's losses on the first and the last stage, None on the others.
         waited_s: seconds of the last round spent waiting for other stages.
         batch_size, work_s: seconds of each stage alone for a micro-batch of batches of this size, forward and backward,
@@ -226,7 +226,7 @@ class Stage(Replica):
         self._copy_weights(collect=True)
 
     def _copy_weights(self, *, collect: bool) -> None:
-        """Copy weights from the stages of replica 0 into the whole network on rank 0, or the other way round."""
+        """Copy weights from the stages of replica 0 into the whole network on rank 0, or vice versa."""
         if self.groups.replicas.rank != 0:
             return
         stages = self.groups.stages

@@ -133,11 +133,11 @@ class Replica:
         self.scaler = LossScaler.of(self.backend, groups, shared=shares_gradients)
 
     def begin(self) -> None:
-        """Begin a fit, or an evaluation outside a fit: clear the gradient that a failed round may have left."""
+        """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed round may have left."""
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
-        """Complete the user's model on rank 0, when replicas are identical. Only a `Stage` has to do something."""
+        """Complete the user's model on rank 0 when replicas are identical. Only a `Stage` needs to do anything."""
 
     # a round --------------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Replica:
         return total
 
     def _add(self, losses: Array, total: Array, *, first: bool) -> Array:
-        """Return the sum of losses (N,) and the total of the parts before; first: there are none."""
+        """Return the sum of losses (N,) and the total of the earlier parts. first: there are none."""
         return total + losses.sum()
 
     def _context(self, batch: Batch, part: slice = slice(None), *, counts: bool = True) -> Context:
@@ -262,7 +262,7 @@ class Replica:
         """Launch each operation by itself, or captured graphs again. No step may be running ahead."""
 
     def settle(self) -> Settled | None:
-        """Wait for the steps that run ahead, and return their result; None if there was none since the last call."""
+        """Wait for the steps that run ahead and return their result; None if there were none since the last call."""
         return None
 
     # evaluation, profile, warm-up -------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ All begin with the mean of the replicas, weighted as in their next average: by t
 last one. Optimizer state and the state of synchronizers (momentum, residuals) are averaged in the same way. A stage of
 a pipeline begins with the mean of the same stage.
 
-An interrupted epoch continues after the last round that the new workers would have completed. No batch is left out; up
-to W - 1 batches are trained again (W new workers).
+An interrupted epoch continues after the last round that W new workers would have completed. No batch is left out, and
+up to W - 1 batches are trained again.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMMON = ("rounds_s", "evaluate_s", "images", "timed_s", "timed_images")  # of a
 def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer) -> list[Tree]:
     """Return the states of `size` workers, replicas of `stages` each, computed from those of others.
 
-    synchronizer: decides the weight of a replica in the mean, and its own state afterwards.
+    synchronizer: determines the weight of a replica in the mean, and its state afterwards.
     """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
@@ -62,7 +62,7 @@ def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
 
 
 def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
-    """Return the mean of float arrays that have the same shape in all trees; everything else is that of the first."""
+    """Return the mean of float arrays that have the same shape in all trees; all else is from the first tree."""
     first = trees[0]
     if isinstance(first, Mapping):
         return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
@@ -77,7 +77,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 
 
 def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """Return `state` with its missing entries taken from `own`. A single worker saves fewer entries."""
+    """Fill the missing entries of `state` from `own`: a single worker saves fewer entries."""
     found = dict(state)
     for name, value in own.items():
         if name not in found:

@@ -50,7 +50,7 @@ def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | No
                 arrays[stored_as(name, digest)] = array
             elif world.rank == 0 and len(ranks) > 1:
                 arrays[stored_as(name, digest)] = arrays.pop(name)
-    traffic.bytes_sent = sent  # this figure is of what training sends
+    traffic.bytes_sent = sent  # this figure counts only what training sends
     if world.rank != 0:
         return None
     for each in described:

@@ -52,14 +52,14 @@ class Trainer:
 
     Attributes:
         rank, workers: the number of this worker, and of all.
-        world: the communicator of all workers. Callbacks that run on every rank may use it, all with the same calls.
+        world: the communicator of all workers. Callbacks that run on every rank may use it if all make the same calls.
         replicas: that of the workers that train the same layers: all of them, unless there is a pipeline.
         model: this worker's replica of the network; in a pipeline its stage's layers.
         whole: the whole network in this process; on rank 0 the user's model. In a pipeline it is complete only
             there, in `on_epoch_end` of an evaluated epoch, and after the fit.
-        params, backend: this worker's weights and its backend. A callback may change weights in `before_finish`, each
-            replica its own; and in `after_finish` and `on_diverged`, the same on every rank. `params.publish` lets the
-            layers see them.
+        params, backend: this worker's weights and its backend. A callback may change the weights of its replica in
+            `before_finish`; in `after_finish` and `on_diverged` every rank must make the same change. `params.publish`
+            makes it visible to the layers.
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
@@ -183,7 +183,7 @@ class Trainer:
         self.run(fit)
 
     def run(self, fit: Fit) -> None:
-        """Do a fit, see `fit`. The arguments have been checked; the data are checked here."""
+        """Run a fit, see `fit`. The arguments have been checked; the data are checked here."""
         for loader in filter(None, (fit.train, fit.evaluate_on)):
             check_loader(loader, self.whole, self.world)
         self._begin(fit)
@@ -248,7 +248,7 @@ class Trainer:
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         """Train one epoch, or the rest of it: its rounds, the average that ends it, its evaluation."""
         rounds, clock, where = fit.train.rounds(self.replicas.size), self.statistics.clock, "before the first batch"
-        self.evaluation = None  # the last one is of weights that are about to change
+        self.evaluation = None  # the last one belongs to weights that are about to change
         if self.round == 0:
             self.consensus.count_bytes()
             self.statistics.begin_epoch()
@@ -265,7 +265,7 @@ class Trainer:
                     self._after_round(average)
                 self._catch_up()
         except DivergedError:
-            raise  # its message names the replica; several workers may raise it together
+            raise  # the message names the replica; several workers may raise this together
         except Exception as error:
             annotate(error, f"{self._who}, epoch {self.epoch + 1}, {where}")
             raise
@@ -375,7 +375,7 @@ class Trainer:
         """
         began, classes = time.perf_counter(), loader.dataset.classes
         check_loader(loader, self.whole, self.world)
-        with ExitStack() as opened:  # until all are done: workers on a device share images
+        with ExitStack() as opened:  # until all are done, because workers on a device share images
             feed = self._held_out
             if feed is None or feed.loader is not loader:
                 feed = opened.enter_context(self._open_feed(loader))
@@ -408,8 +408,8 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return the state of this worker, from which training continues bit for bit. Call it after any round.
 
-        Nested dictionaries of numbers and of arrays on the host. It does not cause an average. No state of a random
-        generator is needed: the order of examples depends on seed and epoch, random numbers of layers on seed, epoch,
+        Nested dictionaries of numbers and of arrays on the host. It does not cause an average. No random generator
+        state is needed: the order of examples depends on seed and epoch, and random numbers of layers on seed, epoch,
         sample, layer and place.
         """
         self._catch_up()
@@ -434,7 +434,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned. The next `fit` continues there, and so does its learning-rate schedule.
+        """Restore a `state`. The next `fit` and its learning-rate schedule continue from there.
 
         Raises:
             ConfigError: the state is of another network, optimizer or synchronizer, or of too few workers.
@@ -459,15 +459,14 @@ class Trainer:
     # profile ----------------------------------------------------------------------------------------------------------
 
     def launch_singly(self, wanted: bool) -> None:
-        """Let a GPU launch each operation by itself from the next round on, or captured graphs again.
-
-        Call it between two rounds. The results are the same.
+        """Switch a GPU to launching each operation separately from the next round on, or back to captured graphs. Call
+        it between rounds. Results do not change.
         """
         self._catch_up()
         self.replica.launch_singly(wanted)
 
     def pieces(self) -> list[Piece]:
-        """Return the calls of this worker that a round and an evaluation consist of, but for the layers."""
+        """Return this worker's calls in a round and an evaluation, except those of the layers."""
         synchronizer = self.synchronizer
         return [
             Piece(self, "_next", "batch", "data"),

@@ -9,7 +9,7 @@ from cupynet.core.checks import counted, kept_out, percent
 from cupynet.reporting.comparison.groups import Comparison, Group, judged
 from cupynet.reporting.comparison.runs import ComparedRun
 
-CLOSE = 0.001  # accuracy that may be given up for speed
+CLOSE = 0.001  # accuracy that may be traded for speed
 
 
 def answer(comparison: Comparison) -> tuple[str, list[str]]:
@@ -67,7 +67,7 @@ def comparable(comparison: Comparison) -> tuple[list[str], list[str]]:
 
 
 def _chance(comparison: Comparison, chosen: Group, candidates: Sequence[Group]) -> list[str]:
-    """Return notes on how far the choice may be due to chance, by the number of images and of seeds."""
+    """Return notes on how far the choice may be due to chance, given the numbers of images and seeds."""
     notes = []
     images, seeds = _images(chosen.runs[0], comparison.split), min(len(group.runs) for group in candidates)
     own, others = chosen.figures["accuracy"], [group for group in candidates if group is not chosen]

@@ -1,6 +1,6 @@
-"""Finds runs in folders, and reads their settings and results, or the reason that they have none.
+"""Finds runs in folders, and reads their settings and results, or the reason why there are none.
 
-The files are untrusted: nothing in them is built or run, and a damaged file only affects its own run.
+The files are untrusted: nothing in them is instantiated or executed, and a damaged file affects only its run.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
 
 
 def in_order(comparison: Comparison, by: str | None) -> list[Group]:
-    """Return the groups sorted by a column, by default by accuracy. A `-` before its name puts the largest first.
+    """Return the groups sorted by a column, by default by accuracy. A `-` before the name puts the largest first.
 
     Groups without a value come last. Raises ConfigError.
     """

@@ -27,7 +27,7 @@ class Callback:
     needs_validation = False
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        """Once for each trainer, when it is created. run: the folder for files; None if nothing is written."""
+        """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
         """Before the first iteration of a `fit`."""
@@ -69,11 +69,11 @@ class Callback:
         """Release resources; also after an error, even one in `start`."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold to continue exactly: numbers, strings, and arrays on the host, by name.
+        """Return the state that a checkpoint needs to continue exactly: numbers, strings and host arrays, by name.
 
         Dictionaries may be nested.
         """
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned, before the `fit` that continues."""
+        """Restore a `state`, before the `fit` that continues."""

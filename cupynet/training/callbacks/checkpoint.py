@@ -27,7 +27,7 @@ class Checkpoint(Callback):
     Args:
         every_epochs: complete epochs between checkpoints.
         every_iterations: iterations between additional checkpoints; None for none.
-        keep_last: number of the newest checkpoints that are kept.
+        keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently; None for none.
         best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`; None for none.
         path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks.
@@ -65,7 +65,7 @@ class Checkpoint(Callback):
         self._best_step, self._best_score = -1, math.nan
         if self._path is not None and trainer.rank == 0:
             try:
-                path.mkdir(parents=True, exist_ok=True)  # now, so that an error comes before training
+                path.mkdir(parents=True, exist_ok=True)  # now, so that an error is raised before training
             except OSError as error:
                 raise OutputError(f"{path}: checkpoints cannot be written ({error.strerror})") from error
 

@@ -66,7 +66,8 @@ class EarlyStoppingResult:
 
 @dataclass
 class _State:
-    """What is known in a fit.
+    """The state of early stopping in a fit.
+
 
     Attributes:
         first: complete epochs before the fit.
@@ -74,11 +75,11 @@ class _State:
         scores: by evaluated epoch.
         best_epoch: 0 before the first finite score.
         reference: the last score that was an improvement.
-        waited: evaluations since then.
+        waited: number of evaluations since then.
         met: the first condition that was met, with details.
         began: by the monotonic clock, in seconds.
         weights: of the best epoch, on the host.
-        whole: those of the user's model, in a pipeline.
+        whole: the weights of the user's model, in a pipeline.
     """
 
     first: int = 0
@@ -94,9 +95,9 @@ class _State:
 
 
 class EarlyStopping(Callback):
-    """Ends a fit when a condition is met, on all workers after the same round; then restores the best weights.
+    """Ends a fit on all workers after the same round when a condition is met, then restores the best weights.
 
-    Each `fit` begins anew, unless `restore` was called before it. The best weights are also restored after a
+    Each `fit` starts afresh, unless `restore` was called before it. The best weights are also restored after a
     DivergedError. The optimizer's state is not restored.
 
     Args:
@@ -104,15 +105,15 @@ class EarlyStopping(Callback):
         direction: which scores are better, `min` or `max`; `auto`: min for the loss, max for the others.
         patience: end after this many evaluations in a row without improvement; None for no limit.
         min_improvement: an improvement must be larger than this.
-        best_score: end once the score is this good; None for never.
+        best_score: end as soon as the score is at least this good; None for never.
         max_epochs: end after this many complete epochs of the fit; None for no limit.
         max_time_s: end after this many seconds of the fit, evaluations included; None for no limit.
         max_score: end if the training loss of a report is above this: the score of the last average, or of any one
             replica if there is none; None for no limit.
         invalid_score: end if the score is NaN or infinite. Such a score is never the best.
         restore_best: give the model the best weights at the end of the fit.
-        restore_when_stopped: also after `stop` or a signal. False by default, because an interrupted fit can be
-            continued only with the weights that it had.
+        restore_when_stopped: restore them also after `stop` or a signal. False by default, because an interrupted fit
+            can continue only from its last weights.
 
     Attributes:
         result: of the last fit; None before its end, and after an error other than DivergedError.
@@ -161,7 +162,7 @@ class EarlyStopping(Callback):
         self.result = None
         if not self._resumed:
             self._now = _State(trainer.epoch)
-        elif self._now.met:  # before the checkpoint was saved
+        elif self._now.met:  # the condition was met before the checkpoint was saved
             trainer.stop(self._now.met, StopReason.EARLY)
         self._resumed = False
 

@@ -54,7 +54,7 @@ class History(Callback):
         return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Remove the rows written after the state was taken: they will be written again."""
+        """Remove the rows written after the state was saved: they will be written again."""
         if self._file is not None:
             self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
             self._file.seek(0, os.SEEK_END)

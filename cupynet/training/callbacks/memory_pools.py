@@ -1,7 +1,7 @@
 """The memory pools of the GPUs during training: measured, and trimmed between epochs.
 
 Freeing memory waits for all work of a device, and a device in a collective waits for another one. All workers therefore
-meet in a barrier before and after, and each frees the memory of its own device.
+wait at a barrier before and after, and each frees the memory of its own device.
 """
 
 from __future__ import annotations

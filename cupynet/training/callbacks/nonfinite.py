@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 
 class NonFinite(Callback):
-    """Decides what happens if a loss or a gradient is NaN or infinite. Trainers without one use `stop`.
+    """Stops training, or skips the batch, if a loss or a gradient is NaN or infinite. Trainers without this callback
+    use `stop`.
 
     - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
     - `skip` leaves that batch out, on that worker alone, as if it had had none, and logs a warning. It ends the fit if
@@ -41,7 +42,7 @@ class NonFinite(Callback):
 
     Args:
         action: `stop` or `skip`.
-        most_skipped: number of batches that a worker may leave out; one more ends the fit.
+        most_skipped: maximum number of batches that a worker may leave out; one more ends the fit.
 
     Attributes:
         left_out: number of batches that all workers have left out, updated at the end of each fit; during a fit, those
@@ -75,7 +76,7 @@ class NonFinite(Callback):
         self.left_out = len(self._skipped)
 
     def _of_all_workers(self, trainer: Trainer) -> Any:
-        """Return epoch and batch of all batches left out, (M, 2). Stages that left out the same one count once."""
+        """Return epoch and batch of all batches left out, (M, 2). A batch left out by several stages counts once."""
         own = np.array(self._skipped, np.int64).reshape(-1)
         return np.unique(np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2), axis=0)
 

@@ -1,4 +1,4 @@
-"""A profile of training: a trace of the calls in some rounds, and a table of those that take longest."""
+"""A profile of training: a trace of the calls in some rounds, and a table of the slowest."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Profile(Callback):
     """Times the calls in some rounds of the first fit, and in evaluations between them, on every worker.
 
     After the fit it writes `trace.json`, for ui.perfetto.dev or chrome://tracing, with a track for each worker; and
-    `profile.json`, all calls by their own time, without the calls inside them. The longest are printed. A fit that
+    `profile.json`, with the time of each call excluding the calls inside it. The slowest calls are printed. A fit that
     fails writes nothing.
 
     A GPU is synchronized before and after each call, and captured graphs are launched operation by operation: timed
     rounds are slower, on a GPU much slower. Results do not change.
 
     Args:
-        rounds: number of timed rounds. The trace has about 100 bytes for each call.
+        rounds: number of timed rounds. The trace has about 100 bytes per call.
         after: rounds before them; in a short fit at most a quarter of its rounds.
         path: folder of both files; that of the run by default. Without a folder only the table is printed.
 
@@ -91,7 +91,7 @@ class Profile(Callback):
         own = [f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}", self._timer.spans]
         traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
         texts = trainer.world.all_gather(np.frombuffer(json.dumps(own).encode(), np.uint8))
-        traffic.bytes_sent = sent  # the traffic of the profile does not count
+        traffic.bytes_sent = sent  # the traffic of the profile is not counted
         if trainer.rank == 0:
             workers = [json.loads(text.tobytes()) for text in texts]
             self.pieces = table(workers, self._first + 1, self._timed)
@@ -165,7 +165,7 @@ class Timer:
         result = call(*args, **kwargs)
         self._wait()
         took = time.perf_counter_ns() - began
-        if inside is self._inside:  # else `end` was called meanwhile
+        if inside is self._inside:  # otherwise `end` was called meanwhile
             own = took - inside.pop()
             if inside:
                 inside[-1] += took

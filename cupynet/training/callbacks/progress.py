@@ -28,8 +28,8 @@ REFRESH_S = 0.25  # between two drawings of the bar
 class Progress(Callback):
     """Shows one line per epoch, and on a terminal a bar over the rounds of the current epoch below them.
 
-    The lines are log records of level INFO; if nothing handles such records, as in a notebook, they are printed. If
-    the bar cannot be drawn, a warning says so and lines follow.
+    The lines are log records of level INFO; if nothing handles such records, as in a notebook, they are printed. If the
+    bar cannot be drawn, a warning is logged, and only lines are shown.
 
     Args:
         style: `bar`; `lines` without a bar; `none`, lines in the log alone; or `auto`: `bar` on a terminal that can
@@ -64,7 +64,7 @@ class Progress(Callback):
             expand=True,
         )
         self._task = self._bar.add_task("", total=rounds, epoch="")
-        # the most important first: the end is cut off if the terminal is narrow
+        # most important first, because a narrow terminal cuts off the end
         self._figures = dict.fromkeys(("loss", "accuracy", "speed", "workers", "memory"), "")
         if trainer.workers > 1:
             self._figures["workers"] = f"{trainer.workers} workers"
@@ -108,7 +108,7 @@ class Progress(Callback):
         self._figures["speed"] = f"{images_per_s:,.0f} images/s"
 
     def _draw(self, trainer: Trainer, *, restart: bool = False) -> None:
-        """Draw the bar, from its beginning if `restart`. If that fails, show lines from here on."""
+        """Draw the bar, from the beginning if `restart`. If that fails, show only lines from now on."""
         if self._bar is None:
             return
         self._drawn = time.monotonic()

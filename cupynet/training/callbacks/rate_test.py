@@ -63,7 +63,7 @@ class RateTest:
 
     @property
     def least(self) -> int | None:
-        """The index of the least smoothed loss; None if the loss never fell, or if too few rates were tested."""
+        """The index of the lowest smoothed loss; None if the loss never fell, or if too few rates were tested."""
         first, smoothed = self.planned // LEAST, self.smoothed  # the beginning is noise
         if len(smoothed) < max(LEAST, first + 2):
             return None
@@ -85,7 +85,7 @@ class _Collect(Callback):
         self.found, self._rates = found, rates
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
-        known = math.isfinite(report.loss)  # not without a batch, nor in the first stages of a pipeline
+        known = math.isfinite(report.loss)  # unknown without a batch, and in all pipeline stages but the last
         table = trainer.world.gather_numbers(report.loss if known else 0.0, float(known))  # (W, 2)
         if not table[:, 1].sum():
             return
@@ -109,7 +109,7 @@ def find_rate(
     optimizer: Optimizer | None = None,
     **wrapper: Any,
 ) -> RateTest:
-    """Test growing learning rates on a copy of a model, to find one to train with.
+    """Test increasing learning rates on a copy of a model, to find one for training.
 
         from cupynet.training import find_rate
 

@@ -22,20 +22,20 @@ class WeightAverage(Callback):
 
     Buffers, such as running statistics, are averaged too. Training itself does not change: epochs are evaluated with
     the trained weights. The mean over all replicas is the result, which is evaluated again and saved. A further fit
-    begins with it and starts a new mean; the optimizer's state stays that of the last weights. If EarlyStopping
+    starts from it with a new mean, while the optimizer's state stays that of the last weights. If EarlyStopping
     restores the best weights too, the later of the two callbacks wins.
 
     Args:
         decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
             Polyak & Juditsky 1992); None: all count alike (stochastic weight averaging, Izmailov et al. 2018).
         by: the unit of `every` and `after`, `iteration` or `epoch`.
-        every: add the weights after every n-th of them.
-        after: number of them, from the beginning of the fit, after which averaging begins.
+        every: add the weights every n iterations or epochs.
+        after: number of iterations or epochs of the fit before averaging begins.
         when_stopped: use the mean also after `stop` or a signal. False by default, because an interrupted fit can be
             continued only with the weights that it had.
 
     Attributes:
-        added: number of times that weights were added in this fit.
+        added: how often weights were added in this fit.
 
     Raises:
         ConfigError: an argument is not valid.

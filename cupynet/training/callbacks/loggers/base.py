@@ -1,4 +1,4 @@
-"""The base class of loggers, and the figures that they log. A logger that fails never ends a run."""
+"""The base class of loggers, and the metrics that they log. A logger that fails never ends a run."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Logger(Callback):
     Attributes:
         package, extra: the package that writes, and the extra of cupynet that installs it.
         folder: of the run; None if it has none.
-        identity: the name of the log, by which a resumed run continues it; "" for a new one. `_begin` sets it if the
+        identity: the name of the log, with which a resumed run continues it; "" for a new one. `_begin` sets it if the
             package names its logs.
 
     Raises:
@@ -141,7 +141,7 @@ class Logger(Callback):
             self._attempt(self._write, iteration, finite)
 
     def _attempt(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Call a method, unless one has failed before."""
+        """Call a method, unless an earlier call has failed."""
         if self._failed:
             return
         try:

@@ -37,7 +37,7 @@ class TensorBoard(Logger):
 
         folder = self.path or (self.folder or Path()) / "tensorboard"
         folder.mkdir(parents=True, exist_ok=True)
-        number = len(list(folder.iterdir()))  # the time in a file name has only seconds
+        number = len(list(folder.iterdir()))  # the time in a file name has a resolution of seconds
         self._file = EventsWriter(os.fspath(folder / "events"), f".{os.getpid()}.{number}")
         if iteration:
             self._event(iteration + 1, session_log=SessionLog(status=SessionLog.START))
