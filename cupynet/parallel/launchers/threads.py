@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeAlias, TypeVar
 
 from cupynet.core.checks import integer, number
-from cupynet.core.errors import CupynetError, annotate
+from cupynet.core.errors import ConfigError, CupynetError, annotate
 from cupynet.parallel.communicators.base import Communicator, PeerFailed
 from cupynet.parallel.communicators.serial import SerialCommunicator
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
@@ -41,7 +41,7 @@ class ThreadLauncher:
         timeout_s: how long a worker waits for the others, in seconds.
 
     Raises:
-        ConfigError: an argument is invalid.
+        ConfigError: an argument is invalid, or so many threads cannot be started.
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
@@ -60,8 +60,14 @@ class ThreadLauncher:
             arguments = (ThreadCommunicator(self._group, rank), inbox, self._results)
             thread = threading.Thread(target=_serve, args=arguments, name=f"cupynet worker {rank}", daemon=True)
             self._inboxes.append(inbox)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                self.close()
+                raise ConfigError(
+                    f"workers={workers}: this machine starts only {rank} threads: ask for fewer"
+                ) from error
             self._threads.append(thread)
-            thread.start()
 
     def __enter__(self) -> ThreadLauncher:
         return self

@@ -135,6 +135,21 @@ def test_a_worker_that_hangs_is_waited_for_once(monkeypatch):
     assert not waited
 
 
+def test_too_many_threads_are_refused_and_none_is_left(monkeypatch):
+    started, start = [], threading.Thread.start
+
+    def no_more_than_three(thread):
+        if len(started) == 3:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_more_than_three)
+    with pytest.raises(ConfigError, match="^workers=5: "):
+        ThreadLauncher(5)
+    assert len(started) == 3 and not any(thread.is_alive() for thread in started)
+
+
 def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch):
     """They would wait for the others until the time-out."""
 
