@@ -144,6 +144,8 @@ class ResidentTransfer(Transfer):
         labels = self._labels[first : self._at]
         if self._resident is None:
             return None, labels
+        if edit is not None:
+            raise ConfigError("images that stay on a device cannot be edited on the host: ask for an edited feed")
         images, order = batch_of(self._batch, count), self._order[first : self._at]
         self._backend._gather(self._resident.images, order, images, self._backend.kernels, self._tables)
         return images, labels
