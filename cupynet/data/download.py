@@ -1,7 +1,7 @@
 """Downloads from mirrors: a file under its final name is complete and correct, or it is not there.
 
-A slow download may take any time. Only the time without any data is limited, summed over all files, mirrors and
-attempts. Redirects are not followed, so only the URLs of the mirrors are ever opened.
+A slow download may take any time. Only the time without any data is limited, summed over all files and mirrors.
+Redirects are not followed, so only the URLs of the mirrors are ever opened.
 """
 
 from __future__ import annotations

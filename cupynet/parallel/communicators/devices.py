@@ -51,7 +51,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     if reduce == "device" and processes:
         raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
     if reduce == "nccl" and (why := nccl.missing()):
-        way_out = "pip install 'cupynet[cuda12x]' or 'cupynet[cuda13x]', or take reduce=host"
+        way_out = "install the extra of your CuPy's CUDA version, cuda12x or cuda13x, or take reduce=host"
         raise ConfigError(f"reduce=nccl: {why}: {way_out}")
     if stages == 1 or processes or backend != "cupy":
         return reduce
