@@ -25,6 +25,7 @@ from cupynet.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 DIRECTIONS = {"loss": "min"} | dict.fromkeys(("accuracy", "top_n_accuracy", "precision", "recall", "f1"), "max")
+CONDITIONS = ("patience", "best_score", "max_epochs", "max_time_s", "max_score", "invalid_score")
 
 
 @dataclass(frozen=True)
@@ -217,14 +218,15 @@ class EarlyStopping(Callback):
         trainer.stop(self._now.met, StopReason.EARLY)
 
     def after_finish(self, trainer: Trainer) -> None:
-        stop, met = trainer.stopped, self._now.met
-        if stop is not None and stop.reason != StopReason.EARLY:
-            self._conclude(trainer, "stopped", f"stopped by {stop.text}", restore=self.restore_when_stopped)
-        elif stop is None and not met:
+        stop = trainer.stopped
+        text = self._now.met if stop is None else stop.text
+        condition = text.partition(":")[0]
+        if stop is None and not text:
             self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
+        elif condition in CONDITIONS and (stop is None or stop.reason == StopReason.EARLY):
+            self._conclude(trainer, condition, text)
         else:
-            condition = met if stop is None else stop.text
-            self._conclude(trainer, condition.partition(":")[0], condition)
+            self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_when_stopped)
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
         if self._now.whole:

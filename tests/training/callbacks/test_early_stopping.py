@@ -366,7 +366,12 @@ def test_replicas_that_differ_between_averages_restore_the_evaluated_weights():
 
 @pytest.mark.parametrize(
     ("workers", "restore", "reason"),
-    [(1, False, StopReason.REQUEST), (2, True, StopReason.REQUEST), (2, True, StopReason.SIGNAL)],
+    [
+        (1, False, StopReason.REQUEST),
+        (2, True, StopReason.REQUEST),
+        (2, True, StopReason.SIGNAL),
+        (1, False, StopReason.EARLY),  # by another callback
+    ],
 )
 def test_the_best_weights_are_restored_after_another_stop(scripted, workers, restore, reason):
     """After a signal there is no time for an evaluation."""
