@@ -1,6 +1,7 @@
 """Classify pictures with a finished run: `cupynet predict RUN digit.png [more.png | folder]`.
 
-Pictures may have any size. For a run on MNIST they are centred and inverted like MNIST's digits (data/centering.py).
+Pictures may have any size. For a run on digits, those of another size than the network's are centred like MNIST's
+(data/centering.py), and dark digits on light paper are inverted.
 For other runs they are resized, as by `data=folder`.
 """
 
@@ -41,7 +42,8 @@ def main() -> None:
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--center", action=argparse.BooleanOptionalAction,
-                        help="centre the drawing as in MNIST (by default for a run on MNIST)")  # fmt: skip
+                        help="centre the drawing as in MNIST (by default for a run on digits, "
+                        "if the picture is not of the network's size)")  # fmt: skip
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
                         help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
     parser.add_argument("--show", action="store_true", help="print what the network sees, in shades")
@@ -82,6 +84,7 @@ class Preprocessing:
     Attributes:
         shape: (H, W, C) of the network's input.
         centred: True to centre the drawing as in MNIST.
+        any_size: True to centre also pictures of the network's size; by default they are used unchanged.
         on_black: True if the training images are light on black.
         invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
     """
@@ -90,6 +93,7 @@ class Preprocessing:
     centred: bool
     on_black: bool
     invert: str
+    any_size: bool = False
 
     @classmethod
     def of(cls, trained: Trained, model: Model, center: bool | None, invert: str) -> Preprocessing:
@@ -106,7 +110,7 @@ class Preprocessing:
         centred = bool(getattr(source, "centred", False)) if center is None else center
         if centred and (shape[0] != shape[1] or shape[2] != 1):
             raise ConfigError(f"--center: needs square images of one channel, and {trained.path} takes {model.input}")
-        return cls(shape, centred, centred or bool(getattr(source, "on_black", False)), invert)
+        return cls(shape, centred, centred or bool(getattr(source, "on_black", False)), invert, bool(center))
 
     def image(self, path: Path) -> Any:
         """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
@@ -118,7 +122,9 @@ class Preprocessing:
         if self.invert == "yes" or (self.invert == "auto" and self.on_black and is_dark_on_light(pixels)):
             pixels = 255 - pixels
         try:
-            return centred_as_mnist(pixels, height) if self.centred else resized(pixels, height, width)
+            if self.centred and (self.any_size or pixels.shape[:2] != (height, width)):
+                return centred_as_mnist(pixels, height)
+            return resized(pixels, height, width)
         except DataError as error:
             raise DataError(f"{one_name(path)}: {error}") from error
 

@@ -82,7 +82,17 @@ class TrainJob:
                 run.describe(self._start())
             if self.wrapper.placement.stages > 1 and self.wrapper.pipeline is not None:
                 log.info("stages: %s", self.wrapper.pipeline.describe(self.wrapper.layers))
-            return self._train_and_evaluate()
+            summary, test, number, complete = self._train_and_evaluate()
+        # after the wrapper: its callbacks have written the page of the run
+        if self.first:
+            if test is not None and not settings.fast_dev_run and (warning := unlearned(test)) is not None:
+                log.warning("%s", warning)
+            silent = config.in_sweep() or is_quiet(settings.callbacks)  # a sweep has a table of all jobs
+            if not silent and (test is not None or not number):
+                result_table(summary, run)
+        if number:  # even if it came too late to stop training: a sweep must not continue
+            raise Interrupted(number, saved(run, complete=complete))
+        return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
     def _resume(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""
@@ -95,8 +105,13 @@ class TrainJob:
         self.began -= trainer.statistics.clock.rounds_s + trainer.statistics.clock.evaluate_s
         return True
 
-    def _train_and_evaluate(self) -> float | None:
-        """Train, evaluate and save. Return the accuracy that a sweep may optimize."""
+    def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None, int, bool]:
+        """Train, evaluate and save.
+
+        Returns:
+            The results, the evaluation on the test images, the signal that stopped the run or 0, and False if it
+            stopped training before the end.
+        """
         wrapper, data, run = self.wrapper, self.data, self.run
         split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
         stop = _Stop(wrapper, speaks=self.first)
@@ -122,15 +137,7 @@ class TrainJob:
                 wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
                 run.save(summary, wrapper.model.weights(), data.test.images[wrong])
             number = int(wrapper.greatest(stop.number))
-        if self.first:
-            if test is not None and not self.settings.fast_dev_run and (warning := unlearned(test)) is not None:
-                log.warning("%s", warning)
-            silent = config.in_sweep() or is_quiet(self.settings.callbacks)  # a sweep has a table of all jobs
-            if not silent and (test is not None or not number):
-                result_table(summary, run)
-        if number:  # even if it came too late to stop training: a sweep must not continue
-            raise Interrupted(number, saved(run, complete=complete))
-        return summary.scores.test_accuracy if split == "test" else summary.scores.validation_accuracy
+        return summary, test, number, complete
 
     def _fit(self, held_out: Dataset, split: str) -> None:
         """Train the epochs that are not complete yet."""

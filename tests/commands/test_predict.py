@@ -86,6 +86,14 @@ def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind:
     assert (found == expected).mean() >= 0.9
 
 
+def test_pictures_of_the_networks_size_are_used_unchanged(finished: Path, digits: Any, tmp_path: Path) -> None:
+    for center, unchanged in ((None, True), (True, False)):
+        sees = preprocessing(finished, center=center)
+        for digit in digits.images[:5]:
+            Pictures.fromarray(digit[:, :, 0]).save(tmp_path / "a.png")
+            assert np.array_equal(sees.image(tmp_path / "a.png"), digit) is unchanged
+
+
 def test_the_rule_of_mnist() -> None:
     """A bar of 40 x 10 on a large sheet becomes one of 20 x 5 whose middle is that of the image."""
     sheet = np.zeros((190, 200, 1), np.uint8)
@@ -144,9 +152,9 @@ def test_centring_and_turning_on_request(finished: Path, tmp_path: Path) -> None
     path = tmp_path / "a.png"
     np.testing.assert_array_equal(preprocessing(finished, center=False).image(path)[:, :, 0], 255 - sheet)
     np.testing.assert_array_equal(preprocessing(finished, center=False, invert="no").image(path)[:, :, 0], sheet)
-    assert preprocessing(finished).image(path)[4:24, 12:16].any()
+    assert preprocessing(finished, center=True).image(path)[4:24, 12:16].any()
     with pytest.raises(DataError, match=r"a\.png: nothing is drawn in it"):  # the ground is the lightest there
-        preprocessing(finished, invert="no").image(path)
+        preprocessing(finished, center=True, invert="no").image(path)
     with pytest.raises(DataError, match="nothing is drawn"):
         Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(path)
         preprocessing(finished).image(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,10 @@ def test_each_run_of_a_sweep_has_its_page(finished):
         assert "Most confident mistakes" in text and 'alt="sample ' in text
         assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
         assert not list(folder.glob(".*.part"))
+
+
+def test_the_closing_table_names_the_page(tmp_path):
+    assert re.search(r"^report +run/report.html$", train(tmp_path, "epochs=1", "hydra.run.dir=run"), re.MULTILINE)
 
 
 def test_a_resumed_run_has_its_page_anew(finished):
