@@ -78,7 +78,7 @@ class _State:
         reference: the last score that was an improvement.
         waited: number of evaluations since then.
         met: the first condition that was met, with details.
-        began: by the monotonic clock, in seconds.
+        began: by the monotonic clock, in seconds; before a resumed fit, minus the seconds until the checkpoint.
         weights: of the best epoch, on the host.
         whole: the weights of the user's model, in a pipeline.
     """
@@ -163,8 +163,10 @@ class EarlyStopping(Callback):
         self.result = None
         if not self._resumed:
             self._now = _State(trainer.epoch)
-        elif self._now.met:  # the condition was met before the checkpoint was saved
-            trainer.stop(self._now.met, StopReason.EARLY)
+        else:
+            self._now.began += time.monotonic()
+            if self._now.met:  # the condition was met before the checkpoint was saved
+                trainer.stop(self._now.met, StopReason.EARLY)
         self._resumed = False
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -248,10 +250,10 @@ class EarlyStopping(Callback):
 
     def state(self) -> dict[str, Any]:
         scores = {str(epoch): score for epoch, score in self._now.scores.items()}
-        return vars(self._now) | {"scores": scores, "began": self._now.began - time.monotonic()}
+        began = self._now.began - (0.0 if self._resumed else time.monotonic())
+        return vars(self._now) | {"scores": scores, "began": began}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._now = _State(**state)
         self._now.scores = {int(epoch): float(score) for epoch, score in state["scores"].items()}
-        self._now.began += time.monotonic()
         self._resumed = True

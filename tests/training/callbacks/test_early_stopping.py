@@ -9,6 +9,7 @@ import copy
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging, Pipeline, PostLocal, Synchronizer
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
+from cupynet.training.callbacks import early_stopping
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
 from tests.support.training import fingerprint, on_threads, small_dataset, small_model
@@ -587,6 +589,18 @@ def test_early_stopping_resumes_from_its_state(scripted, epoch):
 
     assert uninterrupted[0][0].reason == "patience" and uninterrupted[0][0].best_epoch == 2
     assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(51, "epochs"), (50, "max_time_s")])
+def test_the_time_between_a_checkpoint_and_the_resumed_fit_does_not_count(monkeypatch, limit, reason):
+    now = 100.0
+    monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: now))
+    stopping = EarlyStopping(max_time_s=limit)
+    stopping.restore(stopping.state() | {"began": -50.0})
+    now = 9000.0
+    assert stopping.state()["began"] == -50
+    fit(stopping, 2)
+    assert stopping.result.reason == reason
 
 
 def test_a_state_is_arrays_numbers_and_strings_by_name(scripted):
