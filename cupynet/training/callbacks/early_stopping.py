@@ -254,6 +254,16 @@ class EarlyStopping(Callback):
         return vars(self._now) | {"scores": scores, "began": began}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._now = _State(**state)
-        self._now.scores = {int(epoch): float(score) for epoch, score in state["scores"].items()}
+        self._now = _State(
+            first=int(state["first"]),
+            epochs=int(state["epochs"]),
+            scores={int(epoch): float(score) for epoch, score in state["scores"].items()},
+            best_epoch=int(state["best_epoch"]),
+            reference=float(state["reference"]),
+            waited=int(state["waited"]),
+            met=str(state["met"]),
+            began=float(state["began"]),
+            weights=dict(state["weights"]),
+            whole=dict(state["whole"]),
+        )
         self._resumed = True

@@ -591,6 +591,13 @@ def test_early_stopping_resumes_from_its_state(scripted, epoch):
     assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
 
 
+@pytest.mark.parametrize("name", ["first", "epochs", "best_epoch", "reference", "waited", "began", "weights", "whole"])
+def test_a_malformed_state_is_refused_when_it_is_restored(name):
+    stopping = EarlyStopping()
+    with pytest.raises(ValueError, match="x|dictionary"):
+        stopping.restore(stopping.state() | {name: "x"})
+
+
 @pytest.mark.parametrize(("limit", "reason"), [(51, "epochs"), (50, "max_time_s")])
 def test_the_time_between_a_checkpoint_and_the_resumed_fit_does_not_count(monkeypatch, limit, reason):
     now = 100.0
