@@ -43,7 +43,7 @@ def main() -> None:
         from cupynet.core.checks import nearest
 
         hint = nearest(name, COMMANDS)
-        print(f"cupynet: there is no command '{name}'{hint}: cupynet --help lists them", file=sys.stderr)
+        print(f"cupynet: there is no command '{name}'{hint} (cupynet --help lists all)", file=sys.stderr)
         raise SystemExit(2)
 
 

@@ -7,6 +7,7 @@ threads and under mpiexec, and prints the ratio of predicted to measured speed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from cupynet.core.errors import ConfigError
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
 
+log = logging.getLogger(__name__)
 Rate: TypeAlias = Callable[[int, "int | str"], float]  # workers, frequency -> images per second
 NEAR = 0.25  # relative error of a good forecast
 MOST_CHECKED = 32  # most workers that check=true starts
@@ -136,6 +138,8 @@ def measured(prepared: Plan, rate: Rate) -> Costs:
     cases: tuple[tuple[int, int | str], ...] = ((1, "end"), (workers, "end"), (workers, 1))
     rates = measure.medians({case: partial(rate, *case) for case in cases}, prepared.settings.repeats)
     alone_s, busy_s, averaged_s = (of * batch / rates[of, frequency] for of, frequency in cases)
+    if averaged_s <= busy_s:
+        log.warning("no time of an average could be measured: repeat on an idle machine, or with more repeats")
     turns = workers / cores
     return Costs(
         batch_size=batch,
