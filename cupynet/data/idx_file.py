@@ -73,14 +73,12 @@ class IdxFile:
         return raw
 
 
-def read_idx(path: Path, axes: Sequence[int], sha256: str = "") -> Array:
-    """Return the contents of an IDX file, gzip or plain, that has one of these numbers of axes. Raises Damaged.
-
-    sha256: of the file or of its unpacked contents; "" if it is not known.
-    """
-    stored = read_bytes(path)
-    packed = stored[:2] == _GZIP
-    start = _inflate(stored, 4 + 4 * max(axes), whole=False) if packed else stored
+def read_idx_shape(path: Path, axes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape in the header of an IDX file, gzip or plain, of one of these numbers of axes. Raises Damaged."""
+    start = read_bytes(path, first=1 << 16)
+    packed = start[:2] == _GZIP
+    if packed:
+        start = _inflate(start, 4 + 4 * max(axes), whole=False)
     if start[:2] != b"\0\0" or len(start) < 4:
         raise Damaged(f"expected an IDX file, plain or gzip, found {described(start)}")
     if start[2] != _UNSIGNED_BYTE:
@@ -88,10 +86,20 @@ def read_idx(path: Path, axes: Sequence[int], sha256: str = "") -> Array:
     if start[3] not in axes or len(start) < 4 + 4 * start[3]:
         raise Damaged(f"expected IDX data of {' or '.join(map(str, axes))} axes, found {start[3]}")
     shape = tuple(int.from_bytes(start[4 + 4 * i : 8 + 4 * i], "big") for i in range(start[3]))
-    known = IdxFile(path.name, shape, sha256)
-    raw = _inflate(stored, known.size + 1) if packed else stored
-    if len(raw) != known.size:
-        raise Damaged(f"expected {known.size} bytes, as its header says, found {len(raw)}")
+    if not packed:
+        _check_size(IdxFile(path.name, shape, ""), path.stat().st_size)
+    return shape
+
+
+def read_idx(path: Path, axes: Sequence[int], sha256: str = "") -> Array:
+    """Return the contents of an IDX file, gzip or plain, that has one of these numbers of axes. Raises Damaged.
+
+    sha256: of the file or of its unpacked contents; "" if it is not known.
+    """
+    shape = read_idx_shape(path, axes)
+    known, stored = IdxFile(path.name, shape, sha256), read_bytes(path)
+    raw = _inflate(stored, known.size + 1) if stored[:2] == _GZIP else stored
+    _check_size(known, len(raw))
     if hashlib.sha256(stored).hexdigest() != sha256:
         _check_digest(sha256, raw)
     return np.frombuffer(raw, np.uint8, offset=len(known.header)).reshape(shape)
@@ -113,14 +121,14 @@ def regular(path: Path) -> os.stat_result:
     return found
 
 
-def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """Return the contents of a file of at most `most` bytes. Raises Damaged."""
+def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
+    """Return the contents of a file of at most `most` bytes, or only the `first` bytes of it. Raises Damaged."""
     try:
         size = regular(path).st_size
         if most is not None and size > most:
             raise Damaged(f"expected at most {most} bytes, found {size}")
         with path.open("rb") as file:
-            return file.read()
+            return file.read(first)
     except OSError as error:
         raise Damaged(f"expected a file, but it cannot be read ({error.strerror or error})") from error
 
@@ -144,6 +152,12 @@ def _inflate(packed: bytes, most: int, *, whole: bool = True) -> bytes:
     if member.unused_data.strip(b"\0"):
         raise Damaged("expected one gzip member, found more bytes behind it")
     return raw
+
+
+def _check_size(expected: IdxFile, found: int) -> None:
+    """Compare the size of an unpacked file with its header. Raises Damaged."""
+    if found != expected.size:
+        raise Damaged(f"expected {expected.size} bytes, as its header says, found {found}")
 
 
 def _check_digest(expected: str, content: bytes) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import expanded, read_idx
-from cupynet.data.sources.user_files import UserArrays, classes_of, path_of, reported_at, sha256_of
+from cupynet.data.idx_file import expanded, read_idx, read_idx_shape
+from cupynet.data.sources.user_files import Header, UserArrays, classes_of, path_of, reported_at, sha256_of
 
 IDX_NAMES = {
     "train_images": "train-images-idx3-ubyte",
@@ -77,10 +79,14 @@ class Idx(UserArrays):
     def _place(self, part: str, what: str = "") -> str:
         return str(self._paths[f"{part}_{what or 'labels'}"])
 
-    def _arrays(self) -> dict[str, Array]:
-        arrays = {}
-        for part, path in self._paths.items():
-            with reported_at(path):
-                axes = (3, 4) if part.endswith("images") else (1,)
-                arrays[part] = read_idx(path, axes, self._sha256.get(part, ""))
-        return arrays
+    def _header(self, part: str) -> Header:
+        with reported_at(self._paths[part]):
+            return Header(read_idx_shape(self._paths[part], _axes(part)), np.dtype(np.uint8))
+
+    def _array(self, part: str) -> Array:
+        with reported_at(self._paths[part]):
+            return read_idx(self._paths[part], _axes(part), self._sha256.get(part, ""))
+
+
+def _axes(part: str) -> tuple[int, ...]:
+    return (3, 4) if part.endswith("images") else (1,)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.idx_file import expanded, regular
 from cupynet.data.shards import PARSING
-from cupynet.data.sources.user_files import UserArrays, classes_of, path_of, sha256_of
+from cupynet.data.sources.user_files import Header, Outline, UserArrays, classes_of, path_of, sha256_of
 
 KEYS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
 
@@ -64,21 +67,48 @@ class Npz(UserArrays):
     def _place(self, part: str, what: str = "") -> str:
         return f"{self._path}: {self._keys[f'{part}_{what}']}" if what else str(self._path)
 
-    def _arrays(self) -> dict[str, Array]:
+    def _look(self) -> Outline:
+        if self._sha256:
+            with self._opened(), self._path.open("rb") as file:
+                digest = hashlib.sha256()
+                while chunk := file.read(1 << 20):
+                    digest.update(chunk)
+            if digest.hexdigest() != self._sha256:
+                raise DataError(f"{self._path}: expected SHA-256 {self._sha256}, found {digest.hexdigest()}")
+        return super()._look()
+
+    def _header(self, part: str) -> Header:
+        key = self._keys[part]
+        with self._opened() as archive:
+            if f"{key}.npy" not in archive.namelist():
+                there = ", ".join(name.removesuffix(".npy") for name in archive.namelist()[:8]) or "nothing"
+                way_out = f"name the key in {checks.setting('data', part)}"
+                raise DataError(f"{self._path}: expected an array {key!r}, found {there}: {way_out}")
+            with archive.open(f"{key}.npy") as file:
+                version = np.lib.format.read_magic(file)
+                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+                shape, _, dtype = read(file)
+                held = archive.getinfo(f"{key}.npy").file_size - file.tell()
+        if dtype.hasobject:
+            raise DataError(f"{self._path}: {key}: expected an array of numbers, found objects")
+        if math.prod(shape) * dtype.itemsize != held:
+            raise DataError(f"{self._path}: {key}: expected {shape} of {dtype}, found {held} bytes: damaged")
+        return Header(shape, dtype)
+
+    def _array(self, part: str) -> Array:
+        self._header(part)  # do not allocate what a damaged header claims
+        with self._opened() as archive, archive.open(f"{self._keys[part]}.npy") as file:
+            return np.lib.format.read_array(file, allow_pickle=False)
+
+    @contextmanager
+    def _opened(self) -> Iterator[zipfile.ZipFile]:
+        """Open the archive. DataError, also if reading in the context fails."""
         path = self._path
         try:
             regular(path)
-            found = hashlib.sha256(path.read_bytes()).hexdigest() if self._sha256 else None
-            if found != self._sha256:
-                raise DataError(f"{path}: expected SHA-256 {self._sha256}, found {found}")
-            with PARSING, path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                for part, key in self._keys.items():
-                    if key not in archive:
-                        there = ", ".join(archive.files[:8]) or "nothing"
-                        way_out = f"name the key in {checks.setting('data', part)}"
-                        raise DataError(f"{path}: expected an array {key!r}, found {there}: {way_out}")
-                return {part: archive[key] for part, key in self._keys.items()}
-        except DataError:
+            with PARSING, zipfile.ZipFile(path) as archive:
+                yield archive
+        except (DataError, MemoryError):
             raise
         except Exception as error:  # a damaged archive or header may raise anything
             reason = checks.one_line(error)

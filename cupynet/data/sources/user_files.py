@@ -11,6 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core import checks
@@ -18,6 +21,8 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import Dataset
 from cupynet.data.idx_file import Damaged
 from cupynet.data.sources.source import Data, Source
+
+PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,15 @@ class UserFiles(Source):
         return self._divided(self.name, *parts)
 
 
+class Header(NamedTuple):
+    """Shape and dtype of an array that has not been read yet."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 class UserArrays(UserFiles):
-    """Base class of data sets in four user arrays, which are read when the outline is needed.
+    """Base class of data sets in four user arrays. The outline needs only their headers and the training labels.
 
     classes: None: the largest training label + 1.
     """
@@ -93,31 +105,31 @@ class UserArrays(UserFiles):
     _asked_classes: int | None
 
     @abstractmethod
-    def _arrays(self) -> dict[str, Array]:
-        """Read `train_images`, `train_labels`, `test_images` and `test_labels`, in this order. DataError."""
+    def _header(self, part: str) -> Header:
+        """Read the header of an array, a part of `PARTS`. DataError."""
 
-    @cached_property
-    def _held(self) -> dict[str, Array]:
-        """The arrays, from their first use until `load`."""
-        arrays = self._arrays()
-        self._check(arrays)
-        return {name: array.reshape(-1) if name.endswith("labels") else array for name, array in arrays.items()}
+    @abstractmethod
+    def _array(self, part: str) -> Array:
+        """Read an array, a part of `PARTS`. DataError."""
 
     def _look(self) -> Outline:
-        images, labels, test_images, _ = self._held.values()
-        height, width, channels = (*images.shape[1:], 1)[:3]
-        return Outline((height, width, channels), self._classes_of(labels), len(images), len(test_images))
+        headers = {part: self._header(part) for part in PARTS}
+        self._check(headers)
+        images, test_images = headers["train_images"].shape, headers["test_images"].shape
+        height, width, channels = (*images[1:], 1)[:3]
+        return Outline(
+            (height, width, channels), self._classes_of(self._array("train_labels")), images[0], test_images[0]
+        )
 
     def _read(self) -> tuple[Array, Array, Array, Array]:
-        images, labels, test_images, test_labels = self._held.values()
-        del self._held  # so that only the caller holds them
-        return images, labels, test_images, test_labels
+        images, labels, test_images, test_labels = map(self._array, PARTS)
+        return images, labels.reshape(-1), test_images, test_labels.reshape(-1)
 
-    def _check(self, arrays: Mapping[str, Array]) -> None:
+    def _check(self, headers: Mapping[str, Header]) -> None:
         """Check that the arrays belong together. DataError."""
-        train = arrays["train_images"].shape
+        train = headers["train_images"].shape
         for part in ("train", "test"):
-            images, labels = arrays[f"{part}_images"].shape, arrays[f"{part}_labels"]
+            images, labels = headers[f"{part}_images"].shape, headers[f"{part}_labels"]
             if len(images) not in (3, 4) or images[1:] != train[1:]:
                 like = "(S, H, W) or (S, H, W, C)" if part == "train" else f"like those to train on, {train}"
                 raise DataError(f"{self._place(part, 'images')}: expected images {like}, found {images}")
