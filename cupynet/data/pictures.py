@@ -19,6 +19,7 @@ ENDINGS = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
 GREY = ("1", "L", "LA")  # Pillow's modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
+BITS = (8, 10, 12, 14, 16)  # bits that scanners and cameras use of them
 MOST_PIXELS = 1 << 26  # a small file may claim any number
 
 
@@ -31,26 +32,33 @@ def pillow() -> Any:
     return Image
 
 
-def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
-    """Read a PNG or JPEG of 8 bits and any size as (H, W, C) uint8, of 1 channel (grey) or 3.
+def picture(path: Path, channels: int, *, drawn: bool = False, deep: bool = False) -> Array:
+    """Read a PNG or JPEG of any size as (H, W, C) uint8, of 1 channel (grey) or 3.
 
     Args:
         drawn: True for a drawing: transparent pixels become paper, white, or black if the drawing is light, and a
             photograph is rotated as its camera noted. If False, transparency is dropped and nothing is rotated.
+        deep: accept grey of 16 bits; the number of bits in use is guessed for each picture.
 
     Raises:
         DataError: the file is missing, damaged, too large, or of another type.
         ConfigError: Pillow is not installed.
     """
     with opened_picture(path) as opened:
-        if opened.mode in DEEP:  # the number of bits in use would have to be guessed for each picture
+        if opened.mode in DEEP and not deep:
             raise DataError(
                 f"{one_name(path)}: expected 8 bits in each channel, found 16 (mode {opened.mode}): convert it"
             )
         if drawn:
             from PIL import ImageOps
 
-            opened = _on_paper(ImageOps.exif_transpose(opened))
+            opened = ImageOps.exif_transpose(opened)
+        if opened.mode in DEEP:
+            levels = np.asarray(opened)
+            bits = next(bits for bits in BITS if int(levels.max()) < 1 << bits)
+            opened = pillow().fromarray((levels >> (bits - 8)).astype(np.uint8))
+        if drawn:
+            opened = _on_paper(opened)
         pixels = opened.convert("L" if channels == 1 else "RGB")
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
 

@@ -186,10 +186,20 @@ def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
     np.testing.assert_allclose(found.astype(int).mean(axis=2), grey, atol=12 if mode == "CMYK" else 0)
 
 
-def test_grey_of_16_bits_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
+def test_grey_of_16_bits_of_which_few_are_used(bits: int, finished: Path, tmp_path: Path) -> None:
+    """A camera of 12 bits fills no more of them; cut to 8, little would be left."""
+    grey = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Pictures.fromarray(grey << (bits - 8)).save(tmp_path / "deep.png")
+    Pictures.fromarray(grey.astype(np.uint8)).save(tmp_path / "a.png")
+    known = preprocessing(finished)
+    np.testing.assert_array_equal(known.image(tmp_path / "deep.png"), known.image(tmp_path / "a.png"))
+
+
+def test_grey_of_16_bits_is_refused_to_train_on(tmp_path: Path) -> None:
     Pictures.fromarray(np.zeros((5, 5), np.uint16)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a\.png: expected 8 bits in each channel, found 16 .mode I;16"):
-        picture(tmp_path / "a.png", 1, drawn=True)
+        picture(tmp_path / "a.png", 1)
 
 
 def bomb(side: int) -> bytes:
