@@ -131,7 +131,8 @@ class Logger(Callback):
     def restore(self, state: dict[str, Any]) -> None:
         if not isinstance(state["identity"], str):
             raise TypeError("the identity of a logger must be a text")
-        self.identity = state["identity"]
+        if not self._open:  # an open log keeps its identity
+            self.identity = state["identity"]
 
     # for subclasses -------------------------------------------------------------------------------------------------
 

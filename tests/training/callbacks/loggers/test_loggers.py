@@ -283,6 +283,30 @@ def test_in_python_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
 
 
+def test_an_open_log_keeps_its_identity() -> None:
+    """A checkpoint of another run may be restored between two fits."""
+    written = []
+
+    class Named(Logger):
+        package = "json"
+
+        def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
+            self.identity = "this"
+
+        def _write(self, iteration: int, figures: dict[str, float]) -> None:
+            written.append(self.identity)
+
+        def _end(self, status: str, results: dict[str, float]) -> None:
+            pass
+
+    named = Named()
+    with ParallelWrapper(small_model(), 1, callbacks=[named]) as wrapper:
+        wrapper.fit(DATA, 1, batch_size=4)
+        named.restore({"identity": "other"})
+        wrapper.fit(DATA, 1, batch_size=4)
+        assert set(written) == {"this"}
+
+
 def test_nothing_is_written_before_a_fit(tmp_path: Path, store: str) -> None:
     """All epochs may be complete already: nothing is opened before a fit."""
     with ParallelWrapper(
