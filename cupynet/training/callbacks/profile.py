@@ -27,6 +27,7 @@ from cupynet.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 ROWS = 10  # of the printed table
+MAX_SPANS = 40_000  # per worker
 
 
 class Profile(Callback):
@@ -40,7 +41,7 @@ class Profile(Callback):
     rounds are slower, on a GPU much slower. Results do not change.
 
     Args:
-        rounds: number of timed rounds. The trace has about 100 bytes per call.
+        rounds: number of timed rounds. At most 40,000 calls of each worker are recorded, with 100 bytes per call.
         after: rounds before them; in a short fit at most a quarter of its rounds.
         path: folder of both files; that of the run by default. Without a folder only the table is printed.
 
@@ -160,6 +161,7 @@ class Timer:
 
     def measure(self, name: str, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._wait()
+        full = len(self.spans) >= MAX_SPANS  # the calls around the last one are recorded too
         inside, began = self._inside, time.perf_counter_ns()
         inside.append(0)
         result = call(*args, **kwargs)
@@ -169,7 +171,8 @@ class Timer:
             own = took - inside.pop()
             if inside:
                 inside[-1] += took
-            self.spans.append(Span(name, kind, began - self._zero, took, own))
+            if not full:
+                self.spans.append(Span(name, kind, began - self._zero, took, own))
         return result
 
     def _layer(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:

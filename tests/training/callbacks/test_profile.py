@@ -237,6 +237,14 @@ def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
     assert not (tmp_path / "trace.json").exists()
 
 
+def test_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupynet.training.callbacks.profile.MAX_SPANS", 100)
+    profiled(tmp_path, Profile(1000, 0), epochs=4)
+    for own in events(tmp_path).values():
+        check_nesting(own)
+        assert 100 <= len(own) < 130
+
+
 def test_training_continues_if_the_profile_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "there").write_text("a file")
     with caplog.at_level(logging.WARNING):
