@@ -148,7 +148,9 @@ def _malformed(place: str) -> Iterator[None]:
     except CupynetError:
         raise
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise DataError(f"{place}: not the state of a training run ({type(error).__name__}: {error})") from error
+        raise DataError(
+            f"{place}: not the state of a training run, or of an earlier version ({type(error).__name__}: {error})"
+        ) from error
 
 
 def stages_of(stored: Stored) -> int:

@@ -433,7 +433,7 @@ def changed(state: Any, keys: str, value: Any) -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "said"),
     [
-        ("workers", 7, "not the state of a training run"),
+        ("workers", 7, "not the state of a training run, or of an earlier version"),
         ("workers:1", "x", "not the state of a training run"),
         ("workers:0:arrays", ["a"], "not the state of a training run"),
         ("workers:0:arrays:trainer/deal", 3, "KeyError: 3"),
