@@ -170,6 +170,22 @@ def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
     assert [text.split(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
 
+def test_a_terminal_that_is_closed_during_training_is_given_up_once(monkeypatch, caplog):
+    class Close(Callback):
+        def on_epoch_end(self, trainer, record):
+            screen.error, screen.takes = OSError(5, "Input/output error"), 0
+
+    monkeypatch.setattr("cupynet.training.callbacks.progress.REFRESH_S", math.inf)  # drawn after epochs alone
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    caplog.set_level("INFO", "cupynet.training.callbacks.progress")
+    with ParallelWrapper(small_model(), 1, callbacks=[Progress("bar"), Close()]) as wrapper:
+        wrapper.fit(small_dataset(40), 4, batch_size=8)
+    texts = [record.getMessage() for record in caplog.records if record.name.endswith("progress")]
+    texts = [text.partition(":")[0].partition(" (")[0] for text in texts]
+    assert texts == ["epoch 1/4", "epoch 2/4", "the progress bar is given up", "epoch 3/4", "epoch 4/4"]
+
+
 def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
     """The drawing code fails, not the stream."""
 
