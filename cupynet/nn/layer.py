@@ -120,8 +120,7 @@ class Layer:
         self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 
     def activated(self) -> list[Layer]:
-        """Return the layers whose `output_activation` was applied last to the output: this one, or some of its
-        children.
+        """Return the layers whose `output_activation` was applied last: this one, or some of its children.
 
         Empty if this layer passes values on unchanged; then the previous layer counts.
         """

@@ -453,14 +453,15 @@ class Trainer:
             self.replica.scaler.restore(state["scaling"])
         self.synchronizer.restore(state["synchronizer"])
         for name, callback in _by_name(self.callbacks).items():
-            if name in state["callbacks"]:  # the others are new
+            if name in state["callbacks"]:  # new callbacks have no state
                 callback.restore(state["callbacks"][name])
 
     # profile ----------------------------------------------------------------------------------------------------------
 
     def launch_singly(self, wanted: bool) -> None:
-        """Switch a GPU to launching each operation separately from the next round on, or back to captured graphs. Call
-        it between rounds. Results do not change.
+        """Switch a GPU to launching each operation separately from the next round on, or back to captured graphs.
+
+        Call it between rounds. Results do not change.
         """
         self._catch_up()
         self.replica.launch_singly(wanted)

@@ -1,5 +1,6 @@
-"""Data sets in user files. Errors name the file, what was expected and found, and the remedy. Files are never removed
-or downloaded.
+"""Data sets in user files.
+
+Errors name the file, what was expected and found, and the remedy. Files are never removed or downloaded.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class NonFinite(Callback):
-    """Stops training, or skips the batch, if a loss or a gradient is NaN or infinite. Trainers without this callback
-    use `stop`.
+    """Stops training or skips the batch if a loss or a gradient is NaN or infinite.
+
+    Trainers without this callback use `stop`.
 
     - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
     - `skip` leaves that batch out, on that worker alone, as if it had had none, and logs a warning. It ends the fit if
