@@ -40,7 +40,7 @@ def select_backend(
     missing = _missing(name, device)
     if missing is not None:
         brings = f": {CUPY}" if missing.startswith("CuPy is not installed") else ""
-        raise ConfigError(f"backend={name}: {missing}{brings}; use backend=auto to take what works here")
+        raise ConfigError(f"backend={name}: {missing}{brings}; backend=auto uses what works here")
     return name, None
 
 
@@ -77,7 +77,7 @@ def create_backend(
             return CupyBackend(dtype, device, max_block_size, max_grid_size, tf32=tf32)
         except ImportError as error:
             raise ConfigError(
-                f"backend=cupy: CuPy is not installed ({error}): {CUPY}; take auto for what works here"
+                f"backend=cupy: CuPy is not installed ({error}): {CUPY}; backend=auto uses what works here"
             ) from error
     if name == "numba":
         from cupynet.backend.cpu.numba_backend import NumbaBackend  # numba is imported only if it is used

@@ -22,7 +22,7 @@ def windows(operation: str, shape: tuple[int, ...], window: Window, *, pool: boo
             "window, which would see no pixel"
         )
     if pool and window.dilates:
-        raise ConfigError(f"{operation}: dilation {window.dilation}: only convolutions have it")
+        raise ConfigError(f"{operation}: dilation {window.dilation}: only convolutions can be dilated")
 
 
 def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: Window, groups: int = 1) -> None:
@@ -30,7 +30,7 @@ def convolution(operation: str, shape: tuple[int, ...], weight: Array, window: W
     windows(operation, shape, window)
     if shape[3] % groups or weight.shape[-1] % groups:
         raise ConfigError(
-            f"{operation}: {groups} groups: {shape[3]} channels and {weight.shape[-1]} filters: must be multiples of it"
+            f"{operation}: {groups} groups: {shape[3]} channels and {weight.shape[-1]} filters must be multiples of it"
         )
     expected = (*window.kernel, shape[3] // groups)
     if weight.ndim != 4 or weight.shape[:3] != expected:
@@ -49,7 +49,7 @@ def shape_of(operation: str, name: str, array: Array, expected: Iterable[int]) -
 def channels(operation: str, x: Array, *vectors: Array) -> None:
     """Refuse an x that is empty or not (..., C), and vectors that are not (C,)."""
     if x.ndim < 2 or not x.size:
-        raise ConfigError(f"{operation}: an array of shape {tuple(x.shape)}: it must be (..., C), and hold something")
+        raise ConfigError(f"{operation}: an array of shape {tuple(x.shape)}: it must be (..., C) and not empty")
     for vector in vectors:
         shape_of(operation, "a vector of the channels", vector, x.shape[-1:])
 

@@ -55,7 +55,7 @@ def prepare(settings: BenchSettings) -> Bench:
     if settings.parallel.launcher == "mpi":
         raise ConfigError("launcher=mpi: bench measures threads of one process; leave it out")
     if settings.peers == "torch" and find_spec("torch") is None:
-        raise ConfigError("peers=torch: PyTorch is not installed; install torch, or leave peers=null")
+        raise ConfigError("peers=torch: PyTorch is not installed; install torch, or use peers=null")
     experiment = Experiment(settings)
     experiment.check_memory()
     if settings.accumulate > 1 and (settings.gpu or settings.peers == "torch"):

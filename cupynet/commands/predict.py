@@ -101,7 +101,7 @@ class Preprocessing:
         shape = model.input.shape
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise ConfigError(
-                f"{trained.path}: takes {model.input}, but a picture has a height, a width and 1 or 3 channels"
+                f"{trained.path}: takes {model.input}, but a picture must have a height, a width, and 1 or 3 channels"
             )
         try:
             source: Any = trained.source

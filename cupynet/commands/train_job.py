@@ -98,9 +98,9 @@ class TrainJob:
         """Restore a checkpoint. Return False if there is nothing left to train."""
         self.wrapper.restore(resume.checkpoint_of(path))
         trainer = self.wrapper.trainer
-        log.info("going on after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
+        log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
         if trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration:
-            log.info("the run is complete (epoch %d): epochs=... trains it further", trainer.epoch)
+            log.info("the run is complete (epoch %d): use epochs=... to train it further", trainer.epoch)
             return False
         self.began -= trainer.statistics.clock.rounds_s + trainer.statistics.clock.evaluate_s
         return True
@@ -158,7 +158,7 @@ class TrainJob:
         if found is not None and found["reason"] == "diverged" and found["restored"]:
             summary = self._summary(None, None, (found["details"], found["reason"]))
             self.run.save(summary, self.wrapper.model.weights())
-            log.info("the weights of epoch %d, the best, are in %s", found["best_epoch"], self.run)
+            log.info("the best weights (epoch %d) are in %s", found["best_epoch"], self.run)
 
     # what is written ------------------------------------------------------------------------------------------------
 

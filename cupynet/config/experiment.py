@@ -341,7 +341,7 @@ class Experiment:
         if self.job is not None and self.job.size > 1:
             log.info("%d ranks: %s", self.job.size, self.job.where())
         elif self.job is not None:
-            log.warning("parallel.launcher=mpi: there is one rank only: start mpiexec -n 4 cupynet train ...")
+            log.warning("parallel.launcher=mpi: there is only one rank: start mpiexec -n 4 cupynet train ...")
         if self.pipeline is not None and self.pipeline.count is None and placement.stages == 1:
             log.warning("parallel.pipeline: replicas have one stage: set parallel.pipeline.stages=2, or fewer workers")
         every = self.settings.parallel.averaging_frequency

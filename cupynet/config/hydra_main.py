@@ -329,7 +329,7 @@ class _Command(Generic[S, T]):
             return None
         if self.join is None or settings.parallel.launcher != "mpi":
             way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
-            raise ConfigError(f"mpiexec started several processes, and each would be a run of its own: {way_out}")
+            raise ConfigError(f"mpiexec started several processes, and each would start a separate run: {way_out}")
         ranks = self.join()
         ranks.timeout_s = settings.parallel.timeout_s
         ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=PER_MACHINE)})
@@ -366,7 +366,7 @@ class _Command(Generic[S, T]):
         if flat(settings.callbacks).get("progress.style") == "none":
             quiet()
         if hold.found is not None:
-            _log.info("the run that had this folder was killed (%s)", hold.found)
+            _log.info("the previous run in this folder was killed (%s)", hold.found)
         if hold.warning:
             _log.warning("%s", hold.warning)
         if self.schema is Settings:

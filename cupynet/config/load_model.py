@@ -140,7 +140,7 @@ class Trained:
             return self._described["normalize"]
         setting = self._own.data.get("normalize")
         if setting is not None and not isinstance(setting, Mapping):
-            raise DataError(f"{self.path}: does not say how its pixels were normalised: name a finished run")
+            raise DataError(f"{self.path}: does not record how its pixels were normalised: name a finished run")
         return setting
 
     @property
@@ -187,7 +187,7 @@ class Trained:
         stored = sum(weight.size for weight in self.weights.values())
         if params.count > stored:
             counts = f"it has {params.count:,} weights, and {stored:,} are stored"
-            raise DataError(f"{self.path}: these weights are of another network: {counts}")
+            raise DataError(f"{self.path}: these weights belong to another network: {counts}")
 
     def _check_channels(self, model: Model) -> None:
         """Refuse a description with other numbers of channels or classes than the model has. DataError."""

@@ -62,7 +62,7 @@ def load(
     try:
         config.merge_with(stored)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {message(error, Settings)}: is this a run of another version?") from error
+        raise ConfigError(f"{path}: {message(error, Settings)}: was this run made by another version?") from error
     OmegaConf.set_struct(config, True)
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -86,7 +86,7 @@ def _delete(config: DictConfig, key: str) -> None:
     above, _, name = key.rpartition(".")
     parent = OmegaConf.select(config, above) if above else config
     if not above or not isinstance(parent, DictConfig) or name not in parent:
-        raise ConfigError(f"~{key}: there is no such setting to take out")
+        raise ConfigError(f"~{key}: there is no such setting to remove")
     OmegaConf.set_struct(parent, False)
     del parent[name]
     OmegaConf.set_struct(parent, True)
@@ -109,7 +109,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
         try:
             override = OverridesParser.create().parse_override(str(each))
         except Exception as error:
-            raise DataError(f"{path}: {one_line(each)}: is not written as a setting") from error
+            raise DataError(f"{path}: {one_line(each)}: is not a valid override") from error
         key, value = override.key_or_group, override.value()
         if key.startswith("hydra"):
             continue
@@ -117,7 +117,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
         chosen = (value if isinstance(value, list) else [value]) if key in GROUPS else []
         plain = all(FILE.fullmatch(name) for name in chosen if isinstance(name, str))
         if not known or not plain or override.package is not None or override.is_sweep_override():
-            raise DataError(f"{path}: {one_line(each)}: is not a setting that a run is made with")
+            raise DataError(f"{path}: {one_line(each)}: is not a setting of a run")
         kept.append(str(each))
     return kept
 

@@ -161,9 +161,7 @@ def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
     if flag(name, value) and backend != "cupy":
         raise refusal(name, "true", f"is for GPUs, and {backend} computes on the CPU: leave it out")
     if value and DTYPE_ALIASES.get(dtype, dtype) != "float":
-        raise refusal(
-            name, "true", f"is a way to multiply floats, and dtype={dtype}: leave it out, or take dtype=float"
-        )
+        raise refusal(name, "true", f"is a way to multiply floats, and dtype={dtype}: leave it out, or use dtype=float")
     return bool(value)
 
 

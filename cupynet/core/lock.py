@@ -62,7 +62,7 @@ class Hold:
             holder = _holder(self._path)
             who = "" if holder is None else f" ({holder})"
             raise ConfigError(
-                f"{folder}: a run is going on there{who}: let it end, stop it, or name another folder"
+                f"{folder}: a run is in progress there{who}: wait for it, stop it, or name another folder"
             ) from None
         except OSError as error:
             self.warning = f"{self._path}: {error.strerror}: nothing keeps a second run out of this folder"

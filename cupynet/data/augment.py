@@ -87,7 +87,7 @@ def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, .
     for each in given or ():
         if not isinstance(each, Augmentation):
             shown = checks.shown(each, checks.written)
-            raise ConfigError(f"augment: {shown} is no augmentation, such as cupynet.data.Shift")
+            raise ConfigError(f"augment: {shown} is not an augmentation, such as cupynet.data.Shift")
     return tuple(given or ())
 
 

@@ -42,7 +42,7 @@ def centred_as_mnist(pixels: Array, side: int = 28) -> Array:
     grey = pixels[:, :, 0].astype(np.float64)
     ground, top = _ground(grey), float(grey.max())
     if top - ground < LEAST:
-        raise DataError(f"nothing is drawn in it: it is of one level, {ground:.0f} of 255")
+        raise DataError(f"nothing is drawn in it: all pixels have the same level, {ground:.0f} of 255")
     ink = ((grey - ground) / (top - ground)).clip(0, 1)
     grain = 1.4826 * float(np.median(abs(_around(grey) - ground)))  # a standard deviation
     ink[ink < min(max(FAINT, GRAIN * grain / (top - ground)), 0.5)] = 0

@@ -56,14 +56,14 @@ class Dataset:
         labels = label_numbers(where, self.labels)
         if len(self.pixels.scale) not in (1, images.shape[3]):
             count = f"{len(self.pixels.scale)} channels are normalised"
-            raise ConfigError(f"{where}: {count}, and its images have {images.shape[3]}: give a number for each")
+            raise ConfigError(f"{where}: {count}, but the images have {images.shape[3]}: give a number for each")
         classes = checks.integer(f"{where}: classes", self.classes, 1)
         if labels.shape != images.shape[:1]:
             raise ConfigError(f"{where}: labels must be ({len(images)},), one per image, got {labels.shape}")
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             found = f"{labels.min()} .. {labels.max()}"
             raise ConfigError(
-                f"{where}: labels must lie in 0 .. {classes - 1} for {checks.counted(classes, 'class')}, got {found}"
+                f"{where}: labels must be in 0 .. {classes - 1} for {checks.counted(classes, 'class')}, got {found}"
             )
         for field, value in (("images", images), ("labels", labels), ("classes", classes)):
             object.__setattr__(self, field, value)

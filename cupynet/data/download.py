@@ -105,7 +105,7 @@ class Downloader:
         reason = "there is no mirror"
         while self.mirrors:
             if self._left_s <= 0:
-                raise Unavailable(f"{self.timeout_s:.3g} s were waited in vain: {reason}")
+                raise Unavailable(f"{self.timeout_s:.3g} s passed without any data: {reason}")
             url = self.mirrors[0] + file.name
             logger.info("downloading %s", url)
             try:
@@ -124,7 +124,7 @@ class Downloader:
                 for chunk in self._body(url):
                     target.write(chunk)
                     if target.tell() > file.most_packed:
-                        raise _Failed(f"it is larger than the {file.most_packed} bytes that are allowed")
+                        raise _Failed(f"it is larger than the allowed {file.most_packed} bytes")
                 target.flush()
                 os.fsync(target.fileno())
             try:

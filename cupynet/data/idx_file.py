@@ -150,7 +150,7 @@ def _inflate(packed: bytes, most: int, *, whole: bool = True) -> bytes:
     if whole and len(raw) < most and not member.eof:
         raise Damaged("expected complete gzip data, found truncated data (incomplete download?)")
     if member.unused_data.strip(b"\0"):
-        raise Damaged("expected one gzip member, found more bytes behind it")
+        raise Damaged("expected one gzip member, found more bytes after it")
     return raw
 
 

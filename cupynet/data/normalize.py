@@ -35,7 +35,7 @@ def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict
     pixels = PixelScale.of(found["mean"], found["deviation"])
     if max(map(abs, (*pixels.scale, *pixels.shift))) > checks.MOST or min(pixels.scale) < checks.LEAST:
         shown = checks.shown(found, checks.written)
-        raise ConfigError(f"normalize={shown}: makes numbers that single precision does not have: {WAYS}")
+        raise ConfigError(f"normalize={shown}: results in numbers that single precision cannot represent: {WAYS}")
     return found
 
 

@@ -85,7 +85,7 @@ def opened_picture(path: Path) -> Iterator[Any]:
         raise DataError(f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels: make it smaller") from error
     except Exception as error:  # a decoder may raise anything
         reason = getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]  # without the path
-        raise DataError(f"{one_name(path)}: is no PNG or JPEG, or damaged ({reason})") from error
+        raise DataError(f"{one_name(path)}: is not a PNG or JPEG, or is damaged ({reason})") from error
 
 
 def one_name(path: Path) -> str:

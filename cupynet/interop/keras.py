@@ -122,7 +122,7 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
     try:
         import h5py
     except ImportError as error:
-        raise ConfigError("files of Keras need h5py, which is not installed: pip install 'cupynet[keras]'") from error
+        raise ConfigError("Keras files need h5py, which is not installed: pip install 'cupynet[keras]'") from error
     require_plain(path)
     try:
         with h5py.File(_h5(path), "r") as file:
@@ -152,6 +152,6 @@ def _variables(file: Any, h5py: Any, place: str) -> Iterator[tuple[str, Any]]:
         if isinstance(inside, h5py.Group):
             yield from _variables(file, h5py, f"{place}/{name}")
         elif inside.external or inside.is_virtual:
-            raise DataError(f"{file.filename}: {place}/{name} lies in another file, which is not read")
+            raise DataError(f"{file.filename}: {place}/{name} is in another file, which is not read")
         else:
             yield f"{place}/{name}", inside

@@ -74,5 +74,5 @@ def check_all_taken(left: Mapping[str, Any], path: PathLike) -> None:
     """Refuse a file with weights that belong to no layer. DataError."""
     if left:
         raise DataError(
-            f"{path}: {min(left)!r} belongs to no layer of this model ({len(left)} such): is it of another network?"
+            f"{path}: {min(left)!r} belongs to no layer of this model ({len(left)} such): is it from another network?"
         )

@@ -37,9 +37,7 @@ class Residual(Layer):
             None if shortcut is None else checks.instance("Residual shortcut", shortcut, Layer, "Conv2D(64, 1)")
         )
         if "shortcut" in dict(self.body.children()):
-            raise ConfigError(
-                "Residual layers: one is called 'shortcut', as the way around them is: give it another name"
-            )
+            raise ConfigError("Residual layers: one is called 'shortcut', which is reserved: give it another name")
 
     def children(self) -> Iterable[tuple[str, Layer]]:
         around = [] if self.shortcut is None else [("shortcut", self.shortcut)]
@@ -60,7 +58,7 @@ class Residual(Layer):
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
         if around != output:
             raise ConfigError(
-                f"Residual '{params.layer}': the layers make {output} of {input}, the shortcut {around}: add a "
+                f"Residual '{params.layer}': the layers make {output} of {input}, the shortcut makes {around}: add a "
                 "shortcut with the same output, such as Conv2D(filters, 1, stride) or Dense(units)"
             )
         return output

@@ -43,7 +43,7 @@ Backward: TypeAlias = Callable[["Array | None"], "Array | None"]
 
 def no_backward(dy: Array) -> Array:
     """Replace the derivative after a forward pass that was not for training."""
-    raise RuntimeError("this forward pass was not made for training: call forward with Context(train=True)")
+    raise RuntimeError("this forward pass was not for training: call forward with Context(train=True)")
 
 
 class Layer:
@@ -162,7 +162,7 @@ def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
             self._declared_in is params.params and first != params.layer
         ):  # it would keep the weights of the second place only
             raise ConfigError(
-                f"layers '{first}' and '{params.layer}' are one object: make a {type(self).__name__} for each"
+                f"layers '{first}' and '{params.layer}' are the same object: create a {type(self).__name__} for each"
             )
         self._declared_in = params.params
         self.backend, self.path, self.needs_dx, self.input = backend, params.layer, params.needs_dx, input

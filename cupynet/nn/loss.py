@@ -70,7 +70,7 @@ class SoftmaxNLL(Loss):
     def check(self, classes: int) -> None:
         if self.class_weights is not None and len(self.class_weights) != classes:
             raise ConfigError(
-                f"SoftmaxNLL class_weights: {len(self.class_weights)} weights for {classes} classes: give one for each"
+                f"SoftmaxNLL class_weights: {len(self.class_weights)} weights for {classes} classes: set one for each"
             )
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:

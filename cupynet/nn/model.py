@@ -242,7 +242,7 @@ class Model:
         named: dict[str, Parameter | Buffer] = {**dict(self.params.named()), **dict(self.params.named_buffers())}
         missing, unknown = sorted(named.keys() - weights.keys()), sorted(weights.keys() - named.keys())
         if missing or unknown:
-            raise ConfigError(f"these weights are of another network: missing {missing}, unknown {unknown}")
+            raise ConfigError(f"these weights belong to another network: missing {missing}, unknown {unknown}")
         for name, p in named.items():
             if tuple(weights[name].shape) != p.shape:
                 raise ConfigError(
@@ -341,7 +341,7 @@ def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1
             fewer = ", or fewer parts" if parts > 1 else ""
             raise ConfigError(
                 f"{cause}: layer '{layer.path}', a {type(layer).__name__}, sees {found} example at a time and needs at "
-                f"least {layer.least} to learn from them: take a larger batch_size{fewer}"
+                f"least {layer.least} to learn from them: use a larger batch_size{fewer}"
             )
 
 

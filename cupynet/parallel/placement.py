@@ -66,7 +66,7 @@ class Placement:
                 if device >= there:
                     raise ConfigError(f"{shown}: there is no device {device}, this machine has {there}")
             if not asked or len(set(asked)) < len(asked):
-                raise ConfigError(f"{shown}: must name at least one device, and none twice")
+                raise ConfigError(f"{shown}: must name at least one device, and no device twice")
         else:
             asked = sorted(range(there), key=lambda device: (device != first, device))
         at_hand = len(asked) or available_cores()
@@ -104,7 +104,8 @@ def _replicas(workers: int | None, stages: int, ranks: int) -> int:
     each = f" of {stages} stages" if stages > 1 else ""
     if workers is None and ranks % stages:
         raise ConfigError(
-            f"mpiexec started {counted(ranks, 'rank')}, no whole number of replicas{each}: take a multiple of {stages}"
+            f"mpiexec started {counted(ranks, 'rank')}, not a whole number of replicas{each}: use a "
+            f"multiple of {stages}"
         )
     workers = ranks // stages if workers is None else integer("workers", workers, 1)
     if workers * stages != ranks:

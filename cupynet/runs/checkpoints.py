@@ -139,9 +139,9 @@ class Checkpoints:
             except DataError as error:
                 first = first or error
                 if warn:
-                    log.warning("%s; the checkpoint before it is tried", error)
+                    log.warning("%s; trying the previous checkpoint", error)
         if first is not None:
-            raise DataError(f"{self.folder}: no checkpoint is whole; of the newest: {first}")
+            raise DataError(f"{self.folder}: all checkpoints are damaged; the newest: {first}")
         return None
 
     def clean(self) -> None:
@@ -205,7 +205,7 @@ def _verified(folder: Path) -> list[str]:
     whole = _manifest({key: value for key, value in content.items() if key != "sha256"})
     if whole != manifest.read_bytes():
         raise DataError(
-            f"{manifest}: damaged, expected a manifest whose SHA-256 fits, found {content.get('sha256')!r:.80}"
+            f"{manifest}: damaged, expected a manifest with a matching SHA-256, found {content.get('sha256')!r:.80}"
         )
     names, present = content["files"], {entry.name for entry in folder.iterdir()} - {MANIFEST}
     for name in sorted(names.keys() ^ present):

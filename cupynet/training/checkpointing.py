@@ -120,7 +120,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
         return states
     again, epoch = trained_again(states, size, stages), states[0]["trainer"]["epoch"] + 1
     log.info(
-        "%d workers continue from %d: all begin with the mean of the weights; batches of epoch %d trained on again: %d",
+        "%d workers continue from %d: all start from the mean of the weights; batches of epoch %d trained on again: %d",
         *(size, len(states), epoch, again),
     )
     return [{**state, "regrouped": 1} for state in regrouped(states, size, stages, trainer.synchronizer)]

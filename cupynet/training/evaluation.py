@@ -132,7 +132,7 @@ class Evaluation:
     def merge(self, other: Evaluation) -> None:
         """Add the samples of `other`; exact, so the order of merges changes no bit."""
         if (other.classes, other.top_n) != (self.classes, self.top_n):
-            raise ConfigError("cannot merge evaluations of other classes or top_n")
+            raise ConfigError("cannot merge evaluations with different classes or top_n")
         self.confusion += other.confusion
         self.undecided += other.undecided
         self.top_n_hits += other.top_n_hits

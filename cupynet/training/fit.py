@@ -75,7 +75,7 @@ def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
     """Refuse data whose pixels are not normalized like the training data. ConfigError."""
     if dataset.pixels != pixels:
         raise ConfigError(
-            f"data set {dataset.name!r}: its pixels are not normalized like those trained on: use "
+            f"data set {dataset.name!r}: its pixels are not normalized like the training data: use "
             "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
         )
 

@@ -238,7 +238,7 @@ class GraphReplica(Replica):
                 plainly()
                 return
             if not self.refused:
-                log.warning("each operation is launched by itself: %s cannot be recorded (%s)", key[0], error)
+                log.warning("operations are launched one by one: %s cannot be recorded (%s)", key[0], error)
             self._launchers[key], self.refused = plainly, f"{key[0]} cannot be recorded ({error})"
         self._launchers[key]()
 
@@ -271,6 +271,6 @@ def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Repli
         return Replica(model, optimizer, accumulate)
     for each in (*model.network.walk(), model.loss, optimizer):
         if not vars(type(each)).get("recordable", False) or getattr(each, "syncs_replicas", False):
-            log.info("each operation is launched by itself: %s is not recordable", type(each).__name__)
+            log.info("operations are launched one by one: %s is not recordable", type(each).__name__)
             return Replica(model, optimizer, accumulate)
     return GraphReplica(model, optimizer, recorder, accumulate)

@@ -299,7 +299,7 @@ class ParallelWrapper:
         self.on_workers(task, batch_size=loader.batch_size)
         if not found:
             raise ConfigError(
-                "the replicas differ, between two averages: call fit first, or evaluate load_model(checkpoint)"
+                "the replicas differ between two averages: call fit first, or evaluate load_model(checkpoint)"
             )
         return found[0]
 
@@ -464,7 +464,7 @@ def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
     for each in callbacks:
         instance("a callback", each, Callback, "History('history.jsonl')")
     if sum(isinstance(each, Profile) for each in callbacks) > 1:
-        raise ConfigError("callbacks: two Profiles would time each other: leave one out")
+        raise ConfigError("callbacks: two Profiles would time each other: remove one")
     return sorted(callbacks, key=lambda each: each.last)
 
 

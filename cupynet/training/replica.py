@@ -324,7 +324,7 @@ class Replica:
         found, needed = sorted(state["optimizer"]), sorted(self.optimizer_state)
         if found != needed:
             kind = type(self.optimizer).__name__
-            raise ConfigError(f"this state is of another optimizer: it holds {found}, and {kind} needs {needed}")
+            raise ConfigError(f"this state belongs to another optimizer: it holds {found}, but {kind} needs {needed}")
         self.model.load_weights(state["weights"])
         for name, vector in self.optimizer_state.items():
             take_by_name(self, vector, state["optimizer"][name])

@@ -94,9 +94,9 @@ def test_markdown_and_json_output(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["missing"], 2, "missing: is not there: name the folder of a run or of a sweep"),
+        (["missing"], 2, "missing: does not exist: name the folder of a run or of a sweep"),
         (["miss*"], 2, "miss*: is not there"),
-        (["empty"], 2, "empty: no run is in it: a run has .hydra/config.yaml or summary.json"),
+        (["empty"], 2, "empty: contains no run: a run has .hydra/config.yaml or summary.json"),
         (["file"], 2, "file: is not a folder: name that of a run or of a sweep"),
         (["sweep", "empty"], 2, "empty: no run is in it"),
         (["sweep", "--to", "98"], 2, "--to 98: must be an accuracy above 0 and at most 1, such as 0.99"),

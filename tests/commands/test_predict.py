@@ -120,7 +120,7 @@ def test_grain_is_no_ink_and_a_blank_sheet_has_none() -> None:
     clear = centred_as_mnist(sheet.astype(np.uint8)).astype(int)
     assert abs(centred_as_mnist(noisy).astype(int) - clear).mean() < 6
     for level in (0, 130, 255):
-        with pytest.raises(DataError, match=f"nothing is drawn in it: it is of one level, {level} of 255"):
+        with pytest.raises(DataError, match=f"nothing is drawn in it: all pixels have the same level, {level} of 255"):
             centred_as_mnist(np.full((40, 30, 1), level, np.uint8))
 
 
@@ -220,12 +220,12 @@ def sound() -> bytes:
 
 
 SPOILT = {
-    "text": (b"seven", "is no PNG or JPEG, or damaged"),
-    "empty": (b"", "is no PNG or JPEG, or damaged"),
-    "cut": (sound()[:700], "is no PNG or JPEG, or damaged"),
+    "text": (b"seven", "is not a PNG or JPEG, or is damaged"),
+    "empty": (b"", "is not a PNG or JPEG, or is damaged"),
+    "cut": (sound()[:700], "is not a PNG or JPEG, or is damaged"),
     "bomb": (bomb(100_000), "expected at most 67,108,864 pixels"),
     "large": (bomb(9_000), "expected at most 67,108,864 pixels, found 9000 x 9000: make it smaller"),
-    "gif": (b"GIF89a" + bytes(40), "is no PNG or JPEG, or damaged"),
+    "gif": (b"GIF89a" + bytes(40), "is not a PNG or JPEG, or is damaged"),
 }
 
 

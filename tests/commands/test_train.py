@@ -159,7 +159,7 @@ def test_a_run_that_diverges_keeps_its_best(tmp_path, parallel):
     assert (found["reason"], found["best_epoch"], found["restored"]) == ("diverged", 2, True)
     assert summary["stop_reason"] == "diverged" and summary["epochs"] == 2 and summary["test_accuracy"] is None
     assert stderr == f"cupynet: {summary['stopped_by']}\n" and "not finite" in stderr
-    assert f"the weights of epoch 2, the best, are in {folder}" in stdout
+    assert f"the best weights (epoch 2) are in {folder}" in stdout
     assert all(np.isfinite(each).all() for each in load_file(folder / "weights.safetensors").values())
     run(tmp_path, str(folder), command="evaluate")
 

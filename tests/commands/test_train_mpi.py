@@ -197,7 +197,7 @@ def test_the_folder_of_a_run_that_is_going_on_is_refused_once(tmp_path):
         stdout, stderr = train(tmp_path, 2, *MPI, "hydra.run.dir=there", code=2)
     finally:
         hold.release()
-    assert stdout == "" and stderr.startswith("cupynet: there: a run is going on there") and stderr.count("\n") == 1
+    assert stdout == "" and stderr.startswith("cupynet: there: a run is in progress there") and stderr.count("\n") == 1
     assert list((tmp_path / "there").iterdir()) == []
 
 
@@ -230,7 +230,7 @@ def test_divergence_leaves_the_best_weights(tmp_path, report):
     assert len(stderr.splitlines()) == 1
     summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
     assert summary["stop_reason"] == "diverged" and summary["early_stopping"]["best_epoch"] == 2
-    assert "the weights of epoch 2, the best, are in" in stdout
+    assert "the best weights (epoch 2) are in" in stdout
     assert all(np.isfinite(each).all() for each in load_file(run_folder(tmp_path) / "weights.safetensors").values())
 
 

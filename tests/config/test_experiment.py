@@ -181,7 +181,7 @@ def test_a_single_mpi_rank_is_reported(caplog: pytest.LogCaptureFixture) -> None
         made = experiment(())
         made.job = SimpleNamespace(size=size, sharing=1, where=lambda: "here")  # type: ignore[assignment]
         made.announce()
-        assert ("there is one rank only: start mpiexec -n 4" in caplog.text) == told
+        assert ("there is only one rank: start mpiexec -n 4" in caplog.text) == told
         caplog.clear()
 
 
@@ -311,7 +311,7 @@ def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
         ),
         (
             ("loss.class_weights=[1,2]",),
-            "loss: SoftmaxNLL class_weights: 2 weights for 10 classes: give one for each",
+            "loss: SoftmaxNLL class_weights: 2 weights for 10 classes: set one for each",
         ),
         (
             ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",),

@@ -126,11 +126,15 @@ def flipped(path: Path) -> None:
 SPOILT = {
     "no weights": (lambda run: (run / "weights.safetensors").unlink(), DataError, "weights.safetensors: cannot be re"),
     "damaged weights": (lambda run: flipped(run / "weights.safetensors"), DataError, "damaged weights, expected SHA"),
-    "another network": (lambda run: without(run, "conv1.weight"), DataError, "these weights are of another network: "),
+    "another network": (
+        lambda run: without(run, "conv1.weight"),
+        DataError,
+        "these weights belong to another network: ",
+    ),
     "too few weights": (  # before memory is allocated for the others
         lambda run: changed(run, "units: 20", "units: 4000000000"),
         DataError,
-        "these weights are of another network: it has ",
+        "these weights belong to another network: it has ",
     ),
     "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "is not the folder of a run: there is no"),
     "no JSON": (lambda run: (run / "summary.json").write_text("{"), DataError, "summary.json: cannot be read"),

@@ -37,8 +37,8 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, settings, iteration, end):
         assert f"to resume: cupynet train resume={tmp_path / 'parts'}" in stderr
     began = json.loads((tmp_path / "parts" / "started.json").read_text())["started"]
     stdout, stderr = run(tmp_path, "resume=parts", FAULTY[0])
-    assert stderr == "" and "going on after iteration" in stdout
-    assert ("the run that had this folder was killed (process " in stdout) == (end == "SIGKILL")
+    assert stderr == "" and "resuming after iteration" in stdout
+    assert ("the previous run in this folder was killed (process " in stdout) == (end == "SIGKILL")
     assert same(tmp_path / "whole", tmp_path / "parts")
     cost = Run(tmp_path / "parts").summary().cost
     assert cost.wall_s >= cost.train_s + cost.evaluate_s
@@ -97,7 +97,7 @@ def test_a_run_that_is_going_on_is_left_alone(stopped, tmp_path, monkeypatch):
             ["-m", *QUICK, "workers=1,2", f"hydra.sweep.dir={folder}"],
         ):
             stdout, stderr = run(tmp_path, *arguments, FAULTY[0], code=2)
-            assert stderr.startswith(f"cupynet: {folder}: a run is going on there (process {os.getpid()} on ")
+            assert stderr.startswith(f"cupynet: {folder}: a run is in progress there (process {os.getpid()} on ")
             assert (stdout, stderr.count("\n")) == ("", 1)
         assert before == {
             path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")
@@ -111,7 +111,7 @@ def test_a_run_that_is_going_on_is_left_alone(stopped, tmp_path, monkeypatch):
 def test_latest_is_the_newest_unfinished_run(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     stdout, _ = run(tmp_path, "resume=latest", "epochs=4", FAULTY[0])
-    assert "going on after iteration" in stdout
+    assert "resuming after iteration" in stdout
     assert json.loads((tmp_path / "outputs/day/run/summary.json").read_text())["epochs"] == 4
     stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     assert "the run is complete (epoch 4)" in stdout
@@ -128,7 +128,7 @@ def test_latest_is_the_newest_unfinished_run(stopped, tmp_path):
 def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, tmp_path):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     stdout, stderr = run(tmp_path, "resume=outputs/day/run", "workers=3", "dtype=double", "backend=numpy", FAULTY[0])
-    assert stderr == "" and "3 workers continue from 2: all begin with the mean of the weights" in stdout
+    assert stderr == "" and "3 workers continue from 2: all start from the mean of the weights" in stdout
     assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float" in stdout
     summary = json.loads((tmp_path / "outputs/day/run/summary.json").read_text())
     assert (summary["workers"], summary["dtype"], summary["epochs"]) == (3, "double", 3)
@@ -149,7 +149,7 @@ def test_beginning_anew_loses_no_work(stopped, tmp_path):
     run(tmp_path, "resume=outputs/day/run", "epochs=9", FAULTY[0], code=-9, END_AFTER="40", END_BY="SIGKILL")
     assert (folder / "summary.json").read_bytes() == kept  # until there are better ones
     stdout, _ = run(tmp_path, "resume=latest", "epochs=5", FAULTY[0])
-    assert "going on after iteration" in stdout and json.loads((folder / "summary.json").read_text())["epochs"] == 5
+    assert "resuming after iteration" in stdout and json.loads((folder / "summary.json").read_text())["epochs"] == 5
     kept = contents(folder)
     _, stderr = run(tmp_path, "data=mnist", "data.folder=nowhere", "hydra.run.dir=outputs/day/run", code=2)
     assert "outputs/day/run: already holds a run" in stderr
@@ -209,7 +209,7 @@ def test_the_only_checkpoint_is_found_where_it_was_moved_to(stopped, tmp_path):
     store.path(newest).rename(store.folder / f"{store.path(newest).name}.old-123")
     assert store.steps() == [newest]
     stdout, _ = run(tmp_path, "resume=latest", FAULTY[0])
-    assert f"going on after iteration {newest}" in stdout
+    assert f"resuming after iteration {newest}" in stdout
 
 
 def test_a_link_in_place_of_the_checkpoints(stopped, tmp_path):
@@ -278,7 +278,7 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, tmp_path):
     stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0])
     assert (
         f"{path.relative_to(tmp_path)}: damaged, expected SHA-256" in stdout
-        and f"going on after iteration {first}" in stdout
+        and f"resuming after iteration {first}" in stdout
     )
 
 

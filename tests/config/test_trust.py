@@ -207,14 +207,14 @@ def test_stored_numbers_are_at_most_64_bits_for_all_who_read_them(run: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["experiment=../../theirs/evil"], "experiment=../../theirs/evil: is not a setting that a run is made with"),
-        (["experiment=[../../theirs/evil]"], "is not a setting that a run is made with"),
+        (["experiment=../../theirs/evil"], "experiment=../../theirs/evil: is not a setting of a run"),
+        (["experiment=[../../theirs/evil]"], "is not a setting of a run"),
         (["+callbacks@hydra.callbacks=default"], "+callbacks@hydra.callbacks=default: is not a setting"),
         (["nothing=1"], "nothing=1: is not a setting"),
         (["seed=1,2"], "seed=1,2: is not a setting"),
         (["--config-dir=theirs"], "--config-dir=theirs: is not"),
-        (["seed=" + "[" * 5000], "is not written as a setting"),
-        ([{"a": 1}], "is not written as a setting"),
+        (["seed=" + "[" * 5000], "is not a valid override"),
+        ([{"a": 1}], "is not a valid override"),
         ("seed: 1\n", "is not a list of settings"),
         ("[", "cannot be read"),
     ],

@@ -102,7 +102,7 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
     folder = run_folder(tmp_path)
     assert (folder / "summary.json").is_file()
     log = (folder / "train.log").read_text()
-    assert log.count("the progress bar is given up") <= 1 and "epoch 4/" in log
+    assert log.count("the progress bar failed and is disabled") <= 1 and "epoch 4/" in log
 
 
 def test_a_reader_that_leaves_does_not_end_a_run(tmp_path):

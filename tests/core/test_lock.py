@@ -26,7 +26,9 @@ def test_a_folder_is_one_process_s_until_it_leaves(tmp_path: Path) -> None:
     hold = Hold(tmp_path)
     assert (hold.found, hold.warning) == (None, "") and at_work(tmp_path)
     who = rf"process {os.getpid()} on {platform.node()}, since 20.*"
-    with pytest.raises(ConfigError, match=rf"^{tmp_path}: a run is going on there \({who}\): let it end, stop it, or "):
+    with pytest.raises(
+        ConfigError, match=rf"^{tmp_path}: a run is in progress there \({who}\): wait for it, stop it, or "
+    ):
         Hold(tmp_path)
     hold.release()
     hold.release()

@@ -80,7 +80,7 @@ def test_a_file_that_is_there_is_left_alone(mirror: Any, tmp_path: Path) -> None
         (lambda mirror: mirror.status(503), "HTTP Error 503: Service Unavailable"),
         (lambda mirror: mirror.body(b"<html>"), "wrong contents: expected the right bytes, found others"),
         (lambda mirror: mirror.body(GOOD[:-1] + b"x"), "wrong contents: expected the right bytes, found others"),
-        (lambda mirror: mirror.body(GOOD + b"x"), "it is larger than the 150000 bytes that are allowed"),
+        (lambda mirror: mirror.body(GOOD + b"x"), "it is larger than the allowed 150000 bytes"),
         (lambda mirror: mirror.body(GOOD[:700], len(GOOD)), "the connection ended after 700 of 150000 bytes"),
         (lambda mirror: mirror.hang(), "no answer within 0.3 s"),
         (lambda mirror: mirror.hang(b"some"), "no answer within 0.3 s"),

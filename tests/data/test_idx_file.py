@@ -79,7 +79,7 @@ def test_damaged_gzip(tiny: Any) -> None:
     packed[-6] ^= 1  # of the checksum
     assert "found damaged data" in refused(tiny, IMAGES, bytes(packed))
     assert "found damaged data" in refused(tiny, LABELS, tiny.packed[LABELS][:10] + b"\xff" * 40)
-    assert "found more bytes behind it" in refused(tiny, LABELS, tiny.packed[LABELS] + b"tail")
+    assert "found more bytes after it" in refused(tiny, LABELS, tiny.packed[LABELS] + b"tail")
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,13 @@ def test_arrays_become_a_loader() -> None:
         dataset = as_loader(pair).dataset
         assert (dataset.images.shape, dataset.classes, dataset.labels.tolist()) == ((4, 3, 3, 1), 7, [0, 6, 2, 2])
     assert as_loader((images, labels), classes=10).dataset.classes == 10
-    with pytest.raises(ConfigError, match="data set 'arrays': labels must lie in 0 .. 5 for 6 classes, got 0 .. 6"):
+    with pytest.raises(ConfigError, match="data set 'arrays': labels must be in 0 .. 5 for 6 classes, got 0 .. 6"):
         as_loader((images, labels), classes=6)
     with pytest.raises(ConfigError, match="data set 'arrays': images must be uint8.*multiply by 255"):
         as_loader((images / 255, labels))
     with pytest.raises(ConfigError, match="data set 'arrays': labels must be integers"):
         as_loader((images, labels / 1))
-    with pytest.raises(ConfigError, match="data set 'arrays': labels must lie in 0 .. 6 for 7 classes, got -1 .. 6"):
+    with pytest.raises(ConfigError, match="data set 'arrays': labels must be in 0 .. 6 for 7 classes, got -1 .. 6"):
         as_loader((images, labels.astype(int) - (labels == 0)))
 
 

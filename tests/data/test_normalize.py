@@ -85,11 +85,13 @@ def test_bad_values_are_refused(wrong: Any) -> None:
 
 
 def test_normalization_needs_a_value_per_channel() -> None:
-    with pytest.raises(ConfigError, match="2 channels are normalised, and its images have 1: give a number for each"):
+    with pytest.raises(ConfigError, match="2 channels are normalised, but the images have 1: give a number for each"):
         small(normalize={"mean": [0, 0], "deviation": [1, 1]}).load()
 
 
 @pytest.mark.parametrize(("mean", "deviation"), [(1e300, 1e-300), (0.1, 1e-40), (0.1, 1e300), (1e38, 0.1)])
 def test_values_beyond_single_precision_are_refused(mean: float, deviation: float) -> None:
-    with pytest.raises(ConfigError, match=r"^normalize=.*: makes numbers that single precision does not have: must be"):
+    with pytest.raises(
+        ConfigError, match=r"^normalize=.*: results in numbers that single precision cannot represent: must be"
+    ):
         small(normalize={"mean": [mean], "deviation": [deviation]})

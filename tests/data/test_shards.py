@@ -174,11 +174,11 @@ def test_a_source_of_them(folder: Path) -> None:
 def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="folder=null .*: name the folder"):
         Sharded().load()
-    with pytest.raises(ConfigError, match="normalize=auto: .* give a mean and a deviation"):
+    with pytest.raises(ConfigError, match="normalize=auto: .* set mean and deviation"):
         Sharded(folder, normalize="auto")
     with pytest.raises(ConfigError, match="classes=0: must be"):
         Sharded(folder, classes=0)
-    with pytest.raises(DataError, match="labels must lie in 0 .. 1"):
+    with pytest.raises(DataError, match="labels must be in 0 .. 1"):
         Sharded(folder, classes=2).load().train.open(0)  # type: ignore[union-attr]
     (folder / "test" / "labels.npy").unlink()
     with pytest.raises(DataError, match="test/labels.npy: cannot be read"):

@@ -139,7 +139,7 @@ def elsewhere(path: Path) -> str:
     with h5py.File(path, "a") as file:
         del file["layers/dense/vars/1"]
         file.create_dataset("layers/dense/vars/1", (6,), "f8", external=[("/etc/passwd", 0, 48)])
-    return "layers/dense/vars/1 lies in another file, which is not read"
+    return "layers/dense/vars/1 is in another file, which is not read"
 
 
 def lacking(path: Path) -> str:
@@ -191,7 +191,7 @@ def test_files_that_do_not_fit_are_refused(spoil: Any, tmp_path: Path) -> None:
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match=r"files of Keras need h5py, .*: pip install 'cupynet\[keras\]'"):
+    with pytest.raises(ConfigError, match=r"Keras files need h5py, .*: pip install 'cupynet\[keras\]'"):
         import_keras(small_model(), tmp_path / "a.weights.h5")
 
 

@@ -242,7 +242,7 @@ def test_sizes_that_do_not_agree(layer: Layer, line: str) -> None:
     [
         (lambda: Residual([]), "must map names to layers, or list layers"),
         (lambda: Residual(Conv2D(3, 1), shortcut="identity"), "Residual shortcut is a str: must be a Layer"),
-        (lambda: Residual({"shortcut": Conv2D(3, 1)}), "one is called 'shortcut', as the way around them is"),
+        (lambda: Residual({"shortcut": Conv2D(3, 1)}), "one is called 'shortcut', which is reserved"),
         (lambda: Concat([]), r"Concat branches=\[\]: must map names to layers, or list layers"),
         (lambda: Concat(Conv2D(3, 1)), r"Concat branches=Conv2D\(\.\.\.\): must map names"),
         (lambda: Concat([3]), "must map names to layers"),

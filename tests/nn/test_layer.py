@@ -379,7 +379,7 @@ def test_invalid_layers_are_refused() -> None:
     with pytest.raises(ConfigError, match="at least one layer"):
         Sequential([])
     shared = Dense(3)
-    with pytest.raises(ConfigError, match="layers 'a' and 'c' are one object: make a Dense for each"):
+    with pytest.raises(ConfigError, match="layers 'a' and 'c' are the same object: create a Dense for each"):
         Model(Sequential({"a": shared, "b": Flatten(), "c": shared}), Flat(3), create_backend("numpy"))
 
 
@@ -400,7 +400,9 @@ def test_one_layer_at_two_depths_is_refused():
     """Built twice, it would keep the weights of the second place only."""
     shared = Dense(4)
     network = Sequential({"first": shared, "inside": Sequential([shared]), "output": Dense(2)})
-    with pytest.raises(ConfigError, match="layers 'first' and 'inside.dense1' are one object: make a Dense for each"):
+    with pytest.raises(
+        ConfigError, match="layers 'first' and 'inside.dense1' are the same object: create a Dense for each"
+    ):
         Model(network, Flat(3), create_backend("numpy"))
     Model(Sequential([shared]), Flat(3), create_backend("numpy"))  # a description may be used again, for another model
     Model(Sequential([shared]), Flat(3), create_backend("numpy"))

@@ -213,9 +213,9 @@ def test_classes_and_weights_are_as_many(name: str) -> None:
         {np.int64(0): 1, np.int64(1): 0.5},
     ]
     assert {SoftmaxNLL(class_weights=each).class_weights for each in same} == {(1.0, 0.5)}
-    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: give one"):
+    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: set one"):
         SoftmaxNLL(class_weights=[1, 2])(backend, outputs, labels)
-    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: give one"):
+    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: set one"):
         Model(Dense(3), Flat(4), backend, loss=SoftmaxNLL(class_weights=[1, 2]))
     for loss in (MeanSquaredError(), Hinge()):
         with pytest.raises(

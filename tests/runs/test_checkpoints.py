@@ -91,7 +91,7 @@ def test_every_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path, caplog
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert newest_step(store) == 1
-        assert "step-00000002" in caplog.text and "the checkpoint before it is tried" in caplog.text
+        assert "step-00000002" in caplog.text and "trying the previous checkpoint" in caplog.text
     path.write_bytes(whole)
     assert newest_step(store) == 2
 
@@ -201,7 +201,7 @@ def test_none_is_whole(tmp_path):
     for step in (1, 2):
         (store.path(step) / "state.json").unlink()
     with pytest.raises(
-        DataError, match=r"no checkpoint is whole; of the newest: .*step-00000002.state.json: is missing"
+        DataError, match=r"all checkpoints are damaged; the newest: .*step-00000002.state.json: is missing"
     ):
         store.newest()
 

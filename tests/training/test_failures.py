@@ -224,7 +224,7 @@ def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
         with wrapper, pytest.raises(BaseException) as caught:
             wrapper.fit(train, EPOCHS, evaluate_on=held_out)
     check_error(caught.value, fault, folder)
-    with pytest.raises(RuntimeError, match="these workers have failed, been interrupted or closed: make a new"):
+    with pytest.raises(RuntimeError, match="these workers have failed, been interrupted or closed: create a new"):
         wrapper.fit(train, 1)
     fault.release.set()
     assert gone() == []

@@ -464,7 +464,7 @@ def test_a_layer_that_is_not_recordable_is_not_captured(caplog: pytest.LogCaptur
     with caplog.at_level(logging.INFO):
         found = train_on_device(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
     assert not found["ahead"]
-    assert "each operation is launched by itself: Own is not recordable" in caplog.text
+    assert "operations are launched one by one: Own is not recordable" in caplog.text
 
 
 @on_standin
@@ -487,7 +487,7 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured(plainly: Any, caplog: py
     with caplog.at_level(logging.INFO):
         found = train_on_device(network=network(), workers=1)
     assert found["ahead"]
-    text = "each operation is launched by itself: step cannot be recorded"
+    text = "operations are launched one by one: step cannot be recorded"
     assert caplog.text.count(text) == 1
     machine = active()
     assert machine.misuses and all(isinstance(each, InCapture) for each in machine.misuses)

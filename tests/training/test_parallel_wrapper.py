@@ -251,7 +251,7 @@ def test_a_wrapper_is_usable_after_a_refused_argument():
 def test_a_closed_wrapper_cannot_train():
     wrapper = ParallelWrapper(small_model(), 2)
     wrapper.close()
-    with pytest.raises(RuntimeError, match="been interrupted or closed: make a new ParallelWrapper"):
+    with pytest.raises(RuntimeError, match="been interrupted or closed: create a new ParallelWrapper"):
         wrapper.fit(small_dataset(20))
 
 
@@ -410,7 +410,7 @@ def test_arrays_are_normalised_like_the_training_data():
         ):
             with pytest.raises(
                 ConfigError,
-                match="^data set 'bright rows': its pixels are not normalized like those trained on",
+                match="^data set 'bright rows': its pixels are not normalized like the training data",
             ):
                 work()
         wrapper.fit(dataset, 1)  # who says what is trained on says how
@@ -424,7 +424,7 @@ def test_evaluation_between_two_averages_is_refused(tmp_path, way):
         wrapper.fit(Loader(dataset, 4, seed=1), 1)
     with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way)) as wrapper:
         wrapper.restore(tmp_path)
-        with pytest.raises(ConfigError, match="^the replicas differ, between two averages"):
+        with pytest.raises(ConfigError, match="^the replicas differ between two averages"):
             wrapper.evaluate(dataset)
         wrapper.fit(Loader(dataset, 4, seed=1), 1)
         assert wrapper.evaluate(dataset).samples == 60

@@ -83,7 +83,7 @@ def test_a_state_holds_only_arrays_and_numbers(synchronizer):
 @pytest.mark.parametrize(("saved", "taken"), [(SGD, Momentum), (Momentum, SGD)])
 def test_a_state_of_another_optimizer_is_refused(saved, taken):
     state = Replica(small_model(), saved(0.1)).state()
-    with pytest.raises(ConfigError, match="this state is of another optimizer: it holds .*, and .* needs"):
+    with pytest.raises(ConfigError, match="this state belongs to another optimizer: it holds .*, but .* needs"):
         Replica(small_model(), taken(0.1)).restore(state)
 
 

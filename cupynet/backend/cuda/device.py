@@ -182,7 +182,7 @@ class CudaDevice(Device):
         """
         count, size, channels = len(out), math.prod(out.shape[1:]), len(tables[0])
         if channels not in (1, out.shape[-1]):
-            raise ConfigError(f"images have {out.shape[-1]} channels, and their scaling {channels}")
+            raise ConfigError(f"images have {out.shape[-1]} channels, but their scaling has {channels}")
         kernels.images(f"load_images_{self._kind}", count, size, images, samples, *tables, out, count, size, channels)
 
     @property

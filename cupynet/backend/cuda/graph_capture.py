@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def _refuse(nbytes: int) -> Any:
     """Replaces the pool during capture: every launch would write to the memory, which others could get meanwhile."""
-    raise RuntimeError(f"it allocates {nbytes} bytes of the device, outside the workspace")
+    raise RuntimeError(f"it allocates {nbytes} bytes of device memory outside the workspace")
 
 
 class Recorder:

@@ -73,7 +73,7 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
                 return None
             raise ConfigError(
                 f"data_on_device=true: {amount(images.nbytes)} of images do not fit on device {backend.device} "
-                "beside what is there: take auto, or false"
+                "besides the data already there: use auto or false"
             ) from error
         return found
 

@@ -108,9 +108,9 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed_now: Sequence[
     for key, distribution in space.items():
         name = _name(key)
         if name in NOT_SEARCHED or name.split(".")[0] in own:
-            raise ConfigError(f"{name}: is the same for all trials: give it one value")
+            raise ConfigError(f"{name}: is the same for all trials: give it a single value")
         if name in typed:
-            raise ConfigError(f"{name}: is searched and also has a value: leave one of the two out")
+            raise ConfigError(f"{name}: is searched and also has a fixed value: remove one of the two")
         if settings.sampler == "grid" and values(distribution) is None:
             raise ConfigError(f"sampler=grid: {name} is continuous: write range(..) or choice(..), or sampler=tpe")
     plan = Plan(settings, space, shared, config.own_folder(arguments), resumed, typed_now)

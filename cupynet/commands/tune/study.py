@@ -49,7 +49,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
             stack.callback(storage.remove_session)
             study = Study(storage, space, settings)
             if any(not each.distributions.items() <= study.space.items() for each in study.trials):
-                raise DataError("it is of another search")
+                raise DataError("it belongs to another search")
         except Exception as error:  # of Optuna, Alembic, SQLAlchemy or sqlite3
             raise DataError(
                 f"{path}: is not a study of this search and version of Optuna ({_reason(error)})"

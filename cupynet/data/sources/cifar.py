@@ -36,7 +36,7 @@ class Archive:
         """Return the archive at `path`. Raises Damaged."""
         raw = read_bytes(path, self.most_packed)
         if hashlib.md5(raw, usedforsecurity=False).hexdigest() != self.md5:
-            raise Damaged(f"expected MD5 {self.md5[:16]}..., found another, of {described(raw)}")
+            raise Damaged(f"expected MD5 {self.md5[:16]}..., found another digest, of {described(raw)}")
         return raw
 
 

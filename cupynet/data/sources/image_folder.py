@@ -119,10 +119,10 @@ def _classes(folder: Path) -> dict[str, list[Path]]:
     found = {path.name: _inside(path) for path in inside}
     for name, files in found.items():
         if not files:
-            raise DataError(f"{folder / name}: a class without images: bring some, or remove the folder")
+            raise DataError(f"{folder / name}: a class without images: add some, or remove the folder")
         for path in files:
             if path.suffix.lower() not in ENDINGS or not path.is_file():
-                raise DataError(f"{path}: expected PNG and JPEG files alone ({', '.join(ENDINGS)}): move it away")
+                raise DataError(f"{path}: expected only PNG and JPEG files ({', '.join(ENDINGS)}): move it away")
     return found
 
 

@@ -39,7 +39,7 @@ class Sharded(Source):
         self.folder = path_of("folder", folder)
         self._asked_classes = classes_of(classes)
         if self.normalize == "auto":
-            raise ConfigError("normalize=auto: would read all shards: give a mean and a deviation")
+            raise ConfigError("normalize=auto: would read all shards: set mean and deviation")
         self.name = Path(self.folder).resolve().name if self.folder else "shards"
 
     @cached_property

@@ -46,7 +46,7 @@ class Data:
             found = dataset.image_shape
             if found != tuple(image_shape) or dataset.classes != classes:
                 raise DataError(
-                    f"data {self.name!r}: its source promised images of {tuple(image_shape)} in {classes} classes, but "
+                    f"data {self.name!r}: its source declared images of {tuple(image_shape)} in {classes} classes, but "
                     f"{dataset.name!r} has images of {found} in {dataset.classes}"
                 )
 

@@ -148,7 +148,7 @@ class UserArrays(UserFiles):
         if least < 0 or most >= len(labels):
             raise DataError(
                 f"{self._place('train', 'labels')}: expected labels 0, 1, 2, ..., found {least} .. {most} of "
-                f"{len(labels)} images: number them so, or set {checks.setting('data', 'classes')}"
+                f"{len(labels)} images: renumber them, or set {checks.setting('data', 'classes')}"
             )
         return most + 1
 

@@ -175,7 +175,7 @@ def same_form(expected: Array, got: Array) -> Array:
     """Return `got` if it has the shape and dtype of `expected`; else raise RuntimeError."""
     if got.shape != expected.shape or got.dtype != expected.dtype:
         raise RuntimeError(
-            f"a message of {got.dtype} {got.shape} came where {expected.dtype} {expected.shape} was expected: "
+            f"a message of {got.dtype} {got.shape} arrived, expected {expected.dtype} {expected.shape}: "
             "the workers do not make the same calls"
         )
     return got

@@ -49,15 +49,15 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     if reduce in ("nccl", "device") and backend != "cupy":
         raise ConfigError(f"reduce={reduce}: is for GPUs, and {backend} computes on the CPU: leave it out")
     if reduce == "device" and processes:
-        raise ConfigError("reduce=device: processes cannot read each other's arrays: take reduce=nccl or reduce=host")
+        raise ConfigError("reduce=device: processes cannot read each other's arrays: use reduce=nccl or reduce=host")
     if reduce == "nccl" and (why := nccl.missing()):
-        way_out = "install the extra of your CuPy's CUDA version, cuda12x or cuda13x, or take reduce=host"
+        way_out = "install the extra of your CuPy's CUDA version, cuda12x or cuda13x, or use reduce=host"
         raise ConfigError(f"reduce=nccl: {why}: {way_out}")
     if stages == 1 or processes or backend != "cupy":
         return reduce
     if reduce == "nccl":
         raise ConfigError(
-            f"reduce=nccl: {stages} stages in threads average at different times, and NCCL can wait for ever: take "
+            f"reduce=nccl: {stages} stages in threads average at different times, and NCCL can wait forever: use "
             "reduce=device, or processes (launcher=mpi)"
         )
     return "device" if reduce == "auto" else reduce
@@ -118,7 +118,7 @@ class DeviceMeans:
         given: list[Contribution] = self._exchange(Contribution(arrays, weight, self._backend.record_event()))
         for rank, each in enumerate(given):
             if each.forms != given[0].forms:
-                raise RuntimeError(f"worker {rank} brings {each.forms} to a mean, and worker 0 {given[0].forms}")
+                raise RuntimeError(f"worker {rank} passes {each.forms} to a mean, but worker 0 {given[0].forms}")
         total = sum(each.weight for each in given)
         if total <= 0:
             return
@@ -213,7 +213,7 @@ class RankMeans:
         for rank, lengths in enumerate(gathered[:, 1:].tolist()):
             if lengths != gathered[0, 1:].tolist():
                 raise RuntimeError(
-                    f"worker {rank} brings {lengths} numbers to a mean, and worker 0 {gathered[0, 1:].tolist()}"
+                    f"worker {rank} passes {lengths} numbers to a mean, but worker 0 {gathered[0, 1:].tolist()}"
                 )
         total = sum(gathered[:, 0].tolist())
         if total <= 0:
@@ -249,7 +249,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
     if not missing and shared:
         missing = [f"several ranks share a GPU ({shared[0]})"]
     if missing and reduce == "nccl":
-        raise ConfigError(f"reduce=nccl: {missing[0]}: start one rank for each GPU, with NCCL, or take reduce=host")
+        raise ConfigError(f"reduce=nccl: {missing[0]}: start one rank for each GPU, with NCCL, or use reduce=host")
     if missing:
         if communicator.rank == 0:
             log.info("averages are computed in host memory: %s", missing[0])

@@ -38,6 +38,6 @@ class Groups:
         if stages == 1:
             return cls.of(world)
         if world.size % stages:
-            raise ConfigError(f"stages={stages}: {world.size} workers cannot be shared out into replicas of as many")
+            raise ConfigError(f"stages={stages}: {world.size} workers cannot be divided into replicas of that size")
         replica, stage = divmod(world.rank, stages)
         return cls(world, replicas=world.split(stage, replica), stages=world.split(replica, stage))

@@ -237,7 +237,7 @@ class MpiCommunicator(Communicator):
         received = status.Get_count(self._ranks.mpi.BYTE)
         if received != content.nbytes:
             raise RuntimeError(
-                f"a message of {received} bytes came where {content.nbytes} were expected: "
+                f"a message of {received} bytes arrived, expected {content.nbytes}: "
                 "the workers do not make the same calls"
             )
         if not direct:

@@ -29,7 +29,7 @@ class SerialCommunicator(Communicator):
 
     def recv(self, array: Array, source: int) -> None:
         if not self._to_itself:
-            raise RuntimeError("worker 0 waits for a message of its own that it never sent")
+            raise RuntimeError("worker 0 waits for a message from itself that it never sent")
         array[...] = same_form(array, self._to_itself.popleft())
 
     def broadcast(self, array: Array, root: int = 0) -> None:

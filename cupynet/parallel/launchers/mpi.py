@@ -95,7 +95,7 @@ class MpiJob:
                 ranks.setdefault(json.dumps(each[key]) if key in each else "missing", []).append(str(rank))
             if len(ranks) > 1:
                 found = ", ".join(f"{value} on rank {', '.join(there)}" for value, there in ranks.items())
-                raise ConfigError(f"{key}: is {found}: all ranks must be given the same settings, of the same cupynet")
+                raise ConfigError(f"{key}: is {found}: all ranks must have the same settings and version of cupynet")
 
     def share(self, text: str) -> str:
         """Return rank 0's text on every rank."""
@@ -235,7 +235,7 @@ class MpiLauncher:
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """See `Launcher.run`. Raises RuntimeError after a failure or `close`, and while another task is running."""
         if not self._usable:
-            raise RuntimeError("these workers have failed, been interrupted or closed: make a new ParallelWrapper")
+            raise RuntimeError("these workers have failed, been interrupted or closed: create a new ParallelWrapper")
         if self._running:
             raise RuntimeError("these workers are busy: a task cannot begin in the middle of another")
         self._running = True

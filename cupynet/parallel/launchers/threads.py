@@ -95,10 +95,10 @@ class ThreadLauncher:
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """See `Launcher.run`. RuntimeError after a failure or `close`, during another task, and in a forked process."""
         if not self._usable:
-            raise RuntimeError("these workers have failed, been interrupted or closed: make a new ParallelWrapper")
+            raise RuntimeError("these workers have failed, been interrupted or closed: create a new ParallelWrapper")
         if self._process != os.getpid() and self.workers > 1:
             raise RuntimeError(
-                "these workers are threads of the process that this one was forked from: make a ParallelWrapper here"
+                "these workers are threads of the process that this one was forked from: create a ParallelWrapper here"
             )
         if not self._running.acquire(blocking=False):
             raise RuntimeError("these workers are busy: a task cannot begin in the middle of another")

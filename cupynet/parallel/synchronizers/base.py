@@ -171,7 +171,7 @@ def check_state(synchronizer: Synchronizer, state: Mapping[str, Any]) -> None:
     if lacking:
         raise ConfigError(
             f"this state has no {', '.join(lacking)} for {counted(synchronizer.communicator.size, 'worker')} "
-            f"{synchronizer}: it was made by another number of workers, or by a synchronizer with other settings"
+            f"{synchronizer}: it was saved by another number of workers, or by a synchronizer with other settings"
         )
 
 

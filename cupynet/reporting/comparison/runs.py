@@ -94,12 +94,12 @@ def find(paths: Sequence[str]) -> list[ComparedRun]:
     for path in paths:
         matches = [path] if os.path.lexists(path) else sorted(glob.glob(path), key=natural)
         if not matches:
-            raise ConfigError(f"{path}: is not there: name the folder of a run or of a sweep, such as outputs/latest")
+            raise ConfigError(f"{path}: does not exist: name the folder of a run or of a sweep, such as outputs/latest")
         if matches == [path] and not os.path.isdir(path):
             raise ConfigError(f"{path}: is not a folder: name that of a run or of a sweep")
         runs = [run for match in matches if os.path.isdir(match) for run in _runs(Path(match))]
         if not runs:
-            raise ConfigError(f"{path}: no run is in it: a run has .hydra/config.yaml or summary.json")
+            raise ConfigError(f"{path}: contains no run: a run has .hydra/config.yaml or summary.json")
         for run in sorted(runs, key=lambda run: natural(str(run))):
             folders.setdefault(run.resolve(), run)
     found = list(folders.values())

@@ -125,7 +125,7 @@ class Progress(Callback):
             self._bar.start()
             self._bar.refresh()
         except Exception as error:  # of the terminal or of rich
-            log.warning("the progress bar is given up (%s: %s)", type(error).__name__, one_line(error))
+            log.warning("the progress bar failed and is disabled (%s: %s)", type(error).__name__, one_line(error))
             self.style = "lines"
             self.close()
 

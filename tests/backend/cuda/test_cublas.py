@@ -293,7 +293,7 @@ def test_tf32_is_a_choice(cupy: Any) -> None:
 @standin
 @pytest.mark.parametrize("dtype", ["half", "double", "float64"])
 def test_tf32_is_for_floats(dtype: str) -> None:
-    words = f"^tf32=true: is a way to multiply floats, and dtype={dtype}: leave it out, or take dtype=float$"
+    words = f"^tf32=true: is a way to multiply floats, and dtype={dtype}: leave it out, or use dtype=float$"
     with pytest.raises(ConfigError, match=words):
         create_backend("cupy", dtype, tf32=True)
     assert create_backend("cupy", dtype, tf32=False).options["tf32"] is False

@@ -97,7 +97,7 @@ def test_the_contents_of_the_archive_are_checked(tmp_path: Path, monkeypatch: An
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (b"<html>", "expected MD5 c32a1d4ab5d03f12..., found another, of a web page"),
+        (b"<html>", "expected MD5 c32a1d4ab5d03f12..., found another digest, of a web page"),
         (archive(GOOD)[:-9], "expected MD5 c32a1d4ab5d03f12..., found "),
         (bytes(1_000_001), "expected at most 1000000 bytes, found 1000001"),
     ],

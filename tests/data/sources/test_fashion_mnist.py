@@ -64,7 +64,7 @@ def test_the_size_of_a_download_is_limited(kind: Any, placed: Any, mirror: Any, 
     assert len(kind(placed.root).load().train) == 30
     mirror.offer({NAMES[0]: bytes(placed.files[0].most_packed + 1)})
     (placed.root / kind.name / NAMES[0]).unlink()
-    with pytest.raises(DataError, match=f"it is larger than the {placed.files[0].most_packed} bytes that are allowed"):
+    with pytest.raises(DataError, match=f"it is larger than the allowed {placed.files[0].most_packed} bytes"):
         kind(placed.root).load()
 
 

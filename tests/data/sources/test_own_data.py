@@ -101,7 +101,7 @@ def stray(root: Path) -> tuple[list[str], str]:
     folder = write_pictures(root / "mine", digits(40, 20))
     path = folder / "train" / "class-1" / "readme.txt"
     path.write_text("ones")
-    return ["data=folder", f"data.folder={folder}"], f"{path}: expected PNG and JPEG files alone"
+    return ["data=folder", f"data.folder={folder}"], f"{path}: expected only PNG and JPEG files"
 
 
 def beyond(root: Path) -> tuple[list[str], str]:
@@ -110,7 +110,7 @@ def beyond(root: Path) -> tuple[list[str], str]:
         "data=npz",
         f"data.file={path}",
         "data.classes=4",
-    ], f"{path}: data set 'mine-train': labels must lie in 0 .. 3"
+    ], f"{path}: data set 'mine-train': labels must be in 0 .. 3"
 
 
 def absent(root: Path) -> tuple[list[str], str]:

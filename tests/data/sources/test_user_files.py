@@ -152,7 +152,7 @@ def a_header_of(*axes: int, kind: int = 8) -> bytes:
             r"expected images like those to train on, \(60, 8, 8\), found \(30, 8, 9\)",
         ),
         ("test_labels", a_header_of(29) + bytes(29), r"expected \(30,\), one label per image, found \(29,\)"),
-        ("test_labels", a_header_of(30) + bytes([77] * 30), "labels must lie in 0 .. 9 for 10 classes, got 77 .. 77"),
+        ("test_labels", a_header_of(30) + bytes([77] * 30), "labels must be in 0 .. 9 for 10 classes, got 77 .. 77"),
         ("train_labels", a_header_of(60, 1) + bytes(60), "expected IDX data of 1 axes, found 2"),
     ],
 )
@@ -216,7 +216,7 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
         ({"y_train": SMALL[1].astype(float)}, "y_train: expected integers, found float64"),
         ({"y_train": np.array(["a"] * 60)}, r"y_train: expected integers, found <U1"),
         ({"x_test": SMALL[2][:, :7]}, "x_test: expected images like those to train on"),
-        ({"y_test": SMALL[3] + 5}, "labels must lie in 0 .. 9 for 10 classes, got 5 .. 14"),
+        ({"y_test": SMALL[3] + 5}, "labels must be in 0 .. 9 for 10 classes, got 5 .. 14"),
     ],
 )
 def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
@@ -238,7 +238,7 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
         (
             {"train_labels": np.full(60, 2**64 - 1, np.uint64)},
             "train_labels",
-            f"found {2**64 - 1} .. {2**64 - 1} of 60 images: number them so, or set data.classes (in",
+            f"found {2**64 - 1} .. {2**64 - 1} of 60 images: renumber them, or set data.classes (in",
         ),
         ({"train_labels": np.arange(60) + 1}, "train_labels", "found 1 .. 60 of 60 images: number them so, or"),
         (
@@ -450,13 +450,13 @@ def sixteen_bits(folder: Path) -> Path:
             of_another_size,
             r"expected 8 x 8 pixels, .*, found 8 x 9: resize all with data.size=\[8,8\] \(in Python size=\[8, 8\]\)",
         ),
-        (text, r"expected PNG and JPEG files alone .*: move it away"),
-        (text_called_png, r"is no PNG or JPEG, or damaged \(cannot identify image file\)"),
+        (text, r"expected only PNG and JPEG files .*: move it away"),
+        (text_called_png, r"is not a PNG or JPEG, or is damaged \(cannot identify image file\)"),
         (first_of_all, r"is no PNG or JPEG"),
-        (cut, r"is no PNG or JPEG, or damaged \(.*\)"),
+        (cut, r"is not a PNG or JPEG, or is damaged \(.*\)"),
         (unfolding, "expected at most 67,108,864 pixels"),
         (sixteen_bits, "expected 8 bits in each channel, found 16 .mode I;16"),
-        (empty, "a class without images: bring some, or remove the folder"),
+        (empty, "a class without images: add some, or remove the folder"),
         (unknown, "expected a class of .*train, which has no such folder"),
         (loose, "expected a folder for each class in .*train, found a file: move it away"),
         (nothing_to_test_on, r"expected a folder, but it cannot be read \(No such file or directory\)"),

@@ -142,7 +142,7 @@ def test_a_second_mean_uses_the_buffers_of_the_first():
 
 
 def test_workers_with_different_vectors_are_an_error():
-    with pytest.raises(RuntimeError, match=r"worker 1 brings \[\(\(3,\), .*to a mean, and worker 0 \[\(\(4,\),"):
+    with pytest.raises(RuntimeError, match=r"worker 1 passes \[\(\(3,\), .*to a mean, but worker 0 \[\(\(4,\),"):
         means([0, 0], [[np.zeros(4)], [np.zeros(3)]], [1.0, 1.0])
 
 
@@ -252,7 +252,7 @@ def test_bad_reductions_are_refused(monkeypatch):
     for module in ("cupy", "cupy.cuda"):  # whatever this machine has
         monkeypatch.setitem(sys.modules, module, None)
     for arguments, line in (
-        (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: take reduce=nccl or"),
+        (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: use reduce=nccl or"),
         (("nccl", "cupy", False), "reduce=nccl: CuPy has no NCCL"),  # and how to install it
         (("nccl", "numba", False), "reduce=nccl: is for GPUs, and numba computes on the CPU: leave it out"),
         (("ring", "cupy", False), "reduce=ring: must be one of auto, nccl, device, host"),
@@ -274,5 +274,5 @@ def test_ranks_with_different_vectors_are_an_error(with_nccl):
         made = RankMeans(communicator, backend_on(0), nccl.connect)
         made.mean([np.zeros(3 + communicator.rank)], 1.0)
 
-    with pytest.raises(RuntimeError, match=r"worker 1 brings \[4.0\] numbers to a mean, and worker 0 \[3.0\]"):
+    with pytest.raises(RuntimeError, match=r"worker 1 passes \[4.0\] numbers to a mean, but worker 0 \[3.0\]"):
         on_threads(3, task)

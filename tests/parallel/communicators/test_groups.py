@@ -37,5 +37,5 @@ def test_one_stage_is_a_whole_replica():
 
 
 def test_workers_must_be_a_multiple_of_stages():
-    with pytest.raises(ConfigError, match="stages=2: 1 workers cannot be shared out"):
+    with pytest.raises(ConfigError, match="stages=2: 1 workers cannot be divided"):
         Groups.grid(SerialCommunicator(), stages=2)

@@ -280,7 +280,7 @@ def test_arguments() -> None:
 
 
 def test_a_second_profile_is_refused() -> None:
-    with pytest.raises(ConfigError, match="^callbacks: two Profiles would time each other: leave one out$"):
+    with pytest.raises(ConfigError, match="^callbacks: two Profiles would time each other: remove one$"):
         ParallelWrapper(small_model(), 1, callbacks=[Profile(), Profile(3)])
 
 

@@ -165,7 +165,7 @@ def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
     trained(callback)
     assert sys.stdout is screen and callback.style == "lines"
     texts = [record.getMessage() for record in caplog.records]
-    given_up = f"the progress bar is given up ({type(error).__name__}: "
+    given_up = f"the progress bar failed and is disabled ({type(error).__name__}: "
     assert sum(text.startswith(given_up) for text in texts) == 1
     assert [text.split(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
@@ -196,7 +196,7 @@ def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
     monkeypatch.setattr(sys, "stdout", Screen())
     trained(Progress("bar"))
     (text,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert text == "the progress bar is given up (ZeroDivisionError: no width)"
+    assert text == "the progress bar failed and is disabled (ZeroDivisionError: no width)"
 
 
 def test_a_bar_that_works_is_not_given_up(monkeypatch, caplog):

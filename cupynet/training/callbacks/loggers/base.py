@@ -130,7 +130,7 @@ class Logger(Callback):
 
     def restore(self, state: dict[str, Any]) -> None:
         if not isinstance(state["identity"], str):
-            raise TypeError("the identity of a logger must be a text")
+            raise TypeError("the identity of a logger must be a string")
         if not self._open:  # an open log keeps its identity
             self.identity = state["identity"]
 
@@ -150,7 +150,7 @@ class Logger(Callback):
         except Exception as error:  # of the package, the disk or the network
             self._failed = True
             kind = type(self).__name__
-            log.warning("%s logs nothing more (%s: %s)", kind, type(error).__name__, one_line(error))
+            log.warning("%s failed and is disabled (%s: %s)", kind, type(error).__name__, one_line(error))
             with suppress(Exception):
                 self._abandon()
 
