@@ -95,10 +95,10 @@ def test_markdown_and_json_output(
     ("arguments", "code", "said"),
     [
         (["missing"], 2, "missing: does not exist: name the folder of a run or of a sweep"),
-        (["miss*"], 2, "miss*: is not there"),
+        (["miss*"], 2, "miss*: does not exist"),
         (["empty"], 2, "empty: contains no run: a run has .hydra/config.yaml or summary.json"),
         (["file"], 2, "file: is not a folder: name that of a run or of a sweep"),
-        (["sweep", "empty"], 2, "empty: no run is in it"),
+        (["sweep", "empty"], 2, "empty: contains no run"),
         (["sweep", "--to", "98"], 2, "--to 98: must be an accuracy above 0 and at most 1, such as 0.99"),
         (["sweep", "--sort", "workrs"], 2, "--sort workrs: there is no such column; did you mean 'workers'?"),
         (["sweep", "--csv", "none/runs.csv"], 74, "none/runs.csv: cannot be written (No such file or directory)"),

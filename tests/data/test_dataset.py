@@ -54,7 +54,7 @@ def pixels(*shape: int) -> Any:
         (pixels(1, 4, 4, 1), np.array([2**64 - 1], np.uint64), r"labels must be integers, .*, got \(1,\) of uint64"),
         (pixels(3, 4, 4, 1), 7, "labels must be a NumPy array, got int"),
         (pixels(3, 4, 4, 1), np.array([0, 10, 1]), r"labels must be in 0 .. 9 for 10 classes, got 0 .. 10"),
-        (pixels(3, 4, 4, 1), np.array([0, -1, 1], np.int8), r"labels must lie in .*, got -1 .. 1"),
+        (pixels(3, 4, 4, 1), np.array([0, -1, 1], np.int8), r"labels must be in .*, got -1 .. 1"),
     ],
 )
 def test_bad_images_and_labels_are_refused(images: Any, labels: Any, message: str) -> None:
@@ -106,7 +106,7 @@ def test_data_must_match_their_source() -> None:
             "data 'x': its source declared images of (2, 2, 1) in 10 classes, but 'others' has images of (3, 3, 1) "
             "in 10"
         )
-    with pytest.raises(DataError, match=r"promised images of \(2, 2, 1\) in 9 classes, but 'numbered' has .* in 10$"):
+    with pytest.raises(DataError, match=r"declared images of \(2, 2, 1\) in 9 classes, but 'numbered' has .* in 10$"):
         Data("x", train, None, train).check((2, 2, 1), 9)
 
 

@@ -216,12 +216,12 @@ def test_names_are_those_of_the_blocks() -> None:
     [
         (
             Residual(Conv2D(8, 3, 2, "same")),
-            r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut Image\(6, 5, 3\): add "
-            "a shortcut with the same output",
+            r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut makes Image\(6, 5, 3\): "
+            "add a shortcut with the same output",
         ),
         (Residual(Dense(4)), r"the layers make Flat\(4\) of .*: add a shortcut with the same output"),
-        (Residual(Conv2D(8, 1), Conv2D(8, 1, 2)), r"the shortcut Image\(3, 3, 8\): add a shortcut with the same"),
-        (Residual(Conv2D(8, 1), Dense(2)), r"the shortcut Flat\(2\): add a shortcut with the same output"),
+        (Residual(Conv2D(8, 1), Conv2D(8, 1, 2)), r"the shortcut makes Image\(3, 3, 8\): add a shortcut with the same"),
+        (Residual(Conv2D(8, 1), Dense(2)), r"the shortcut makes Flat\(2\): add a shortcut with the same output"),
         (
             Concat({"a": Conv2D(2, 1), "b": Conv2D(2, 3)}),
             r"'it': branch 'b' makes Image\(4, 3, 2\), 'a' Image\(6, 5, 2\): give all the same height and width",
@@ -256,7 +256,7 @@ def test_arguments_are_checked(make: Any, line: str) -> None:
 
 def test_one_object_in_two_ways_is_refused() -> None:
     one = Conv2D(3, 1)
-    with pytest.raises(ConfigError, match="are one object"):
+    with pytest.raises(ConfigError, match="are the same object"):
         Residual(one, one).build(INPUT, Params().scope("it"), create_backend("numpy"))
-    with pytest.raises(ConfigError, match="are one object"):
+    with pytest.raises(ConfigError, match="are the same object"):
         Concat([one, one]).build(INPUT, Params().scope("it"), create_backend("numpy"))

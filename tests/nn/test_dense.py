@@ -132,5 +132,5 @@ def test_a_backward_of_an_inference_is_refused() -> None:
     layer.build(Flat(3), params.scope("d"), backend)
     params.allocate(backend, 0)
     y, backward = layer.forward(np.ones((1, 3), np.float32), INFERENCE)
-    with pytest.raises(RuntimeError, match="not made for training"):
+    with pytest.raises(RuntimeError, match="not for training"):
         backward(y)

@@ -240,7 +240,7 @@ def test_capture_refuses_allocations() -> None:
     backend.activate()
     recorder = backend.recorder()
     assert recorder is not None
-    with pytest.raises(RuntimeError, match="^it allocates 12 bytes of the device"):
+    with pytest.raises(RuntimeError, match="^it allocates 12 bytes of device memory"):
         recorder.record(lambda: cupy.empty(3, np.float32))
     x = backend.allocate((3,), np.float32)
     x[...] = 1

@@ -184,7 +184,7 @@ def test_the_number_of_classes_can_be_given(tmp_path: Path, classes: int) -> Non
     if classes > 9:
         assert source.load().train.classes == classes
     else:
-        with pytest.raises(DataError, match="train-labels.*must lie in 0 .. 2 for 3 classes, got 0 .. 9"):
+        with pytest.raises(DataError, match="train-labels.*must be in 0 .. 2 for 3 classes, got 0 .. 9"):
             source.load()
 
 
@@ -233,14 +233,14 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
         (
             {"train_labels": SMALL[1].astype(int) - 1},
             "train_labels",
-            "found -1 .. 8 of 60 images: number them so",
+            "found -1 .. 8 of 60 images: renumber them",
         ),
         (
             {"train_labels": np.full(60, 2**64 - 1, np.uint64)},
             "train_labels",
             f"found {2**64 - 1} .. {2**64 - 1} of 60 images: renumber them, or set data.classes (in",
         ),
-        ({"train_labels": np.arange(60) + 1}, "train_labels", "found 1 .. 60 of 60 images: number them so, or"),
+        ({"train_labels": np.arange(60) + 1}, "train_labels", "found 1 .. 60 of 60 images: renumber them, or"),
         (
             {"train_images": SMALL[0][:0], "train_labels": SMALL[1][:0]},
             "train_images",
@@ -452,7 +452,7 @@ def sixteen_bits(folder: Path) -> Path:
         ),
         (text, r"expected only PNG and JPEG files .*: move it away"),
         (text_called_png, r"is not a PNG or JPEG, or is damaged \(cannot identify image file\)"),
-        (first_of_all, r"is no PNG or JPEG"),
+        (first_of_all, r"is not a PNG or JPEG"),
         (cut, r"is not a PNG or JPEG, or is damaged \(.*\)"),
         (unfolding, "expected at most 67,108,864 pixels"),
         (sixteen_bits, "expected 8 bits in each channel, found 16 .mode I;16"),
