@@ -140,7 +140,7 @@ def test_a_named_backend_is_selected_or_refused(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(selection, "_missing", lambda *_: None)
     assert select_backend(name) == (name, None)
     monkeypatch.setattr(selection, "_missing", lambda *_: "it is broken")
-    with pytest.raises(ConfigError, match=f"backend={name}: it is broken; use backend=auto"):
+    with pytest.raises(ConfigError, match=f"backend={name}: it is broken; backend=auto uses"):
         select_backend(name)
 
 

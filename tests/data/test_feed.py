@@ -252,7 +252,7 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
         loader, backend, shared = Loader(pictures(1000), 4), worker(), Shared()
         for _ in range(2):
             with pytest.raises(
-                ConfigError, match=r"^data_on_device=true: 30.0 kB of images do not fit on device 0 .*: take auto, or f"
+                ConfigError, match=r"^data_on_device=true: 30.0 kB of images do not fit on device 0 .*: use auto or f"
             ):
                 BatchFeed(loader, backend, on_device=True, shared=shared)
         monkeypatch.setattr(resident, "SHARE", 0)  # as where others have taken the memory in the meantime

@@ -216,8 +216,8 @@ def test_names_are_those_of_the_blocks() -> None:
     [
         (
             Residual(Conv2D(8, 3, 2, "same")),
-            r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut makes Image\(6, 5, 3\): "
-            "add a shortcut with the same output",
+            r"Residual 'it': the layers make Image\(3, 3, 8\) of Image\(6, 5, 3\), the shortcut makes Image\(6, 5, 3\):"
+            " add a shortcut with the same output",
         ),
         (Residual(Dense(4)), r"the layers make Flat\(4\) of .*: add a shortcut with the same output"),
         (Residual(Conv2D(8, 1), Conv2D(8, 1, 2)), r"the shortcut makes Image\(3, 3, 8\): add a shortcut with the same"),
