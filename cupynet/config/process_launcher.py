@@ -70,7 +70,11 @@ class ProcessLauncher(Launcher):
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
         done: dict[int, sweep_record.Job] = {}
-        with signals.handled(self._stop), ThreadPoolExecutor(at_once, "cupynet-job") as pool:
+        with (
+            signals.handled(self._stop),
+            signals.lifeline() as self._lifeline,
+            ThreadPoolExecutor(at_once, "cupynet-job") as pool,
+        ):
             running = {pool.submit(self._run, job) for job in jobs}
             while running:  # wake up often: another thread may have received a signal, but only this one handles it
                 finished, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
@@ -114,12 +118,15 @@ class ProcessLauncher(Launcher):
         """Run the process of a job; return its exit code and its error message."""
         of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
         ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
-        environment = os.environ | ({} if device is None else {VISIBLE: device})
-        process = subprocess.Popen(
-            [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
-            env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            errors="replace", start_new_session=True,
-        )  # fmt: skip
+        environment = os.environ | {signals.LIFELINE: "stdin"} | ({} if device is None else {VISIBLE: device})
+        try:
+            process = subprocess.Popen(
+                [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
+                env=environment, stdin=self._lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                errors="replace", start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return 1, f"cannot be started ({error.strerror})"
         self._running.append(process)
         if self._signal:  # it may have come before the process was in the list
             process.send_signal(self._signal)

@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from cupynet.core.errors import Interrupted
 from cupynet.core.mpiexec import rank, started
 
+LIFELINE = "CUPYNET_LIFELINE"  # environment variable of a process whose stdin is a `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
@@ -91,6 +92,8 @@ def command(main: Callable[[], None]) -> None:
     """
     code = 1
     atexit.register(_deaf)  # registered first, called last
+    if os.environ.pop(LIFELINE, ""):
+        threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()
     try:
         with handled(_end):
             main()
@@ -109,6 +112,22 @@ def command(main: Callable[[], None]) -> None:
             for number in NUMBERS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     signal.signal(number, lambda number, frame: os._exit(code))
+
+
+@contextmanager
+def lifeline() -> Iterator[int]:
+    """Yield the stdin for child processes that stop if this process is killed: a pipe that closes with it."""
+    theirs, ours = os.pipe()
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        os.close(ours)
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # returns when the pipe closes
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _deaf() -> None:

@@ -101,11 +101,21 @@ def test_a_signal_stops_all_jobs_and_no_more_begin(tmp_path: Path, number: signa
     assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2 and "Traceback" not in stderr
 
 
+@pytest.mark.slow
+def test_jobs_stop_and_save_if_the_sweep_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, "epochs=100000", "seed=1,2", "hydra.launcher.jobs=2")
+    wait_for(tmp_path, "sweep/*/checkpoints/step-*", 2)
+    process.kill()
+    process.communicate(timeout=120)
+    wait_for(tmp_path, "sweep/*/summary.json", 2)
+
+
 def launched(at_once: int | None, folder: Path, monkeypatch: Any, *, jobs: int, devices: list[str]) -> None:
     """Launch jobs of a sweep in a folder, on a machine with these devices."""
     monkeypatch.setattr(process_launcher, "_devices", lambda config: devices)
     launcher = ProcessLauncher(at_once)
-    config = OmegaConf.create({"hydra": {"job": {"num": 0, "id": "0"}, "sweep": {"dir": str(folder), "subdir": "x"}}})
+    job, sweep = {"num": 0, "id": "0"}, {"dir": str(folder / "sweep"), "subdir": "x"}
+    config = OmegaConf.create({"hydra": {"job": job, "sweep": sweep, "overrides": {"hydra": []}}})
     context: Any = type(
         "Context", (), {"config_loader": type("Loader", (), {"load_sweep_config": lambda *_: config})()}
     )
@@ -132,6 +142,14 @@ def test_jobs_are_spread_over_the_devices(
     launched(jobs, tmp_path, monkeypatch, jobs=6, devices=devices)
     found = [used.get() for _ in range(6)]
     assert set(found) == expected and used.empty()
+
+
+def test_a_job_that_cannot_be_started_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sweep").mkdir()
+    monkeypatch.setattr(process_launcher, "_program", lambda: [str(tmp_path / "nowhere")])
+    launched(2, tmp_path, monkeypatch, jobs=3, devices=[])
+    assert {row["exit_code"] for row in rows(tmp_path).values()} == {"1"} and len(rows(tmp_path)) == 3
+    assert all(row["error"].startswith("cannot be started") for row in rows(tmp_path).values())
 
 
 def test_a_signal_that_another_thread_receives_stops_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
