@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import io
 import logging
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -52,6 +53,7 @@ T = TypeVar("T")
 PER_MACHINE = ("data.folder", "devices")  # settings in which ranks may differ
 OVERRIDE = re.compile(r"~|[^-=][^=]*=")
 SWEEP = {"-m", "--multirun"}
+LAUNCHERS = ("basic", "processes")  # others run jobs in processes that do not share the record of the sweep
 
 _log = logging.getLogger("cupynet")
 # Hydra looks for plugins in the namespace package hydra_plugins
@@ -184,13 +186,16 @@ class _Command(Generic[S, T]):
 
         @functools.wraps(self.task)  # Hydra derives the job's name from the module
         def job(config: DictConfig) -> float | None:
-            return self.job(config)
+            with contextlib.redirect_stdout(stdout):
+                return self.job(config)
 
         code: int | str = 0
+        stdout = sys.stdout
         register(self.schema)
         try:
             sys.argv[1:] = self.read(sys.argv[1:])
-            with self.locks:
+            # under mpiexec only rank 0 prints Hydra's answers (--help, --cfg)
+            with self.locks, contextlib.redirect_stdout(io.StringIO() if rank() else stdout):
                 hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
             code = self.tell(_as_ours(error, self.schema))
@@ -214,9 +219,12 @@ class _Command(Generic[S, T]):
                 folder.rmdir()
 
     def begin_sweep(self, folder: Path) -> None:
-        """Create and lock the folder of a sweep. ConfigError if it is taken; OSError."""
+        """Create and lock the folder of a sweep. ConfigError if it is taken, or for another launcher; OSError."""
         from cupynet.config import sweep_record
 
+        launcher = HydraConfig.get().runtime.choices["hydra/launcher"]
+        if launcher not in LAUNCHERS:
+            raise ConfigError(f"hydra/launcher={launcher}: use {' or '.join(LAUNCHERS)}")
         self.note_missing(folder)
         folder.mkdir(parents=True, exist_ok=True)
         hold = Hold(folder)
@@ -235,6 +243,10 @@ class _Command(Generic[S, T]):
         """Return the command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
         given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser wants options last
         refuse_removed(given)
+        for option in given:
+            name, _, value = option.removeprefix("--").partition("=")
+            if option.startswith("--") and name.partition(".")[0] in {each.name for each in fields(self.schema)}:
+                raise ConfigError(f"{option}: settings are written without dashes: {name}={value or '...'}")
         if started() is not None and SWEEP & set(given):
             raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
         if started() is not None and self.join is not None:

@@ -210,6 +210,11 @@ def test_sweeps_and_commands_of_one_process_are_refused(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_one_rank_answers_questions(tmp_path):
+    stdout, stderr = train(tmp_path, 2, "--cfg", "job", *MPI)
+    assert stdout.count("batch_size:") == 1 and stderr == ""
+
+
 def test_one_process_without_mpiexec_is_one_rank(tmp_path):
     run(tmp_path, *MPI, *SMALL)
     assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["workers"] == 1

@@ -432,6 +432,18 @@ def test_a_sweep_that_cannot_be_composed_never_starts(
     assert not list(in_folder.rglob(".hydra"))
 
 
+def test_a_sweep_with_another_launcher_never_starts(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = in_folder / "mine" / "hydra" / "launcher" / "other.yaml"
+    other.parent.mkdir(parents=True)
+    other.write_text("_target_: cupynet.config.process_launcher.ProcessLauncher\n")
+    assert command("-m", "seed=1,2", "hydra/launcher=other", "--config-dir", "mine") == (2, [])
+    err = capsys.readouterr().err
+    assert err.startswith("cupynet: hydra/launcher=other: ") and err.count("\n") == 1
+    assert [path.name for path in in_folder.iterdir()] == ["mine"]
+
+
 def test_a_refused_job_leaves_no_folder_and_the_others_run(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -550,6 +562,13 @@ def test_a_wrong_option(
 ) -> None:
     assert command(*arguments) == (2, [])
     assert "Traceback" not in capsys.readouterr().err and list(in_folder.iterdir()) == []
+
+
+def test_a_setting_with_dashes(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for option, setting in {"--epochs=3": "epochs=3", "--data.limit=9": "data.limit=9", "--seed": "seed="}.items():
+        assert command(option) == (2, [])
+        err = capsys.readouterr().err
+        assert f"without dashes: {setting}" in err and err.count("\n") == 1
 
 
 def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
