@@ -108,6 +108,8 @@ def jobs() -> list[Job]:
 def outcome(job: Job) -> str:
     """Describe the result of a job in a line."""
     found = job.summary
+    if job.code in (130, 143) and job.error:
+        return one_line(job.error)  # stopped by a signal
     if job.code:
         return f"failed with exit code {job.code}{f': {one_line(job.error)}' if job.error else ''}"
     if found is None:
