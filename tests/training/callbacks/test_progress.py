@@ -183,7 +183,7 @@ def test_a_terminal_that_is_closed_during_training_is_given_up_once(monkeypatch,
         wrapper.fit(small_dataset(40), 4, batch_size=8)
     texts = [record.getMessage() for record in caplog.records if record.name.endswith("progress")]
     texts = [text.partition(":")[0].partition(" (")[0] for text in texts]
-    assert texts == ["epoch 1/4", "epoch 2/4", "the progress bar is given up", "epoch 3/4", "epoch 4/4"]
+    assert texts == ["epoch 1/4", "epoch 2/4", "the progress bar failed and is disabled", "epoch 3/4", "epoch 4/4"]
 
 
 def test_a_bar_that_cannot_be_drawn_is_given_up(monkeypatch, caplog):
