@@ -160,7 +160,7 @@ def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devic
 
 @pytest.mark.usefixtures("devices")
 def test_replicas_of_stages_are_not_averaged_over_nccl() -> None:
-    with pytest.raises(ConfigError, match=r"^reduce=nccl: 2 stages in threads average at .*: take reduce=device, or"):
+    with pytest.raises(ConfigError, match=r"^reduce=nccl: 2 stages in threads average at .*: use reduce=device, or"):
         trained("cupy", "double", 2, None, "nccl", pipeline=Pipeline(stages=2))
 
 
