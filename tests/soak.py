@@ -290,7 +290,7 @@ class Soak:
     Args:
         folder: holds the runs; failed ones stay there.
         images: size of the training set of each run.
-        seed: decides what is killed when.
+        seed: of the random choice of moments and places.
         say: prints a line.
     """
 
@@ -567,7 +567,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=20, help="number of equal runs to compare")
     parser.add_argument("--lanes", type=int, default=1, help="points at a time")
     parser.add_argument("--images", type=int, default=1600, help="size of the training set of a run")
-    parser.add_argument("--seed", type=int, default=1, help="decides what is killed when")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random moments and places")
     parser.add_argument("--no-drift", action="store_true", help="do not watch a process for leaks")
     parser.add_argument("--folder", type=Path, help="holds the runs and soak.json; by default in outputs/soak/")
     options = parser.parse_args(given)

@@ -142,7 +142,7 @@ class GraphReplica(Replica):
         halt = made[halted - 1] if halted else None
         return Settled(len(launched), int(controls[Control.SAMPLES]), controls[Control.LOSSES], halt)
 
-    # what is captured -----------------------------------------------------------------------------------------------
+    # the captured step ----------------------------------------------------------------------------------------------
 
     def _gradient(self, size: int) -> None:
         self.params.snapshot_buffers()

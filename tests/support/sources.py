@@ -54,7 +54,7 @@ def for_type_checkers(tree: ast.AST) -> Iterator[ast.AST]:
 def imported(source: Source, *, at_run_time: bool = False) -> Iterator[tuple[str, int]]:
     """Yield (module, line) of everything imported, at any depth of the source.
 
-    at_run_time: leave out what is imported for type checkers only.
+    at_run_time: omit imports for type checkers.
     """
     package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
     skipped = set(for_type_checkers(source.tree)) if at_run_time else set()

@@ -157,7 +157,7 @@ def _serve(communicator: ThreadCommunicator, inbox: Inbox, results: Results) -> 
         results.put((communicator.rank, result))
         del task, result
     if communicator.group.team.failure is None:  # otherwise the others may not arrive to release NCCL together
-        with suppress(Exception):  # there is nobody to report it to
+        with suppress(Exception):  # no one is left to report it to
             communicator.close()
 
 
