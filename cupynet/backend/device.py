@@ -163,7 +163,6 @@ class Device:
         labels: Any,
         *,
         batch_size: int,
-        ahead: int,
         on_device: bool | str,
         shared: Shared,
         pixels: PixelScale = FRACTIONS,
@@ -175,7 +174,6 @@ class Device:
             images: (S, H, W, C) uint8 on the host, or None for batches without images.
             labels: (S,) int64 on the host.
             batch_size: the largest batch.
-            ahead: the most batches that another thread makes ahead.
             on_device: keep the images on the device: true, false, or `auto`, if they fit.
             shared: data shared by all workers of the process.
             pixels: how pixels are scaled.

@@ -1,6 +1,6 @@
 """Copies of rows of a data set to a device, as batches.
 
-`Transfer` makes each batch in new memory; cuda/resident.py and cuda/ring.py have those of GPUs.
+`Transfer` makes each batch in new memory; cuda/transfer.py has that of GPUs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Shared:
 class Transfer:
     """Copies rows of a data set to a device as batches, for one worker; each batch in memory of its own.
 
-    The worker's thread calls `begin`, `take` and `close`; the prefetch thread calls `make`.
+    The worker's thread calls `begin`, `send` and `close`. The prefetch thread calls `make`.
 
     Args:
         device: where the batches go.
@@ -50,8 +50,8 @@ class Transfer:
         pixels: how pixels are scaled.
 
     Attributes:
-        ahead: True if another thread makes batches ahead; else the worker makes each batch when it takes it.
-        steady: True if the images of all batches share one address.
+        ahead: True if `make` does work that another thread can do ahead.
+        steady: True if the worker must `send` each batch, always to the same memory.
     """
 
     ahead, steady = True, False
@@ -63,7 +63,9 @@ class Transfer:
         """Begin an epoch whose batches have these rows; drop the remaining batches of the epoch before."""
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
-        """Images (N, H, W, C) in the storage dtype, or None, and labels (N,) int64 of the epoch's next batch.
+        """Make the epoch's next batch: images (N, H, W, C) in the storage dtype, or None, and labels (N,) int64.
+
+        If the transfer is `steady`, this is only the part of the work for `send` that needs no device.
 
         edit: applied to the images, (N, H, W, C) uint8 on the host, before they are scaled.
         """
@@ -74,8 +76,9 @@ class Transfer:
             images = self._device.load_images(images, rows, self._pixel_scale)
         return images, self._device.asarray(self._labels[rows], dtype=np.int64)
 
-    def take(self) -> None:
-        """Take the next batch; the worker no longer uses the one before."""
+    def send(self, images: Any, labels: Any) -> tuple[Array | None, Array]:
+        """Return images and labels on the device, from the results of `make`. The batch before is overwritten."""
+        return images, labels
 
     def close(self) -> None:
         """Release the memory."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 
 from cupynet.backend import Backend, Shared
@@ -50,20 +51,18 @@ class BatchFeed:
         self._backend, self._rank, self._size = backend, rank, size
         self._rounds = loader.rounds(size)
         self._batches: Prefetcher[Batch] | None = None  # of the current epoch
-        ahead = min(prefetch, self._rounds)
         with read_of(loader.dataset):
             part = loader.part(rank, size)
             self._transfer = backend.transfer(
                 part.images if images else None,
                 part.labels,
                 batch_size=min(loader.batch_size, len(part)),
-                ahead=ahead,
                 on_device=on_device,
                 shared=Shared() if shared is None else shared,
                 pixels=part.pixels,
                 edited=bool(loader.augment),
             )
-        self._ahead = ahead if self._transfer.ahead else 0
+        self._ahead = min(prefetch, self._rounds) if self._transfer.ahead else 0
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
         """Iterate over the rounds of an epoch from `start` on: this worker's batch, or None if the round has none.
@@ -74,7 +73,7 @@ class BatchFeed:
         assigned = self.loader.assigned(epoch, self._rank, self._size, start)
         self._transfer.begin([rows for _, rows, _ in assigned])
         made = self.loader.load(assigned, epoch, self._transfer)
-        self._batches = Prefetcher(made, self._ahead, self._transfer.take)
+        self._batches = Prefetcher(made, self._ahead)
         return self._by_round(self._batches, self._rounds - start)
 
     def _by_round(self, batches: Prefetcher[Batch], rounds: int) -> Generator[Batch | None, None, None]:
@@ -83,6 +82,9 @@ class BatchFeed:
                 waited_s = batches.waited_s
                 batch = next(batches, None)
                 self.waited_s += batches.waited_s - waited_s
+                if batch is not None and batch.steady:
+                    images, labels = self._transfer.send(batch.images, batch.labels)
+                    batch = replace(batch, images=images, labels=labels)
                 yield batch
 
     def reload(self, epoch: int, number: int) -> Batch:

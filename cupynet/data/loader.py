@@ -148,7 +148,7 @@ class Batches(ABC):
         return self.load(assigned, epoch, transfer)
 
     def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Batch]:
-        """Make the batches that `assigned` returned."""
+        """Make the batches that `assigned` returned; those of a `steady` transfer are still to be sent."""
         with read_of(self.dataset):
             for index, rows, samples in assigned:
                 edit = None

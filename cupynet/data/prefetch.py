@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -44,16 +44,14 @@ class Prefetcher(Generic[T]):
     Args:
         iterable: makes the items.
         capacity: the most items ahead.
-        take: called in the consumer's thread before it gets an item.
     """
 
-    def __init__(self, iterable: Iterable[T], capacity: int, take: Callable[[], None] | None = None) -> None:
+    def __init__(self, iterable: Iterable[T], capacity: int) -> None:
         self.capacity = integer("capacity", capacity, 0, "; 0 makes nothing ahead")
         self.waited_s = 0.0  # seconds the consumer has waited for items
         self._items: _Items[T] = SimpleQueue()
         self._room: _Room = SimpleQueue()
         self._closed = threading.Event()
-        self._take = take
         self._thread: threading.Thread | None = None
         self._iterator = iter(iterable)
         if self.capacity:
@@ -77,8 +75,6 @@ class Prefetcher(Generic[T]):
         if not isinstance(item, _End):
             if self._thread:
                 self._room.put(None)
-            if self._take is not None:
-                self._take()
             return item
         self.close()
         if item.error is None:

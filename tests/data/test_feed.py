@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Shared, create_backend
-from cupynet.backend.cuda import resident
-from cupynet.backend.cuda.resident import Resident, ResidentTransfer
-from cupynet.backend.cuda.ring import RingTransfer
-from cupynet.backend.cuda.staging import Staging
+from cupynet.backend.cuda import transfer
+from cupynet.backend.cuda.transfer import CudaTransfer, Resident, Staging
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batch, Batches, BatchFeed, Dataset, Loader, Prefetcher, ShardedLoader
 from tests.standin import installed
@@ -123,7 +121,7 @@ def test_a_stage_without_input_gets_labels_only() -> None:
 @pytest.mark.parametrize("upload", [1, 100, 30 * 7])
 def test_images_are_copied_to_a_device_in_parts(upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 bytes each."""
-    monkeypatch.setattr(resident, "UPLOAD", upload)
+    monkeypatch.setattr(transfer, "UPLOAD", upload)
     loader, backend = Loader(pictures(), 4, seed=2), worker()
     with BatchFeed(loader, backend, on_device=True) as feed, closing(feed.epoch(0)) as batches:
         assert seen(backend, batches) == expected(loader, "float", 0)
@@ -224,16 +222,10 @@ def test_the_prefetch_thread_allocates_nothing(on_device: bool, ahead: int, monk
 
 
 @pytest.mark.parametrize(
-    ("limit", "on_device", "kind"),
-    [
-        (0, "auto", ResidentTransfer),
-        (7168, "auto", RingTransfer),
-        (8192, "auto", ResidentTransfer),
-        (7168, True, ResidentTransfer),
-        (0, False, RingTransfer),
-    ],
+    ("limit", "on_device", "stay"),
+    [(0, "auto", True), (7168, "auto", False), (8192, "auto", True), (7168, True, True), (0, False, False)],
 )
-def test_data_stay_on_a_device_with_four_times_their_size_free(limit: int, on_device: Any, kind: type) -> None:
+def test_data_stay_on_a_device_with_four_times_their_size_free(limit: int, on_device: Any, stay: bool) -> None:
     import cupy
 
     loader, backend = (
@@ -242,7 +234,7 @@ def test_data_stay_on_a_device_with_four_times_their_size_free(limit: int, on_de
     )  # 1290 bytes of images, 688 of numbers: 7912 is four times that
     cupy.get_default_memory_pool().set_limit(size=limit)
     with BatchFeed(loader, backend, prefetch=1, on_device=on_device) as feed:
-        assert type(feed._transfer) is kind
+        assert feed._transfer.ahead is not stay
         with closing(feed.epoch(0)) as batches:
             assert seen(backend, batches) == expected(loader, "float", 0)
 
@@ -255,15 +247,18 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
                 ConfigError, match=r"^data_on_device=true: 30.0 kB of images do not fit on device 0 .*: use auto or f"
             ):
                 BatchFeed(loader, backend, on_device=True, shared=shared)
-        monkeypatch.setattr(resident, "SHARE", 0)  # as where others have taken the memory in the meantime
+        monkeypatch.setattr(transfer, "SHARE", 0)  # as where others have taken the memory in the meantime
         with BatchFeed(loader, backend, prefetch=1, shared=shared) as feed, closing(feed.epoch(0)) as batches:
             assert sum(map(len, batches)) == 1000
         assert used() == 0
 
 
-def test_a_ring_has_no_more_room_than_there_are_batches() -> None:
-    with BatchFeed(Loader(pictures(), 4), worker(), 0, 2, prefetch=1000, on_device=False) as feed:
-        assert len(feed._transfer._slots) == 6 + 2  # type: ignore[attr-defined]
+def test_no_more_is_made_ahead_than_there_are_batches() -> None:
+    with (
+        BatchFeed(Loader(pictures(), 4), worker(), 0, 2, prefetch=1000, on_device=False) as feed,
+        closing(feed.epoch(0)),
+    ):
+        assert feed._batches is not None and feed._batches.capacity == 6
 
 
 # what cannot be -------------------------------------------------------------------------------------------------------
@@ -327,11 +322,14 @@ def test_images_that_cannot_be_read_are_an_error_of_the_data(on_device: bool) ->
 
 
 def test_an_error_of_the_user_is_not_hidden_by_one_of_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = worker()
+
     def fails(self: Any) -> None:
+        backend.synchronize()
         raise RuntimeError("the device has failed")
 
     monkeypatch.setattr(Staging, "close", fails)
-    feed = BatchFeed(Loader(pictures(), 4), worker(), on_device=False)
+    feed = BatchFeed(Loader(pictures(), 4), backend, on_device=False)
     with pytest.raises(ValueError, match="what happened"), feed:
         raise ValueError("what happened")
     with pytest.raises(RuntimeError, match="the device has failed"), feed:
@@ -354,66 +352,18 @@ class Early:
         pass
 
 
-def ring(ahead: int) -> tuple[Any, Any, Any]:
-    dataset, backend = pictures(400), worker()
-    feed = RingTransfer(backend, dataset.images, dataset.labels, 4, ahead)
-    with backend.here():
-        total = backend.xp.zeros(())
-    return backend, feed, total
-
-
-def race(backend: Any, feed: Any, total: Any, ahead: int) -> None:
-    """Batches made as early as a prefetcher may make them, and a worker that waits for nothing."""
-    rows = iter(np.arange(400).reshape(100, 4))
-    made = [feed.make(next(rows)) for _ in range(ahead)]
-    for _ in range(3 * ahead + 7):
-        made.append(feed.make(next(rows)))  # there is room as soon as a batch was taken out, before `take`
-        feed.take()
-        images, labels = made.pop(0)
-        with backend.here():
-            total += images.sum()
-            total += labels.sum()
-
-
-@pytest.mark.parametrize("ahead", [1, 2, 5])
-def test_the_ring_has_room_for_the_fastest_prefetcher(ahead: int) -> None:
-    backend, feed, total = ring(ahead)
-    race(backend, feed, total, ahead)
-    feed.close()
-    assert float(total) > 0
-
-
-def test_a_slot_that_is_too_few_is_found() -> None:
-    backend, feed, total = ring(2)
-    feed._slots.pop()
-    with caught(Unordered, "memcpyAsync .*staging.py.* and add.reduce .*which reads 32 bytes .*are not ordered"):
-        race(backend, feed, total, 2)
-    backend.synchronize()
-    feed.close()
-
-
-@pytest.mark.parametrize(("event", "text"), [("free", "memcpyAsync .*which reads"), ("made", "add.reduce .*which wri")])
-def test_a_missing_wait_for_a_batch_is_found(event: str, text: str) -> None:
-    backend, feed, total = ring(2)
-    for slot in feed._slots:
-        setattr(slot, event, Early())
-    with caught(Unordered, text):
-        race(backend, feed, total, 2)
-    backend.xp.cuda.Device(0).synchronize()
-    for slot in feed._slots:
-        slot.made = slot.free = backend.xp.cuda.Event()
-    feed.close()
-
-
 def test_pinned_memory_that_is_written_too_soon_is_found() -> None:
-    backend, feed, total = ring(2)
-    for staging in (feed._pixels_ahead, feed._labels_ahead):
-        staging._arrived = [Early(), Early()]
-    race(backend, feed, total, 2)
-    with caught(Unordered, "pinned memory has changed while memcpyAsync .*staging.py"):
+    dataset, backend = pictures(400), worker()
+    sent = CudaTransfer(backend, dataset.images, dataset.labels, 4)
+    rows = list(np.arange(400).reshape(100, 4))
+    sent.begin(rows)
+    sent._pixels_sent._arrived = [Early(), Early()]
+    for some in rows[:5]:
+        sent.send(*sent.make(some))
+    with caught(Unordered, "pinned memory has changed while memcpyAsync .*transfer.py"):
         backend.xp.cuda.Device(0).synchronize()
     backend.xp.cuda.Device(0).synchronize()
-    feed.close()
+    sent.close()
 
 
 def test_pinned_memory_that_is_given_back_too_soon_is_found() -> None:
@@ -421,8 +371,7 @@ def test_pinned_memory_that_is_given_back_too_soon_is_found() -> None:
     with backend.here():
         x = backend.allocate((3,), np.int64)
         staging = Staging(backend.xp, 24)
-        staging.room(x)[...] = 1
-        staging.send(x)
+        staging.send(x, np.ones(3, np.int64))
     with kept(Unordered, "pinned memory is given back while memcpyAsync"):
         del staging
     backend.synchronize()

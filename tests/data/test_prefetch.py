@@ -271,17 +271,3 @@ def test_items_that_are_ready_cost_no_waiting() -> None:
 def test_capacity_is_refused_by_name(capacity: object) -> None:
     with pytest.raises(ConfigError, match="capacity=.*: must be an integer of at least 0; 0 makes nothing ahead"):
         Prefetcher([], capacity)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("capacity", CAPACITIES)
-def test_take_runs_in_the_consumers_thread_before_each_item(capacity: int) -> None:
-    log: list[tuple[int, str]] = []
-    taken = iter(range(5))
-
-    def take() -> None:
-        log.append((next(taken), threading.current_thread().name))
-
-    with Prefetcher(range(5), capacity, take) as prefetcher:
-        for item in prefetcher:
-            assert [number for number, _ in log] == list(range(item + 1))
-    assert {name for _, name in log} == {threading.current_thread().name} and next(taken, None) is None

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.backend.cuda.resident import Resident
+from cupynet.backend.cuda.transfer import Resident
 from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import (

@@ -228,7 +228,7 @@ def test_a_batch_in_the_captured_buffer_is_not_copied(on_device: bool, monkeypat
     monkeypatch.setattr(graph_replica.GraphReplica, "_load", seen)
     with ParallelWrapper(small_model("float", "cupy"), 1, 3, data_on_device=on_device, timeout_s=60) as training:
         training.fit(Loader(DATA, 8, seed=3), 2)
-    assert inputs and set(inputs) == {on_device}
+    assert inputs and all(inputs)
 
 
 @on_standin

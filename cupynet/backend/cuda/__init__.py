@@ -2,8 +2,8 @@
 
 `device` has arrays, streams and transfers; the operations are in files of the same names as in reference/, their CUDA
 C++ in `kernels/`, and `launch` calls it. `cublas` makes products; `conv_pool` is a convolution and its max-pool as one;
-`graph_capture` records a step as one launch. `resident` gathers batches from images kept on the GPU, `ring` sends them
-ahead through `staging`. `devices` lists GPUs, `memory_pools` limits their memory, `failures` diagnoses their errors.
+`graph_capture` records a step as one launch. `transfer` fills batches, from images kept on the GPU or on the host.
+`devices` lists GPUs, `memory_pools` limits their memory, `failures` diagnoses their errors.
 """
 
 from cupynet.backend.cuda.backend import CupyBackend

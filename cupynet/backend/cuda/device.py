@@ -16,8 +16,7 @@ from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
 from cupynet.backend.cuda.graph_capture import Recorder
 from cupynet.backend.cuda.launch import Kernels
-from cupynet.backend.cuda.resident import ResidentTransfer, resident
-from cupynet.backend.cuda.ring import RingTransfer
+from cupynet.backend.cuda.transfer import CudaTransfer, resident
 from cupynet.backend.device import Device, Failure
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
@@ -65,7 +64,6 @@ class CudaDevice(Device):
 
         self.xp = cupy
         self._stream: Any = None
-        self._second_stream: Any = None
         self._before = 0
         self._mark = object()  # on the thread whose current device and stream are this backend's
         self.apart = threading.RLock()  # held by the worker while it captures, and by other threads in every call
@@ -165,33 +163,24 @@ class CudaDevice(Device):
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
         chosen = self.asarray(np.ascontiguousarray(images[samples]))
-        self._gather(chosen, None, batch, self.kernels, self._tables(pixels))
+        self._gather(chosen, None, batch, self._tables(pixels))
         return batch
 
     def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
-        """Scale and shift on the device, on the worker's stream."""
+        """Return scale and shift on the device."""
         wide = self.policy.accumulate
         return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
 
-    def _gather(
-        self, images: Array, samples: Array | None, out: Array, kernels: Kernels, tables: tuple[Array, Array]
-    ) -> None:
+    def _gather(self, images: Array, samples: Array | None, out: Array, tables: tuple[Array, Array]) -> None:
         """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64, scaled by `tables`; all on the device.
 
-        kernels: launch on their own stream. samples: None for the first N.
+        samples: None for the first N.
         """
         count, size, channels = len(out), math.prod(out.shape[1:]), len(tables[0])
         if channels not in (1, out.shape[-1]):
             raise ConfigError(f"images have {out.shape[-1]} channels, but their scaling has {channels}")
-        kernels.images(f"load_images_{self._kind}", count, size, images, samples, *tables, out, count, size, channels)
-
-    @property
-    def _arrivals(self) -> Any:
-        """The stream that copies batches to the device while the worker computes on its own; created once."""
-        if self._second_stream is None:
-            with self.xp.cuda.Device(self.device):
-                self._second_stream = self.xp.cuda.Stream(non_blocking=True)
-        return self._second_stream
+        arguments = images, samples, *tables, out, count, size, channels
+        self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
 
     def transfer(
         self,
@@ -199,7 +188,6 @@ class CudaDevice(Device):
         labels: Any,
         *,
         batch_size: int,
-        ahead: int,
         on_device: bool | str,
         shared: Shared,
         pixels: PixelScale = FRACTIONS,
@@ -210,14 +198,12 @@ class CudaDevice(Device):
         Raises:
             ConfigError: the images must stay on the device, but do not fit or are augmented on the host.
         """
-        if images is None:
-            return ResidentTransfer(self, None, labels, batch_size)
-        if edited and on_device is True:
-            raise ConfigError("data_on_device=true: images are augmented on the host. Use auto, or no augmentation.")
-        there = resident(self, images, on_device, shared) if on_device and not edited else None
-        if there is None:
-            return RingTransfer(self, images, labels, batch_size, ahead, pixels)
-        return ResidentTransfer(self, there, labels, batch_size, pixels)
+        there = None
+        if images is not None and on_device:
+            if edited and on_device is True:
+                raise ConfigError("data_on_device=true: images are augmented on the host. Use auto, or no augmentation")
+            there = None if edited else resident(self, images, on_device, shared)
+        return CudaTransfer(self, images, labels, batch_size, pixels, there)
 
     def convert(self, source: Array, target: Array) -> None:
         shapes.alike("convert", source, target)

@@ -7,7 +7,6 @@ table `INSTANCES` (a test compares it with the C++ text).
 
 from __future__ import annotations
 
-import copy
 import operator
 import threading
 from collections.abc import Callable, Iterator
@@ -200,12 +199,6 @@ class Kernels:
         self.blocks = grid_size("max_grid_size", max_grid_size) or MOST_BLOCKS
         self._modules: dict[str, Any] = {}
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
-
-    def launched(self, here: Callable[[], AbstractContextManager[None]]) -> Kernels:
-        """Return the same kernels, launched in another context."""
-        other = copy.copy(self)
-        other._here = here
-        return other
 
     def flat(self, name: str, count: int, *arguments: Any, at_once: int = 1) -> None:
         """Launch a thread for each `at_once` of `count` values; nothing if there are none."""

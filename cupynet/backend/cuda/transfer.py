@@ -1,0 +1,221 @@
+"""Batches of a data set on a GPU, and images that stay there.
+
+cudaMalloc and cudaHostAlloc wait for the device, which may itself wait in an NCCL collective for a thread that has not
+arrived. So a transfer allocates all its memory when it is created, in the worker's own thread. Later calls only copy,
+launch, and record existing events. The prefetch thread works on the host alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.backend.pixels import FRACTIONS, PixelScale
+from cupynet.backend.transfer import Edit, Shared, Transfer
+from cupynet.core.checks import amount
+from cupynet.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cupynet.backend.cuda.device import CudaDevice
+
+SHARE = 4  # images stay on a device if they take at most 1 / SHARE of its free memory
+UPLOAD = 1 << 23  # bytes that are copied at once
+NUMBERS = 2 * 8  # bytes of a sample's index and label
+
+
+class Staging:
+    """Two alternating buffers of pinned memory, for copies that the host does not wait for.
+
+    A buffer is overwritten once its last contents have arrived. Data is sent to the current device, on the current
+    stream.
+
+    Args:
+        xp: CuPy.
+        nbytes: the most that is sent at once.
+    """
+
+    def __init__(self, xp: Any, nbytes: int) -> None:
+        size, self._cuda = max(nbytes, 1), xp.cuda
+        self._buffers = [np.frombuffer(xp.cuda.alloc_pinned_memory(size), np.uint8, size) for _ in range(2)]
+        self._arrived = [xp.cuda.Event(block=True, disable_timing=True) for _ in range(2)]  # block: sleep, do not spin
+        self._turn = 0
+
+    def send(self, target: Array, content: Any) -> None:
+        """Overwrite an array on the device with an array on the host, of the same shape and dtype."""
+        buffer, arrived = self._buffers[self._turn], self._arrived[self._turn]
+        arrived.synchronize()
+        np.copyto(buffer[: target.nbytes].view(target.dtype).reshape(target.shape), content)
+        if target.nbytes:
+            runtime, stream = self._cuda.runtime, self._cuda.get_current_stream().ptr
+            direction = runtime.memcpyHostToDevice
+            runtime.memcpyAsync(target.data.ptr, buffer.ctypes.data, target.nbytes, direction, stream)
+        arrived.record()
+        self._turn = 1 - self._turn
+
+    def close(self) -> None:
+        """Wait until everything has arrived, and free the memory."""
+        for arrived in self._arrived:
+            arrived.synchronize()
+        self._buffers.clear()
+
+
+class Resident:
+    """The images of a data set on one device, for all workers of a process that train there.
+
+    They are allocated and freed on a stream that the workers share, which waits for each worker that leaves.
+
+    Args:
+        xp: CuPy.
+        stream: the shared stream, of the current device.
+        images: (S, H, W, C) uint8 on the host.
+
+    Attributes:
+        images: the same on the device.
+    """
+
+    def __init__(self, xp: Any, stream: Any, images: Any) -> None:
+        self._host = images  # kept alive, as its id is the key of this object
+        self._stream = stream
+        with stream:
+            self.images = xp.empty(images.shape, np.uint8)
+            some = max(1, UPLOAD // max(images[:1].nbytes, 1))
+            staging = Staging(xp, min(some, len(images)) * images[:1].nbytes)
+            for first in range(0, len(images), some):
+                staging.send(self.images[first : first + some], images[first : first + some])
+            staging.close()  # everything has arrived: no stream needs to wait for this one
+
+    def leave(self, backend: CudaDevice) -> None:
+        """Release them for this worker. The memory is freed after its work, when the last reference is dropped."""
+        with backend.here():
+            self._stream.wait_event(backend.record_event())
+
+
+def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Shared) -> Resident | None:
+    """Return the images on the device, uploaded by the first worker that asks; None if they do not stay there."""
+    xp, key = backend.xp, (backend.device, id(images))
+    with shared.lock, backend.here():
+        found: Resident | None = shared.kept.get(key)
+        if found is not None:
+            return found
+        if on_device == "auto" and SHARE * (images.nbytes + NUMBERS * len(images)) > _free(xp):
+            return None
+        if backend.device not in shared.streams:
+            shared.streams[backend.device] = xp.cuda.Stream(non_blocking=True)
+        try:
+            found = shared.kept[key] = Resident(xp, shared.streams[backend.device], images)
+        except xp.cuda.memory.OutOfMemoryError as error:
+            if on_device == "auto":  # other programs may use memory of this device too
+                return None
+            raise ConfigError(
+                f"data_on_device=true: {amount(images.nbytes)} of images do not fit on device {backend.device} "
+                "besides the data already there: use auto or false"
+            ) from error
+        return found
+
+
+def _free(xp: Any) -> int:
+    """Return the bytes of the current device that its pool may still hand out."""
+    pool = xp.get_default_memory_pool()
+    free = int(xp.cuda.runtime.memGetInfo()[0] + pool.free_bytes())
+    limit = int(pool.get_limit())
+    return min(free, limit - int(pool.used_bytes())) if limit else free
+
+
+class CudaTransfer(Transfer):
+    """Batches in the same memory each time, which the worker fills on its own stream when it takes them.
+
+    An epoch begins with one copy: the indices of its samples in order, and their labels. Images are gathered on the
+    device if they stay there. Otherwise each batch is gathered on the host and sent from pinned memory.
+
+    Args:
+        images, labels, batch_size, pixels: see `Device.transfer`.
+        resident: the images on the device; None if they are sent.
+    """
+
+    steady = True
+
+    def __init__(
+        self,
+        backend: CudaDevice,
+        images: Any,
+        labels: Any,
+        batch_size: int,
+        pixels: PixelScale = FRACTIONS,
+        resident: Resident | None = None,
+    ) -> None:
+        self.ahead = images is not None and resident is None
+        self._backend, self._resident = backend, resident
+        self._host_images, self._host_labels = images, labels
+        self._tables = backend._tables(pixels)
+        self._batch: Array = None
+        self._pixels: Array = None
+        if images is not None:
+            shape = batch_size, *images.shape[1:]
+            self._batch = backend.allocate(shape, backend.policy.storage)
+            if resident is None:
+                self._pixels = backend.allocate(shape, np.uint8)
+                self._pixels_sent = self._staging(self._pixels.nbytes)
+        self._reserve(len(labels))
+        if len(labels):
+            first = np.zeros(1, np.int64)
+            self.begin([first])
+            self.send(*self.make(first))  # loads the kernel, which waits for the device
+
+    def _staging(self, nbytes: int) -> Staging:
+        with self._backend.here():
+            return Staging(self._backend.xp, nbytes)
+
+    def _reserve(self, samples: int) -> None:
+        """Allocate memory for the numbers of an epoch of so many samples."""
+        self._numbers = self._backend.allocate((2 * samples,), np.int64)
+        self._numbers_sent = self._staging(NUMBERS * samples)
+
+    def begin(self, rows: Sequence[Array]) -> None:
+        order, samples = np.concatenate([*rows, np.empty(0, np.int64)]), len(self._host_labels)
+        if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel would read anywhere
+            raise IndexError(f"samples {order.min()} to {order.max()}: there are {samples} images")
+        if 2 * len(order) > len(self._numbers):  # some samples occur more than once
+            self._numbers_sent.close()
+            self._reserve(len(order))
+        numbers = self._numbers[: 2 * len(order)].reshape(2, len(order))
+        with self._backend.here():
+            self._numbers_sent.send(numbers, [order, self._host_labels[order]])
+        self._order, self._labels, self._at = numbers[0], numbers[1], 0
+
+    def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
+        """Return the images on the host, or None if they are there already, and the rows."""
+        if not self.ahead:
+            return None, rows
+        images = self._host_images[rows]
+        return (images if edit is None else edit(images)), rows
+
+    def send(self, images: Array | None, rows: Array) -> tuple[Array | None, Array]:
+        count = len(rows)
+        here = slice(self._at, self._at + count)
+        self._at += count
+        if self._batch is None:
+            return None, self._labels[here]
+        if count > len(self._batch):
+            raise ConfigError(f"a batch of {count} images where batch_size is {len(self._batch)}: deal out no more")
+        batch = self._batch[:count]
+        if self._resident is None:
+            pixels = self._pixels[:count]
+            with self._backend.here():
+                self._pixels_sent.send(pixels, images)
+            self._backend._gather(pixels, None, batch, self._tables)
+        else:
+            self._backend._gather(self._resident.images, self._order[here], batch, self._tables)
+        return batch, self._labels[here]
+
+    def close(self) -> None:
+        self._numbers_sent.close()
+        if self._pixels is not None:
+            self._pixels_sent.close()
+        del self._tables
+        self._numbers = self._order = self._labels = self._batch = self._pixels = None
+        if self._resident is not None:
+            self._resident.leave(self._backend)
+            self._resident = None
