@@ -227,7 +227,7 @@ RULES: list[Rule] = [
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_the_package_keeps(rule: Rule) -> None:
+def test_the_package_keeps_rule(rule: Rule) -> None:
     assert SOURCES
     violations = [f"cupynet/{source.path}: {violation}" for source in SOURCES for violation in rule(source)]
     assert not violations, "\n".join(violations)
@@ -385,7 +385,7 @@ def test_a_kept_rule_is_quiet(rule: Rule, path: str, text: str) -> None:
     assert list(rule(Source(path, text))) == []
 
 
-def test_every_rule_was_seen_to_fail() -> None:
+def test_every_rule_can_fail() -> None:
     assert {rule for rule, *_ in BROKEN} == set(RULES)
 
 
@@ -542,6 +542,6 @@ def test_the_library_needs_no_configuration() -> None:
     run_without(("hydra", "omegaconf"), modules)
 
 
-def test_a_package_that_is_needed_is_missed() -> None:
+def test_a_missing_required_package_is_reported() -> None:
     with pytest.raises(AssertionError, match="No module named 'numpy'"):
         run_without(("numpy",), ["cupynet.backend"])

@@ -61,7 +61,7 @@ def links(text: str) -> list[str]:
     return [*re.findall(r"\]\(([^)\s]+)\)", prose(text)), *re.findall(r'<img src="([^"]+)"', prose(text))]
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_resolves() -> None:
     for page, target in ((page, target) for page, text in PAGES.items() for target in links(text)):
         if re.match(r"https?:", target):
             continue
@@ -253,7 +253,7 @@ def check(command: Command) -> list[Job]:
     return list(jobs(given, *(described or ("config", Settings))))
 
 
-def test_every_command_can_be_given() -> None:
+def test_every_command_in_the_pages_parses() -> None:
     compose_jobs(merged(itertools.chain.from_iterable(map(check, COMMANDS))))
 
 
@@ -281,7 +281,7 @@ def test_commands_are_found_wherever_they_stand() -> None:
         ),
     ],
 )
-def test_a_command_that_cannot_be_given_is_found(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_command_is_found(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PAGES, "made.md", f"Do this:\n\n    {line}   # and see\n\nor `{line}`.\n")
     found = list(commands("made.md"))
     assert len(found) >= 2
@@ -300,7 +300,7 @@ PROGRAMS = [
 ]
 
 
-def test_every_program_is_python() -> None:
+def test_every_python_block_compiles() -> None:
     for page, _, code in PROGRAMS:
         compile(code, page, "exec")
 

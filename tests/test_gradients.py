@@ -19,14 +19,14 @@ def cube(point: Any) -> Callable[[], float]:
     return lambda: float((point**3).sum())
 
 
-def test_a_right_derivative_passes_and_the_point_stays() -> None:
+def test_a_right_derivative_passes_and_restores_the_point() -> None:
     point = np.linspace(-2, 2, 50).reshape(5, 10)
     before = point.copy()
     check_derivative(cube(point), BACKEND, point, 3 * point**2, "x")
     np.testing.assert_array_equal(point, before)
 
 
-def test_one_wrong_entry_among_fifty_is_seen() -> None:
+def test_one_wrong_entry_among_fifty_is_found() -> None:
     for entry in range(50):
         point = np.linspace(-2, 2, 50)
         gradient = 3 * point**2

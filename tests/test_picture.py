@@ -10,7 +10,7 @@ import pytest
 from tests.picture import PICTURE, drawn, shown, written
 
 
-def test_lines_are_written_again_as_a_terminal_does() -> None:
+def test_carriage_returns_overwrite_lines_as_on_a_terminal() -> None:
     text = "one\r\n\x1b[?25lbar 10 %\r\x1b[2Kbar 20 %\n\r\x1b[1A\x1b[2Klog line\nbar 30 %\rbar 40 %\n\x1b[?25hend"
     assert shown(text) == ["one", "log line", "bar 40 %", "end"]
 
@@ -28,7 +28,7 @@ def test_a_command_has_a_terminal_and_one_that_fails_is_no_picture() -> None:
         written([sys.executable, "-c", "1 / 0"])
 
 
-def test_the_picture_is_of_a_run_that_went_well() -> None:
+def test_the_picture_shows_a_successful_run() -> None:
     svg = PICTURE.read_text("utf-8").replace("&#160;", " ")
     assert "$ make train" in svg and "test accuracy" in svg and "run folder" in svg
     assert "Traceback" not in svg and "url(http" not in svg and "/root" not in svg and "/tmp" not in svg

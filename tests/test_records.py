@@ -67,7 +67,7 @@ def test_precision_records_include_float(maker: records.Maker, monkeypatch: pyte
         ]
 
 
-def test_memory_is_a_line_through_what_was_held(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_fitted_by_a_line(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     held = {1: 220.0, 2: 240.0, 4: 280.0}
     monkeypatch.setattr(maker, "train", lambda settings, workers: ({}, held[workers]))
     maker._environment = {"python": "3"}

@@ -49,7 +49,7 @@ def test_no_circle_of_files() -> None:
     assert circles(edges(SOURCES)) == []
 
 
-def test_a_circle_is_seen() -> None:
+def test_a_circle_is_found() -> None:
     text = "def f():\n    from cupynet.backend.select import create_backend\n"
     graph = edges(SOURCES) | edges([Source("backend/policy.py", text)])
     assert any({"cupynet.backend.policy", "cupynet.backend.select"} <= set(group) for group in circles(graph))

@@ -84,7 +84,7 @@ def test_a_soak_finds_differences(tmp_path, harm, said):
     assert found.startswith(said) and bool(found) == bool(said)
 
 
-def test_drift_is_seen(tmp_path):
+def test_drift_is_detected(tmp_path):
     def watched(growth: float, threads: list[int]) -> str:
         samples = [
             {"s": 10.0 * n, "fits": n, "rss_mb": 100 * (1 + growth * n / 60), "descriptors": 5, "pool_bytes": 1}

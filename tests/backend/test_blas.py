@@ -88,7 +88,7 @@ def test_the_real_library_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in blas.description()
 
 
-def test_the_lowest_of_several_limits_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lowest_of_several_limits_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = blas.threads_now()
     first, second = blas.Limit(2), blas.Limit(1)

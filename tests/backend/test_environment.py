@@ -47,7 +47,7 @@ def test_cores_by_affinity_and_quota(contents: dict[str, str], cores: int, monke
     assert available_cores() == cores
 
 
-def test_memory_is_the_least_of_what_bounds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_the_lowest_limit_that_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
     monkeypatch.setattr(module, "_limits", list)
     groups, swap = "/proc/self/cgroup", {"/proc/meminfo": "MemTotal: 9 kB\nSwapTotal:    100 kB\n"}
@@ -149,7 +149,7 @@ def test_a_copy_without_git_takes_its_commit_from_the_environment(
 
 
 @pytest.mark.parametrize("git_says", ["exit 128", "echo rubbish", "", None])
-def test_no_commit_whatever_git_says(
+def test_a_commit_is_ignored_if_git_fails(
     git_says: str | None, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -53,7 +53,7 @@ def test_a_view_may_come_back_in_place_of_the_loan() -> None:
     assert backend.workspace.allocated_bytes == 4 * 6 * 4
 
 
-def test_strangers_and_none_are_left_alone() -> None:
+def test_arrays_that_were_not_borrowed_and_none_are_left_alone() -> None:
     backend = numpy_backend()
     loan = backend.borrow((2, 2))
     backend.give_back(None, np.zeros((2, 2), np.float32), loan, loan)
@@ -74,7 +74,7 @@ def test_a_short_batch_uses_the_buffers_of_a_full_one() -> None:
     assert backend.workspace.allocated_bytes == 8 * 3 * 4
 
 
-def test_a_long_buffer_is_kept_for_who_needs_it() -> None:
+def test_a_long_buffer_is_kept_for_a_request_that_needs_it() -> None:
     """Products (F, O) and logits (N, O) share a width: the first request must not take the longer one."""
     backend = numpy_backend()
     short, long = backend.borrow((4, 3)), backend.borrow((9, 3))
@@ -84,7 +84,7 @@ def test_a_long_buffer_is_kept_for_who_needs_it() -> None:
     assert backend.workspace.allocated_bytes == (4 + 9) * 3 * 4
 
 
-def test_the_warmest_of_equals_is_lent() -> None:
+def test_the_most_recently_returned_buffer_is_lent_first() -> None:
     backend = numpy_backend()
     loans = [backend.borrow((4, 3)) for _ in range(3)]
     backend.give_back(loans[1], loans[2], loans[0])
@@ -133,7 +133,7 @@ TestLending.settings = settings(max_examples=30, stateful_step_count=30, deadlin
 
 
 @every_backend
-def test_an_exception_gives_back_what_was_borrowed_meanwhile(name: str) -> None:
+def test_an_exception_returns_the_buffers_borrowed_meanwhile(name: str) -> None:
     backend = create_backend(name)
     before, loans = backend.borrow((2, 2)), backend.loans()
     with loans:

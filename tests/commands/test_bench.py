@@ -104,7 +104,7 @@ def test_the_table_has_a_line_for_everything() -> None:
     assert any(line.split() == ["sum", "6.500"] for line in lines)
 
 
-def test_the_table_says_in_how_many_parts_a_batch_was() -> None:
+def test_the_table_names_the_parts_of_accumulated_batches() -> None:
     assert any(line.startswith("one core, batch of 100   ") for line in bench.table(RESULT | {"ratios": {}}))
     lines = bench.table(RESULT | {"ratios": {}, "accumulate": 4})
     assert any(line.startswith("one core, batch of 100 in 4 parts ") for line in lines)
@@ -214,7 +214,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.device_code
-def test_a_gpu_is_measured_whole(tmp_path: Path) -> None:
+def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
     """Without PyTorch; every figure is there, or why it is not."""
     done = on_the_standin(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -353,7 +353,7 @@ def test_double_is_measured_without_pytorch(monkeypatch: pytest.MonkeyPatch, tmp
     assert len(peers.asked) == 8
 
 
-def test_the_table_says_how_many_times_as_fast_it_is() -> None:
+def test_the_table_has_speeds_relative_to_pytorch() -> None:
     rate = {"least": 1.0, "most": 9.0, "all": []}
     step = {"half": {"cupynet": {"median": 900.0, **rate}, "torch": {"median": 300.0, **rate}}}
     step["half"]["torch, CUDA graph"] = {"not_measured": "no graph"}

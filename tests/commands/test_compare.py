@@ -133,7 +133,7 @@ def test_an_unknown_column_is_answered_with_each_name_once(
 
 
 @pytest.mark.slow
-def test_a_reader_who_leaves_is_no_error(sweep: Path, tmp_path: Path) -> None:
+def test_a_closed_pipe_on_stdout_is_no_error(sweep: Path, tmp_path: Path) -> None:
     line = f"set -o pipefail; {sys.executable} -m cupynet compare {sweep} | head -n 1"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode in (0, 141) and done.stderr == "" and done.stdout.count("\n") == 1
@@ -188,7 +188,7 @@ def page_of(folder: Path) -> tuple[str, Seen]:
     return text, seen
 
 
-def test_the_page_shows_all_of_it(sweep: Path) -> None:
+def test_the_page_shows_every_run_and_setting(sweep: Path) -> None:
     (sweep / "2" / "report.html").write_text("a report")
     text, seen = page_of(sweep)
     assert "5 runs compared" in seen.text and "Use workers=1 averaging_frequency=1" in seen.text
@@ -214,13 +214,13 @@ def test_text_from_run_folders_is_escaped(tmp_path: Path) -> None:
     assert "<script" not in text and "<b>" not in text and evil in seen.text
 
 
-def test_runs_that_have_nothing_make_a_page_too(tmp_path: Path) -> None:
+def test_runs_without_results_make_a_page(tmp_path: Path) -> None:
     (made(tmp_path / "0") / "summary.json").unlink()
     text, seen = page_of(tmp_path)
     assert "No run has finished" in seen.text and "<svg" not in text
 
 
-def test_a_folder_that_cannot_be_written_only_lacks_the_page(
+def test_in_a_read_only_folder_only_the_page_is_missing(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (sweep / "compare.html").mkdir()

@@ -161,7 +161,7 @@ def test_output_of_libraries_is_not_a_finding(tmp_path):
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 
-def test_packages_are_here(monkeypatch):
+def test_installed_packages_are_listed(monkeypatch):
     found = list(doctor.check_packages([]))
     assert states(found) == [("python", "ok"), ("packages", "ok")]
     assert "numpy 2" in found[1].text and "hydra-core 1.3" in found[1].text
@@ -327,7 +327,7 @@ def test_a_machine_without_a_gpu(monkeypatch):
 
 @needs_mpi[0]
 @needs_mpi[1]
-def test_two_ranks_meet():
+def test_two_ranks_communicate():
     (found,) = doctor.check_mpi([])
     assert found.text.startswith("two ranks communicate: ") and found.state == "ok", found
 
@@ -341,7 +341,7 @@ def test_two_ranks_meet():
         ("exit 5", "-n 2 fails (exit code 5)"),
     ],
 )
-def test_ranks_that_do_not_meet(tmp_path, monkeypatch, text, said):
+def test_ranks_that_do_not_see_each_other(tmp_path, monkeypatch, text, said):
     monkeypatch.setattr(doctor, "find_mpiexec", lambda: str(program(tmp_path, "mpiexec", text)))
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
     (found,) = doctor.check_mpi([])
@@ -375,7 +375,7 @@ def small_mnist(tmp_path, monkeypatch):
     return tmp_path / "mnist"
 
 
-def test_data_that_are_whole_missing_or_damaged(small_mnist, monkeypatch):
+def test_complete_missing_and_damaged_data(small_mnist, monkeypatch):
     whole = ("data", "ok", f"mnist is whole in {small_mnist}", "", 0)
     assert list(doctor.check_data([])) == [Finding(*whole)]
     labels = small_mnist / "labels.gz"

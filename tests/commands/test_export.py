@@ -50,7 +50,7 @@ def test_every_export_format(finished: Path, tmp_path: Path) -> None:
     assert "nn.Linear(784, 256)" in (tmp_path / "a.py").read_text()
 
 
-def test_of_a_checkpoint_without_a_check(
+def test_a_checkpoint_is_exported_without_a_check(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step, file = finished / "checkpoints" / "step-00000007", tmp_path / "a.onnx"
@@ -74,7 +74,7 @@ def test_of_a_checkpoint_without_a_check(
     ],
     ids=["nothing", "no form", "nobody", "onnx nowhere", "torch nowhere", "check", "damaged"],
 )
-def test_refused(
+def test_impossible_exports_are_refused(
     arguments: list[str], code: int, expected: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

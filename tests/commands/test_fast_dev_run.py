@@ -20,7 +20,7 @@ SMALL = ["data=synthetic", "data.train=600", "data.test=200", "data.validation=1
 
 
 @pytest.mark.parametrize(("asked", "batches"), [("true", 1), ("3", 3)])
-def test_one_batch_of_everything(asked, batches, tmp_path):
+def test_a_fast_dev_run_trains_and_evaluates_one_batch(asked, batches, tmp_path):
     stdout, stderr = run(tmp_path, *SMALL, "workers=2", f"fast_dev_run={asked}", "epochs=7", "hydra.run.dir=trial")
     trial = Run(tmp_path / "trial")
     summary = trial.summary()
@@ -60,7 +60,7 @@ def test_other_values_are_refused(written):
         config.compose([f"fast_dev_run={written}"])
 
 
-def test_a_new_run_in_the_folder_of_a_trial_is_none(tmp_path):
+def test_a_new_run_may_use_the_folder_of_a_fast_dev_run(tmp_path):
     trial = Run(tmp_path)
     trial.mark_trial(1)
     trial.begin()
@@ -69,7 +69,7 @@ def test_a_new_run_in_the_folder_of_a_trial_is_none(tmp_path):
     assert json.loads(trial.summary_path.read_text())["fast_dev_run"] == 0
 
 
-def test_shards_may_be_but_their_first_samples(tmp_path):
+def test_a_fast_dev_run_takes_the_first_samples_of_each_shard(tmp_path):
     whole = small_dataset(41)
     shards = write_shards(whole, tmp_path, 2)
     few = shards.head(8)

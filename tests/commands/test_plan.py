@@ -37,7 +37,7 @@ def test_the_table_has_a_line_for_every_forecast() -> None:
         ]  # fmt: skip
 
 
-def test_the_foundation_names_the_link() -> None:
+def test_the_basis_of_a_forecast_names_the_link() -> None:
     for name in LINKS:
         for machines in (None, 16):
             lines = plan.foundation(COSTS, Cluster(LINKS[name], 128, machines))

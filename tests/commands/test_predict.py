@@ -112,7 +112,7 @@ def test_the_rule_of_mnist() -> None:
     np.testing.assert_array_equal(centred_as_mnist(np.roll(sheet, (9, -50), (0, 1)))[:, :, 0], found)
 
 
-def test_grain_is_no_ink_and_a_blank_sheet_has_none() -> None:
+def test_noise_is_not_ink_and_a_blank_page_has_none() -> None:
     random = np.random.default_rng(1)
     sheet = np.zeros((300, 300, 1))
     sheet[100:140, 100:110] = 150
@@ -161,7 +161,7 @@ def test_centring_and_turning_on_request(finished: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png"])
-def test_a_photograph_of_a_drawing_is_turned_as_its_camera_was(ending: str, tmp_path: Path) -> None:
+def test_a_photograph_is_rotated_by_its_exif_orientation(ending: str, tmp_path: Path) -> None:
     upright = np.zeros((16, 24), np.uint8)
     upright[:8] = 255
     noted = Pictures.Exif()
@@ -187,7 +187,7 @@ def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 10, 12, 14, 16])
-def test_grey_of_16_bits_of_which_few_are_used(bits: int, finished: Path, tmp_path: Path) -> None:
+def test_sixteen_bit_grey_with_a_small_range(bits: int, finished: Path, tmp_path: Path) -> None:
     """A camera of 12 bits fills no more of them; cut to 8, little would be left."""
     grey = np.arange(256, dtype=np.uint16).reshape(16, 16)
     Pictures.fromarray(grey << (bits - 8)).save(tmp_path / "deep.png")
@@ -196,7 +196,7 @@ def test_grey_of_16_bits_of_which_few_are_used(bits: int, finished: Path, tmp_pa
     np.testing.assert_array_equal(known.image(tmp_path / "deep.png"), known.image(tmp_path / "a.png"))
 
 
-def test_grey_of_16_bits_is_refused_to_train_on(tmp_path: Path) -> None:
+def test_sixteen_bit_grey_is_refused_for_training(tmp_path: Path) -> None:
     Pictures.fromarray(np.zeros((5, 5), np.uint16)).save(tmp_path / "a.png")
     with pytest.raises(DataError, match=r"a\.png: expected 8 bits in each channel, found 16 .mode I;16"):
         picture(tmp_path / "a.png", 1)
@@ -240,7 +240,7 @@ def test_a_file_that_is_not_an_image_is_named(name: str, tmp_path: Path) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_large_picture_of_a_small_file_is_not_unfolded_again_and_again(tmp_path: Path) -> None:
+def test_a_large_picture_takes_little_memory(tmp_path: Path) -> None:
     pixels = np.zeros((1500, 1500, 4), np.uint8)
     pixels[700:800, 700:800] = 255
     Pictures.fromarray(pixels).save(tmp_path / "a.png")

@@ -35,7 +35,7 @@ def finished(tmp_path_factory):
     return run_folder(folder), stdout, stderr
 
 
-def test_a_run_leaves_what_others_rely_on(finished):
+def test_a_run_writes_the_files_that_other_commands_read(finished):
     folder, stdout, stderr = finished
     names = {p.name for p in folder.iterdir()}
     results = {"history.jsonl", "summary.json", "weights.safetensors", "examples.safetensors"}
@@ -79,7 +79,7 @@ def test_history_has_a_row_per_report_and_per_epoch(finished):
     assert epochs[-1]["test_accuracy"] == summary["test_accuracy"]
 
 
-def test_a_run_tells_what_its_workers_spent(finished):
+def test_a_summary_has_the_times_of_each_worker(finished):
     folder, stdout, _ = finished
     summary = json.loads((folder / "summary.json").read_text())
     rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
@@ -235,7 +235,7 @@ def test_evaluate_says_what_it_is_compared_with(changed, said, finished, tmp_pat
     assert code == 0 and out.splitlines()[-1] == f"summary.json {said}"
 
 
-def test_a_summary_is_no_setting(finished, tmp_path, monkeypatch, capsys):
+def test_a_summary_is_not_a_setting(finished, tmp_path, monkeypatch, capsys):
     """Its number of workers is among the settings of an evaluation: it must not be a reference."""
     monkeypatch.setenv("SECRET", "1234567")
     copy = Path(shutil.copytree(finished[0], tmp_path / "copy"))
@@ -276,7 +276,7 @@ def test_evaluate_refuses_wrong_arguments(arguments, expected, finished, monkeyp
     assert (code, out) in ((2, ""), (65, "")) and expected in err
 
 
-def test_evaluate_refuses_what_is_no_run_and_damaged_weights(finished, tmp_path):
+def test_evaluate_refuses_other_folders_and_damaged_weights(finished, tmp_path):
     _, stderr = run(tmp_path, str(tmp_path), command="evaluate", code=2)
     assert stderr.startswith(f"cupynet: {tmp_path}: is not a finished run") and stderr.count("\n") == 1
     copy = tmp_path / "copy"
@@ -351,7 +351,7 @@ def test_missing_mnist_falls_back_and_says_so(tmp_path):
     assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["fallback"] is True
 
 
-def test_without_the_images_of_the_chosen_folder_nothing_is_trained(tmp_path):
+def test_missing_data_in_a_chosen_folder_end_the_run(tmp_path):
     _, stderr = run(tmp_path, "epochs=1", code=65, CUPYNET_DATA="typo")
     assert stderr.startswith("cupynet: MNIST IS NOT THERE: ") and "typo/mnist lacks " in stderr
     assert stderr.count("\n") == 1 and {path.name for path in run_folder(tmp_path).iterdir()} == {".hydra", "train.log"}
@@ -498,7 +498,7 @@ def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(
     assert "job 0 stopped by SIG" in stdout and "job 1" not in stdout
 
 
-def test_a_reader_who_leaves_does_not_end_a_run(tmp_path):
+def test_a_closed_pipe_on_stdout_does_not_end_a_run(tmp_path):
     arguments = [sys.executable, "-m", "cupynet", "train", *QUICK, "data.train=96", "epochs=3", "workers=2"]
     with subprocess.Popen(
         arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

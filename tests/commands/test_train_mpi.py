@@ -94,7 +94,7 @@ def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_on_made_up_devices_learn_what_ranks_on_the_cpu_learn(tmp_path):
+def test_ranks_on_stand_in_devices_learn_what_ranks_on_the_cpu_learn(tmp_path):
     """Each process on the stand-in of CuPy: its weights go over the host to the others, and back."""
     small = ["data.train=104", "data.test=32", "dtype=double", "parallel.launcher=mpi", "parallel.reduce=host"]
     found = {}
@@ -246,7 +246,7 @@ def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_leaves_in_the_middle_ends_all_as_a_thread_does(tmp_path):
+def test_sys_exit_in_a_rank_ends_all_with_its_code_as_in_a_thread(tmp_path):
     _, stderr = train(tmp_path, 2, *MPI, *faulty(tmp_path, "exit", 1, 4), code=7)
     assert stderr.count("SystemExit: 7") == 2  # its traceback, and the line below
     run(tmp_path, *QUICK, *faulty(tmp_path, "exit", 1, 4), "workers=2", code=7)

@@ -251,7 +251,7 @@ def test_another_optimizer_keeps_the_learning_rate() -> None:
 @pytest.mark.parametrize(("name", "frequency"), [
     ("averaging", 7), ("slowmo", 7), ("diloco", 7), ("elastic", 7), ("post_local", None), ("adaptive", None),
 ])  # fmt: skip
-def test_one_setting_turns_whatever_has_a_k(name: str, frequency: int | None) -> None:
+def test_frequency_sets_the_period_of_every_synchronizer(name: str, frequency: int | None) -> None:
     settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
     built = build(settings.parallel.synchronizer, "parallel.synchronizer")
     assert built.frequency == frequency

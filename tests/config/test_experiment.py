@@ -75,7 +75,7 @@ def test_a_source_without_a_shape_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         experiment(())
 
 
-def test_a_source_that_promised_something_else_is_found_out() -> None:
+def test_a_source_that_declared_other_shapes_is_refused() -> None:
     class Liar(Source):
         image_shape, classes = (8, 8, 3), 3
 
@@ -209,7 +209,7 @@ def test_learning_rate_scale_multiplies_by_the_workers() -> None:
         ),
     ],
 )
-def test_early_stopping_that_could_choose_nothing_is_refused(overrides: tuple[str, ...], message: str) -> None:
+def test_early_stopping_that_cannot_choose_is_refused(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         experiment((), "callbacks=early_stopping", *overrides)
     assert "\n" not in str(refused.value)

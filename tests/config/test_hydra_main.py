@@ -506,7 +506,7 @@ def test_questions_are_answered_and_start_nothing(
 
 
 @pytest.mark.parametrize("name", ["config", "bench", "plan", "find_rate", "tune"])
-def test_help_is_a_page_that_tells_the_truth(
+def test_help_lists_the_settings_that_exist(
     name: str, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every group in one line, with files that are there; examples that compose; the exit codes."""
@@ -539,7 +539,7 @@ def test_help_is_a_page_that_tells_the_truth(
     assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
 
 
-def test_a_quiet_run_tells_of_warnings_alone(
+def test_a_quiet_run_prints_only_warnings(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def task(settings: Settings, folder: Path) -> float | None:
@@ -679,21 +679,21 @@ def process(folder: Path, *arguments: str, unbuffered: str = "") -> subprocess.P
     )
 
 
-def test_a_process_refuses(tmp_path: Path) -> None:
+def test_a_command_refuses_bad_settings(tmp_path: Path) -> None:
     with process(tmp_path, "workrs=4") as child:
         assert "did you mean 'workers'" in child.communicate()[1]
         assert child.returncode == 2
     assert [path.name for path in tmp_path.iterdir()] == ["command.py"]
 
 
-def test_a_process_helps_without_numpy(tmp_path: Path) -> None:
+def test_help_does_not_import_numpy(tmp_path: Path) -> None:
     with process(tmp_path, "--help") as child:
         out, err = child.communicate()
     assert (child.returncode, err) == (0, "") and "cupynet command workers=4" in out
 
 
 @pytest.mark.parametrize(("arguments", "unbuffered"), [([], "1"), (["--help"], "")])
-def test_a_reader_that_leaves_is_not_a_bug(tmp_path: Path, arguments: list[str], unbuffered: str) -> None:
+def test_a_closed_pipe_on_stdout_is_not_a_bug(tmp_path: Path, arguments: list[str], unbuffered: str) -> None:
     with process(tmp_path, *arguments, unbuffered=unbuffered) as child:
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()
@@ -842,7 +842,7 @@ config.run(task, Job, "bench", BenchSettings)
         (", BenchSettings)", ", Settings)", "incompatible type"),
     ],
 )
-def test_a_misspelt_attribute_of_a_command_is_found(right: str, wrong: str, error: str, tmp_path: Path) -> None:
+def test_a_misspelt_setting_of_a_command_gets_a_suggestion(right: str, wrong: str, error: str, tmp_path: Path) -> None:
     text = COMMAND.replace(right, wrong) if right else COMMAND
     (tmp_path / "command.py").write_text(text.replace("import BenchSettings", "import BenchSettings, Settings"))
     done = subprocess.run(
@@ -884,7 +884,7 @@ def test_load(run_folder: Path) -> None:
     assert config.load(run_folder, ["trusted_modules=[mine]"]).trusted_modules == ["mine"]
 
 
-def test_load_holds_settings_against_the_same_rules(run_folder: Path) -> None:
+def test_load_checks_settings_by_the_same_rules(run_folder: Path) -> None:
     for override, said in {
         "workrs=4": "did you mean 'workers'",
         "workers=0": "workers=0",
@@ -911,14 +911,14 @@ def test_load_holds_settings_against_the_same_rules(run_folder: Path) -> None:
         ("devices=[]", "devices=[]: "),
     ],
 )
-def test_constructors_refuse_the_rest_by_the_same_names(override: str, said: str) -> None:
+def test_constructors_name_the_setting_they_refuse(override: str, said: str) -> None:
     settings = config.compose(["data=synthetic", "backend=numpy", override])
     with pytest.raises(ConfigError) as caught:
         Experiment(settings)
     assert said in str(caught.value)
 
 
-def test_load_of_what_is_no_run(run_folder: Path, tmp_path: Path) -> None:
+def test_load_refuses_a_folder_without_a_run(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the folder of a run: there is no"):
         config.load(tmp_path / "nowhere")
     stored = run_folder / ".hydra" / "config.yaml"

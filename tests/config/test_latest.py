@@ -77,7 +77,7 @@ def test_a_link_to_what_is_gone_is_replaced(here):
     assert os.readlink(LATEST) == "day/one"
 
 
-def test_several_at_once_leave_one_of_them(here):
+def test_simultaneous_runs_leave_one_link(here):
     runs = [made(f"outputs/day/{number}") for number in range(8)]
 
     def again_and_again(run: Path) -> None:
@@ -116,12 +116,12 @@ def test_resume_latest_skips_finished_runs(here):
 
 
 @pytest.mark.parametrize("name", ["outputs/mine", "outputs/mine/first", "outputs/a/b/c", "outputs/sweeps/day/time/3"])
-def test_latest_is_found_wherever_in_outputs_it_was_put(name, here):
+def test_the_latest_run_is_found_anywhere_below_outputs(name, here):
     run = made(name)
     assert resume.find("latest", []) == run
 
 
-def test_checkpoints_may_go_while_they_are_looked_at(here, monkeypatch):
+def test_checkpoints_may_disappear_during_the_search(here, monkeypatch):
     """Of a run that is at work, by whoever begins another."""
     run = made("outputs/day/one")
     monkeypatch.setattr(resume, "_checkpoints", lambda run: [run / "checkpoints" / "step-00000008"])
@@ -150,7 +150,7 @@ def test_resuming_an_older_run_does_not_make_it_the_latest(here):
 
 
 @pytest.mark.parametrize("summary", [None, '{"stop_reason": null, "iterations": 4}'])
-def test_no_run_begins_where_there_is_another(summary, here):
+def test_a_folder_with_another_run_is_refused(summary, here):
     run = made("outputs/day/one")
     if summary is not None:
         (run / "summary.json").write_text(summary)
@@ -184,7 +184,7 @@ def aged(run: Path, seconds: float) -> Path:
     return run
 
 
-def test_a_command_makes_it_when_a_run_begins(command, here):
+def test_the_link_is_made_when_a_run_begins(command, here):
     seen = []
 
     def task(settings, folder):
@@ -200,7 +200,7 @@ def test_a_command_makes_it_when_a_run_begins(command, here):
     assert command("workrs=1")[0] == 2 and os.readlink(LATEST) == three
 
 
-def test_of_what_is_part_of_a_sweep_or_a_search_that_is_meant(here):
+def test_latest_leads_to_the_whole_sweep_or_search(here):
     """Its jobs may be processes, each of which begins a run."""
     job, trial = made("outputs/sweeps/day/time/0"), made("outputs/tune/day/time/trials/0000")
     (job.parent / "multirun.yaml").write_text("{}")

@@ -44,7 +44,7 @@ def test_a_loaded_model_predicts_as_the_run_did(finished: Path) -> None:
     assert summary.setup.image_shape == [28, 28, 1]
 
 
-def test_a_run_by_any_name_on_any_backend(finished: Path) -> None:
+def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path) -> None:
     test = images().images
     expected = load_model(finished, "numba").predict(test)
     np.testing.assert_array_equal(load_model(Run(finished), "numba").predict(test), expected)
@@ -56,7 +56,7 @@ def test_a_run_by_any_name_on_any_backend(finished: Path) -> None:
     np.testing.assert_array_equal(load_model(steps / "step-00000010", "numba").predict(test), expected)
 
 
-def test_in_mid_epoch_replicas_count_as_in_their_next_average(finished: Path) -> None:
+def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_average(finished: Path) -> None:
     stored = read(finished / "checkpoints" / "step-00000004")  # the last average was after the third
     own = [stored.arrays["weights"][f"output.weight@{rank}"] for rank in (0, 1)]
     assert not np.array_equal(*own)
@@ -78,7 +78,7 @@ def test_a_checkpoint_of_a_run_without_results_knows_its_pixels(finished: Path, 
         load_model(copy)
 
 
-def test_stages_are_put_together(tmp_path: Path) -> None:
+def test_stages_are_joined(tmp_path: Path) -> None:
     quick = [*SMALL, "model=mlp", "parallel=hybrid", "parallel.pipeline.stages=2", "workers=2", "epochs=1"]
     run(tmp_path, *quick)
     folder = run_folder(tmp_path)
@@ -217,7 +217,7 @@ def test_user_classes_are_built_if_the_caller_trusts_them(
     )
 
 
-def test_of_a_sweep_one_of_its_jobs_is_named(tmp_path: Path) -> None:
+def test_a_sweep_is_refused_and_one_of_its_jobs_is_suggested(tmp_path: Path) -> None:
     (tmp_path / "0").mkdir()
     (tmp_path / "0" / "summary.json").write_text("{}")
     with pytest.raises(ConfigError, match=f"it has no summary.json: name one of its jobs, {tmp_path}/0"):
@@ -229,7 +229,7 @@ def small() -> Model:
     return Model(cupynet.Sequential(layers), cupynet.Image(4, 5, 1), cupynet.create_backend("numpy"), 1)
 
 
-def test_the_likeliest_classes() -> None:
+def test_classify_returns_the_likeliest_classes() -> None:
     model, some = small(), np.random.default_rng(1).integers(0, 256, (7, 4, 5, 1), np.uint8)
     scores = model.predict(some)
     best = model.classify(some, top=2)
@@ -245,7 +245,7 @@ def test_the_likeliest_classes() -> None:
 
 
 @pytest.mark.parametrize("shape", [(4, 5, 1), (4, 5), (1, 4, 5), (1, 4, 5, 1)], ids=str)
-def test_one_image(shape: tuple[int, ...]) -> None:
+def test_a_single_image_is_classified(shape: tuple[int, ...]) -> None:
     model, some = small(), np.random.default_rng(1).integers(0, 256, (7, 4, 5, 1), np.uint8)
     np.testing.assert_array_equal(model.predict(some[0].reshape(shape)), model.predict(some)[:1])
 

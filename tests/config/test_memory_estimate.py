@@ -127,7 +127,7 @@ def test_batches_made_ahead_of_shards_count(tmp_path: Path, monkeypatch: pytest.
         one.check_memory()
 
 
-def test_every_rank_hears_the_refusal_of_one() -> None:
+def test_a_refusal_of_one_rank_reaches_all() -> None:
     class Job:
         machines, rank = ("n01", "n02"), 0
 

@@ -82,7 +82,7 @@ def test_invalid_resumes_are_refused(stopped, arguments, said):
     }
 
 
-def test_a_run_that_is_going_on_is_left_alone(stopped, tmp_path, monkeypatch):
+def test_a_running_run_cannot_be_resumed(stopped, tmp_path, monkeypatch):
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     folder = Path("outputs/day/run")
@@ -134,7 +134,7 @@ def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, tmp_path):
     assert (summary["workers"], summary["dtype"], summary["epochs"]) == (3, "double", 3)
 
 
-def test_beginning_anew_loses_no_work(stopped, tmp_path):
+def test_a_new_run_does_not_overwrite_another(stopped, tmp_path):
     """Neither an unfinished run is overwritten nor a finished one, nor what is stored of its settings."""
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     folder, store = tmp_path / "outputs/day/run", Checkpoints(tmp_path / "outputs/day/run/checkpoints")
@@ -188,7 +188,7 @@ def test_a_run_that_ended_without_a_checkpoint_is_done(tmp_path):
     assert contents(tmp_path / "run") == before
 
 
-def test_stages_that_were_left_open_are_as_many_as_then(tmp_path):
+def test_a_resumed_run_keeps_an_automatic_number_of_stages(tmp_path):
     """Whatever the machine that goes on has for each replica."""
     started(tmp_path, "run", "workers=1", "parallel=pipeline", code=143, END_AFTER="7", END_BY="SIGTERM")
     stages = json.loads((tmp_path / "run/started.json").read_text())["stages"]
@@ -199,7 +199,7 @@ def test_stages_that_were_left_open_are_as_many_as_then(tmp_path):
         assert (begun["workers"], begun["stages"]) == (workers, stages) and "continues bit for bit" not in stdout
 
 
-def test_the_only_checkpoint_is_found_where_it_was_moved_to(stopped, tmp_path):
+def test_a_moved_checkpoint_is_found(stopped, tmp_path):
     """Killed between the two renames that put one in place of another of the same iteration."""
     shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     store = Checkpoints(tmp_path / "outputs/day/run/checkpoints")
@@ -240,7 +240,7 @@ class Full(Callback):
 """
 
 
-def test_a_full_disk_costs_nothing_that_was_saved(tmp_path):
+def test_a_full_disk_keeps_earlier_checkpoints(tmp_path):
     """No file may be longer than a megabyte, and LeNet's weights are 1.7: of a checkpoint, and of the results."""
 
     def limited(*arguments: str) -> str:

@@ -147,16 +147,16 @@ def test_names_of_dtypes_and_backends() -> None:
         assert read(Settings, given("backend.name", backend)).backend.name == backend
 
 
-def test_a_group_can_be_made_in_python() -> None:
+def test_a_group_of_settings_can_be_built_in_python() -> None:
     assert ParallelSettings(synchronizer=None).prefetch_buffer == 24
 
 
-def test_settings_are_light() -> None:
+def test_settings_import_no_heavy_packages() -> None:
     code = "import cupynet.config.schema, sys; assert not {'numpy', 'numba'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_size() -> None:
+def test_sizes_have_units() -> None:
     assert size(4096) == size("4096") == size("4KiB") == size("4 kib") == size("4096B") == 4096
     assert size("2GiB") == 2 << 30 and size("1.5GB") == 1_500_000_000 and size("1TiB") == 1 << 40
     assert size("80%", share=True) == 0.8 and size("100%", share=True) == 1.0
@@ -205,7 +205,7 @@ def test_no_fallback_for_a_data_set_named_on_the_command_line(
         assert without_stand_in(dict(other), asked) == other
 
 
-def test_a_round_may_take_a_second() -> None:
+def test_a_timeout_is_at_least_a_second() -> None:
     assert read(Settings, given("parallel.timeout_s", 1)).parallel.timeout_s == 1
     with pytest.raises(ConfigError, match="^parallel.timeout_s=0.5: must be a number of seconds of at least 1"):
         read(Settings, given("parallel.timeout_s", 0.5))

@@ -84,7 +84,7 @@ def test_a_value_that_leaves_nothing_to_search_is_refused(texts: list[str]) -> N
     assert str(refused.value).startswith(texts[-1]) and "\n" not in str(refused.value)
 
 
-def test_a_command_line_is_taken_apart_and_what_is_written_comes_back() -> None:
+def test_a_command_line_is_parsed_and_written_back() -> None:
     texts = ["a=interval(1,2)", "b='x y',\"it's\"", "optimizer=choice(adam,sgd)"]
     given = ["workers=1", texts[0], "--config-dir", "there", texts[1], "broken=(", texts[2], "devices=[0,1]"]
     *kept, last = split(given)
@@ -97,7 +97,7 @@ def test_a_command_line_is_taken_apart_and_what_is_written_comes_back() -> None:
     assert split(["workers=1"]) == ["workers=1"]
 
 
-def test_composing_leaves_the_door_of_another_command_as_it_was() -> None:
+def test_composing_does_not_change_the_running_command() -> None:
     from hydra.core.config_store import ConfigStore
 
     from cupynet.config import composing

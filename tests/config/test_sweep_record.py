@@ -122,7 +122,7 @@ def test_overrides_as_settings() -> None:
     }
 
 
-def test_a_wide_table_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wide_table_names_the_columns_it_omits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number in range(2):
         made(tmp_path / str(number))
         settings = {f"optimizer.averylongnameofasetting{place}": str(number) for place in range(5)}
@@ -137,7 +137,7 @@ def test_a_wide_table_says_what_it_leaves_out(tmp_path: Path, capsys: pytest.Cap
 # tables ---------------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_as_short_as_tells_them_apart() -> None:
+def test_names_are_shortened_while_they_stay_distinct() -> None:
     assert shortened(["workers", "parallel.averaging_frequency"]) == {
         "workers": "workers",
         "parallel.averaging_frequency": "averaging_frequency",
@@ -152,7 +152,7 @@ def test_names_are_as_short_as_tells_them_apart() -> None:
     assert heading("batch_size") == "batch_size" and heading("workers") == "workers"
 
 
-def test_columns_that_have_no_room_go_the_least_first() -> None:
+def test_the_least_important_columns_are_omitted_first() -> None:
     columns = [
         Column(name, name, ["x" * 10], weight=weight) for name, weight in (("a", 3), ("b", 1), ("c", 1), ("d", 2))
     ]
@@ -171,7 +171,7 @@ def test_tables_as_csv_and_markdown() -> None:
     assert as_markdown(columns) == "| a b | c_d |\n|---:|---|\n| 1 | p,q |\n| x\\|y |  |\n"
 
 
-def test_a_spreadsheet_takes_nothing_for_a_formula() -> None:
+def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:
     values = ["=1+1", "+1+1", "-1+1", "@x", "\t=1", " =1", "-1e-3", "+5", "-", -2, -0.5, None, "a=b"]
     (_, *rows) = csv.reader(as_csv([Column("x", "x", [], values), Column("y", "y", [], values)]).splitlines())
     assert [cell for cell, _ in rows[:6]] == [f"'{value}" for value in values[:6]]

@@ -290,7 +290,7 @@ def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
     assert victim.read_text() == "precious"
 
 
-def test_a_name_of_a_folder_is_no_reference(run: Path, refused: Any) -> None:
+def test_a_folder_name_is_not_interpolated(run: Path, refused: Any) -> None:
     shutil.move(run, run.parent / "${oc.env:HOME}")
     refused("${oc.env:HOME}: must not have ${ in its name", "resume=${oc.env:HOME}", code=65)
 
@@ -378,7 +378,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_file_of_weights(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_weight_files_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By itself, and in a checkpoint whose digests are right."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.safetensors").write_bytes(WEIGHTS[name])
@@ -397,7 +397,7 @@ def test_a_file_of_weights(name: str, tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "name", ["run.tar", "run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."]
 )
-def test_no_run_at_all(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_a_run_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -472,7 +472,7 @@ def test_a_forged_state_is_refused(keys: str, value: Any, said: str, good: Path,
         ("[]", "expected an object, found list"),
     ],
 )
-def test_a_state_that_is_no_json_of_ours(text: str, said: str, good: Path, tmp_path: Path) -> None:
+def test_a_malformed_state_file_is_refused(text: str, said: str, good: Path, tmp_path: Path) -> None:
     path = tmp_path / good.name
     shutil.copytree(good, path)
     (path / "manifest.json").unlink()

@@ -52,7 +52,7 @@ def refusal(check: Any, *arguments: Any, **options: Any) -> str:
         ),
     ],
 )
-def test_amounts_of_memory(size: int, text: str) -> None:
+def test_amounts_of_memory_have_units(size: int, text: str) -> None:
     assert checks.amount(size) == text
 
 

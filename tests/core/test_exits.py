@@ -54,7 +54,7 @@ def test_a_closed_stream_is_opened_on_the_null_device(tmp_path, closed):
 
 
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
-def test_a_terminal_without_the_characters(tmp_path, encoding):
+def test_a_terminal_that_lacks_a_character_gets_a_replacement(tmp_path, encoding):
     """A bar on 80 columns is cut off with an ellipsis, which these encodings do not have."""
     folder = tmp_path / "Größe…"
     folder.mkdir()
@@ -105,7 +105,7 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
     assert log.count("the progress bar failed and is disabled") <= 1 and "epoch 4/" in log
 
 
-def test_a_reader_that_leaves_does_not_end_a_run(tmp_path):
+def test_a_closed_pipe_on_stdout_does_not_end_a_run(tmp_path):
     with subprocess.Popen(
         quick("epochs=3"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
     ) as child:
@@ -135,7 +135,7 @@ def test_messages_to_a_full_disk_are_dropped(monkeypatch):
             full.close()
 
 
-def test_streams_that_are_there_stay(monkeypatch):
+def test_open_streams_are_left_alone(monkeypatch):
     for stream in (io.StringIO(), io.TextIOWrapper(io.BytesIO(), "ascii", errors="backslashreplace")):
         monkeypatch.setattr(sys, "stdout", stream)
         steady_streams()

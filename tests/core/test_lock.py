@@ -21,7 +21,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.lock import NAME, Hold, at_work
 
 
-def test_a_folder_is_one_process_s_until_it_leaves(tmp_path: Path) -> None:
+def test_a_folder_is_locked_until_its_process_leaves(tmp_path: Path) -> None:
     assert not at_work(tmp_path)
     hold = Hold(tmp_path)
     assert (hold.found, hold.warning) == (None, "") and at_work(tmp_path)
@@ -89,7 +89,7 @@ def test_a_forked_process_does_not_release(tmp_path: Path) -> None:
     hold.release()
 
 
-def test_a_new_folder_of_that_name_is_left_alone(tmp_path: Path) -> None:
+def test_a_lock_does_not_touch_a_new_folder_of_the_same_name(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     mine = Hold(tmp_path / "run")
     shutil.rmtree(tmp_path / "run")
@@ -100,7 +100,7 @@ def test_a_new_folder_of_that_name_is_left_alone(tmp_path: Path) -> None:
     others.release()
 
 
-def test_of_many_that_come_at_once_one_gets_it(tmp_path: Path, monkeypatch) -> None:
+def test_one_of_many_simultaneous_processes_gets_the_lock(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     inside, most, got = [], [0], [0]
 

@@ -71,12 +71,12 @@ def test_greatest_is_the_same_on_all_workers() -> None:
         assert (wrapper.greatest(15), wrapper.greatest(0)) == (15.0, 0.0)
 
 
-def test_a_launcher_has_a_name_or_is_one() -> None:
+def test_a_launcher_is_given_by_name_or_as_an_object() -> None:
     with pytest.raises(ConfigError, match="launcher=mip: must be one of thread, mpi"):
         ParallelWrapper(small_model(), 2, launcher="mip")
 
 
-def test_the_mpiexec_of_this_environment_is_taken_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_mpiexec_of_this_environment_is_preferred(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "python").touch()
     (tmp_path / "mpiexec").touch()
     monkeypatch.setattr(mpiexec.sys, "executable", str(tmp_path / "python"))

@@ -168,14 +168,14 @@ def test_shards_are_augmented_by_the_number_of_the_sample(tmp_path: Any) -> None
 
 
 @pytest.mark.parametrize(("name", "ahead"), [("numpy", 0), ("numba", 3)])
-def test_feeds_bring_the_same(name: str, ahead: int) -> None:
+def test_feeds_yield_the_same_augmented_images(name: str, ahead: int) -> None:
     loader, backend = Loader(DATA, 8, seed=3, augment=PARTS), create_backend(name)
     check_fed(loader, backend, ahead)
 
 
 @pytest.mark.standin
 @pytest.mark.parametrize(("ahead", "on_device"), [(3, "auto"), (0, False)])
-def test_feeds_of_a_gpu_bring_the_same(ahead: int, on_device: Any) -> None:
+def test_feeds_of_a_gpu_yield_the_same_augmented_images(ahead: int, on_device: Any) -> None:
     check_fed(Loader(DATA, 8, seed=3, augment=PARTS), create_backend("cupy"), ahead, on_device)
 
 

@@ -85,7 +85,7 @@ def test_images_of_one_channel_may_lack_its_axis() -> None:
         np.testing.assert_array_equal(dataset.images[..., 0], flat)
 
 
-def test_bytes_that_lie_in_another_order_are_copied_once() -> None:
+def test_images_in_another_byte_order_are_copied_once() -> None:
     channels_first = np.random.default_rng(1).integers(0, 256, (6, 3, 4, 5), np.uint8)
     dataset = Dataset("x", channels_first.transpose(0, 2, 3, 1), np.zeros(6, np.int64), 10)
     assert dataset.images.flags.c_contiguous

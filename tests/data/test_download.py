@@ -55,7 +55,7 @@ def refused(folder: Path, *mirrors: str, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_right_contents(mirror: Any, tmp_path: Path) -> None:
+def test_a_download_has_the_right_contents(mirror: Any, tmp_path: Path) -> None:
     agents = []
 
     def reply(handler: BaseHTTPRequestHandler) -> None:

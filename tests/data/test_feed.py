@@ -293,7 +293,7 @@ def test_batches_that_no_kernel_could_take_are_refused(on_device: bool, ahead: i
             assert seen(backend, batches)[0][4] == [42, 42, 0]
 
 
-def test_samples_may_come_more_often_than_there_are() -> None:
+def test_samples_may_repeat_beyond_the_size_of_the_data() -> None:
     class Twice(Loader):
         def rounds(self, size: int) -> int:
             return 2 * super().rounds(size)
@@ -321,7 +321,7 @@ def test_images_that_cannot_be_read_are_an_error_of_the_data(on_device: bool) ->
     assert used() == before
 
 
-def test_an_error_of_the_user_is_not_hidden_by_one_of_close(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_during_close_does_not_hide_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = worker()
 
     def fails(self: Any) -> None:
@@ -352,7 +352,7 @@ class Early:
         pass
 
 
-def test_pinned_memory_that_is_written_too_soon_is_found() -> None:
+def test_pinned_memory_written_too_soon_is_detected() -> None:
     dataset, backend = pictures(400), worker()
     sent = CudaTransfer(backend, dataset.images, dataset.labels, 4)
     rows = list(np.arange(400).reshape(100, 4))
@@ -366,7 +366,7 @@ def test_pinned_memory_that_is_written_too_soon_is_found() -> None:
     sent.close()
 
 
-def test_pinned_memory_that_is_given_back_too_soon_is_found() -> None:
+def test_pinned_memory_returned_too_soon_is_detected() -> None:
     backend = worker()
     with backend.here():
         x = backend.allocate((3,), np.int64)

@@ -127,7 +127,7 @@ def test_wrong_contents(tiny: Any) -> None:
     assert message.startswith(f"expected SHA-256 {digest[:16]}..., found ") and message.count(digest[:16]) == 1
 
 
-def test_a_bomb_is_not_inflated(tiny: Any) -> None:
+def test_a_decompression_bomb_is_not_inflated(tiny: Any) -> None:
     good = header(30, 28, 28)
     bombs = {
         "expected 23536 unpacked bytes, found more than 23536": gzip.compress(good + bytes(20_000_000)),

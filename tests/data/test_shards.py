@@ -157,7 +157,7 @@ def test_files_that_are_no_arrays_are_refused(name: str, folder: Path, monkeypat
     assert "\n" not in str(caught.value) and [path.name for path in folder.parent.iterdir()] == ["rows"]
 
 
-def test_a_source_of_them(folder: Path) -> None:
+def test_a_sharded_source_trains(folder: Path) -> None:
     source = Sharded(folder)
     assert (source.name, source.image_shape, source.classes, source.expected()) == ("rows", (3, 2, 1), 4, {})
     data = source.load()

@@ -121,7 +121,7 @@ REFERENCE = [
         "cupynet/backend/reference/pool.py",
         "total *= self._shares(window, height, width)",
         "total /= window.places",
-        ("tests/nn/test_pool.py::test_padding_is_never_the_largest_and_no_mean_counts_it",),
+        ("tests/nn/test_pool.py::test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean",),
     ),
     Fault(
         "dropout-not-rescaled",
@@ -146,7 +146,7 @@ REFERENCE = [
         "            grad[...] = 0\n            self._add_product(grad, columns[own], of_group[g])",
         "            self._add_product(grad, columns[own], of_group[g])",
         (
-            "tests/nn/test_conv.py::test_a_group_is_a_convolution_of_its_own",
+            "tests/nn/test_conv.py::test_each_group_is_a_separate_convolution",
             "tests/nn/test_conv.py::test_gradients_in_groups",
         ),
     ),
@@ -176,7 +176,7 @@ REFERENCE = [
         "both = (squares > 0) & (steps > 0)",
         "both = squares > 0",
         (
-            "tests/optim/test_golden.py::test_each_array_moves_by_its_own_length_and_biases_by_adams_step",
+            "tests/optim/test_golden.py::test_lamb_scales_each_array_by_its_norm_and_biases_move_as_in_adam",
             f"{OPERATIONS}[trust_weights-numpy]",
             f"{OPERATIONS}[trust_weights-standin]",
         ),
@@ -298,7 +298,7 @@ KERNELS = [
         "out[o] += pixel[c] * factors[o]",
         "out[o] += pixel[c] * factors[c]",
         (
-            "tests/nn/test_conv.py::test_a_group_is_a_convolution_of_its_own",
+            "tests/nn/test_conv.py::test_each_group_is_a_separate_convolution",
             "tests/nn/test_conv.py::test_gradients_in_groups",
         ),
     ),
@@ -359,7 +359,7 @@ KERNELS = [
         "cupynet/backend/cpu/direct_conv.py",
         "frame = tiles.Frame(size, top * step + left * channels, height",
         "frame = tiles.Frame(size, left * step + top * channels, height",
-        ("tests/backend/cpu/test_direct_conv.py::test_direct_convolution_is_the_references",),
+        ("tests/backend/cpu/test_direct_conv.py::test_direct_convolution_equals_the_reference",),
     ),
     Fault(
         "padded-pool-is-fused",
@@ -367,7 +367,7 @@ KERNELS = [
         "cupynet/backend/cpu/conv_pool.py",
         "if first.window.dilates or first.groups > 1 or pool.pads:",
         "if first.window.dilates or first.groups > 1:",
-        ("tests/nn/test_pool.py::test_a_convolution_and_a_padded_pool_are_the_references",),
+        ("tests/nn/test_pool.py::test_a_convolution_and_a_padded_pool_equal_the_reference",),
     ),
     Fault(
         "normalized-images-scaled-by-the-first-channel",
@@ -545,7 +545,7 @@ NETWORKS = [
         "asarray(weights[name], array.dtype)\n        self.params.publish()\n",
         "asarray(weights[name], array.dtype)\n",
         (
-            "tests/nn/test_model.py::test_weights_go_out_and_come_in",
+            "tests/nn/test_model.py::test_weights_are_exported_and_loaded",
             "tests/nn/test_model.py::test_a_replica_is_equal_and_independent",
         ),
     ),
@@ -579,7 +579,7 @@ NETWORKS = [
         "cupynet/nn/model.py",
         'order = np.argsort(-scores, axis=1, kind="stable")[:, :top]',
         'order = np.argsort(scores, axis=1, kind="stable")[:, ::-1][:, :top]',
-        ("tests/config/test_load_model.py::test_the_likeliest_classes",),
+        ("tests/config/test_load_model.py::test_classify_returns_the_likeliest_classes",),
     ),
     Fault(
         "predictions-of-all-batches-but-the-last",
@@ -641,7 +641,7 @@ OPTIMIZERS = [
         "cupynet/optim/lamb.py",
         "if not segment.decay:",
         "if segment.decay is None:",
-        ("tests/optim/test_golden.py::test_each_array_moves_by_its_own_length_and_biases_by_adams_step",),
+        ("tests/optim/test_golden.py::test_lamb_scales_each_array_by_its_norm_and_biases_move_as_in_adam",),
     ),
     Fault(
         "cycle-ends-one-iteration-late",
@@ -649,7 +649,7 @@ OPTIMIZERS = [
         "cupynet/optim/schedules.py",
         "last = max(self.stop - self.start - 1, 1)",
         "last = max(self.stop - self.start, 1)",
-        ("tests/optim/test_schedules.py::test_a_cycle_begins_peaks_and_ends_where_it_says",),
+        ("tests/optim/test_schedules.py::test_a_cycle_begins_peaks_and_ends_at_the_given_rates",),
     ),
     Fault(
         "schedule-behind-a-warmup-begins-too-far",
@@ -657,7 +657,7 @@ OPTIMIZERS = [
         "cupynet/optim/schedules.py",
         "* self.schedule(max(iteration - self.steps, 0))",
         "* self.schedule(iteration)",
-        ("tests/optim/test_schedules.py::test_a_warmup_comes_once_and_what_follows_begins_behind_it",),
+        ("tests/optim/test_schedules.py::test_a_warmup_runs_once_before_its_schedule",),
     ),
     Fault(
         "plateau-loses-patience-early",
@@ -761,7 +761,7 @@ SYNCHRONIZERS = [
         "cupynet/parallel/synchronizers/gradients.py",
         "self.communicator.allreduce_mean(params.running, self._samples)",
         "self.communicator.allreduce_mean(params.running, 1)",
-        ("tests/training/test_buffers.py::test_estimates_weigh_as_the_samples_they_are_of",),
+        ("tests/training/test_buffers.py::test_estimates_are_weighted_by_their_samples",),
     ),
     Fault(
         "residual-dropped-when-sent",
@@ -1108,7 +1108,7 @@ DATA = [
         "cupynet/data/idx_file.py",
         "raw = member.decompress(packed, most)",
         "raw = member.decompress(packed)[:most]",
-        ("tests/data/test_idx_file.py::test_a_bomb_is_not_inflated",),
+        ("tests/data/test_idx_file.py::test_a_decompression_bomb_is_not_inflated",),
     ),
     Fault(
         "digit-centred-along-the-wrong-axes",
@@ -1210,7 +1210,7 @@ TRAINING = [
         "cupynet/training/callbacks/early_stopping.py",
         "if not now.best_epoch or self._gain(score, now.scores[now.best_epoch]) > 0:",
         "if not now.best_epoch or self._gain(score, now.scores[now.best_epoch]) >= 0:",
-        ("tests/training/callbacks/test_early_stopping.py::test_of_equal_scores_the_first_is_the_best",),
+        ("tests/training/callbacks/test_early_stopping.py::test_the_first_of_equal_scores_is_the_best",),
     ),
     Fault(
         "early-stopping-patience-not-restored",
@@ -1301,7 +1301,7 @@ TRAINING = [
         "cupynet/training/consensus.py",
         "first = int(requests[0])",
         "first = int(requests[-1])",
-        ("tests/training/test_trainer.py::test_of_several_stops_the_lowest_ranks_is_reported",),
+        ("tests/training/test_trainer.py::test_the_stop_of_the_lowest_rank_is_reported",),
     ),
     Fault(
         "skipped-batches-not-counted-after-a-resume",
@@ -1354,7 +1354,7 @@ FILES = [
         "",
         (
             "tests/core/test_files.py",
-            "tests/runs/test_checkpoints.py::test_a_machine_that_dies_in_a_save_leaves_what_was_there",
+            "tests/runs/test_checkpoints.py::test_a_crash_during_a_save_keeps_the_previous_checkpoints",
         ),
     ),
     Fault(
@@ -1395,7 +1395,7 @@ FILES = [
         "cupynet/runs/checkpoints.py",
         "            _flush(self.folder)\n",
         "",
-        ("tests/runs/test_checkpoints.py::test_a_machine_that_dies_in_a_save_leaves_what_was_there",),
+        ("tests/runs/test_checkpoints.py::test_a_crash_during_a_save_keeps_the_previous_checkpoints",),
     ),
     Fault(
         "checkpoint-renamed-before-it-is-flushed",
@@ -1403,7 +1403,7 @@ FILES = [
         "cupynet/runs/checkpoints.py",
         "            _flush(part)\n",
         "",
-        ("tests/runs/test_checkpoints.py::test_a_machine_that_dies_in_a_save_leaves_what_was_there",),
+        ("tests/runs/test_checkpoints.py::test_a_crash_during_a_save_keeps_the_previous_checkpoints",),
     ),
     Fault(
         "replaced-checkpoint-not-put-back",
@@ -1420,9 +1420,9 @@ FILES = [
         "for _, place in sorted(self._places().items(), reverse=True):",
         "for _, place in sorted(self._places().items()):",
         (
-            "tests/runs/test_checkpoints.py::test_one_in_the_place_of_another",
-            "tests/runs/test_checkpoints.py::test_none_is_whole",
-            "tests/runs/test_checkpoints.py::test_every_kind_of_cut_is_found",
+            "tests/runs/test_checkpoints.py::test_a_checkpoint_replaces_one_of_the_same_iteration",
+            "tests/runs/test_checkpoints.py::test_a_folder_of_damaged_checkpoints_is_refused",
+            "tests/runs/test_checkpoints.py::test_every_truncation_is_detected",
         ),
     ),
     Fault(
@@ -1442,7 +1442,7 @@ FILES = [
         "cupynet/runs/checkpoints.py",
         'if found != expected["sha256"]:',
         'if len(found) != len(expected["sha256"]):',
-        ("tests/runs/test_checkpoints.py::test_every_flipped_bit_is_found_and_the_one_before_is_taken",),
+        ("tests/runs/test_checkpoints.py::test_every_flipped_bit_is_detected_and_the_previous_checkpoint_is_used",),
     ),
     Fault(
         "links-in-a-checkpoint-followed",

@@ -118,14 +118,14 @@ def test_the_optimizer_follows_its_formula(name: str) -> None:
         np.testing.assert_allclose(found, weights, rtol=1e-6, atol=1e-6)
 
 
-def test_the_scales_derivative_is_right() -> None:
+def test_the_derivative_of_the_scale_is_right() -> None:
     check_layer(
         Sequential([Scale(), Conv2D(3, 3), Scale(), Dense(4)]), Image(7, 6, 2), create_backend("numpy", "double")
     )
 
 
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_the_layers_derivative_is_right(kernel: int) -> None:
+def test_the_derivative_of_the_layer_is_right(kernel: int) -> None:
     network = Sequential([Conv2D(3, 3, activation="relu"), Residual(kernel), Residual(3), Dense(4)])
     check_layer(network, Image(7, 6, 2), create_backend("numpy", "double"))
 
@@ -150,7 +150,7 @@ def test_the_callback_from_python() -> None:
         assert wrapper.trainer.stopped is not None and wrapper.trainer.iteration < 10
 
 
-def test_the_source_promises_what_it_loads() -> None:
+def test_the_source_declares_what_it_loads() -> None:
     source = Stripes(images=80, validation=20, limit=30)
     data = source.load()
     data.check(source.image_shape, source.classes)

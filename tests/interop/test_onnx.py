@@ -67,7 +67,7 @@ def test_every_layer(input: str) -> None:
 
 
 @pytest.mark.parametrize(("loss", "known"), [(BinaryCrossEntropy(), True), (Hinge(), False)], ids=["logistic", "hinge"])
-def test_probabilities_where_the_loss_makes_any(loss: Loss, known: bool) -> None:
+def test_the_graph_ends_in_probabilities_if_the_loss_makes_them(loss: Loss, known: bool) -> None:
     model = model_of(Sequential([Dense(3)]), Image(4, 5, 2), loss=loss)
     images = images_for(model)
     found = answers(onnx_graph(model), images)
@@ -85,7 +85,7 @@ def test_a_flattened_image_of_any_size(channels: int, side: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["pixels", "images", "logits", "network"])
-def test_a_layer_may_be_called_as_something_else_in_the_graph(name: str) -> None:
+def test_a_layer_may_have_the_name_of_a_graph_node(name: str) -> None:
     inner = Residual({name: Conv2D(2, 1, activation="silu")})
     layers = {name: BatchNorm(), "swish": Activation("silu"), "inner": inner, "output": Dense(3)}
     model = model_of(Sequential(layers), Image(4, 4, 2))
@@ -112,7 +112,7 @@ def test_a_wrong_graph_is_found_out() -> None:
     assert found is not None and found.logits > BOUND
 
 
-def test_the_file_says_what_it_takes(tmp_path: Path) -> None:
+def test_the_file_describes_its_input(tmp_path: Path) -> None:
     model = everything_as_model()
     export_onnx(model, tmp_path / "a.onnx", metadata={"labels": json.dumps(["a"])})
     export_onnx(model, tmp_path / "b.onnx", metadata={"labels": json.dumps(["a"])})

@@ -134,7 +134,7 @@ def test_images_of_one_channel_are_flattened_the_same_way() -> None:
     assert orders(pooled.network) == {}
 
 
-def test_two_orders_are_not_added_up(tmp_path: Path) -> None:
+def test_a_sum_with_a_flattened_image_is_refused(tmp_path: Path) -> None:
     layers = {"flat": Flatten(), "block": Residual([Dense(12)]), "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))
     for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):

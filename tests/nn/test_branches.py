@@ -67,7 +67,7 @@ def test_gradients(case: str) -> None:
 
 
 @every_backend
-def test_nothing_stays_on_loan_wherever_a_block_is(name: str) -> None:
+def test_no_buffer_stays_on_loan_wherever_a_block_is(name: str) -> None:
     """At the beginning of a network, which needs no derivative of its images, and behind weights."""
     for layer, input in described().values():
         check_loans(create_backend(name), layer, input)
@@ -106,7 +106,7 @@ def passing() -> dict[str, Layer]:
 
 
 @pytest.mark.parametrize("case", passing())
-def test_gradients_where_a_branch_is_its_input(case: str) -> None:
+def test_gradients_of_an_identity_branch(case: str) -> None:
     check_layer(passing()[case], INPUT, training=True)
 
 
@@ -126,7 +126,7 @@ def pooled(v: Any, of: Any) -> Any:
 
 
 @pytest.mark.parametrize("case", passing())
-def test_a_branch_that_is_its_input_does_not_give_it_back(case: str) -> None:
+def test_an_identity_branch_does_not_return_its_input_to_the_workspace(case: str) -> None:
     """Given back twice, the array would be lent again while another branch reads it."""
     backend = create_backend("numpy", "double")
     model = Model(Sequential({"first": Activation("tanh"), "it": passing()[case]}), INPUT, backend, loss=Loss())
@@ -144,7 +144,7 @@ def test_a_branch_that_is_its_input_does_not_give_it_back(case: str) -> None:
 
 
 @every_backend
-def test_the_sum_and_the_parts_are_right(name: str) -> None:
+def test_sums_and_concatenations_are_right(name: str) -> None:
     backend = create_backend(name, "double")
     x = backend.asarray(np.arange(12.0).reshape(1, 2, 2, 3) - 5)
     for layer, expected in (
@@ -232,7 +232,7 @@ def test_names_are_those_of_the_blocks() -> None:
         ),
     ],
 )
-def test_sizes_that_do_not_agree(layer: Layer, line: str) -> None:
+def test_branches_of_different_sizes_are_refused(layer: Layer, line: str) -> None:
     with pytest.raises(ConfigError, match=line):
         layer.build(INPUT, Params().scope("it"), create_backend("numpy"))
 
@@ -254,7 +254,7 @@ def test_arguments_are_checked(make: Any, line: str) -> None:
         make()
 
 
-def test_one_object_in_two_ways_is_refused() -> None:
+def test_one_layer_object_in_two_branches_is_refused() -> None:
     one = Conv2D(3, 1)
     with pytest.raises(ConfigError, match="are the same object"):
         Residual(one, one).build(INPUT, Params().scope("it"), create_backend("numpy"))

@@ -73,7 +73,7 @@ def test_gradients_in_groups(
 
 @every_backend
 @pytest.mark.parametrize("groups", [2, 4])
-def test_a_group_is_a_convolution_of_its_own(name: str, groups: int) -> None:
+def test_each_group_is_a_separate_convolution(name: str, groups: int) -> None:
     """And a pool behind it is not fused with it."""
     backend, params = create_backend(name, "double"), Params()
     whole = Sequential({"conv": Conv2D(8, 3, groups=groups, activation="relu"), "pool": MaxPool2D(2)})
@@ -93,7 +93,7 @@ def test_a_group_is_a_convolution_of_its_own(name: str, groups: int) -> None:
         np.testing.assert_allclose(backend.to_host(y)[..., own], backend.to_host(found), rtol=1e-12, atol=1e-12)
 
 
-def test_weights_of_groups_are_drawn_as_those_of_their_own_convolution() -> None:
+def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> None:
     """Xavier's variance is 2 / (in + out) of a unit: nine inputs, and two filters look at each."""
     backend, params, layer = create_backend("numpy", "double"), Params(), Conv2D(2000, 3, groups=1000)
     layer.build(Image(5, 5, 1000), params.scope("conv"), backend)

@@ -106,6 +106,6 @@ def test_dropout_drops_nan_too(name: str) -> None:
 
 
 @pytest.mark.parametrize("rate", [1.0, -0.1, "half"])
-def test_a_rate_that_cannot_be_is_refused(rate: Any) -> None:
+def test_an_impossible_rate_is_refused(rate: Any) -> None:
     with pytest.raises(ConfigError, match=f"Dropout rate={rate!r}"):
         Dropout(rate)

@@ -67,7 +67,7 @@ def test_weights_are_stored_narrow_and_summed_wide(name: str, kind: str, dtype: 
 
 
 @every_backend
-def test_the_loss_scale_is_on_the_gradients_and_taken_off_by_the_update(name: str) -> None:
+def test_the_update_removes_the_loss_scale_from_the_gradients(name: str) -> None:
     models = {
         dtype: Model(small_networks()["lenet"], SMALL, create_backend(name, dtype)) for dtype in ("half", "float")
     }
@@ -88,7 +88,7 @@ def test_the_loss_scale_is_on_the_gradients_and_taken_off_by_the_update(name: st
 
 
 @every_backend
-def test_gradients_below_what_half_can_hold_are_not_lost(name: str) -> None:
+def test_gradients_too_small_for_half_are_not_lost(name: str) -> None:
     backend = create_backend(name, "half")
     logits = backend.asarray(np.array([[9.0, -9.0]], np.float16))  # a probability of 1.5e-8: zero in half
     _, gradient = Model(Dense(2), IMAGE, backend).loss(backend, logits, backend.asarray(np.array([0])))

@@ -56,7 +56,7 @@ def test_gradients_of_a_network_on_every_backend(name: str, kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "dtype"), [*((kind, "float") for kind in small_networks()), ("lenet", "half"), ("blocks", "double")]
 )
-def test_a_step_gives_everything_back_and_then_allocates_nothing(name: str, dtype: str, kind: str) -> None:
+def test_a_step_returns_all_buffers_and_then_allocates_nothing(name: str, dtype: str, kind: str) -> None:
     backend = create_backend(name, dtype)
     model = Model(small_networks()[kind], SMALL, backend)
     optimizer = Nesterov(0.01)
@@ -70,7 +70,7 @@ def test_a_step_gives_everything_back_and_then_allocates_nothing(name: str, dtyp
 
 
 @every_backend
-def test_an_inference_gives_everything_back_but_its_output(name: str) -> None:
+def test_inference_returns_all_buffers_but_its_output(name: str) -> None:
     for kind, network in small_networks().items():
         backend = create_backend(name, "float")
         model = Model(network, SMALL, backend)
@@ -99,7 +99,7 @@ def test_training_and_inference_give_the_same_output(name: str) -> None:
         np.testing.assert_array_equal(backend.to_host(training), backend.to_host(inference), err_msg=kind)
 
 
-def test_a_block_never_gives_back_its_callers_input() -> None:
+def test_a_block_never_returns_its_callers_input_to_the_workspace() -> None:
     """Not even in another shape: the workspace would lend it out while it is still read."""
     backend, params = create_backend("numpy"), Params()
     block = Sequential({"flat": Flatten(), "a": Dense(3), "b": Dense(3)})

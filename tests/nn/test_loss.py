@@ -91,7 +91,7 @@ def test_scores_are_probabilities(name: str) -> None:
     np.testing.assert_allclose(scores, [[0.25, 0.75], [0.5, 0.5]], rtol=1e-6)
 
 
-def test_outputs_that_are_no_rows_of_logits_are_refused() -> None:
+def test_outputs_that_are_not_rows_of_logits_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"SoftmaxNLL needs logits \(N, O\), got \(2, 3, 3, 1\): end in a Dense"):
         SoftmaxNLL()(create_backend("numpy"), np.zeros((2, 3, 3, 1), np.float32), np.zeros(2, np.int64))
 
@@ -132,7 +132,7 @@ def test_losses_are_those_of_pytorch(name: str, dtype: str) -> None:
         assert backend.workspace.on_loan == 0, kind
 
 
-def test_every_golden_loss_is_looked_at() -> None:
+def test_every_golden_loss_is_compared() -> None:
     assert {each.partition("/")[0] for each in GOLDEN if "/" in each} == LOSSES.keys()
 
 

@@ -99,7 +99,7 @@ def test_the_seed_chooses_the_weights() -> None:
 
 @every_backend
 @every_dtype
-def test_weights_go_out_and_come_in(name: str, dtype: str) -> None:
+def test_weights_are_exported_and_loaded(name: str, dtype: str) -> None:
     model, other = small(name, dtype, seed=1), small(name, dtype, seed=2)
     weights = model.weights()
     assert list(weights) == [parameter for parameter, _ in model.params.named()]
@@ -143,7 +143,7 @@ def test_predictions_of_pixels_and_of_fractions_are_probabilities(name: str, dty
 
 
 @every_backend
-def test_scores_are_probabilities_and_what_they_came_from(name: str) -> None:
+def test_scores_are_probabilities_of_the_classes(name: str) -> None:
     model = small(name, "double")
     x, _ = examples(model.backend, 4)
     probabilities, logits = model.scores(x)
@@ -383,7 +383,7 @@ def softmax() -> Dense:
         {"output": softmax(), "mixed": Concat({"a": Dropout(), "b": Flatten()})},
     ],
 )
-def test_softmax_is_found_behind_what_hands_it_on(layers: dict[str, Layer]) -> None:
+def test_softmax_is_found_behind_layers_that_keep_values(layers: dict[str, Layer]) -> None:
     with pytest.raises(ConfigError, match="layer 'output' has activation softmax, but SoftmaxNLL applies softmax itse"):
         Model(Sequential(layers), SMALL, create_backend("numpy"))
 
@@ -396,7 +396,7 @@ def test_a_softmax_that_is_changed_afterwards_is_allowed(layers: list[Layer]) ->
     Model(Sequential(layers), SMALL, create_backend("numpy"))
 
 
-def test_softmax_elsewhere_is_welcome() -> None:
+def test_softmax_elsewhere_is_allowed() -> None:
     Model(
         Sequential({"attention": Conv2D(3, 1, activation="softmax"), "out": Dense(3)}), SMALL, create_backend("numpy")
     )

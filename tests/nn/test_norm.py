@@ -126,7 +126,7 @@ def test_gradients_with_the_statistics_of_the_batch(layer: str, input: Any) -> N
 
 @every_backend
 @every_dtype
-def test_a_relu_behind_it_is_done_in_the_same_pass(name: str, dtype: str) -> None:
+def test_a_relu_after_it_is_computed_in_the_same_pass(name: str, dtype: str) -> None:
     known, results = golden("images"), []
     for together in (True, False):
         backend = create_backend(name, dtype)
@@ -143,7 +143,7 @@ def test_a_relu_behind_it_is_done_in_the_same_pass(name: str, dtype: str) -> Non
     assert (results[0][0] == 0).any() and (results[0][0] >= 0).all()
 
 
-def test_no_other_activation_is_taken_for_a_relu() -> None:
+def test_only_relu_is_fused() -> None:
     network = Sequential([BatchNorm(), Activation("softmax"), BatchNorm()])
     built(network, Flat(4), create_backend("numpy"))
     assert [len(names) for names in network.together()] == [1, 1, 1]
@@ -199,7 +199,7 @@ def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
     np.testing.assert_allclose(backend.to_host(images.mean.data), 0.1 * np.array([4.5, 5.5, 6.5]), rtol=1e-6)
 
 
-def test_batches_of_which_a_layer_learns_nothing_are_refused() -> None:
+def test_batches_too_small_for_batch_norm_are_refused() -> None:
     network, params = Sequential({"conv": Conv2D(2, 1), "n1": BatchNorm(), "d": Dense(4), "n2": BatchNorm()}), Params()
     network.build(Image(2, 2, 1), params.scope(), create_backend("numpy"))
     line = "^batch_size=1: layer 'n2', a BatchNorm, sees 1 example at a time and needs at least 2 .* larger batch_size$"

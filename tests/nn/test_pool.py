@@ -60,7 +60,7 @@ def test_gradients_of_the_mean_of_an_image(image: Image) -> None:
 
 @every_backend
 @every_dtype
-def test_padding_is_never_the_largest_and_no_mean_counts_it(name: str, dtype: str) -> None:
+def test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean(name: str, dtype: str) -> None:
     backend = create_backend(name, dtype)
     x = backend.asarray(np.full((1, 3, 3, 1), -2, backend.policy.storage))
     for layer, features in ((MaxPool2D(3, 1, "same"), 9), (AvgPool2D(2, 1, 1), 16), (GlobalAvgPool2D(), 1)):
@@ -82,7 +82,7 @@ def test_padding_must_leave_a_pixel() -> None:
 
 
 @every_backend
-def test_a_convolution_and_a_padded_pool_are_the_references(name: str) -> None:
+def test_a_convolution_and_a_padded_pool_equal_the_reference(name: str) -> None:
     network = Sequential({"conv": Conv2D(3, 2), "pool": MaxPool2D(3, 3, 1)})
     x, outputs = np.random.default_rng(0).normal(size=(2, 7, 6, 2)), []
     for backend in (Reference("double"), create_backend(name, "double")):
@@ -201,7 +201,7 @@ def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_pairs_are_fused_where_windows_are_apart_and_small() -> None:
+def test_pairs_are_fused_if_windows_are_small_and_do_not_overlap() -> None:
     pytest.importorskip("numba")
     for pool, steps in (((2, 2), 1), ((1, 3), 1), ((3, 3), 1), ((1, 1), 2), ((2, 5), 2)):
         network = Sequential([Conv2D(3, 2), MaxPool2D(pool)])

@@ -85,7 +85,7 @@ def test_gradients_are_limited_as_in_pytorch(name: str, kind: str) -> None:
     np.testing.assert_allclose(found, GOLDEN[f"clipped/{kind}"], rtol=2e-6, atol=1e-6)
 
 
-def test_every_golden_file_is_looked_at() -> None:
+def test_every_golden_file_is_compared() -> None:
     for group, known in (("optimizer", OPTIMIZERS), ("clipped", CLIPPED)):
         assert {name.partition("/")[2] for name in GOLDEN if name.startswith(f"{group}/")} == known.keys()
 
@@ -109,7 +109,7 @@ def test_lamb_follows_its_paper(name: str) -> None:
 
 
 @every_backend
-def test_each_array_moves_by_its_own_length_and_biases_by_adams_step(name: str) -> None:
+def test_lamb_scales_each_array_by_its_norm_and_biases_move_as_in_adam(name: str) -> None:
     backend = create_backend(name, "float")
     params = Params()
     for layer, value in (("a", 1.0), ("b", 10.0)):
@@ -126,7 +126,7 @@ def test_each_array_moves_by_its_own_length_and_biases_by_adams_step(name: str) 
 
 @every_backend
 @pytest.mark.parametrize("dtype", ["half", "float", "double"])
-def test_a_layer_is_limited_by_itself(name: str, dtype: str) -> None:
+def test_gradients_are_clipped_layer_by_layer(name: str, dtype: str) -> None:
     """Its weights and biases together: a gradient of length 5 of one layer, of length 1 of the other."""
     backend = create_backend(name, dtype)
     params = Params()

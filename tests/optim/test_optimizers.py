@@ -91,7 +91,7 @@ class InPlainArrays(SGD):
 
 @every_backend
 @pytest.mark.parametrize(("kind", "passes"), [(SGD, 0), (Nesterov, 0), (InPlainArrays, 1)])
-def test_layers_see_what_was_updated(name: str, kind: type[SGD], passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_see_updated_weights(name: str, kind: type[SGD], passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the same pass where the update writes the narrower copy too, else in one more."""
     backend = create_backend(name, "half")
     params, optimizer, published = weights(backend), kind(0.5), []
@@ -145,7 +145,7 @@ def test_state_is_one_flat_vector_like_the_weights(name: str) -> None:
             assert not bool(vector.any()) and backend.address(vector) % 64 == 0
 
 
-def test_init_forgets_what_was() -> None:
+def test_init_resets_the_state() -> None:
     backend, optimizer = create_backend("numpy"), Nesterov(0.1)
     params = weights(backend)
     optimizer.init(params, backend)
@@ -221,7 +221,7 @@ def test_a_norm_to_clip_at_is_positive() -> None:
             SGD(0.1, max_grad_norm=norm)
 
 
-def test_a_class_is_no_learning_rate() -> None:
+def test_a_class_is_not_a_learning_rate() -> None:
     kinds: list[Any] = [OneCycle, Constant, Schedule, SGD, float]
     for kind in kinds:
         with pytest.raises(ConfigError, match=rf"learning_rate is the class {kind.__name__}: must be a Schedule"):
@@ -229,13 +229,13 @@ def test_a_class_is_no_learning_rate() -> None:
 
 
 @pytest.mark.parametrize(("wrong", "shown"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
-def test_objects_that_are_no_optimizers_are_refused(wrong: Any, shown: str) -> None:
+def test_objects_that_are_not_optimizers_are_refused(wrong: Any, shown: str) -> None:
     for make in (Replica, ParallelWrapper):
         with pytest.raises(ConfigError, match=f"optimizer is {shown}: must be an Optimizer"):
             make(small_model(), optimizer=wrong)
 
 
-def test_a_text_is_no_learning_rate() -> None:
+def test_a_string_is_not_a_learning_rate() -> None:
     with pytest.raises(ConfigError, match=r"SGD learning_rate='fast': must be a number above 0, or a schedule such as"):
         SGD("fast")  # type: ignore[arg-type]
 

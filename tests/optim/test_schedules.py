@@ -41,7 +41,7 @@ def rates(iterations: int, **arguments: Any) -> list[float]:
     return [schedule(i) for i in range(iterations)]
 
 
-def test_a_cycle_begins_peaks_and_ends_where_it_says() -> None:
+def test_a_cycle_begins_peaks_and_ends_at_the_given_rates() -> None:
     cycle = rates(11, warmup=0.3, start_divisor=10, end_divisor=100)
     assert cycle[0] == pytest.approx(0.05)
     assert cycle[3] == pytest.approx(0.5) == max(cycle)
@@ -79,7 +79,7 @@ def test_after_the_end_the_rate_stays() -> None:
     assert schedule(9) == schedule(10) == schedule(1000) == pytest.approx(0.5 / 1000)
 
 
-def test_a_cycle_needs_to_know_its_length() -> None:
+def test_a_cycle_without_a_span_is_refused() -> None:
     with pytest.raises(RuntimeError, match="call span"):
         OneCycle(0.5)(0)
 
@@ -116,7 +116,7 @@ def test_before_its_span_the_rate_is_the_first() -> None:
     assert schedule(0) == schedule(49) == schedule(50) == pytest.approx(0.5 / 25)
 
 
-def test_a_span_of_nothing_has_a_rate() -> None:
+def test_an_empty_span_has_a_rate() -> None:
     schedule = OneCycle(0.5)
     schedule.span(7, 7)
     assert schedule(7) == pytest.approx(0.5 / 25)
@@ -197,11 +197,11 @@ def test_rates_are_those_of_pytorch(name: str) -> None:
     np.testing.assert_allclose([schedule(i) for i in range(len(expected))], expected, rtol=1e-12, atol=1e-16)
 
 
-def test_every_golden_schedule_is_looked_at() -> None:
+def test_every_golden_schedule_is_compared() -> None:
     assert {name.partition("/")[2] for name in GOLDEN if name.startswith("schedule/")} == SCHEDULES.keys()
 
 
-def test_formulas_that_pytorch_has_not() -> None:
+def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
     """Deeplearning4j's InverseSchedule and SigmoidSchedule."""
     inverse, sigmoid = Inverse(0.5, 0.1, 0.75), Sigmoid(0.4, -0.2, 10)
     assert [inverse(i) for i in (0, 10)] == pytest.approx([0.5, 0.5 / 2**0.75])
@@ -258,7 +258,7 @@ def test_epochs_are_counted_from_the_end_of_the_fit(make: Any) -> None:
     assert [by_iteration(i) for i in range(3)] == [1, 0.5, 0.25]
 
 
-def test_a_warmup_comes_once_and_what_follows_begins_behind_it() -> None:
+def test_a_warmup_runs_once_before_its_schedule() -> None:
     schedule = Warmup(4, OneCycle(0.5, warmup=0.0, end_divisor=10), start=0.2)
     schedule.span(0, 15)
     assert [schedule(i) for i in (0, 2, 4, 14)] == pytest.approx([0.1, 0.3, 0.5, 0.05])

@@ -50,7 +50,7 @@ def test_work_is_forward_and_both_gradients() -> None:
     assert training_work(dict(block)["block"]) == 2 * 784 * 5 + 3 * 35
 
 
-def test_a_cut_is_the_best_there_is() -> None:
+def test_the_cut_minimises_the_slowest_stage() -> None:
     """Compare with all possible cuts on random work: the smallest largest stage, then the least traffic."""
     rng = np.random.default_rng(4)
     for _ in range(20):
@@ -168,7 +168,7 @@ def test_parts_cover_a_batch(samples: int, micro_batches: int) -> None:
     assert max(sizes) - min(sizes) <= 1 and min(sizes) >= 1
 
 
-def test_the_bound() -> None:
+def test_the_speed_of_a_pipeline_has_a_bound() -> None:
     even = PipelineSpeed([["a"], ["b"]], 4, [0.5, 0.5], 2.5)
     assert even.bound == pytest.approx(1.6) and even.speed_up == pytest.approx(1.6)
     uneven = PipelineSpeed([["a"], ["b"], ["c"]], 8, [0.3, 0.1, 0.2], 3.0)

@@ -103,16 +103,16 @@ def light(page):
     return measured(page)
 
 
-def test_the_browser_has_nothing_to_complain_of(light):
+def test_the_browser_reports_no_errors(light):
     assert light[1] == []
 
 
-def test_no_width_needs_to_be_scrolled_sideways(light):
+def test_no_page_scrolls_sideways_at_any_width(light):
     assert [found["width"] for found in light[0]] == list(WIDTHS)
     assert [found["needs"] for found in light[0]] == list(WIDTHS)
 
 
-def test_charts_and_pictures_show_something(light):
+def test_charts_and_pictures_are_not_blank(light):
     for found in light[0]:
         assert len(found["charts"]) == 6
         for chart in found["charts"]:

@@ -70,7 +70,7 @@ def test_the_closing_table_names_the_page(tmp_path):
     assert re.search(r"^report +run/report.html$", train(tmp_path, "epochs=1", "hydra.run.dir=run"), re.MULTILINE)
 
 
-def test_a_resumed_run_has_its_page_anew(finished):
+def test_the_page_of_a_resumed_run_is_rewritten(finished):
     folder = finished[0][0]
     train(folder, f"resume={folder}", "epochs=2")
     text = (folder / "report.html").read_text()

@@ -39,7 +39,7 @@ def test_a_chart_is_part_of_the_page():
     check_alone(f"<div>{text}{charts.svg(LOSS, 'two')}</div>")
 
 
-def test_names_with_markup_or_formulas_are_names():
+def test_markup_and_formulas_in_names_are_shown_literally():
     text = charts.svg(Chart(HOSTILE, HOSTILE, r"$\frac{", [Line("x", [1, 2], [1.0, 2.0])]), "c")
     check_alone(text)
     assert HOSTILE in Page(text).text and r"$\frac{" in Page(text).text
@@ -141,7 +141,7 @@ def pixels(png: bytes) -> np.ndarray:
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3, 4])
-def test_an_image_is_the_same_in_its_file(channels):
+def test_a_png_has_the_pixels_of_its_image(channels):
     image = np.random.default_rng(3).integers(0, 256, (5, 7, channels)).astype(np.uint8)
     np.testing.assert_array_equal(pixels(pictures.png(image)), image)
 

@@ -39,7 +39,7 @@ def write(folder: Path) -> str:
     return path.read_text()
 
 
-def test_the_page_of_a_finished_run_shows_what_it_came_to(tmp_path):
+def test_the_page_of_a_finished_run_shows_its_results(tmp_path):
     parsed = made(finished(tmp_path))
     for text in (
         "mnist: 93.33 % test accuracy", "finished", "2 workers", "commit 0123456789", "uncommitted changes",
@@ -100,7 +100,7 @@ RUNS: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_mark_says_what_became_of_a_run(tmp_path, name):
+def test_the_status_of_a_run_is_shown(tmp_path, name):
     changed, word, kind = RUNS[name]
     folder = finished(tmp_path, **changed)
     assert state(read_run(folder))[:2] == (word, kind)
@@ -192,7 +192,7 @@ def test_a_resumed_run_does_not_show_old_results(tmp_path):
     assert "cat taken for cat: 23" in [cell.get("title") for cell in parsed.all("td")]
 
 
-def test_a_run_that_validation_images_judge_has_its_matrix_at_the_end_too(tmp_path):
+def test_a_run_with_validation_images_has_a_final_confusion_matrix(tmp_path):
     folder = finished(tmp_path, test=None, test_accuracy=None, validation_accuracy=0.9)
     path = folder / "history.jsonl"
     path.write_text(path.read_text().replace('"test_', '"validation_'))
@@ -206,7 +206,7 @@ def test_fallback_data_are_marked(tmp_path):
     assert "fallback data: synthetic" in parsed.text
 
 
-def test_an_old_run_without_what_came_later_has_a_page(tmp_path):
+def test_a_run_of_an_earlier_version_has_a_page(tmp_path):
     folder = finished(tmp_path)
     (folder / "started.json").unlink()
     (folder / "examples.safetensors").unlink()
@@ -272,7 +272,7 @@ def test_values_of_the_wrong_type_are_omitted(tmp_path, first):
         made(folder)
 
 
-def test_a_row_that_is_being_written_is_left_for_later(tmp_path):
+def test_an_incomplete_row_is_ignored(tmp_path):
     folder = unfinished(tmp_path, rows=history(1))
     with (folder / "history.jsonl").open("a") as file:
         file.write('{"kind": "epoch", "epo')
@@ -280,7 +280,7 @@ def test_a_row_that_is_being_written_is_left_for_later(tmp_path):
     assert len(data.epochs) == 1 and not data.damaged
 
 
-def test_of_very_many_reports_some_are_read_and_all_epochs(tmp_path):
+def test_a_long_history_is_thinned_but_keeps_every_epoch(tmp_path):
     rows = [row for row in history(1, reports=1) if row["kind"] == "report"]
     lines = [json.dumps(rows[0] | {"iteration": at}) + "\n" for at in range(3 * MAX_ROWS)]
     lines[7] = lines[7777] = json.dumps(history()[-1]) + "\n"
@@ -375,7 +375,7 @@ def test_shares_of_time_are_also_text(tmp_path):
 @pytest.mark.parametrize(
     ("seconds", "said"), [(0.04, "0.0 s"), (45.24, "45.2 s"), (75, "1:15 min"), (3599.6, "1:00 h"), (7500, "2:05 h")]
 )
-def test_a_time_is_short(seconds, said):
+def test_times_are_formatted_briefly(seconds, said):
     assert clock(seconds) == said
 
 
@@ -388,7 +388,7 @@ def test_many_classes_and_images_of_all_kinds_are_shown(tmp_path):
     assert "1 98.0 %" not in parsed.text and "0 98.0 %" in parsed.text
 
 
-def test_a_page_by_way_of_a_link_names_the_run_itself(tmp_path):
+def test_a_page_reached_through_a_link_names_the_run(tmp_path):
     folder = finished(tmp_path)
     link = tmp_path / "latest"
     link.symlink_to(folder)

@@ -57,11 +57,11 @@ def test_equal_states_make_equal_files(tmp_path):
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_none_is_none(tmp_path):
+def test_a_folder_without_checkpoints_has_none(tmp_path):
     assert Checkpoints(tmp_path / "nothing").newest() is None and Checkpoints(tmp_path / "nothing").steps() == []
 
 
-def test_one_in_the_place_of_another(tmp_path):
+def test_a_checkpoint_replaces_one_of_the_same_iteration(tmp_path):
     store = saved(tmp_path, 3)
     store.save(3, {"step": 3, "loss": 9.0}, ARRAYS)
     newest = store.newest()
@@ -76,7 +76,7 @@ def test_keep_last_and_keep_every(tmp_path):
 
 @pytest.mark.parametrize("flips", [25, pytest.param(1000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path, caplog, name, flips):
+def test_every_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(tmp_path, caplog, name, flips):
     store, rng = saved(tmp_path, 1, 2), random.Random(name)
     path = store.path(2) / name
     whole = path.read_bytes()
@@ -101,7 +101,7 @@ CUTS = ("0", "1", "8", "header - 1", "header", "half", "all but one", "one more"
 
 @pytest.mark.parametrize("keep", CUTS)
 @pytest.mark.parametrize("name", FILES)
-def test_every_kind_of_cut_is_found(tmp_path, name, keep):
+def test_every_truncation_is_detected(tmp_path, name, keep):
     store = saved(tmp_path, 1, 2)
     path = store.path(2) / name
     whole = path.read_bytes()
@@ -196,7 +196,7 @@ def test_damaged_checkpoints_are_refused(tmp_path, harm, said):
     assert newest_step(store) == 1
 
 
-def test_none_is_whole(tmp_path):
+def test_a_folder_of_damaged_checkpoints_is_refused(tmp_path):
     store = saved(tmp_path, 1, 2)
     for step in (1, 2):
         (store.path(step) / "state.json").unlink()
@@ -214,7 +214,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_a_machine_that_dies_in_a_save_leaves_what_was_there(tmp_path, point):
+def test_a_crash_during_a_save_keeps_the_previous_checkpoints(tmp_path, point):
     """In a process of its own that leaves at once at this point."""
     store = saved(tmp_path, 1, 2)
     child = os.fork()
@@ -290,7 +290,7 @@ def die_at(point: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 1000, 40_000, 90_000])
-def test_a_file_that_may_not_grow_leaves_what_was_there(tmp_path, limit):
+def test_a_file_size_limit_keeps_the_previous_checkpoints(tmp_path, limit):
     """RLIMIT_FSIZE, in a process of its own: the state, the weights, or the second file of arrays is too long."""
     store = saved(tmp_path, 1)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
@@ -322,7 +322,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_is_full_leaves_what_was_there(small_disk):
+def test_a_disk_without_space_keeps_the_previous_checkpoints(small_disk):
     store, big = saved(small_disk, 1, 2), {"weights": {"a": np.zeros(100_000)}, "state": {"b": np.zeros(100_000)}}
     for _ in range(3):
         with pytest.raises(OutputError, match=r"step-00000003.*No space left on device"):
@@ -332,7 +332,7 @@ def test_a_disk_that_is_full_leaves_what_was_there(small_disk):
     assert newest_step(store) == 3
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_keeps_the_previous_checkpoints(tmp_path, monkeypatch):
     store = saved(tmp_path, 1)
 
     def full(*_):

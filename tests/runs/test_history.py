@@ -15,7 +15,7 @@ from cupynet.runs.history import Columns
 from tests.support.training import small_dataset, small_model
 
 
-def test_a_wrapper_keeps_what_a_run_writes_down(tmp_path: Path) -> None:
+def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     data = small_dataset(60)
     run = Run.of(tmp_path)
     with ParallelWrapper(small_model(), 2, report_every=2, callbacks=[History()], run=run) as wrapper:

@@ -54,7 +54,7 @@ def test_equal_runs_leave_equal_bytes(tmp_path: Path) -> None:
     assert written[0] == written[1]
 
 
-def test_a_new_run_in_an_old_folder_begins_with_nothing(tmp_path: Path) -> None:
+def test_a_new_run_in_an_old_folder_starts_empty(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(SUMMARY, {"a": np.ones(1)})
     run.history_path.write_text("{}\n")
@@ -63,7 +63,7 @@ def test_a_new_run_in_an_old_folder_begins_with_nothing(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_keys_of_a_later_version_are_passed_over(tmp_path: Path) -> None:
+def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(SUMMARY, {})
     run.summary_path.write_text(json.dumps({**json.loads(run.summary_path.read_text()), "colour": "red"}))
@@ -85,7 +85,7 @@ def test_a_damaged_summary_is_named(content: str, message: str, tmp_path: Path) 
         run.summary()
 
 
-def test_a_folder_without_a_summary_is_no_run(tmp_path: Path) -> None:
+def test_a_folder_without_a_summary_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a finished run, it has no summary.json"):
         Run(tmp_path).summary()
 
@@ -127,7 +127,7 @@ KEYS = """
 """
 
 
-def test_the_file_has_its_keys_side_by_side(tmp_path: Path) -> None:
+def test_the_summary_file_is_flat(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(SUMMARY, {})
     found = json.loads(run.summary_path.read_text())

@@ -56,7 +56,7 @@ def test_parts_add_up_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
     [(ParameterAveraging(2), "numpy"), (GradientSharing(), "numba")],
     ids=["averaging", "sharing"],
 )
-def test_with_several_workers(synchronizer: Any, backend: str) -> None:
+def test_accumulation_with_several_workers(synchronizer: Any, backend: str) -> None:
     options: dict[str, Any] = {"workers": 2, "synchronizer": synchronizer, "backend": backend}
     found, expected = (trained(n, optimizer=Adam(0.01, epsilon=1e-3), **options) for n in (3, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-11)
@@ -103,7 +103,7 @@ def test_accumulation_needs_less_memory() -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, 1.5, True, None])
-def test_parts_are_a_number(wrong: Any) -> None:
+def test_accumulate_must_be_a_number(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=f"accumulate={wrong}: must be an integer of at least 1"):
         ParallelWrapper(small_model(), 1, accumulate=wrong)
 

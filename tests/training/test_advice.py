@@ -64,14 +64,14 @@ def test_waiting_for_a_slow_worker_is_not_a_cost_of_averaging():
     assert "worker 1 is 2.0 times slower" in advise(spent(averaging=(50, 1), compute=(49, 98)), 1)
 
 
-def test_a_worker_with_more_to_do_is_not_slow():
+def test_a_worker_with_more_samples_is_not_slow():
     measured = spent(averaging=(50, 1), compute=(49, 98), samples=(500, 1000))
     assert advise(measured, 1).startswith("nothing stands out")
     idle = spent(averaging=(98, 1), compute=(0, 98), samples=(0, 1000))  # without a batch all the time
     assert advise(idle, 1).startswith("nothing stands out")
 
 
-def test_stages_of_a_pipeline_are_compared_with_their_like():
+def test_stages_of_a_pipeline_are_compared_with_the_same_stage_of_other_replicas():
     """Ranks 0 and 2 are the first stages of two replicas, 1 and 3 the second."""
     measured = spent(averaging=(50, 1, 50, 1), compute=(49, 98, 49, 98))
     assert "slower" in advise(measured, 1)

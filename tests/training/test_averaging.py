@@ -212,13 +212,13 @@ def test_divergence_ends_training_with_one_worker_too():
         train(1, lambda: SGD(1e35), epochs=3, frequency=5, dtype="float")
 
 
-def test_divergence_is_seen_without_any_average_or_report():
+def test_divergence_is_detected_without_any_average_or_report():
     trainer = alone(small_model("float"), SGD(1e35), report_every=0)
     with pytest.raises(DivergedError, match="the loss of worker 0 at batch 1 of epoch 1 is not finite, for samples"):
         trainer.fit(Loader(small_dataset(60), 4), 2)
 
 
-def test_weights_that_the_last_update_of_an_epoch_spoils_are_seen_at_its_end():
+def test_weights_spoiled_by_the_last_update_of_an_epoch_are_detected():
     class Poison(Replica):
         def update(self, iteration, squared_norm=None):
             super().update(iteration, squared_norm)
@@ -230,7 +230,7 @@ def test_weights_that_the_last_update_of_an_epoch_spoils_are_seen_at_its_end():
         trainer.fit(Loader(small_dataset(60), 4), 2)
 
 
-def test_a_diverged_replica_is_reported_without_the_place_of_the_reporter():
+def test_a_diverged_replica_has_no_note_of_another_worker():
     with pytest.raises(DivergedError) as caught:
         train(2, lambda: SGD(1e35), epochs=3, dtype="float")
     assert not hasattr(caught.value, "__notes__")

@@ -259,7 +259,7 @@ class Notes(Replica):
     ],
     ids=str,
 )  # fmt: skip
-def test_estimates_weigh_as_the_samples_they_are_of(synchronizer: Synchronizer) -> None:
+def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> None:
     """Exactly, even if weights are sent in 16 bits or take an outer step. The batches have 5, 3 and 0 samples."""
 
     def task(communicator: Any) -> Trainer:
@@ -557,7 +557,7 @@ def test_statistics_are_synchronised_between_devices(workers: int, dtype: str) -
 
 
 @pytest.mark.parametrize(("backend", "sync"), [("numpy", False), ("numba", True)])
-def test_half_learns(backend: str, sync: bool) -> None:
+def test_half_learns_with_batch_norm(backend: str, sync: bool) -> None:
     found = trained(2, dtype="half", backend=backend, sync=sync, epochs=12, drop=0.1,
                     optimizer=lambda: Nesterov(RATE))  # fmt: skip
     model, data = found[0].model, small_dataset(60)

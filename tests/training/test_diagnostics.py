@@ -36,7 +36,7 @@ def test_an_epoch_records_the_time_of_each_worker(workers):
         assert whole[0].compute_s[rank] == trainer.statistics.clock.compute_s
 
 
-def test_a_slow_worker_is_seen():
+def test_a_slow_worker_shows_in_the_times():
     class Slow(Recorder):
         def on_iteration_end(self, trainer):
             super().on_iteration_end(trainer)

@@ -86,13 +86,13 @@ def test_the_loss_is_the_mean_over_the_samples_of_all_replicas(workers, report_e
         assert [(each.loss, each.losses) for each in other] == [(each.loss, each.losses) for each in found[0]]
 
 
-def test_a_worker_without_a_batch_has_none():
+def test_a_worker_without_a_batch_has_no_loss():
     (record,) = records([Callback() for _ in range(3)], small_dataset(8))[0]
     assert math.isnan(record.losses[2]) and record.loss == pytest.approx(np.mean(record.losses[:2]))
 
 
 @pytest.mark.parametrize(("stages", "workers"), [(3, 1), (2, 2)])
-def test_the_last_stages_of_a_pipeline_have_it(stages, workers):
+def test_only_last_stages_of_a_pipeline_have_a_loss(stages, workers):
     def epochs_with(pipeline):
         recorder = Recorder()
         with ParallelWrapper(

@@ -120,7 +120,7 @@ def test_nan_scores_are_wrong_and_reported() -> None:
     ("losses", "mean"),
     [([1.0, np.inf], np.inf), ([-np.inf, 1.0], -np.inf), ([np.inf, -np.inf], np.nan), ([1.0, np.nan], np.nan)],
 )
-def test_losses_that_are_not_finite_show(losses: list[float], mean: float) -> None:
+def test_losses_that_are_not_finite_are_shown(losses: list[float], mean: float) -> None:
     evaluation = Evaluation(1)
     evaluation.add(np.zeros((2, 1)), [0, 0], losses)
     assert np.array_equal(evaluation.loss, mean, equal_nan=True)
@@ -200,7 +200,7 @@ def test_wide_counts_stay_in_their_columns() -> None:
     assert table[3 + 10].endswith(" 123456 | 10")
 
 
-def test_of_many_classes_there_is_no_matrix() -> None:
+def test_no_matrix_is_printed_for_many_classes() -> None:
     assert "Confusion Matrix" in Evaluation(FEW_CLASSES).stats()
     assert "Confusion Matrix" not in Evaluation(FEW_CLASSES + 1).stats()
 

@@ -154,6 +154,6 @@ def test_encoding_saves_traffic():
         (lambda: GradientSharing(score_every=0), "score_every=0: must be an integer of at least 1"),
     ],
 )
-def test_arguments_that_cannot_work(make, message):
+def test_invalid_arguments_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()

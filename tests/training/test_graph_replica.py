@@ -162,7 +162,7 @@ def test_losses_read_the_loss_scale_on_the_device(loss: str, plainly: Any, monke
     ],
     ids=lambda value: str(value).replace("gradients", "sharing"),
 )
-def test_every_way_to_keep_replicas_together(way: str, workers: int, plainly: Any) -> None:
+def test_every_synchronizer_trains_with_captured_steps(way: str, workers: int, plainly: Any) -> None:
     """Eight batches for three workers, the last one short: in the last round one worker has none."""
     data = small_dataset(61)
     found = train_on_device("half", workers, synchronizer=WAYS[way], data=data)
@@ -355,7 +355,7 @@ def breaking(dtype: str = "float") -> Model:
 @pytest.mark.parametrize(
     ("dtype", "workers", "frequency"), [("half", 1, 4), ("float", 1, "end"), ("half", 3, "end"), ("float", 3, 1)]
 )
-def test_a_loss_that_is_not_finite_is_reported_as_without_a_graph(
+def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
     dtype: str, workers: int, frequency: Any, plainly: Any
 ) -> None:
     """The message names the same worker, batch, sample and layer; the weights are those before that batch."""

@@ -160,7 +160,7 @@ def test_stages_leave_a_step_out_together():
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_checkpoint_holds_it(tmp_path, workers):
+def test_a_checkpoint_holds_the_loss_scale(tmp_path, workers):
     def wrapper():
         model = network_with(Poisoned(17, backwards=True), "half")
         return ParallelWrapper(model, 2, 3, callbacks=[Checkpoint(every_iterations=4, keep_last=100, path=tmp_path)])
@@ -178,7 +178,7 @@ def test_a_checkpoint_holds_it(tmp_path, workers):
             assert fingerprint(again.model) == wanted and again.trainer.skipped_steps == steps == 2
 
 
-def test_a_state_that_is_none_is_refused():
+def test_an_invalid_state_is_refused():
     scaler = alone(small_model("half"), Nesterov(0.01)).replica.scaler
     before = scaler.state()
     for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"scale": 2.0**25}, {"rounds": -1}, {"skipped": -1}):
@@ -188,7 +188,7 @@ def test_a_state_that_is_none_is_refused():
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_other_workers_count_a_step_once(tmp_path, workers):
+def test_a_change_of_workers_counts_a_skipped_step_once(tmp_path, workers):
     with ParallelWrapper(network_with(Poisoned(17, backwards=True), "half"), 2, 3) as wrapper:
         wrapper.fit(loader(), 2)
         path, found = wrapper.checkpoint(tmp_path), []

@@ -316,7 +316,7 @@ def test_callbacks_that_started_are_closed_if_another_cannot_start():
     assert log == ["a starts", "b starts", "b closes", "a closes"]
 
 
-def test_an_error_of_the_user_is_not_hidden_by_one_of_close(caplog):
+def test_an_error_during_close_does_not_hide_the_users_error(caplog):
     with (
         pytest.raises(ZeroDivisionError),
         ParallelWrapper(small_model(), 1, callbacks=[Closing("a", [], "close")]) as wrapper,

@@ -194,7 +194,7 @@ def test_reports_and_evaluations_are_those_of_one_replica():
         assert other.evaluation.loss == pytest.approx(one.evaluation.loss, rel=1e-10)
 
 
-def test_the_model_has_the_weights_of_all_stages_after_each_epoch():
+def test_the_model_has_all_stages_weights_after_each_epoch():
     model, data = small_model(), small_dataset(61)
     seen: list[dict[str, Any]] = []
 

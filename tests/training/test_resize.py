@@ -60,7 +60,7 @@ def states(wrapper):
     ("way", "workers"),
     [("every 3", 1), ("every 3", 4), *((way, 2) for way in ("adaptive", "slowmo", *KINDS_OF_WAYS) if way != "every 3")],
 )
-def test_three_workers_become_others(tmp_path, way, workers):
+def test_three_workers_become_another_number(tmp_path, way, workers):
     path = left_by(tmp_path, 3, 7, WAYS[way])
     with wrapper_of(tmp_path, workers, WAYS[way]) as wrapper:
         wrapper.restore(path)

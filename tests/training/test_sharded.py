@@ -64,7 +64,7 @@ def test_frequency_1_is_one_replica_on_the_concatenated_rounds(samples, batch_si
     assert trainers[0].statistics.clock.images == 2 * samples
 
 
-def test_a_worker_that_has_run_out_takes_part(tmp_path):
+def test_a_worker_that_has_run_out_of_batches_takes_part(tmp_path):
     """13 samples in shards of 5, 4 and 4, in batches of 4: the last round is the first worker's alone."""
     trainers = train(ShardedLoader(cut(13, 3, tmp_path), 4), 3)
     assert [len(trainer.replica.seen[0]) for trainer in trainers] == [2, 1, 1]

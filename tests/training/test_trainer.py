@@ -182,7 +182,7 @@ def test_slow_rounds_check_for_stops_more_often(monkeypatch):
     assert sent[0] == sent[1]  # what is sent only to ask is not in the figures
 
 
-def test_of_several_stops_the_lowest_ranks_is_reported():
+def test_the_stop_of_the_lowest_rank_is_reported():
     class StopAt(Recorder):
         def on_iteration_end(self, trainer):
             if trainer.iteration == 3 and trainer.rank:

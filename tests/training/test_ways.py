@@ -59,7 +59,7 @@ def check_samples_and_ends(trained, samples):
 
 
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_no_sample_is_lost_and_replicas_are_equal_whenever_the_way_says_so(way, monkeypatch):
+def test_no_sample_is_lost_and_replicas_are_equal_after_averages(way, monkeypatch):
     """The last round has one batch, of one sample, for three workers."""
     identical = []
 
@@ -274,7 +274,7 @@ def test_a_pull_beyond_the_mean_is_refused():
         (lambda: ElasticAveraging(1, 0.0), "pull=0.0: must be a number above 0, or null for 0.9 / workers"),
     ],
 )
-def test_arguments_that_cannot_work(make, message):
+def test_invalid_arguments_are_refused(make, message):
     with pytest.raises(ConfigError, match=message):
         make()
 

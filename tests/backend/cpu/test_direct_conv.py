@@ -32,7 +32,7 @@ CASES = [*((name, "float") for name in SHAPES), ("a chunk and a rest", "double")
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
-def test_direct_convolution_is_the_references(name: str, dtype: str) -> None:
+def test_direct_convolution_equals_the_reference(name: str, dtype: str) -> None:
     (n, height, width), channels, filters, window = SHAPES[name]
     backend, reference = create_backend("numba", dtype=dtype), create_backend("numpy", dtype="double")
     rng = np.random.default_rng(7)
@@ -55,7 +55,7 @@ def test_direct_convolution_is_the_references(name: str, dtype: str) -> None:
         np.testing.assert_allclose(own, expected, rtol=0, atol=bound * max(1, abs(expected).max()))
 
 
-def test_an_image_in_zeros_is_not_what_was_left_of_another() -> None:
+def test_padding_around_an_image_keeps_nothing_of_the_previous_image() -> None:
     """Frames are lent by the workspace, with arbitrary content."""
     backend, window = create_backend("numba"), Window((3, 3), (1, 1), ROOM)
     weight = np.ones((3, 3, 2, 4), np.float32)
@@ -65,7 +65,7 @@ def test_an_image_in_zeros_is_not_what_was_left_of_another() -> None:
     assert y[0, 0].tolist() == [[8] * 4, [12] * 4, [12] * 4, [8] * 4] and np.array_equal(y[0], y[1])
 
 
-def test_a_gradient_with_gaps_is_taken_and_a_weights_gradient_with_gaps_is_not() -> None:
+def test_a_strided_gradient_is_accepted_and_a_strided_weight_gradient_is_not() -> None:
     backend, window, rng = create_backend("numba"), Window((2, 2)), np.random.default_rng(3)
     x, weight, wide = (rng.normal(size=size).astype(np.float32) for size in ((2, 4, 4, 3), (2, 2, 3, 5), (2, 3, 3, 10)))
     y, kept = backend.conv2d(x, weight, None, window)
@@ -83,7 +83,7 @@ def test_images_too_large_for_32_bits_are_left_to_numpy() -> None:
     assert passes((1 << 15, 1 << 15, 2), 1, window, 4) is None and passes((1 << 15, 1 << 15, 1), 3, window, 4) is None
 
 
-def test_windows_that_see_no_pixel_are_left_to_numpy() -> None:
+def test_windows_without_a_pixel_are_left_to_numpy() -> None:
     """A window of 1x1 on the padding alone gives the bias."""
     window, weight, bias = Window((1, 1), (2, 2), ROOM), np.ones((1, 1, 2, 3), np.float32), np.arange(3, dtype="f")
     x, grads = np.ones((4, 1, 1, 2), np.float32), (np.zeros_like(weight), np.zeros_like(bias))

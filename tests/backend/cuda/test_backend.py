@@ -76,7 +76,7 @@ def test_a_worker_stays_on_its_stream(cupy: Any) -> None:
     assert len(set(currents)) == 1 and currents[0][0] == 1 and currents[0][1] != cupy.cuda.Stream.null
 
 
-def test_weights_that_their_owner_touches_are_seen_by_the_worker_and_back(cupy: Any) -> None:
+def test_the_caller_and_the_worker_see_each_others_changes_to_weights(cupy: Any) -> None:
     """The owner of a model makes it, changes it and reads it in a thread of its own, on the null stream."""
     backend = create_backend("cupy")
     weights = backend.allocate((3,), np.float32)
@@ -94,7 +94,7 @@ def test_weights_that_their_owner_touches_are_seen_by_the_worker_and_back(cupy: 
     assert together(lambda: backend.to_host(weights).tolist()) == [[3, 3, 3]]
 
 
-def test_arrays_are_on_the_backends_device_before_a_worker_is_there(cupy: Any) -> None:
+def test_arrays_are_on_the_backends_device_before_there_is_a_worker(cupy: Any) -> None:
     backend = create_backend("cupy", device=1)
     assert backend.asarray(np.zeros(2)).device.id == 1
     assert backend.allocate((2,), np.float32).device.id == 1
@@ -168,7 +168,7 @@ class CompilerError(Exception):
     """CuPy's CompileException is neither an ImportError nor a RuntimeError either."""
 
 
-def test_a_cupy_that_cannot_compile_is_a_reason_and_not_a_bug(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cupy_that_cannot_compile_is_reported_and_is_not_a_bug(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def ones(*_: object) -> None:
         raise CompilerError("cannot open source file cuda_fp16.h\nand much more")
 

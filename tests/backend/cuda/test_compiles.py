@@ -151,7 +151,7 @@ def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
 
 
 @needs_nvrtc
-def test_a_mistake_is_seen() -> None:
+def test_a_compile_error_is_reported() -> None:
     text = source("update")
     wrong = text.replace("w -= step;", "w -= stop_;")
     assert wrong != text

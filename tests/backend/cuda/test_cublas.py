@@ -83,7 +83,7 @@ def test_sums_of_halves_are_never_made_in_half(cupy: Any) -> None:
 
 @standin
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_products_of_nothing(dtype: str, cupy: Any) -> None:
+def test_products_of_empty_matrices(dtype: str, cupy: Any) -> None:
     own = Cublas(cupy)
     for m, n in ((0, 3), (3, 0), (0, 0)):
         out = cupy.empty((m, n), dtype)

@@ -22,7 +22,7 @@ FILES = sorted(path.stem for path in FOLDER.glob("*.cu"))
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_the_table_says_what_the_kernels_take(file: str) -> None:
+def test_the_table_has_the_parameters_of_the_kernels(file: str) -> None:
     kernels = host_library(source(file), options=OPTIONS)
     assert kernels.keys() == {name for name, instance in INSTANCES.items() if instance.file == file}
     for name, kernel in kernels.items():

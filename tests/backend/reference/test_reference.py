@@ -65,7 +65,7 @@ def test_pooling_takes_the_first_largest_of_each_window() -> None:
         np.testing.assert_array_equal(winners, looked_at.argmax(axis=3))  # argmax: the first
 
 
-def test_means_leave_out_what_is_around_the_image() -> None:
+def test_means_leave_out_the_padding() -> None:
     for seed, shape in enumerate(SHAPES):
         rng, backend = np.random.default_rng(seed), Reference("double")
         window, size = shape.pooled
@@ -88,7 +88,7 @@ def test_winners_of_windows_with_more_than_256_places() -> None:
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(1, 1), (1, 7), (5, 2), (4, 6)])
-def test_softmax_and_its_loss_by_the_textbook(rows: int, classes: int) -> None:
+def test_softmax_and_its_loss_follow_the_textbook(rows: int, classes: int) -> None:
     rng, backend = np.random.default_rng(rows), Reference("double")
     logits, labels = rng.normal(0, 3, (rows, classes)), rng.integers(0, classes, rows)
     exponentials = np.exp(logits)

@@ -114,7 +114,7 @@ def test_the_least_loss_is_the_best(tmp_path: Path, search: Callable[..., None])
         assert figures == sorted(figures) and len(set(figures)) == 3
 
 
-def test_an_interrupted_search_resumes_as_if_it_had_not_been(tmp_path: Path, search: Callable[..., None]) -> None:
+def test_an_interrupted_search_resumes_as_if_uninterrupted(tmp_path: Path, search: Callable[..., None]) -> None:
     """The first ten trials are random, the later ones follow from those before."""
     with study(tmp_path / "whole") as opened:
         search(opened, 12)

@@ -101,7 +101,7 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
     assert again.test_accuracy is not None and f"accuracy {percent(again.test_accuracy)}" in stdout
 
 
-def test_a_trial_is_a_run_that_other_commands_take(searched: tuple[Path, Path, str]) -> None:
+def test_a_trial_is_a_run_for_other_commands(searched: tuple[Path, Path, str]) -> None:
     where, folder, stdout = searched
     best = folder / "trials" / f"{int(best_of(folder)['trial']):04d}"
     evaluation, _ = run(where, str(best), "--json", command="evaluate")

@@ -109,7 +109,7 @@ def test_a_wrong_archive_is_refused_and_kept(tmp_path: Path, monkeypatch: Any, r
     assert path.read_bytes() == raw
 
 
-def test_a_cut_archive_of_the_right_digest(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_truncated_archive_with_the_right_digest(tmp_path: Path, monkeypatch: Any) -> None:
     path = place(tmp_path, monkeypatch, archive(GOOD)[:-2000])
     with pytest.raises(DataError, match=f"^{path}: .*; delete it to download it again"):
         CIFAR10(tmp_path).load()

@@ -41,7 +41,7 @@ def test_each_data_set_has_its_own_folder(kind: Any, placed: Any) -> None:
 
 
 @both
-def test_a_file_packed_again_is_not_known(kind: Any, placed: Any) -> None:
+def test_a_file_compressed_again_has_another_digest(kind: Any, placed: Any) -> None:
     path = placed.root / kind.name / NAMES[1]
     path.write_bytes(gzip.compress(placed.raw[NAMES[1]], 9))
     with pytest.raises(DataError, match=rf"{path}: expected SHA-256 .*, found .*: wrong contents; delete it"):

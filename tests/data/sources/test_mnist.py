@@ -32,7 +32,7 @@ def assert_is(data: Data, tiny: Any) -> None:
     np.testing.assert_array_equal(data.test.labels, test_labels)
 
 
-def test_files_that_are_there(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_existing_files_are_read(tiny: Any, caplog: pytest.LogCaptureFixture) -> None:
     tiny.write()
     assert_is(MNIST(tiny.root).load(), tiny)
     assert not caplog.records
@@ -76,7 +76,9 @@ def test_only_missing_files_are_downloaded(tiny: Any, mirror: Any, monkeypatch: 
     assert mirror.requests == ["/" + NAMES[3]]
 
 
-def test_a_mirror_with_another_set_is_not_believed(tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mirror_that_serves_another_data_set_is_rejected(
+    tiny: Any, mirror: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(MNIST, "mirrors", (mirror.url,))
     mirror.offer(tiny.packed | {NAMES[1]: tiny.packed[NAMES[3]]})
     with pytest.raises(DataError, match="wrong contents: expected an IDX header"):
@@ -108,7 +110,7 @@ def home(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_without_files_and_without_network(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_files_and_network_the_data_are_synthetic(home: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = MNIST(limit=20, seed=9).load()
     assert (data.name, data.fallback, len(data.train), len(data.test)) == ("synthetic", True, 20, 20)
     assert not np.array_equal(data.train.images, MNIST(limit=20, seed=10).load().train.images)

@@ -74,7 +74,7 @@ def test_contrast_and_margins(digits: tuple[Dataset, Dataset]) -> None:
     assert edge.mean() < 12  # and little of it is cut off
 
 
-def test_glyphs_lie_in_their_box() -> None:
+def test_glyphs_lie_inside_their_box() -> None:
     made = alphabet(48)
     assert made.count.tolist() == [len(GLYPHS[digit]) for digit in range(10)]
     np.testing.assert_allclose(made.weights.sum(axis=2), 1, atol=1e-5)  # a moved glyph keeps its shape

@@ -344,7 +344,7 @@ def test_names_of_classes_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("validation", [0, 7])
-def test_a_quick_look_has_some_of_each_class_and_reads_no_more(
+def test_a_limited_image_folder_has_images_of_each_class_and_reads_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, validation: int
 ) -> None:
     folder, read = pictures(tmp_path), list[Path]()

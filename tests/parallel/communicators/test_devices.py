@@ -198,7 +198,7 @@ def as_ranks(places: list[str], reduce: str, weights: list[float]) -> Any:
     return on_threads(len(places), task)
 
 
-def test_ranks_with_a_gpu_each_meet_over_nccl(with_nccl):
+def test_ranks_with_a_gpu_each_communicate_over_nccl(with_nccl):
     found = as_ranks(["a 1", "a 2", "b 1"], "auto", [1.0, 1.0, 2.0])
     assert found == [[1.25, 10.0]] * 3 and len(with_nccl) == 9
     assert as_ranks(["a 1", "a 2", "b 1"], "nccl", [0.0, 0.0, 0.0]) == [[0.0, 10.0], [1.0, 10.0], [2.0, 10.0]]
@@ -237,7 +237,7 @@ def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype, weights):
         assert [v.tobytes() for v in results[0]] == [v.tobytes() for v in results[1]]
 
 
-def test_ranks_that_share_a_gpu_meet_on_the_host(with_nccl, caplog):
+def test_ranks_that_share_a_gpu_average_on_the_host(with_nccl, caplog):
     with caplog.at_level(logging.INFO):
         assert as_ranks(["a 1", "a 1", "b 1"], "auto", [1.0] * 3) == [None] * 3
     assert caplog.messages == ["averages are computed in host memory: several ranks share a GPU (a 1)"]

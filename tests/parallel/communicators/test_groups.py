@@ -8,7 +8,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.parallel import Groups, SerialCommunicator, ThreadLauncher
 
 
-def test_alone_by_default():
+def test_groups_of_one_by_default():
     groups = Groups.of()
     assert (groups.world.size, groups.replicas.size, groups.stages.size) == (1, 1, 1)
 

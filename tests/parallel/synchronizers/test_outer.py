@@ -61,7 +61,7 @@ def test_momentum_is_kept_by_name() -> None:
     np.testing.assert_array_equal(two.state()["velocity"]["conv1.weight"], saved["velocity"]["conv1.weight"])
 
 
-def test_names() -> None:
+def test_outer_optimizers_have_names() -> None:
     assert [type(outer_step(name)) for name in ("mean", "slowmo", "diloco")] == [Mean, SlowMo, DiLoCo]
     assert (str(outer_step("diloco")), str(SlowMo()), str(Mean())) == ("DiLoCo(0.7, 0.9)", "SlowMo(1, 0.5)", "mean")
 
@@ -75,6 +75,6 @@ def test_names() -> None:
         (lambda: DiLoCo(0.7, 1.0), "DiLoCo momentum=1.0: must be a number of at least 0 and below 1"),
     ],
 )
-def test_arguments_that_cannot_work(make: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()

@@ -133,6 +133,6 @@ def test_a_schedule_resumes_from_its_state(make: Any) -> None:
         (lambda: Adaptive(0.1, 5, 4), "Adaptive most=4: must be an integer of at least 5"),
     ],
 )
-def test_arguments_that_cannot_work(make: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()

@@ -91,7 +91,7 @@ def test_residuals_are_cut_now_and_then() -> None:
     assert encoder.residual[0] == 2.5  # 5 thresholds
 
 
-def test_rules_of_the_threshold() -> None:
+def test_a_threshold_adapts_by_its_rule() -> None:
     fixed, target = FixedThreshold(0.5), TargetSparsity(0.1, 1.0, 0.5)
     adaptive = AdaptiveThreshold(1.0, 0.01, 0.1, 0.5)
     found: dict[str, list[float]] = {}
@@ -106,7 +106,7 @@ def test_rules_of_the_threshold() -> None:
     }
 
 
-def test_a_threshold_stays_a_number() -> None:
+def test_a_threshold_stays_finite() -> None:
     """Even if there is nothing to send for many rounds, zeros are never sent."""
     encoder = started(TargetSparsity(0.5, 1e-4, 0.01))
     for _ in range(40):
@@ -141,7 +141,7 @@ def test_an_encoding_resumes_from_its_state() -> None:
         (lambda: encoding(3), "encoding is an int: must be a ThresholdEncoding"),  # type: ignore[arg-type]
     ],
 )
-def test_arguments_that_cannot_work(make: Any, message: str) -> None:
+def test_invalid_arguments_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 

@@ -89,7 +89,7 @@ def test_time_to_an_accuracy_is_of_training_up_to_the_first_epoch_that_had_it(tm
     assert of(tmp_path, to=0.99).groups[0].value("time_to") is None
 
 
-def test_the_front_is_what_nothing_beats_in_both(tmp_path: Path) -> None:
+def test_the_front_has_runs_that_no_other_beats_in_both(tmp_path: Path) -> None:
     for workers, accuracy, train_s in (
         (1, 0.95, 20.0),
         (2, 0.93, 10.0),
@@ -170,7 +170,7 @@ def test_an_unfinished_run_is_marked(tmp_path: Path) -> None:
         hold.release()
 
 
-def test_half_a_row_of_a_history_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_row_of_a_history_is_skipped(tmp_path: Path) -> None:
     run = made(tmp_path / "0")
     with (run / "history.jsonl").open("a") as file:
         file.write(
@@ -306,7 +306,7 @@ def test_records_are_plain_and_whole(tmp_path: Path) -> None:
     assert Figure.of([]) is None and Figure.of([1.0, None]) is None
 
 
-def test_found_runs_say_when_they_were_how_good(tmp_path: Path) -> None:
+def test_epochs_of_found_runs_have_times_and_accuracies(tmp_path: Path) -> None:
     (found,) = find([str(made(tmp_path / "0", accuracies=[0.3, 0.6]))])
     assert found.time_to(0.6, "test") == 10.0 and found.time_to(0.6, "validation") is None
 

@@ -123,7 +123,7 @@ def test_measurements_that_stages_have_not_exchanged_are_saved(tmp_path):
     assert rows(tmp_path) == wanted
 
 
-def test_history_cuts_its_file_on_restore(tmp_path):
+def test_restoring_truncates_the_history_file(tmp_path):
     history = History(tmp_path / "history.jsonl")
     history.start(None, None)
     history._write({"row": 1})
@@ -275,7 +275,7 @@ def test_bad_checkpoints_are_refused(tmp_path):
         other.restore(tmp_path / "odd")
 
 
-def test_a_callback_in_a_new_wrapper_forgets_the_best_score(tmp_path):
+def test_a_callback_in_a_new_wrapper_resets_the_best_score(tmp_path):
     """What is the best of one training says nothing of another."""
     callback = Checkpoint(best="loss", keep_last=1, path=tmp_path)
     for _ in range(2):

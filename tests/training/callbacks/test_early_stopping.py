@@ -99,14 +99,14 @@ def test_scores_are_counted_from_epoch_1(scripted):
     assert stopping.result.scores == {1: 0.9, 2: 0.8, 3: 0.7}
 
 
-def test_a_direction_may_be_turned_round(scripted):
+def test_scores_may_be_minimised_or_maximised(scripted):
     scripted([0.1, 0.3, 0.2])
     stopping = EarlyStopping("loss", "max")
     fit(stopping, 3)
     assert stopping.result.best_epoch == 2
 
 
-def test_of_equal_scores_the_first_is_the_best(scripted):
+def test_the_first_of_equal_scores_is_the_best(scripted):
     scripted([0.5, 0.3, 0.3, 0.4])
     stopping = EarlyStopping()
     fit(stopping, 4)
@@ -174,7 +174,7 @@ def test_small_steps_add_up_to_an_improvement(scripted):
     ("monitor", "scores", "wanted", "epochs"),
     [("accuracy", [0.5, 0.9, 0.95, 0.99], 0.95, 3), ("loss", [0.5, 0.2, 0.19], 0.2, 2), ("loss", [0.5, 0.4], 0.2, 2)],
 )
-def test_a_score_good_enough(scripted, monitor, scores, wanted, epochs):
+def test_a_target_score_ends_the_fit(scripted, monitor, scores, wanted, epochs):
     scripted(scores, monitor)
     stopping = EarlyStopping(monitor, best_score=wanted)
     trainer, _ = fit(stopping, len(scores))

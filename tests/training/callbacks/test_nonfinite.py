@@ -72,7 +72,7 @@ def normalised(layer: Layer, sync: bool = False) -> Model:
     return Model(Sequential(layers), Image(8, 8, 1), create_backend("numpy", "double"), 1)
 
 
-def test_a_worker_affected_by_another_batch_says_so(caplog):
+def test_a_worker_spoiled_by_another_workers_batch_says_so(caplog):
     """With synchronized statistics one bad batch makes all losses NaN, but only its worker has the cause."""
     callbacks = [NonFinite("skip")]
     with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=callbacks, timeout_s=20) as wrapper:
@@ -250,7 +250,7 @@ def test_the_count_of_skipped_batches_survives_a_change_of_workers(tmp_path, wor
 
 
 @pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"action": "rollback"}, {"most_skipped": 0}])
-def test_arguments_that_cannot_work(arguments):
+def test_invalid_arguments_are_refused(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
         NonFinite(**arguments)
 

@@ -123,7 +123,7 @@ def test_bad_arguments_are_refused(loader: Loader, arguments: dict[str, object],
     assert wrong in str(refused.value)
 
 
-def test_a_pair_has_the_pixels_of_the_model(loader: Loader) -> None:
+def test_a_pair_is_scaled_like_the_models_pixels(loader: Loader) -> None:
     """A model that was trained on normalized images is tested on normalized images."""
     pixels = PixelScale.of([0.2], [0.3])
     own, normalised = model(), dataclasses.replace(loader.dataset, pixels=pixels)

@@ -233,7 +233,7 @@ def test_a_failing_writer_never_ends_a_run(
     assert len(tried) == 1
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unwritable_folder_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """At once: MLflow by itself would try for minutes to open its file."""
     (tmp_path / "file").write_text("")
     run = Run.of(tmp_path / "run")
@@ -324,7 +324,7 @@ def test_a_missing_package(kind: type[Logger], package: str, monkeypatch: pytest
         kind()
 
 
-def test_a_server_that_does_not_answer_is_soon_given_up(
+def test_an_unresponsive_server_is_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other workers wait for rank 0 meanwhile, by default 300 s."""
