@@ -30,6 +30,7 @@ from cupynet.core.checks import amount, one_line, one_of
 from cupynet.core.errors import ConfigError, CupynetError, DataError, OutputError, exit_code
 from cupynet.core.exits import Arguments, leave_after, out_of_memory
 from cupynet.core.mpiexec import find_mpiexec, started
+from cupynet.core.terminal import printable
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
@@ -70,10 +71,10 @@ def main() -> None:
     parser = Arguments(
         "cupynet doctor",
         "Check what this machine has and lacks for training.",
-        "key=value: settings of cupynet train, such as backend=cupy. json=true prints JSON;\n"
-        f"one check alone: check={'|'.join(CHECKS)}",
+        f"json=true prints JSON; one check alone: check={'|'.join(CHECKS)}",
     )
-    parser.add_argument("settings", nargs="*", metavar="key=value")
+    of_run = "settings of cupynet train, such as backend=cupy: that run is checked"
+    parser.add_argument("settings", nargs="*", metavar="key=value", help=of_run)
     leave_after(lambda: diagnose(parser.parse_args().settings))
 
 
@@ -89,7 +90,7 @@ def diagnose(arguments: Sequence[str]) -> int:
         for finding in examine(name, settings):
             found.append(finding)
             if not as_json:
-                print(f"{finding.state:<9}{finding.part:<10}{finding}", flush=True)
+                print(printable(f"{finding.state:<9}{finding.part:<10}{finding}"), flush=True)
     code = next((finding.code for finding in found if finding.code), 0)
     if as_json:
         print(json.dumps({"exit_code": code, "findings": [asdict(finding) for finding in found]}, indent=2))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cupynet.config import resume
 from cupynet.config.schema import Settings
 from cupynet.core import signals
-from cupynet.core.errors import Interrupted
+from cupynet.core.errors import Interrupted, signal_of
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
@@ -68,6 +68,8 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         with signals.handled(signals.leave):
             return TrainJob(experiment, run).train()
     except KeyboardInterrupt as stopped:
+        if not signal_of(stopped):  # a callback raised it
+            raise
         raise Interrupted.by(stopped, saved(run)) from None
     finally:
         experiment.release_memory()

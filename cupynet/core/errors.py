@@ -71,8 +71,20 @@ class Interrupted(CupynetError):
 
     @classmethod
     def by(cls, stopped: KeyboardInterrupt, saved: str = "nothing of this run was saved") -> Interrupted:
-        """Convert a KeyboardInterrupt, whose argument may be the number of a signal; without one it is SIGINT."""
-        return cls(stopped.args[0] if stopped.args else signal.SIGINT, saved)
+        """Convert a KeyboardInterrupt. It is SIGINT if no signal raised it."""
+        return cls(signal_of(stopped) or signal.SIGINT, saved)
+
+
+def signal_of(error: BaseException) -> int:
+    """Return the signal whose handler raised `error`; 0 if there was none: user code may raise KeyboardInterrupt too.
+
+    The handlers of cupynet.core.signals add the number of the signal, and Python's own for SIGINT adds nothing.
+    """
+    if not isinstance(error, KeyboardInterrupt):
+        return 0
+    if error.args:
+        return error.args[0] if isinstance(error.args[0], int) else 0
+    return signal.SIGINT if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 0
 
 
 def exit_code(error: BaseException) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from cupynet.core.checks import one_line
-from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code
+from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code, signal_of
 from cupynet.core.terminal import folded, printable
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
@@ -82,7 +82,7 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     """Report the error that ended a job, in its log or on stderr; return the exit code.
 
     A CupynetError is reported in one line, followed by its notes that have several lines. Any other error is reported
-    with its traceback, including a SystemExit that a job's callback raised.
+    with its traceback, including a SystemExit or KeyboardInterrupt that a job's callback raised.
 
     Args:
         job: prefix of the line.
@@ -91,7 +91,7 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         return 0 if error.code is None else error.code
     if isinstance(error, BrokenPipeError) and stdout_is_gone("\n"):
         return BROKEN_PIPE
-    if isinstance(error, KeyboardInterrupt):
+    if isinstance(error, KeyboardInterrupt) and signal_of(error):
         error = Interrupted.by(error)
     notes = getattr(error, "__notes__", [])  # the worker and the batch
     unexpected, below = False, []
@@ -104,13 +104,26 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         what = "; ".join([one_line(error) or type(error).__name__, *notes])
         line = f"out of memory ({what}): lower batch_size, workers or prefetch_buffer"
     else:
-        unexpected, line = True, f"{type(error).__name__}: {one_line(error)}"
+        unexpected, module = True, _module_of(error)
+        line = ": ".join(filter(None, [type(error).__name__, one_line(error)])) + (module and f" (in module {module})")
     for text in [line, *below]:
         if log is not None:
             log.error("%s%s", job, text, exc_info=error if unexpected else None)
         else:
             say_error(f"{job}{text}", error if unexpected else None)
     return exit_code(error)
+
+
+def _module_of(error: BaseException) -> str:
+    """Return the user's module that raised an error, itself or in a library; "" if cupynet did."""
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package == "cupynet":
+            found = ""
+        elif package not in sys.stdlib_module_names and "-packages" not in frame.f_code.co_filename:
+            found = str(frame.f_globals.get("__name__", ""))
+    return found
 
 
 def out_of_memory(error: BaseException) -> bool:

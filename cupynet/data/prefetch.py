@@ -1,9 +1,10 @@
 """Prefetching: a thread makes items at most `capacity` ahead, while the consumer uses earlier ones.
 
 There are two queues: `items` from the producer to the consumer, and `room` back to the producer, with a permit for each
-further item. No put blocks, and neither side polls. (A bounded queue.Queue has a lock that is not reentrant, and the
+further item. No put blocks. (A bounded queue.Queue has a lock that is not reentrant, and the
 finalizer below may run at any moment; a SimpleQueue is made for that.) The producer's last item is always an end mark,
-with its error if it had one, so that the consumer never waits forever.
+with its error if it had one, so that the consumer never waits forever. The consumer may be the main thread, which wakes
+up often: the system may deliver a signal to any thread, but Python runs its handler in the main thread alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from typing import Generic, TypeAlias, TypeVar
 from cupynet.core.checks import integer
 
 T = TypeVar("T")
+
+WAKE_S = 0.2  # how often a waiting consumer lets Python run signal handlers
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Prefetcher(Generic[T]):
         if self._closed.is_set():
             raise StopIteration
         start = time.perf_counter()
-        item = self._items.get() if self._thread else _make(self._iterator)
+        item = self._received() if self._thread else _make(self._iterator)
         self.waited_s += time.perf_counter() - start
         if not isinstance(item, _End):
             if self._thread:
@@ -84,11 +87,18 @@ class Prefetcher(Generic[T]):
         finally:
             del item  # the error's traceback holds this frame: avoid a reference cycle
 
+    def _received(self) -> T | _End:
+        """Wait for the next item of the thread."""
+        while True:
+            with suppress(Empty):
+                return self._items.get(timeout=WAKE_S)
+
     def close(self) -> None:
         """Stop the producer after its current item, wait for its thread, and end the iteration."""
         _stop(self._room, self._closed)
         if self._thread:
-            self._thread.join()
+            while self._thread.is_alive():
+                self._thread.join(WAKE_S)
             with suppress(Empty):  # drop unused items and their memory
                 while True:
                     self._items.get_nowait()

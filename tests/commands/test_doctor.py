@@ -51,6 +51,23 @@ def shadow(folder: Path, name: str, text: str) -> str:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
+def test_help_says_what_the_settings_are(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["doctor", "--help"])
+    with pytest.raises(SystemExit):
+        doctor.main()
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["key=value"])
+    assert "settings of cupynet train" in line
+
+
+def test_a_finding_about_a_strangers_file_cannot_control_the_terminal(monkeypatch, capsys):
+    def check(settings):
+        yield Finding("disk", "ok", "a\x1b[2J\u202eb")
+
+    monkeypatch.setitem(doctor.CHECKS, "disk", check)
+    assert doctor.diagnose(["check=disk"]) == 0
+    assert capsys.readouterr().out == f"{'ok':<9}{'disk':<10}a\ufffd[2J\ufffdb\n"
+
+
 @pytest.mark.slow
 def test_a_machine_that_can_train(tmp_path):
     found = json.loads(told(tmp_path, "json=true", *SMALL))

@@ -380,6 +380,10 @@ class Failing(Layer):
     def fail(self):
         raise ZeroDivisionError("on purpose")
 
+class Interrupting(Failing):
+    def fail(self):
+        raise KeyboardInterrupt
+
 class Hanging(Failing):
     def fail(self):
         import time
@@ -397,6 +401,16 @@ def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, 
     assert "ZeroDivisionError: on purpose" in stderr and "failing.py" in stderr
     if sys.version_info >= (3, 11):
         assert f"worker {worker} (numba, device 0), epoch 1, at batch" in stderr
+
+
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_keyboard_interrupt_in_user_code_is_not_told_as_a_signal(workers, tmp_path):
+    (tmp_path / "failing.py").write_text(FAILING)
+    thread = "Thread" if workers == 1 else 1  # the end of its name
+    part = f"+model.layers={{bad:{{_target_:failing.Interrupting,step:2,worker:{thread}}}}}"
+    settings = [*QUICK, *SMALL, f"workers={workers}", "trusted_modules=[failing]", part]
+    _, stderr = run(tmp_path, *settings, code=130)
+    assert "in fail\n" in stderr and stderr.endswith("cupynet: KeyboardInterrupt (in module failing)\n")
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import signal
@@ -18,7 +19,7 @@ from safetensors.numpy import load_file
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
 from tests.support.commands import QUICK, SMALL, environment, run, run_folder
-from tests.support.mpi import ROOT, mpiexec, needs_mpi, under_mpiexec
+from tests.support.mpi import ROOT, mpiexec, needs_mpi, ranks_of, under_mpiexec
 from tests.support.resumed_runs import MORE, same
 
 pytestmark = needs_mpi
@@ -242,7 +243,7 @@ def test_divergence_leaves_the_best_weights(tmp_path, report):
 def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
     _, stderr = train(tmp_path, 2, *MPI, *SMALL, *faulty(tmp_path, "raise", 1, 4), code=1)
     assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
-    assert stderr.splitlines()[-1] == "cupynet: rank 1: ZeroDivisionError: on purpose"
+    assert stderr.splitlines()[-1] == "cupynet: rank 1: ZeroDivisionError: on purpose (in module faults)"
 
 
 @pytest.mark.slow
@@ -276,25 +277,45 @@ def test_a_rank_that_is_killed_while_its_state_is_gathered_ends_all(tmp_path):
     assert [entry.name for entry in (run_folder(tmp_path) / "checkpoints").iterdir()] == ["step-00000004"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_to_mpiexec_stops_all_after_the_same_round(tmp_path, number, code):
+def in_training(folder: Path) -> subprocess.Popen[str]:
+    """Two ranks that train for minutes, once they have begun. Their mark is the folder."""
     settings = [*MPI, "data.train=60000", "epochs=50", "report_every_iterations=5"]
     command = [str(mpiexec()), "-n", "2", sys.executable, "-m", "cupynet", "train", *settings]
     process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        command, cwd=folder, env=environment(MARK=str(folder)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     deadline = time.monotonic() + 100
-    while not any(p.stat().st_size for p in tmp_path.glob("outputs/**/history.jsonl")) and time.monotonic() < deadline:
+    while not any(p.stat().st_size for p in folder.glob("outputs/**/history.jsonl")) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process.send_signal(number)
+    return process
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("receiver", ["mpiexec", "a rank"])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGUSR1, 143)])
+def test_a_signal_stops_all_ranks_after_the_same_round(tmp_path, number, code, receiver):
+    process = in_training(tmp_path)
+    os.kill(process.pid if receiver == "mpiexec" else ranks_of(str(tmp_path))[1], number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert stderr.count(f"cupynet: stopped by {number.name}: what was trained is in") == 1
     folder = run_folder(tmp_path)
     assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
     assert (folder / "weights.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_sighup_to_mpiexec_ends_it_and_all_ranks_within_five_seconds(tmp_path):
+    process = in_training(tmp_path)
+    assert len(ranks_of(str(tmp_path))) == 2
+    process.send_signal(signal.SIGHUP)
+    began = time.monotonic()
+    process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGHUP
+    while ranks_of(str(tmp_path)):
+        assert time.monotonic() - began < 5
+        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -28,6 +31,7 @@ from cupynet.config.schema import (
     TuneSettings,
     own_names,
 )
+from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DataError, DivergedError, Interrupted, OutputError, annotate
 from cupynet.nn import Layer, Loss
 from cupynet.optim import Optimizer
@@ -349,9 +353,34 @@ def test_a_bug_leaves_with_1_and_its_traceback(
         assert command(task=raising(error))[0] == code
         err = capsys.readouterr().err
         assert err.startswith("Traceback") and "test_hydra_main.py" in err and "site-packages/hydra" not in err
-        assert f"{type(error).__name__}: {error}" in err.splitlines()[-1]
+        assert err.endswith(f"cupynet: {type(error).__name__}: {error} (in module {__name__})\n")
     for log in in_folder.glob("outputs/*/*/train.log"):
         assert "Traceback" in log.read_text()
+
+
+def test_a_keyboard_interrupt_that_no_signal_raised_is_an_exception_like_others(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A callback may raise it. The handlers of a command add the number of the signal."""
+    with signals.handled(signals.leave):
+        for error in (KeyboardInterrupt(), KeyboardInterrupt("enough")):
+            assert command(task=raising(error))[0] == 130
+            err = capsys.readouterr().err
+            assert err.startswith("Traceback") and "SIGINT" not in err and "cupynet: KeyboardInterrupt" in err
+        assert command(task=raising(KeyboardInterrupt(signal.SIGTERM)))[0] == 143
+        assert capsys.readouterr().err.startswith("cupynet: stopped by SIGTERM: ")
+
+
+def test_a_rank_above_0_answers_no_question_and_leaves_no_file_open(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        assert command("--cfg", "job") == (0, [])
+        gc.collect()
+    assert [str(each.message) for each in caught] == [] and capsys.readouterr().out == ""
 
 
 def test_text_from_files_cannot_control_the_terminal_that_shows_a_log(command: Command, in_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from cupynet.core import signals
 from cupynet.core.errors import Interrupted
 from cupynet.runs.checkpoints import Checkpoints
 from tests.support.commands import QUICK, environment, run
-from tests.support.mpi import mpiexec, needs_mpi
+from tests.support.mpi import mpiexec, needs_mpi, ranks_of
 from tests.support.resumed_runs import same
 
 ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR1, 143)]
@@ -259,15 +260,18 @@ FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=e
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["threads", pytest.param("mpi", marks=needs_mpi)])
 def test_fifty_signal_sequences_at_random_moments(tmp_path, launcher, capsys):
-    """A stop and a continue may surround a signal or follow it. Each sequence is followed by a checkpoint within five
-    seconds, from which the run resumes to the same end, bit for bit."""
-    rng, durable = random.Random(7), []
+    """A stop and a continue may surround a signal or follow it, and under mpiexec all go to it or to one of the ranks.
+
+    Each sequence is followed by a checkpoint within five seconds, from which the run resumes to the same end, bit for
+    bit. Only SIGHUP to mpiexec ends it and all ranks at once.
+    """
+    rng, durable, killed = random.Random(7), [], []
     for i in range(50):
-        number, code = rng.choice(ALL if launcher == "threads" else ALL[:2])
+        number, code = rng.choice(ALL)
         sequence = rng.choice(
             [(number,), (signal.SIGSTOP, number, signal.SIGCONT), (number, signal.SIGSTOP, signal.SIGCONT)]
         )
-        workers = ((1, 2, 4) if launcher == "threads" else (2, 4, 3))[i % 3]
+        workers, mark = (1, 2, 4)[i % 3], f"{tmp_path}/{i}"
         start = [sys.executable, "-m", "cupynet", "train"]
         if launcher == "mpi":
             start = [str(mpiexec()), "-n", str(workers), *start]
@@ -282,7 +286,7 @@ def test_fifty_signal_sequences_at_random_moments(tmp_path, launcher, capsys):
                 capture_output=True,
             )
         process = subprocess.Popen(
-            [*start, *settings, f"hydra.run.dir={parts.name}"], cwd=tmp_path, env=environment(),
+            [*start, *settings, f"hydra.run.dir={parts.name}"], cwd=tmp_path, env=environment(MARK=mark),
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         history = parts / "history.jsonl"
@@ -290,20 +294,31 @@ def test_fifty_signal_sequences_at_random_moments(tmp_path, launcher, capsys):
             time.sleep(0.02)  # a run that is ended before it trains has nothing to save
         lasts_s = json.loads((whole / "summary.json").read_text())["train_s"]
         time.sleep(rng.uniform(0.0, 0.8 * lasts_s))
-        for each in sequence:
-            process.send_signal(each)
-            time.sleep(rng.choice([0.0, 0.001, 0.05]))
-        began = time.time()
+        target = rng.choice([process.pid, *ranks_of(mark)])  # mpiexec, or a rank; or the only process
+        with contextlib.suppress(ProcessLookupError):  # the run is over
+            for each in sequence:
+                os.kill(target, each)
+                time.sleep(rng.choice([0.0, 0.001, 0.05]))
+        began, case = time.time(), f"{i}: {sequence} to {'a rank' if target != process.pid else start[0]}"
         _, stderr = process.communicate(timeout=60)
+        while ranks_of(mark) and time.time() < began + 60:
+            time.sleep(0.02)
+        if process.returncode == -signal.SIGHUP:
+            assert launcher == "mpi" and number == signal.SIGHUP and target == process.pid, case
+            killed.append(time.time() - began)
+            continue
         if process.returncode:  # else the run was over
-            assert process.returncode == code, (sequence, stderr)
+            assert process.returncode == code, (case, stderr)
             newest = max((parts / "checkpoints").glob("step-*"))
             durable.append((newest / "manifest.json").stat().st_mtime - began)
             subprocess.run(
                 [*start, f"resume={parts.name}"], cwd=tmp_path, env=environment(), check=True, capture_output=True
             )
-        assert same(whole, parts), f"{i}: {sequence}"
+        assert same(whole, parts), case
         shutil.rmtree(parts)
     with capsys.disabled():
-        print(f"\n{launcher}: 50 sequences, {len(durable)} stopped, durable after at most {max(durable):.2f} s")
-    assert len(durable) > 40 and max(durable) < 5
+        print(
+            f"\n{launcher}: 50 sequences, {len(durable)} saved after at most {max(durable):.2f} s, "
+            f"{len(killed)} killed after at most {max(killed, default=0.0):.2f} s"
+        )
+    assert len(durable) + len(killed) > 40 and max([*durable, *killed]) < 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import sys
 import threading
 import time
@@ -191,6 +192,30 @@ def test_close_wakes_a_consumer_that_waits() -> None:
     for thread in [*closers, consumer]:
         thread.join(10)
     assert outcome == [[]]
+
+
+@pytest.mark.parametrize("waits_in", ["next", "close"])
+def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits_for_it(waits_in: str) -> None:
+    """The system may deliver a signal to any thread; Python's handler needs the main thread."""
+    begun, handled, found = threading.Event(), threading.Event(), []
+
+    def items() -> Iterator[bool]:
+        if waits_in == "close":
+            yield True
+        begun.set()
+        time.sleep(0.1)  # the main thread waits already
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        found.append(handled.wait(20))
+        yield found[0]
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: handled.set())
+    try:
+        with Prefetcher(items(), 1) as prefetcher:
+            assert next(prefetcher)
+            until(begun)
+        assert found == [True]
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_consumer_that_looked_just_before_close_finds_the_end() -> None:

@@ -51,6 +51,12 @@ window.addEventListener("load", () => {
       width: d.documentElement.clientWidth, needs: d.documentElement.scrollWidth, title: d.title,
       paper: style.backgroundColor, ink: style.color,
       line: line && frame.contentWindow.getComputedStyle(line).stroke,
+      swatch: frame.contentWindow.getComputedStyle(d.querySelector(".chart i.line.c0")).borderTopColor,
+      faded: [...d.querySelectorAll("i.line")].filter(i => frame.contentWindow.getComputedStyle(i).opacity < 1).length,
+      scores: [...d.querySelectorAll(".score")].map(score => score.getClientRects().length),
+      indents: [...d.querySelectorAll(".matrix, h2")].map(each => each.getBoundingClientRect().left),
+      cut: [...d.querySelectorAll(".scroll")].filter(each => each.scrollWidth > each.clientWidth).map(
+        each => frame.contentWindow.getComputedStyle(each).backgroundImage),
       charts: [...d.querySelectorAll(".chart svg")].map(chart => {
         const width = chart.getBoundingClientRect().width, zoom = width / chart.viewBox.baseVal.width;
         const sizes = [...chart.querySelectorAll("text")].map(
@@ -121,6 +127,22 @@ def test_charts_and_pictures_are_not_blank(light):
         assert len(found["pictures"]) == 4 and all(found["pictures"])
 
 
+def test_a_score_is_on_one_line(light):
+    for found in light[0]:
+        assert found["scores"] and set(found["scores"]) == {1}
+
+
+def test_the_matrix_is_aligned_left_like_all_else(light):
+    for found in light[0]:
+        assert len(set(found["indents"])) == 1
+
+
+def test_a_table_that_is_cut_has_shadows_at_its_edges(light):
+    assert light[0][0]["cut"]
+    for found in light[0]:
+        assert all("gradient" in shadow for shadow in found["cut"])
+
+
 def test_dark_mode_has_its_own_colours(page, light):
     dark, console = measured(page, "--blink-settings=preferredColorScheme=0")
     assert console == []
@@ -132,3 +154,5 @@ def test_dark_mode_has_its_own_colours(page, light):
         assert brightness(day["paper"]) > 200 > 100 > brightness(day["ink"])
         assert brightness(night["paper"]) < 60 and brightness(night["ink"]) > 180
         assert night["line"] != day["line"]
+        for mode in (night, day):  # a swatch of the legend has the colour of its line
+            assert mode["swatch"] == mode["line"] and mode["faded"] == 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 import os
 import re
 import struct
 import sys
 import zlib
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +71,17 @@ def test_a_long_line_is_thinned_to_the_means_of_neighbours():
     x, y = thinned([1, 2, 3], [None, math.inf, 4.0], most=2)
     assert x == [2, 3] and math.isnan(y[0]) and y[1] == 4.0
     assert thinned([], []) == ([], [])
+
+
+def test_no_two_colours_of_a_page_are_alike():
+    """Two hues differ by at least ten degrees; a grey has none."""
+    style = (Path(charts.__file__).with_name("templates") / "style.css").read_text()
+    for theme in style.split(":root {")[1:]:
+        found = re.findall(r"--c\d: #(\w\w)(\w\w)(\w\w);", theme)
+        colours = [colorsys.rgb_to_hsv(*(int(part, 16) / 255 for part in each)) for each in found]
+        hues = sorted(hue for hue, saturation, _ in colours if saturation > 0.3)
+        assert len(colours) == len(PALETTE) and len(hues) >= len(PALETTE) - 1
+        assert min(after - before for before, after in pairwise([*hues, 1 + hues[0]])) > 10 / 360
 
 
 def test_the_palette_is_that_of_the_page():

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,14 @@ def under_mpiexec(
         timeout=timeout,
         check=False,
     )
+
+
+def ranks_of(mark: str) -> list[int]:
+    """The processes of the ranks that were started with `MARK=mark` in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is another user's
+            variables = (process / "environ").read_bytes().split(b"\0")
+            if f"MARK={mark}".encode() in variables and any(each.startswith(b"PMI_RANK=") for each in variables):
+                found.append(int(process.name))
+    return sorted(found)

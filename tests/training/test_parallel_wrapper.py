@@ -479,8 +479,9 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch):
 
 
 @pytest.mark.parametrize(("backend", "expected"), [("numpy", 0), ("numba", 2)])
-def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monkeypatch):
-    """So that compiling does not count as training."""
+def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monkeypatch, caplog):
+    """So that compiling does not count as training. The log says so before it takes long, and after."""
+    caplog.set_level("INFO", "cupynet")
     warmed, warm_up = [], Replica.warm_up
 
     def counted(replica, batch_size):
@@ -492,3 +493,5 @@ def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monke
         for _ in range(2):
             wrapper.fit(small_dataset(20), 1)
     assert warmed == [20] * expected
+    begun = [message.split()[:2] for message in caplog.messages if "kernels" in message]
+    assert begun == ([["preparing", "kernels:"], ["kernels", "ready"]] if expected else [])

@@ -23,7 +23,7 @@ from cupynet.commands.tune.results import folder_of, outcome_of, reason_of
 from cupynet.commands.tune.study import INTERRUPTED, PruningCallback, Study, open_study
 from cupynet.config import resume
 from cupynet.core import signals
-from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
+from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError, signal_of
 from cupynet.core.exits import Console, out_of_memory
 from cupynet.core.terminal import near, printable
 
@@ -51,6 +51,8 @@ def search(plan: Plan, folder: Path) -> float:
                 trusted = ",".join(settings.trusted_modules)
                 test, _, _ = evaluated(folder_of(folder, best.number), [f"trusted_modules=[{trusted}]"])
         except (KeyboardInterrupt, Interrupted) as stopped:
+            if isinstance(stopped, KeyboardInterrupt) and not signal_of(stopped):
+                raise  # a callback raised it
             interrupted = stopped if isinstance(stopped, Interrupted) else Interrupted.by(stopped)
             command = shlex.join(["cupynet", "tune", f"resume={near(folder)}"])
             done = f"{len(study.counted)} of {settings.trials} trials are done. Resume with: {command}"

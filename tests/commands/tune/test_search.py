@@ -26,6 +26,7 @@ from cupynet.commands.tune.results import figure_of, outcome_of
 from cupynet.commands.tune.study import PruningCallback, Study, open_study
 from cupynet.config import search_space
 from cupynet.config.search_space import written
+from cupynet.core import signals
 from cupynet.core.errors import (
     ConfigError,
     CupynetError,
@@ -105,6 +106,20 @@ def test_the_same_seed_tries_the_same(tmp_path: Path, search: Callable[..., None
     assert all(0.0001 <= each["optimizer.learning_rate"] <= 1 for each in tried[0])
     assert all(4 <= each["model.layers.conv1.channels"] <= 32 for each in tried[0])
     assert len({each["optimizer.learning_rate"] for each in tried[0]}) == 5
+
+
+def test_a_keyboard_interrupt_that_no_signal_raised_is_not_told_as_one(tmp_path: Path, monkeypatch: Any) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_trials", interrupted)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.db").write_bytes(empty_database())
+    settings: Any = SimpleNamespace(
+        search=[RATE], trials=1, objective="accuracy", sampler="random", sampler_seed=0, pruner="none"
+    )
+    with signals.handled(signals.leave), pytest.raises(KeyboardInterrupt):
+        command.search(Plan(settings, search_space([RATE]), [], None, None, []), tmp_path)
 
 
 def test_the_least_loss_is_the_best(tmp_path: Path, search: Callable[..., None]) -> None:
