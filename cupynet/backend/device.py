@@ -15,7 +15,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.environment import memory
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.transfer import Shared, Transfer
+from cupynet.backend.transfer import HostData, Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
 from cupynet.core.checks import amount, one_line
@@ -45,7 +45,6 @@ class Device:
     Attributes:
         name: `numpy`, `numba` or `cupy`.
         xp: the array module.
-        on_gpu: True if arrays are in the memory of a GPU.
         policy: the precisions in which values are stored, computed and accumulated.
         device: the number of the GPU; 0 on a CPU.
         loss_scale: the factor on the gradient of the loss; at first the policy's.
@@ -54,7 +53,6 @@ class Device:
 
     name: str
     xp: ModuleType
-    on_gpu = False
     options: Mapping[str, Any] = {}
 
     def __init__(self, policy: DtypePolicy, device: int = 0) -> None:
@@ -101,14 +99,6 @@ class Device:
     def deactivate(self) -> None:
         """Restore the device and stream that the calling thread had before `activate`, if it called that."""
 
-    def stream(self) -> int:
-        """Return the address of this backend's stream, for libraries that take one; 0 on a CPU."""
-        return 0
-
-    def place(self) -> str:
-        """Return the names of the machine and the GPU, the same in all processes; "" on a CPU."""
-        return ""
-
     def failure(self, error: BaseException, device: int) -> Failure | None:
         """Return what an error says about the device: out of memory, or broken; None for any other error."""
         if not isinstance(error, MemoryError):
@@ -116,16 +106,6 @@ class Device:
         bound = memory()
         limit = "" if bound is None else f", and {bound[1]} {amount(bound[0])}"
         return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
-
-    def record_event(self) -> Any:
-        """Record an event after all work so far, for others to wait for; None on a CPU, which works synchronously."""
-
-    def wait_event(self, *events: Any) -> None:
-        """Make later work on this device wait for events of other backends; the host does not wait."""
-
-    def fetch(self, out: Array, array: Array, source: Device) -> None:
-        """Overwrite `out`, of any shape, with an array of the same shape and dtype on the device of `source`."""
-        out[...] = array
 
     def recorder(self) -> Recorder | None:
         """Return the recorder that captures steps as graphs; None if the device cannot."""
@@ -157,29 +137,15 @@ class Device:
             x += self.asarray(np.array(pixels.shift, wide))
         return x.astype(self.policy.storage)
 
-    def transfer(
-        self,
-        images: Any,
-        labels: Any,
-        *,
-        batch_size: int,
-        on_device: bool | str,
-        shared: Shared,
-        pixels: PixelScale = FRACTIONS,
-        edited: bool = False,
-    ) -> Transfer:
-        """Return an object that copies rows of a data set to this device; the worker calls this in its own thread.
+    def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
+        """Return an object that makes batches of a data set on this device; the worker calls this in its own thread.
 
         Args:
-            images: (S, H, W, C) uint8 on the host, or None for batches without images.
-            labels: (S,) int64 on the host.
             batch_size: the largest batch.
             on_device: keep the images on the device: true, false, or `auto`, if they fit.
             shared: data shared by all workers of the process.
-            pixels: how pixels are scaled.
-            edited: True if images are augmented on the host before they are scaled, see `Transfer.make`.
         """
-        return Transfer(self, images, labels, pixels)
+        return Transfer(self, data)
 
     def convert(self, source: Array, target: Array) -> None:
         """target = source, of any equal shapes, in the precision of target."""

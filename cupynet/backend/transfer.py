@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -21,6 +21,22 @@ if TYPE_CHECKING:
     from cupynet.backend.device import Device
 
 Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same number of images, augmented
+
+
+class HostData(NamedTuple):
+    """A data set on the host, whose rows become batches.
+
+    Attributes:
+        images: (S, H, W, C) uint8; None for batches without images.
+        labels: (S,) integers.
+        pixels: how pixels are scaled.
+        edited: True if images are augmented before they are scaled, see `Transfer.make`.
+    """
+
+    images: Array | None
+    labels: Array
+    pixels: PixelScale = FRACTIONS
+    edited: bool = False
 
 
 class Shared:
@@ -45,9 +61,6 @@ class Transfer:
 
     Args:
         device: where the batches go.
-        images: (S, H, W, C) uint8 on the host; None for batches without images.
-        labels: (S,) integers on the host.
-        pixels: how pixels are scaled.
 
     Attributes:
         ahead: True if `make` does work that another thread can do ahead.
@@ -56,8 +69,8 @@ class Transfer:
 
     ahead, steady = True, False
 
-    def __init__(self, device: Device, images: Array | None, labels: Array, pixels: PixelScale = FRACTIONS) -> None:
-        self._device, self._images, self._labels, self._pixel_scale = device, images, labels, pixels
+    def __init__(self, device: Device, data: HostData) -> None:
+        self._device, self._data = device, data
 
     def begin(self, rows: Sequence[Array]) -> None:
         """Begin an epoch whose batches have these rows; drop the remaining batches of the epoch before."""
@@ -69,12 +82,12 @@ class Transfer:
 
         edit: applied to the images, (N, H, W, C) uint8 on the host, before they are scaled.
         """
-        images = self._images
+        images, pixels = self._data.images, self._data.pixels
         if images is not None and edit is not None:
-            images = self._device.load_images(edit(images[rows]), np.arange(len(rows)), self._pixel_scale)
+            images = self._device.load_images(edit(images[rows]), np.arange(len(rows)), pixels)
         elif images is not None:
-            images = self._device.load_images(images, rows, self._pixel_scale)
-        return images, self._device.asarray(self._labels[rows], dtype=np.int64)
+            images = self._device.load_images(images, rows, pixels)
+        return images, self._device.asarray(self._data.labels[rows], dtype=np.int64)
 
     def send(self, images: Any, labels: Any) -> tuple[Array | None, Array]:
         """Return images and labels on the device, from the results of `make`. The batch before is overwritten."""

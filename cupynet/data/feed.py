@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
-from cupynet.backend import Backend, Shared
+from cupynet.backend import Backend, HostData, Shared
 from cupynet.data.loader import Batch, Batches, read_of
 from cupynet.data.prefetch import Prefetcher
 
@@ -53,15 +53,9 @@ class BatchFeed:
         self._batches: Prefetcher[Batch] | None = None  # of the current epoch
         with read_of(loader.dataset):
             part = loader.part(rank, size)
-            self._transfer = backend.transfer(
-                part.images if images else None,
-                part.labels,
-                batch_size=min(loader.batch_size, len(part)),
-                on_device=on_device,
-                shared=Shared() if shared is None else shared,
-                pixels=part.pixels,
-                edited=bool(loader.augment),
-            )
+            data = HostData(part.images if images else None, part.labels, part.pixels, edited=bool(loader.augment))
+            size_of_batch = min(loader.batch_size, len(part))
+            self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._rounds) if self._transfer.ahead else 0
 
     def epoch(self, epoch: int, start: int = 0) -> Generator[Batch | None, None, None]:
@@ -72,13 +66,9 @@ class BatchFeed:
         self._end_epoch()
         assigned = self.loader.assigned(epoch, self._rank, self._size, start)
         self._transfer.begin([rows for _, rows, _ in assigned])
-        made = self.loader.load(assigned, epoch, self._transfer)
-        self._batches = Prefetcher(made, self._ahead)
-        return self._by_round(self._batches, self._rounds - start)
-
-    def _by_round(self, batches: Prefetcher[Batch], rounds: int) -> Generator[Batch | None, None, None]:
-        with batches:
-            for _ in range(rounds):
+        with Prefetcher(self.loader.load(assigned, epoch, self._transfer), self._ahead) as batches:
+            self._batches = batches
+            for _ in range(self._rounds - start):
                 waited_s = batches.waited_s
                 batch = next(batches, None)
                 self.waited_s += batches.waited_s - waited_s

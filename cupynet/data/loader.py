@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cupynet.backend import FRACTIONS, Backend, PixelScale, Transfer
+from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
@@ -144,7 +144,7 @@ class Batches(ABC):
         assigned = self.assigned(epoch, rank, size, start)
         with read_of(self.dataset):
             part = self.part(rank, size)
-        transfer = Transfer(backend, part.images if images else None, part.labels, part.pixels)
+        transfer = Transfer(backend, HostData(part.images if images else None, part.labels, part.pixels))
         return self.load(assigned, epoch, transfer)
 
     def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Batch]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Shared, create_backend
+from cupynet.backend import HostData, Shared, create_backend
 from cupynet.backend.cuda import transfer
 from cupynet.backend.cuda.transfer import CudaTransfer, Resident, Staging
 from cupynet.core.errors import ConfigError, DataError
@@ -256,8 +256,9 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
 def test_no_more_is_made_ahead_than_there_are_batches() -> None:
     with (
         BatchFeed(Loader(pictures(), 4), worker(), 0, 2, prefetch=1000, on_device=False) as feed,
-        closing(feed.epoch(0)),
+        closing(feed.epoch(0)) as batches,
     ):
+        next(batches)
         assert feed._batches is not None and feed._batches.capacity == 6
 
 
@@ -354,7 +355,7 @@ class Early:
 
 def test_pinned_memory_written_too_soon_is_detected() -> None:
     dataset, backend = pictures(400), worker()
-    sent = CudaTransfer(backend, dataset.images, dataset.labels, 4)
+    sent = CudaTransfer(backend, HostData(dataset.images, dataset.labels), 4)
     rows = list(np.arange(400).reshape(100, 4))
     sent.begin(rows)
     sent._pixels_sent._arrived = [Early(), Early()]

@@ -1026,8 +1026,8 @@ DATA = [
         "images-of-other-samples",
         "data",
         "cupynet/backend/transfer.py",
-        "images = self._device.load_images(edit(images[rows]), np.arange(len(rows)), self._pixel_scale)",
-        "images = self._device.load_images(edit(images[np.sort(rows)]), np.arange(len(rows)), self._pixel_scale)",
+        "images = self._device.load_images(edit(images[rows]), np.arange(len(rows)), pixels)",
+        "images = self._device.load_images(edit(images[np.sort(rows)]), np.arange(len(rows)), pixels)",
         ("tests/data/test_augment.py::test_any_number_of_workers_and_any_beginning",),
     ),
     Fault(

@@ -611,15 +611,10 @@ EXACT = {"im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 # in tests/data/test_feed.py.
 ELSEWHERE = {
     "transfer",
-    "record_event",
     "recorder",
     "deactivate",
     "here",
     "failure",
-    "wait_event",
-    "fetch",
-    "stream",
-    "place",
     "allocate",
     "address",
     "asarray",
@@ -630,6 +625,9 @@ ELSEWHERE = {
     "give_back",
     "loans",
 }
+
+# Of GPUs alone: tests/parallel/communicators and tests/standin.
+OF_GPUS = {"record_event", "wait_event", "fetch", "stream", "place"}
 
 TOLERANCES = {"half": 4e-3, "bfloat16": 3e-2, "float": 1e-5, "double": 1e-12}
 

@@ -20,7 +20,7 @@ from cupynet.backend.cuda.transfer import CudaTransfer, resident
 from cupynet.backend.device import Device, Failure
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.transfer import Shared, Transfer
+from cupynet.backend.transfer import HostData, Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.core.errors import ConfigError
 
@@ -49,7 +49,6 @@ class CudaDevice(Device):
     """
 
     name = "cupy"
-    on_gpu = True
 
     def __init__(
         self,
@@ -128,9 +127,11 @@ class CudaDevice(Device):
                 self._stream.synchronize()
 
     def stream(self) -> int:
+        """Return the address of this backend's stream, for libraries that take one."""
         return int(self._stream.ptr)
 
     def place(self) -> str:
+        """Return the names of the machine and the GPU, the same in all processes."""
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
     def recorder(self) -> Recorder:
@@ -140,17 +141,20 @@ class CudaDevice(Device):
         return failure(error, device)
 
     def record_event(self) -> Any:
+        """Record an event after all work so far, for others to wait for."""
         with self.here():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record()
             return event
 
     def wait_event(self, *events: Any) -> None:
+        """Make later work on this device wait for events of other backends; the host does not wait."""
         with self.here():
             for event in events:
                 self.xp.cuda.get_current_stream().wait_event(event)
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
+        """Overwrite `out`, of any shape, with an array of the same shape and dtype on the device of `source`."""
         with self.here():
             if source.device == self.device:
                 out[...] = array
@@ -182,28 +186,18 @@ class CudaDevice(Device):
         arguments = images, samples, *tables, out, count, size, channels
         self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
 
-    def transfer(
-        self,
-        images: Any,
-        labels: Any,
-        *,
-        batch_size: int,
-        on_device: bool | str,
-        shared: Shared,
-        pixels: PixelScale = FRACTIONS,
-        edited: bool = False,
-    ) -> Transfer:
+    def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
         """See `Device.transfer`. Images that are augmented on the host are sent batch by batch.
 
         Raises:
             ConfigError: the images must stay on the device, but do not fit or are augmented on the host.
         """
         there = None
-        if images is not None and on_device:
-            if edited and on_device is True:
+        if data.images is not None and on_device:
+            if data.edited and on_device is True:
                 raise ConfigError("data_on_device=true: images are augmented on the host. Use auto, or no augmentation")
-            there = None if edited else resident(self, images, on_device, shared)
-        return CudaTransfer(self, images, labels, batch_size, pixels, there)
+            there = None if data.edited else resident(self, data.images, on_device, shared)
+        return CudaTransfer(self, data, batch_size, there)
 
     def convert(self, source: Array, target: Array) -> None:
         shapes.alike("convert", source, target)

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.pixels import FRACTIONS, PixelScale
-from cupynet.backend.transfer import Edit, Shared, Transfer
+from cupynet.backend.transfer import Edit, HostData, Shared, Transfer
 from cupynet.core.checks import amount
 from cupynet.core.errors import ConfigError
 
@@ -131,35 +130,27 @@ class CudaTransfer(Transfer):
     device if they stay there. Otherwise each batch is gathered on the host and sent from pinned memory.
 
     Args:
-        images, labels, batch_size, pixels: see `Device.transfer`.
+        data, batch_size: see `Device.transfer`.
         resident: the images on the device; None if they are sent.
     """
 
     steady = True
 
-    def __init__(
-        self,
-        backend: CudaDevice,
-        images: Any,
-        labels: Any,
-        batch_size: int,
-        pixels: PixelScale = FRACTIONS,
-        resident: Resident | None = None,
-    ) -> None:
-        self.ahead = images is not None and resident is None
+    def __init__(self, backend: CudaDevice, data: HostData, batch_size: int, resident: Resident | None = None) -> None:
+        super().__init__(backend, data)
+        self.ahead = data.images is not None and resident is None
         self._backend, self._resident = backend, resident
-        self._host_images, self._host_labels = images, labels
-        self._tables = backend._tables(pixels)
+        self._tables = backend._tables(data.pixels)
         self._batch: Array = None
         self._pixels: Array = None
-        if images is not None:
-            shape = batch_size, *images.shape[1:]
+        if data.images is not None:
+            shape = batch_size, *data.images.shape[1:]
             self._batch = backend.allocate(shape, backend.policy.storage)
             if resident is None:
                 self._pixels = backend.allocate(shape, np.uint8)
                 self._pixels_sent = self._staging(self._pixels.nbytes)
-        self._reserve(len(labels))
-        if len(labels):
+        self._reserve(len(data.labels))
+        if len(data.labels):
             first = np.zeros(1, np.int64)
             self.begin([first])
             self.send(*self.make(first))  # loads the kernel, which waits for the device
@@ -174,7 +165,7 @@ class CudaTransfer(Transfer):
         self._numbers_sent = self._staging(NUMBERS * samples)
 
     def begin(self, rows: Sequence[Array]) -> None:
-        order, samples = np.concatenate([*rows, np.empty(0, np.int64)]), len(self._host_labels)
+        order, samples = np.concatenate([*rows, np.empty(0, np.int64)]), len(self._data.labels)
         if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel would read anywhere
             raise IndexError(f"samples {order.min()} to {order.max()}: there are {samples} images")
         if 2 * len(order) > len(self._numbers):  # some samples occur more than once
@@ -182,14 +173,14 @@ class CudaTransfer(Transfer):
             self._reserve(len(order))
         numbers = self._numbers[: 2 * len(order)].reshape(2, len(order))
         with self._backend.here():
-            self._numbers_sent.send(numbers, [order, self._host_labels[order]])
+            self._numbers_sent.send(numbers, [order, self._data.labels[order]])
         self._order, self._labels, self._at = numbers[0], numbers[1], 0
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
-        """Return the images on the host, or None if they are there already, and the rows."""
-        if not self.ahead:
+        """Return the images on the host, or None if the device has them, and the rows."""
+        if self._data.images is None or self._resident is not None:
             return None, rows
-        images = self._host_images[rows]
+        images = self._data.images[rows]
         return (images if edit is None else edit(images)), rows
 
     def send(self, images: Array | None, rows: Array) -> tuple[Array | None, Array]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
@@ -27,11 +27,14 @@ from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.base import REDUCES, Communicator
 from cupynet.parallel.communicators.nccl import NcclSum
 
+if TYPE_CHECKING:
+    from cupynet.backend.cuda import CupyBackend
+
 log = logging.getLogger(__name__)
 
 # Returns every worker's value by reference, in rank order, when all have called it.
 Exchange: TypeAlias = Callable[[Any], list[Any]]
-Connect: TypeAlias = "Callable[[nccl.Hand, int | None, int, Backend], NcclSum | None]"  # see nccl.connect
+Connect: TypeAlias = "Callable[[nccl.Hand, int | None, int, CupyBackend], NcclSum | None]"  # see nccl.connect
 
 
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
@@ -104,7 +107,7 @@ class DeviceMeans:
             average on the first device.
     """
 
-    def __init__(self, exchange: Exchange, rank: int, backend: Backend, nccl: Connect | None = None) -> None:
+    def __init__(self, exchange: Exchange, rank: int, backend: CupyBackend, nccl: Connect | None = None) -> None:
         self._exchange, self.rank, self._backend, self._nccl = exchange, rank, backend, nccl
         self._buffers = Buffers(backend)
         self._devices: list[int] = []  # of each rank
@@ -199,7 +202,7 @@ class RankMeans:
         connect: see nccl.connect.
     """
 
-    def __init__(self, communicator: Communicator, backend: Backend, connect: Connect) -> None:
+    def __init__(self, communicator: Communicator, backend: CupyBackend, connect: Connect) -> None:
         self._communicator, self._backend = communicator, backend
         self._buffers = Buffers(backend)
         made = connect(self._hand, communicator.rank, communicator.size, backend)
@@ -239,10 +242,11 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
     Raises:
         ConfigError: on all ranks, if `reduce` is impossible for one of them.
     """
-    if not backend.on_gpu or reduce == "host":
+    if backend.name != "cupy" or reduce == "host":
         return None
     why = nccl.missing() or ""
-    places = communicator.all_gather(np.frombuffer((f"!{why}" if why else backend.place()).encode(), np.uint8))
+    gpu = cast("CupyBackend", backend)
+    places = communicator.all_gather(np.frombuffer((f"!{why}" if why else gpu.place()).encode(), np.uint8))
     found = [place.tobytes().decode() for place in places]
     missing = [f"on rank {rank} {place[1:]}" for rank, place in enumerate(found) if place.startswith("!")]
     shared = sorted({place for place in found if found.count(place) > 1})
@@ -254,12 +258,12 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
         if communicator.rank == 0:
             log.info("averages are computed in host memory: %s", missing[0])
         return None
-    return RankMeans(communicator, backend, nccl.connect)
+    return RankMeans(communicator, gpu, nccl.connect)
 
 
 def means_on_devices(exchange: Exchange, rank: int, backend: Backend, reduce: str) -> DeviceMeans | None:
     """Return the means of threads on GPUs; None if the host computes them."""
-    if not backend.on_gpu or reduce == "host":
+    if backend.name != "cupy" or reduce == "host":
         return None
     over_nccl = reduce == "nccl" or (reduce == "auto" and nccl.missing() is None)
-    return DeviceMeans(exchange, rank, backend, nccl.connect if over_nccl else None)
+    return DeviceMeans(exchange, rank, cast("CupyBackend", backend), nccl.connect if over_nccl else None)

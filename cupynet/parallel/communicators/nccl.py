@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from cupynet.backend import Backend
 from cupynet.backend.array import Array
+
+if TYPE_CHECKING:
+    from cupynet.backend.cuda import CupyBackend
 
 Hand: TypeAlias = Callable[[bytes], bytes]  # returns, on every worker, the bytes of the one worker that passes any
 
@@ -31,7 +33,7 @@ def missing() -> str | None:
     return None if getattr(nccl, "available", False) else "NCCL is not installed"
 
 
-def connect(hand: Hand, place: int | None, leaders: int, backend: Backend) -> NcclSum | None:
+def connect(hand: Hand, place: int | None, leaders: int, backend: CupyBackend) -> NcclSum | None:
     """Connect the leaders, of which this worker is number `place`; None for a worker that is no leader.
 
     Every worker calls it.
@@ -65,7 +67,7 @@ class NcclSum:
         backend: of the device and its stream.
     """
 
-    def __init__(self, identifier: bytes, place: int, size: int, backend: Backend) -> None:
+    def __init__(self, identifier: bytes, place: int, size: int, backend: CupyBackend) -> None:
         from cupy.cuda import nccl
 
         self._nccl, self._backend = nccl, backend
