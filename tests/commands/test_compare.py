@@ -17,7 +17,7 @@ from cupynet.reporting import charts
 from cupynet.reporting.comparison.groups import compared
 from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find
-from cupynet.reporting.comparison.table import in_order
+from cupynet.reporting.comparison.table import FRONT, in_order
 from tests.support import warm
 from tests.support.compared_runs import made
 
@@ -122,6 +122,13 @@ def test_impossible_comparisons_are_refused_in_one_line(
         and err.startswith(f"cupynet: {said}")
         and err.count("\n") == 1
     )
+
+
+def test_the_mark_of_the_pareto_front_is_explained(
+    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, out, _ = here(sweep, monkeypatch=monkeypatch, capsys=capsys)
+    assert FRONT in out and f"{FRONT} Pareto front" in out
 
 
 def test_an_unknown_column_is_answered_with_each_name_once(

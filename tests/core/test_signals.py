@@ -18,7 +18,7 @@ import pytest
 from cupynet.core import signals
 from cupynet.core.errors import Interrupted
 from cupynet.runs.checkpoints import Checkpoints
-from tests.support.commands import QUICK, environment, run
+from tests.support.commands import QUICK, SMALL, environment, run
 from tests.support.mpi import mpiexec, needs_mpi, ranks_of
 from tests.support.resumed_runs import same
 
@@ -253,7 +253,7 @@ def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path):
     assert "test accuracy" in stdout and '"stop_reason": null' in (tmp_path / "run" / "summary.json").read_text()
 
 
-FIFTY = [*QUICK, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
+FIFTY = [*QUICK, *SMALL, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
 FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=end", "parallel=gradients"]
 
 

@@ -118,9 +118,12 @@ def test_the_curves_of_a_run(tmp_path):
     assert content.startswith(b"\x89PNG") and len(content) < 400_000
 
 
-def test_the_divergence_of_a_run_without_reports_is_that_of_its_epochs(tmp_path):
-    rows = [row | {"divergence": 0.1, "divergence_by_layer": {"conv1": 0.2}} for row in history(reports=0)]
-    lines = shown(unfinished(tmp_path, rows=rows))["Replica divergence"].shown
+def test_a_run_without_reports_has_the_divergence_and_learning_rate_of_its_epochs(tmp_path):
+    known = {"learning_rate": 0.1, "divergence": 0.1, "divergence_by_layer": {"conv1": 0.2}}
+    rows = [row | known for row in history(reports=0)]
+    drawn = shown(unfinished(tmp_path, rows=rows))
+    lines = drawn["Replica divergence"].shown
+    assert [len(line.y) for line in drawn["Learning rate"].shown] == [3]
     assert [(line.name, list(line.y)) for line in lines] == [("conv1", [0.2] * 3), ("all weights", [0.1] * 3)]
 
 

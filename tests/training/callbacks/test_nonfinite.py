@@ -316,8 +316,9 @@ def test_a_guard_of_another_wrapper_begins_anew():
             assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out
 
 
-def test_a_learning_rate_that_overflows_warns_of_nothing_before_training():
+@pytest.mark.parametrize(("rate", "scale"), [(3e38, 1.0), (1e308, 1.0), (0.01, 1e300)])
+def test_a_learning_rate_that_overflows_warns_of_nothing_before_training(rate, scale):
     """Training finds the weights that are not finite and names them; here pytest makes an error of any warning."""
     model = small_model("float", "numba")
-    with ParallelWrapper(model, 1, optimizer=Nesterov(3e38)) as wrapper:
+    with ParallelWrapper(model, 1, optimizer=Nesterov(rate), learning_rate_scale=scale) as wrapper:
         wrapper.warm_up(4)
