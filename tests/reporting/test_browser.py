@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -72,13 +73,15 @@ window.addEventListener("load", () => {
 """
 
 
-def measured(page: Path, *flags: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the browser finds in a page at each width, and what it says of it on its console."""
+def measured(*pages: Path, flags: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[str]]:
+    """What the browser finds in each page at each width, and what it says of them on its console."""
     assert CHROMIUM is not None, REASON
     frames = "".join(
-        f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0"></iframe>' for width in WIDTHS
+        f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0"></iframe>'
+        for page in pages
+        for width in WIDTHS
     )
-    outer = page.with_name("outer.html")
+    outer = pages[0].with_name("outer.html")
     outer.write_text(MEASURE % frames)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
@@ -105,8 +108,20 @@ def page(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def light(page):
-    return measured(page)
+def both(page, tmp_path_factory):
+    """That page, and one with a few short names."""
+    folder = finished(tmp_path_factory.mktemp("short"), class_names=["trouser", "sandal", "coat"])
+    return measured(page, write_page(folder)[0])
+
+
+@pytest.fixture(scope="module")
+def light(both):
+    return both[0][: len(WIDTHS)], both[1]
+
+
+@pytest.fixture(scope="module")
+def short(both):
+    return both[0][len(WIDTHS) :]
 
 
 def test_the_browser_reports_no_errors(light):
@@ -127,13 +142,13 @@ def test_charts_and_pictures_are_not_blank(light):
         assert len(found["pictures"]) == 4 and all(found["pictures"])
 
 
-def test_a_score_is_on_one_line(light):
-    for found in light[0]:
+def test_a_score_is_on_one_line(short):
+    for found in short:
         assert found["scores"] and set(found["scores"]) == {1}
 
 
-def test_the_matrix_is_aligned_left_like_all_else(light):
-    for found in light[0]:
+def test_the_matrix_is_aligned_left_like_all_else(short):
+    for found in short:
         assert len(set(found["indents"])) == 1
 
 
@@ -144,7 +159,7 @@ def test_a_table_that_is_cut_has_shadows_at_its_edges(light):
 
 
 def test_dark_mode_has_its_own_colours(page, light):
-    dark, console = measured(page, "--blink-settings=preferredColorScheme=0")
+    dark, console = measured(page, flags=["--blink-settings=preferredColorScheme=0"])
     assert console == []
 
     def brightness(colour: str) -> float:
