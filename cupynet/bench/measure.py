@@ -196,7 +196,7 @@ def step_times(experiment: Experiment, workers: int, seconds: float = 2.0) -> ND
         replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
         batch = resident_batch(experiment, replica.backend)
         times: list[float] = []
-        replica.run_ahead(True)  # as in training without averages
+        replica.begin(run_ahead=True)  # as in training without averages
         with np.errstate(over="ignore", invalid="ignore"):  # always the same batch: it may diverge
             for number in range(3):
                 one_step(replica, batch, number)

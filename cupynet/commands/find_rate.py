@@ -67,7 +67,6 @@ def find(experiment: Experiment, folder: Path) -> float | None:
     def make(optimizer: Optimizer, callback: Callback) -> ParallelWrapper:
         wrapper = experiment.wrapper(callbacks=[callback, *experiment.pools()], optimizer=optimizer, report_every=1)
         experiment.limit_memory()
-        wrapper.warm_up(settings.batch_size)
         return wrapper
 
     found = range_test(loader, experiment.optimizer, settings.lowest, settings.highest, settings.iterations, make)

@@ -44,8 +44,7 @@ class TrainJob:
 
     Attributes:
         first: True on rank 0.
-        began: start time of the run; for a resumed run, shifted back by the time it had trained before.
-        compile_s: seconds until the kernels were ready.
+        began: start time of the run; for a resumed run, shifted back by the time of earlier processes.
         data: loaded by `train`.
         wrapper: trains; made by `train`.
     """
@@ -55,7 +54,7 @@ class TrainJob:
 
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
-        self.first, self.began, self.compile_s = experiment.rank == 0, time.perf_counter(), 0.0
+        self.first, self.began = experiment.rank == 0, time.perf_counter()
 
     def train(self) -> float | None:
         """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
@@ -74,7 +73,6 @@ class TrainJob:
             if self.wrapper.blas_threads:
                 log.info("BLAS threads per worker: %d", self.wrapper.blas_threads)
             experiment.limit_memory()
-            self.compile_s = self.wrapper.warm_up(settings.batch_size)
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
             config.keep_settings()
@@ -102,7 +100,8 @@ class TrainJob:
         if trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration:
             log.info("the run is complete (epoch %d): use epochs=... to train it further", trainer.epoch)
             return False
-        self.began -= trainer.statistics.clock.rounds_s + trainer.statistics.clock.evaluate_s
+        clock = trainer.statistics.clock
+        self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s
         return True
 
     def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None, int, bool]:
@@ -114,50 +113,51 @@ class TrainJob:
         """
         wrapper, data, run = self.wrapper, self.data, self.run
         split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
-        stop = _Stop(wrapper, speaks=self.first)
-        with signals.handled(stop):
+        received = _Signals(wrapper, speaks=self.first)
+        with signals.handled(received):
             try:
                 self._fit(held_out, split)
             except CupynetError:
                 self._keep_best()
                 raise
-            early = wrapper.trainer.stopped
-            complete = early is None or early.reason != StopReason.SIGNAL  # the signal came too late to stop training
-            stopped = wrapper.greatest(stop.number) and not complete  # it may reach one process of several
+            stop = wrapper.trainer.stopped
+            complete = stop is None or not stop.urgent
             if (speed := self._pipeline_speed()) is not None:
                 log.info("pipeline: %s", speed)
             chosen = wrapper.trainer.evaluation  # of the last epoch, unless it was interrupted, or of the best
-            if chosen is None and not stopped:
+            if chosen is None and complete:
                 chosen = wrapper.evaluate(self.experiment.evaluation_loader(held_out))
             test, validation = (chosen, None) if split == "test" else (None, chosen)
-            if split != "test" and not stopped and self.experiment.tests:
+            if split != "test" and complete and self.experiment.tests:
                 test = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
             summary = self._summary(test, validation)
             if self.first:
                 wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
                 run.save(summary, wrapper.model.weights(), data.test.images[wrong])
-            number = int(wrapper.greatest(stop.number))
+            number = int(wrapper.greatest(received.number))  # it may have reached one process of several
         return summary, test, number, complete
 
     def _fit(self, held_out: Dataset, split: str) -> None:
         """Train the epochs that are not complete yet."""
-        trainer, experiment = self.wrapper.trainer, self.experiment
-        left = max(self.settings.epochs - trainer.epoch, 0)
-        if left or trainer.unfinished:  # killed between the last epoch and its results
-            self.wrapper.fit(
-                experiment.train_loader(self.data),
-                left,
-                evaluate_on=experiment.evaluation_loader(held_out),
-                evaluate_every=self.settings.evaluate_every_epochs,
-                split=split,
-            )
+        left = self.settings.epochs
+        if self.settings.resume is not None:
+            trainer = self.wrapper.trainer
+            left = max(left - trainer.epoch, 0)
+            if not (left or trainer.unfinished):  # killed after the last fit, before its results were saved
+                return
+        self.wrapper.fit(
+            self.experiment.train_loader(self.data),
+            left,
+            evaluate_on=self.experiment.evaluation_loader(held_out),
+            evaluate_every=self.settings.evaluate_every_epochs,
+            split=split,
+        )
 
     def _keep_best(self) -> None:
         """Save the best weights, if early stopping restored them after the training diverged."""
         found = self._early_stopping()
         if found is not None and found["reason"] == "diverged" and found["restored"]:
-            summary = self._summary(None, None, (found["details"], found["reason"]))
-            self.run.save(summary, self.wrapper.model.weights())
+            self.run.save(self._summary(None, None), self.wrapper.model.weights())
             log.info("the best weights (epoch %d) are in %s", found["best_epoch"], self.run)
 
     # what is written ------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class TrainJob:
             seed=settings.seed,
             batch_size=settings.batch_size,
             averaging_frequency=self.experiment.synchronizer.frequency,
-            synchronizer=str(self.wrapper.trainer.synchronizer),
+            synchronizer=str(self.wrapper.synchronizer),
             parameters=model.params.count,
             image_shape=list(model.input.shape),
             normalize=data.train.pixels.normalization(),
@@ -201,26 +201,18 @@ class TrainJob:
             environment=environment(),
         )
 
-    def _summary(
-        self, test: Evaluation | None, validation: Evaluation | None, ended: tuple[str, str] | None = None
-    ) -> Summary:
-        """Return the results of the run.
-
-        Args:
-            test, validation: None if they were not evaluated.
-            ended: why and how training ended, if the trainer cannot know.
-        """
+    def _summary(self, test: Evaluation | None, validation: Evaluation | None) -> Summary:
+        """Return the results of the run. test, validation: None if they were not evaluated."""
         trainer, callbacks, speed = self.wrapper.trainer, self.wrapper.callbacks, self._pipeline_speed()
         clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.spent
-        if trainer.stopped is not None:
-            ended = trainer.stopped.text, trainer.stopped.reason.name.lower()
+        stop = trainer.stopped
         outcome = Outcome(
             epochs=trainer.epoch,
             iterations=trainer.iteration,
             images=clock.images,
             train_loss=_finite(trainer.statistics.loss),
-            stopped_by=None if ended is None else ended[0],
-            stop_reason=None if ended is None else ended[1],
+            stopped_by=None if stop is None else stop.text,
+            stop_reason=None if stop is None else stop.reason.name.lower(),
             early_stopping=self._early_stopping(),
             divergence=None if measured is None else _finite(measured.divergence),
             divergence_by_layer=None if measured is None else dict(measured.by_layer),
@@ -232,7 +224,7 @@ class TrainJob:
             images_per_s=clock.images_per_s,
             wall_s=time.perf_counter() - self.began,
             train_s=clock.rounds_s,
-            compile_s=self.compile_s,
+            compile_s=clock.compile_s,
             evaluate_s=clock.evaluate_s,
             data_s=clock.data_s,
             averaging_s=clock.averaging_s,
@@ -273,8 +265,10 @@ class TrainJob:
         )
 
 
-class _Stop:
+class _Signals:
     """Signal handler: the first signal stops training after this round, the next one ends the process.
+
+    While kernels are compiled there are no rounds, and the first signal ends the process.
 
     Attributes:
         number: the first signal, or 0.
@@ -284,7 +278,7 @@ class _Stop:
         self.number, self._wrapper, self._speaks = 0, wrapper, speaks
 
     def __call__(self, number: int) -> None:
-        if self.number:
+        if self.number or not self._wrapper.warm:
             signals.leave(number)
             return
         self.number, name = number, signal.Signals(number).name

@@ -92,9 +92,8 @@ class Cost:
 
     Attributes:
         images_per_s: training images per second of their rounds, after the first 10.
-        wall_s: of the last process, and the training and evaluation of earlier ones if it was resumed.
-        compile_s: until the kernels of the last process were ready.
-        train_s, evaluate_s, data_s, averaging_s: see `Clock`.
+        wall_s: of the last process; if it was resumed, also the compiling, training and evaluating of earlier ones.
+        compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
         bytes_sent: by all workers to each other.
         spent: by each worker, see `Spent`.
         pipeline: with several stages: `layers` of each, `micro_batches`, `work_s` of each for a micro-batch, `bound` of

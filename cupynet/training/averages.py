@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Batches
 from cupynet.parallel import Average, Moment, is_finite
-from cupynet.training.events import StopReason
 from cupynet.training.replica import moved
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def choose(trainer: Trainer, evaluate_on: Batches | None) -> None:
         "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
         "(every_rank = True) and do the same on each",
     )
-    urgent = trainer.stopped is not None and trainer.stopped.reason == StopReason.SIGNAL
+    urgent = trainer.stopped is not None and trainer.stopped.urgent
     trainer.evaluation = None if evaluate_on is None or urgent else trainer.evaluate(evaluate_on)
 
 

@@ -21,9 +21,9 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
-from cupynet.training.clock import Losses
-from cupynet.training.resize import filled, mean, regrouped, shares, trained_again
-from cupynet.training.state_tree import Arrays, Tree, check_like, gathered, received, send, together
+from cupynet.training.clock import Statistics
+from cupynet.training.resize import mean, regrouped, shares, trained_again
+from cupynet.training.state_tree import Arrays, Tree, check_like, filled, gathered, received, send, together
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
@@ -93,7 +93,7 @@ def resume(trainer: Trainer, path: str | Path) -> CupynetError | None:
     with _malformed(f"{path}, workers[{world.rank}]" if stored is None else f"{stored.path / STATE}, workers[0]"):
         state = received(world) if stored is None else _dealt(trainer, stored)
         world.traffic.bytes_sent = sent  # this figure counts only what training sends
-        if state.pop("regrouped", 0):
+        if state.pop("regrouped", 0):  # a single worker saves fewer entries than several
             state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
         check_like(trainer.state(), state)
         trainer.restore(state)
@@ -112,8 +112,6 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
     """Return the state of every worker; `regrouped` is 1 if another number of workers saved the checkpoint."""
     size, stages, states = trainer.workers, trainer.groups.stages.size, _states(stored)
     check_stages(stored, stages)
-    for state in states:  # older checkpoints have no training loss of the epoch
-        state.setdefault("losses", Losses().state())
     then, now = stored.state.get("made_by", {}), made_by(trainer)
     log.info("%s: %s", stored.path, differences(then, now) or "continues bit for bit")
     if len(states) == size:
@@ -127,12 +125,13 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
 
 
 def _states(stored: Stored) -> list[Tree]:
-    """Return the state of every worker, as `save` stored them. DataError."""
+    """Return the state of every worker, as `save` stored them; earlier versions stored fewer statistics. DataError."""
     arrays = {WEIGHTS + name: each for name, each in stored.arrays.get("weights", {}).items()}
     arrays |= stored.arrays.get("state", {})
+    defaults = Statistics().state()
     with _malformed(f"{stored.path / STATE}, workers"):
         states = [
-            together(each["numbers"], {name: arrays[key] for name, key in each["arrays"].items()})
+            filled(together(each["numbers"], {name: arrays[key] for name, key in each["arrays"].items()}), defaults)
             for each in stored.state["workers"]
         ]
         if not states:

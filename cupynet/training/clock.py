@@ -29,6 +29,7 @@ class Clock:
         images: of all replicas; samples: of this worker.
         bytes_sent: to other workers, as last counted.
         evaluate_s: seconds in evaluations.
+        compile_s: seconds before training until the kernels were ready.
         timed_s, timed_images: seconds and images in the rounds after the first 10.
     """
 
@@ -38,6 +39,7 @@ class Clock:
     averaging_s: float = 0.0
     waiting_s: float = 0.0
     evaluate_s: float = 0.0
+    compile_s: float = 0.0
     images: int = 0
     timed_s: float = 0.0
     timed_images: int = 0
@@ -226,6 +228,7 @@ class Statistics:
             "epoch_start": asdict(self._epoch_start),
             "since": asdict(self._since),
             "losses": self._losses.state(),
+            "measured": {} if self.measured is None else asdict(self.measured),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -233,3 +236,4 @@ class Statistics:
         self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self._losses = Losses(**state["losses"])
+        self.measured = Average(**state["measured"]) if state["measured"] else None

@@ -11,7 +11,7 @@ import numpy as np
 
 from cupynet.parallel import Average, Communicator, Groups
 from cupynet.training.clock import Statistics
-from cupynet.training.events import STOP_BYTES, Stop, StopReason
+from cupynet.training.events import Stop, StopReason
 
 AGREE_EVERY = 10  # rounds between two exchanges without an average
 HEARD_S = 0.5  # workers with slow rounds exchange stop requests after about this time
@@ -25,7 +25,7 @@ class StopConsensus:
         statistics: of this worker.
 
     Attributes:
-        request: this worker's request to stop; None if there is none.
+        request: this worker's first request to stop in this fit; None if there is none.
         own: the last average, which measured only this stage and has not been sent to the others.
     """
 
@@ -36,6 +36,10 @@ class StopConsensus:
         self._counted = 0  # bytes already in the clock
         self._often = 1  # rounds between two exchanges of requests alone
         self._since, self._rounds = time.perf_counter(), 0  # since the last full exchange
+
+    def propose(self, stop: Stop) -> None:
+        """Request a stop, from any thread or signal handler."""
+        self.request = self.request or stop
 
     def after_round(self, iteration: int, *, averaged: bool) -> Stop | None:
         """Return why the fit ends after this round; None if it continues, or if no exchange is due.
@@ -103,9 +107,9 @@ class StopConsensus:
         if not len(requests):
             return None
         first = int(requests[0])
-        text = np.frombuffer((self.request.text if self.request else "").encode().ljust(STOP_BYTES), np.uint8).copy()
-        self.groups.world.broadcast(text, first)
-        return Stop(StopReason(int(reasons[first])), text.tobytes().decode().rstrip())
+        text = "" if self.request is None else self.request.text
+        texts = self.groups.world.all_gather(np.frombuffer(text.encode(), np.uint8))
+        return Stop(StopReason(int(reasons[first])), texts[first].tobytes().decode())
 
 
 def _gather_divergence(stages: Communicator, own: Average | None) -> Average:

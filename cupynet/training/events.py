@@ -119,27 +119,31 @@ class EpochRecord:
         return self.samples / self.train_s if self.train_s else 0.0
 
 
-STOP_BYTES = 200  # of the text of a `Stop`
-
-
 class StopReason(IntEnum):
     """Why training ends before its last epoch; workers send each other the number."""
 
     REQUEST = 1  # `stop` was called
     SIGNAL = 2  # the process received a signal
     EARLY = 3  # early stopping
+    DIVERGED = 4  # a value is not finite
 
 
 @dataclass(frozen=True)
 class Stop:
-    """A request to end training. The text is cut after 200 bytes of UTF-8, which workers send each other."""
+    """A request to end training; after a fit, why it ended early. text: for people."""
 
     reason: StopReason
     text: str
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "reason", StopReason(self.reason))
-        object.__setattr__(self, "text", self.text.encode()[:STOP_BYTES].decode(errors="ignore"))
+    @property
+    def urgent(self) -> bool:
+        """True after a signal: the result is saved at once, without another evaluation."""
+        return self.reason is StopReason.SIGNAL
+
+    @property
+    def interrupts(self) -> bool:
+        """True if the fit can continue later from its last weights; False if it has its result."""
+        return self.reason in (StopReason.REQUEST, StopReason.SIGNAL)
 
 
 class Piece(NamedTuple):

@@ -67,9 +67,10 @@ class GraphReplica(Replica):
 
     # gradient and update, each launched as a whole --------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, *, run_ahead: bool = False) -> None:
         """See `Replica.begin`."""
         super().begin()
+        self._wanted_ahead = run_ahead
         self._launched, self._scale = {}, None
         if self._workspace is not self.backend.workspace:  # graphs use the buffers of another thread
             self._workspace, self._launchers = self.backend.workspace, {}
@@ -108,9 +109,6 @@ class GraphReplica(Replica):
     @property
     def _ahead(self) -> bool:
         return self._wanted_ahead and not self._singly
-
-    def run_ahead(self, wanted: bool) -> None:
-        self._wanted_ahead = wanted
 
     def launch_singly(self, wanted: bool) -> None:
         self._singly, self._scale = wanted, None  # write the loss scale to the device again

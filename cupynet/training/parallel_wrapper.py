@@ -46,7 +46,7 @@ from cupynet.training.callbacks.progress import STYLES, Progress
 from cupynet.training.checkpointing import resume, save
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
-from cupynet.training.events import StopReason
+from cupynet.training.events import Stop, StopReason
 from cupynet.training.fit import Fit, check_data, check_pixels
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.pipeline_stage import Stage
@@ -108,6 +108,7 @@ class ParallelWrapper:
         placement: how many workers, of how many stages, and on which devices.
         layers: the names of the layers of each stage; empty without a pipeline.
         blas_threads: of each worker; 0 on a GPU.
+        warm: True if nothing is left to compile or to measure before training.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -185,8 +186,8 @@ class ParallelWrapper:
         self.blas_threads = 0 if self.placement.devices else blas_threads
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
         self._rows, self._shared = Rows(), Shared()
-        self._warm = False
-        self._stop: tuple[str, StopReason] | None = None  # requested before there were trainers
+        self.warm = backend.name == "numpy" and pipeline is None
+        self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing is refused after it
 
     def __enter__(self) -> ParallelWrapper:
@@ -252,13 +253,13 @@ class ParallelWrapper:
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
-                trainer.stop(*self._stop)
+                trainer.consensus.propose(self._stop)
             trainer.run(fit)
 
         with self.model.fitting():
             self.model.pixels = pixels
             try:
-                if not self._warm and self.model.backend.name != "numpy":  # compiling is not training
+                if not self.warm:
                     self.warm_up(min(loader.batch_size, len(loader.dataset)))
                 self.on_workers(task, batch_size=loader.batch_size)
             except CupynetError as error:
@@ -334,22 +335,24 @@ class ParallelWrapper:
             raise refusals[0]
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs; return the seconds. The first `fit` calls it."""
+        """Compile or load every kernel that training needs, and measure the stages of a pipeline; return the seconds.
+
+        The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
+        """
         compiles = self.model.backend.name != "numpy"
         if compiles:
             log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
-        seconds = self.on_workers(lambda trainer: trainer.replica.warm_up(batch_size), batch_size=batch_size) or 0.0
+        seconds = self.on_workers(lambda trainer: trainer.warm_up(batch_size), batch_size=batch_size) or 0.0
         if compiles:
             log.info("kernels ready after %.1f s", seconds)
-        self._warm = True
+        self.warm = True
         return seconds
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """End the running `fit`, or the next one, after the same round on all workers. Callable from any thread."""
-        self._stop = (text, reason)
-        for trainer in self._trainers:
-            if trainer is not None:
-                trainer.stop(text, reason)
+        self._stop = self._stop or Stop(StopReason(reason), text)
+        for trainer in filter(None, self._trainers):
+            trainer.consensus.propose(self._stop)
 
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
         """Run `task(trainer)` on every worker, in its thread; return rank 0's result.

@@ -215,7 +215,7 @@ class Stage(Replica):
 
     # the whole network ----------------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
+    def begin(self, *, run_ahead: bool = False) -> None:
         """Begin a fit or an evaluation: take the weights of rank 0's whole network, or give it the restored ones."""
         super().begin()
         self._copy_weights(collect=self._restored)

@@ -132,8 +132,11 @@ class Replica:
         self.replicas = groups.replicas
         self.scaler = LossScaler.of(self.backend, groups, shared=shares_gradients)
 
-    def begin(self) -> None:
-        """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed round may have left."""
+    def begin(self, *, run_ahead: bool = False) -> None:
+        """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed round may have left.
+
+        run_ahead: let steps run ahead of the host, if the device can do that.
+        """
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
@@ -254,9 +257,6 @@ class Replica:
         return part
 
     # ahead of the host: only a GraphReplica can ----------------------------------------------------------------------
-
-    def run_ahead(self, wanted: bool) -> None:
-        """Let steps run ahead of the host, if the device can do that."""
 
     def launch_singly(self, wanted: bool) -> None:
         """Launch each operation by itself, or captured graphs again. No step may be running ahead."""

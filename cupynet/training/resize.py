@@ -41,7 +41,7 @@ def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Sync
         start = source["since"]["start"]
         since = {**source["since"], "start": start if own else _new_clock(start)}
         state["since"] = since if own else {**since, "samples": 0, "losses": 0.0}
-        state["losses"] = _losses([each["losses"] for each in states[rank::size]])
+        state["losses"] = _losses([Losses(**each["losses"]) for each in states[rank::size]])
         if state["scaling"] and not synchronizer.shares_gradients:  # else all count the same steps
             state["scaling"]["skipped"] = source["scaling"]["skipped"] if own else 0
         made.append(state)
@@ -76,17 +76,6 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
     return total.astype(first.dtype)
 
 
-def filled(state: Mapping[str, Any], own: Mapping[str, Any]) -> Tree:
-    """Fill the missing entries of `state` from `own`: a single worker saves fewer entries."""
-    found = dict(state)
-    for name, value in own.items():
-        if name not in found:
-            found[name] = value
-        elif isinstance(value, Mapping):
-            found[name] = filled(found[name], value)
-    return found
-
-
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
     """Return the state that all replicas of one stage, or of the whole network, have in common."""
     counted = shares(states, synchronizer)
@@ -102,6 +91,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
         "synchronizer": synchronizer.merge(mean([state["synchronizer"] for state in states], counted))[1],
         "schedule": states[0]["schedule"],
         "own": {},
+        "measured": states[0]["measured"],
         "scaling": min((state["scaling"] for state in states), key=lambda scaling: scaling.get("scale", 0.0)),
     }
 
@@ -115,13 +105,13 @@ def _known(states: Sequence[Tree]) -> Tree:
     return {"NonFinite": {**found[0], "skipped": np.unique(every, axis=0).reshape(-1, 2)}}
 
 
-def _losses(found: Sequence[Mapping[str, float]]) -> Tree:
+def _losses(found: Sequence[Losses]) -> Tree:
     """Return the losses of the interrupted epoch: the sums of the former workers whose place a worker takes."""
-    losses = {**(found[0] if found else Losses().state())}
+    losses = found[0] if found else Losses()
     for other in found[1:]:
-        losses["epoch_samples"] += other["epoch_samples"] + other["samples"]
-        losses["epoch_losses"] += other["epoch_losses"] + other["unread"]
-    return losses
+        losses.epoch_samples += other.epoch_samples + other.samples
+        losses.epoch_losses += other.epoch_losses + other.unread
+    return losses.state()
 
 
 def _new_clock(clock: Mapping[str, Any]) -> Tree:

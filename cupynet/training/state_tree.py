@@ -82,27 +82,46 @@ def received(world: Communicator) -> Tree:
     return together(message["numbers"], own)
 
 
-def check_like(own: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuse invalid counts and times, and arrays of other shapes. TypeError, KeyError, ValueError."""
+def filled(state: Any, defaults: Mapping[str, Any]) -> Tree:
+    """Return a state with its missing entries taken from `defaults`. TypeError."""
+    if not isinstance(state, dict):
+        raise TypeError(f"expected names and values, found {state!r:.80}")
+    found = dict(state)
+    for name, value in defaults.items():
+        found[name] = filled(found.get(name, {}), value) if isinstance(value, Mapping) else found.get(name, value)
+    return found
+
+
+def check_like(own: Tree, state: Tree) -> None:
+    """Refuse a stored state that the trainer with the state `own` cannot restore. TypeError, LookupError, ValueError.
+
+    Counts and times must be valid, and arrays must have the same shapes. (`Trainer.restore` refuses the weights of
+    another network.)
+    """
     for name in own:
         if not isinstance(state[name], dict):
             raise TypeError(f"{name}: expected names and values, found {state[name]!r:.80}")
     for name in ("trainer", "clock", "epoch_start"):
         for key, value in own[name].items():
-            found = state[name][key]
-            kinds = (int,) if isinstance(value, int) else (int, float)
-            lowest = -MOST_COUNTED if key == "span_start" else 0  # other workers may count it from before the beginning
-            if isinstance(value, np.ndarray):
-                if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != value.dtype:
-                    raise TypeError(f"{name}.{key}: expected integers, found {found!r:.80}")
-            elif type(found) not in kinds or not lowest <= found < MOST_COUNTED:
-                raise ValueError(f"{name}.{key}: expected a number of at least 0, found {found!r:.80}")
-    if _shapes(own["replica"]["weights"]) == _shapes(state["replica"]["weights"]):  # else it is of another network
+            _check_count(f"{name}.{key}", value, state[name][key])
+    if _shapes(own["replica"]["weights"]) == _shapes(state["replica"]["weights"]):
         for name in ("replica", "synchronizer"):
+            found = _shapes(state[name])
             for path, shape in _shapes(own[name]).items():
-                found = _shapes(state[name]).get(path, shape)
-                if found != shape:
-                    raise ValueError(f"{name}/{path}: expected an array of shape {shape}, found {found}")
+                if found.get(path, shape) != shape:
+                    raise ValueError(f"{name}/{path}: expected an array of shape {shape}, found {found[path]}")
+
+
+def _check_count(name: str, own: Any, found: Any) -> None:
+    """Refuse a count or a time of another type than `own`, or out of range. TypeError, ValueError."""
+    if isinstance(own, np.ndarray):
+        if not isinstance(found, np.ndarray) or found.ndim != 1 or found.dtype != own.dtype:
+            raise TypeError(f"{name}: expected integers, found {found!r:.80}")
+        return
+    kinds = (int,) if isinstance(own, int) else (int, float)
+    least = -MOST_COUNTED if name == "trainer.span_start" else 0  # other workers may count from before the beginning
+    if type(found) not in kinds or not least <= found < MOST_COUNTED:
+        raise ValueError(f"{name}: expected a number of at least 0, found {found!r:.80}")
 
 
 def _shapes(tree: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -63,6 +63,7 @@ class Trainer:
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
+        resumed: True if the last fit continued one that was restored.
         averaged: True after the last average of the fit.
         deal: how the batches of the current epoch are assigned to workers.
         statistics: counts and times of this worker.
@@ -108,7 +109,7 @@ class Trainer:
         self.iteration = self.epoch = self.round = 0
         self.total_iterations = self.total_epochs = 0
         self.fit_start: int | None = None
-        self.averaged = True
+        self.resumed, self.averaged = False, True
         self.deal: tuple[int, ...] = ()
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
@@ -130,17 +131,24 @@ class Trainer:
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Request that all workers stop after the same round. Callable from any thread, callback or signal handler."""
-        self.consensus.request = self.consensus.request or Stop(reason, text)
+        self.consensus.propose(Stop(StopReason(reason), text))
 
     def diverged(self, text: str) -> None:
         """Notify callbacks that the fit ended on a value that is not finite, on this or another worker.
 
         Call it from the thread that called `fit`, after all workers have left it; workers can no longer communicate.
         """
+        self.stopped = Stop(StopReason.DIVERGED, text)
         self.backend.activate()
         self.emit("on_diverged", text)
         self.backend.synchronize()
         self.backend.deactivate()
+
+    def warm_up(self, batch_size: int) -> float:
+        """See `Replica.warm_up`; count the seconds. Every worker calls it."""
+        seconds = self.replica.warm_up(batch_size)
+        self.statistics.clock.compile_s += seconds
+        return seconds
 
     def close(self) -> None:
         """Close all callbacks once, even if one of them fails."""
@@ -193,9 +201,8 @@ class Trainer:
                 if fit.evaluate_on is not None:
                     self._held_out = opened.enter_context(self._open_feed(fit.evaluate_on))
                     opened.callback(setattr, self, "_held_out", None)
-                self.replica.begin()
+                self.replica.begin(run_ahead=self._guard.action == "stop" and not self.synchronizer.shares_gradients)
                 self.synchronizer.begin(self.replica)
-                self.replica.run_ahead(self._guard.action == "stop" and not self.synchronizer.shares_gradients)
                 self.emit("on_fit_start")
                 self.stopped = self.consensus.exchange(begun=False)
                 while self.epoch < self.total_epochs and not self.stopped:
@@ -222,6 +229,7 @@ class Trainer:
             self.round, self.deal = 0, deal
         self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
         self.averaged = self.averaged and self.unfinished and not fit.epochs  # restored after its last average
+        self.resumed = self.unfinished
         if self.fit_start is None:
             self.fit_start = self.iteration
         self.total_epochs = self.epoch + fit.epochs
@@ -374,10 +382,10 @@ class Trainer:
             ConfigError: the data do not fit the network.
         """
         began, classes = time.perf_counter(), loader.dataset.classes
-        check_loader(loader, self.whole, self.world)
         with ExitStack() as opened:  # until all are done, because workers on a device share images
             feed = self._held_out
             if feed is None or feed.loader is not loader:
+                check_loader(loader, self.whole, self.world)
                 feed = opened.enter_context(self._open_feed(loader))
             own, whole = self._evaluate(feed), Evaluation(classes)
             for packed in self.world.all_gather(own.pack()):

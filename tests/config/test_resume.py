@@ -36,12 +36,14 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, settings, iteration, end):
     if end == "SIGTERM":
         assert f"to resume: cupynet train resume={tmp_path / 'parts'}" in stderr
     began = json.loads((tmp_path / "parts" / "started.json").read_text())["started"]
+    state = Checkpoints(tmp_path / "parts" / "checkpoints").newest().state
+    compile_s = state["workers"][0]["numbers"]["clock"]["compile_s"]
     stdout, stderr = run(tmp_path, "resume=parts", FAULTY[0])
     assert stderr == "" and "resuming after iteration" in stdout
     assert ("the previous run in this folder was killed (process " in stdout) == (end == "SIGKILL")
     assert same(tmp_path / "whole", tmp_path / "parts")
     cost = Run(tmp_path / "parts").summary().cost
-    assert cost.wall_s >= cost.train_s + cost.evaluate_s
+    assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
     assert json.loads((tmp_path / "parts" / "started.json").read_text())["started"] == began
     assert not [entry for entry in (tmp_path / "parts" / "checkpoints").iterdir() if "." in entry.name]
     assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir() and entry.name[0] != "_") == [

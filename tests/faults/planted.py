@@ -1149,8 +1149,8 @@ TRAINING = [
         "gradient-of-a-failed-round-stays",
         "training",
         "cupynet/training/replica.py",
-        'a failed round may have left."""\n        self.params.grad[...] = 0',
-        'a failed round may have left."""',
+        'if the device can do that.\n        """\n        self.params.grad[...] = 0',
+        'if the device can do that.\n        """',
         ("tests/training/test_trainer.py::test_a_failed_round_leaves_no_gradient_and_no_stop",),
     ),
     Fault(
@@ -1339,8 +1339,8 @@ TRAINING = [
         "weight-average-not-restored",
         "training",
         "cupynet/training/callbacks/weight_average.py",
-        'view[...] = self._backend.asarray(state["mean"][name], view.dtype)',
-        "view[...] = 0",
+        'take_by_name(self._replica, self._means[0], state["mean"])',
+        "self._means[0][...] = 0",
         ("tests/training/callbacks/test_weight_average.py::test_training_resumes_bit_for_bit",),
     ),
 ]

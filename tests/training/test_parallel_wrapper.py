@@ -495,3 +495,14 @@ def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monke
     assert warmed == [20] * expected
     begun = [message.split()[:2] for message in caplog.messages if "kernels" in message]
     assert begun == ([["preparing", "kernels:"], ["kernels", "ready"]] if expected else [])
+
+
+def test_compiling_is_counted_in_all_processes_of_a_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(Replica, "warm_up", lambda *_: 5.0)
+    for processes in (1, 2):
+        with ParallelWrapper(small_model("float", "numba"), 2) as wrapper:
+            if processes > 1:
+                wrapper.restore(tmp_path)
+            wrapper.fit(small_dataset(20), 1)
+            wrapper.checkpoint(tmp_path)
+            assert wrapper.trainer.statistics.clock.compile_s == 5.0 * processes

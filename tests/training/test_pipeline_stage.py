@@ -29,7 +29,7 @@ from cupynet.parallel import (
     placement,
 )
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, parallel_wrapper
-from cupynet.training.pipeline_stage import Stage
+from cupynet.training.pipeline_stage import REHEARSALS, Stage
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.commands import run
 from tests.support.networks import SMALL, small_networks
@@ -508,7 +508,7 @@ def with_a_fuse(place: int, at: int, backward: bool) -> tuple[Model, list[list[s
 
 @pytest.mark.parametrize(("place", "backward"), [(1, False), (2, True), (3, False)])
 def test_a_stage_that_fails_ends_all_with_its_own_error(place, backward):
-    model, stages = with_a_fuse(place, 9, backward)
+    model, stages = with_a_fuse(place, REHEARSALS + 5, backward)  # after the passes that are measured
     with (
         pytest.raises(ZeroDivisionError, match="the fuse has blown") as caught,
         ParallelWrapper(model, 2, pipeline=Pipeline(stages, 4), timeout_s=20) as wrapper,

@@ -13,7 +13,7 @@ from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import GradientSharing, ParameterAveraging, Pipeline, ThresholdEncoding
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper
-from cupynet.training.resize import filled, mean
+from cupynet.training.resize import mean
 from tests.support.training import KINDS_OF_WAYS, WAYS, StopAfter, fingerprint, small_dataset, small_model
 
 DATA = small_dataset(57)  # 15 batches of 4
@@ -196,10 +196,6 @@ def test_residuals_are_averaged():
     assert GradientSharing(ThresholdEncoding()).merge({"tally": {}})[0] == 1
 
 
-def test_missing_entries_take_their_initial_values():
-    assert filled({"a": 1, "b": {}}, {"a": 2, "b": {"c": 3}, "d": 4}) == {"a": 1, "b": {"c": 3}, "d": 4}
-
-
 @pytest.mark.parametrize(
     ("then", "now", "expected"),
     [
@@ -228,13 +224,17 @@ def test_a_checkpoint_without_its_environment_is_reported_as_inexact(tmp_path, c
     assert "not bit for bit: workers 2, then unknown" in caplog.text
 
 
-def test_a_checkpoint_without_epoch_losses_can_be_resumed(tmp_path):
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_checkpoint_of_an_earlier_version_can_be_resumed(tmp_path, workers):
     path = left_by(tmp_path, 2, 7)
     stored = read(path)
     for worker in stored.state["workers"]:
-        del worker["numbers"]["losses"]
+        numbers = worker["numbers"]
+        del numbers["losses"]
+        for clock in (numbers["clock"], numbers["epoch_start"], numbers["since"]["start"]):
+            del clock["compile_s"]
     Checkpoints(path.parent).save(7, stored.state, stored.arrays)
-    with wrapper_of(tmp_path, 3) as wrapper:
+    with wrapper_of(tmp_path, workers) as wrapper:
         wrapper.restore(path)
         wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
         assert wrapper.trainer.epoch == 3 and np.isfinite(wrapper.history.epochs["loss"]).all()

@@ -44,7 +44,7 @@ def test_training_resumes_bit_for_bit(synchronizer):
     loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
 
     def fit(states=None):
-        """Return each worker's fingerprint, its reports, and the states it passed through."""
+        """Return each worker's weights and last divergence, its reports, and the states it passed through."""
 
         def task(communicator):
             recorder, keeps = Recorder(), {at: KeepState(at) for at in (2, 5, 8)}
@@ -52,7 +52,9 @@ def test_training_resumes_bit_for_bit(synchronizer):
             if states is not None:
                 trainer.restore(states[communicator.rank])
             trainer.fit(loader, EPOCHS - trainer.epoch, evaluate_on=held_out)
-            return fingerprint(trainer.model), recorder, {at: getattr(k, "kept", None) for at, k in keeps.items()}
+            measured = trainer.statistics.measured
+            found = fingerprint(trainer.model), measured and (measured.divergence, measured.by_layer)
+            return found, recorder, {at: getattr(k, "kept", None) for at, k in keeps.items()}
 
         return on_threads(3, task)
 

@@ -197,15 +197,19 @@ def test_the_stop_of_the_lowest_rank_is_reported():
     assert on_threads(4, task) == [Stop(StopReason.REQUEST, "worker 1")] * 4
 
 
-def test_a_long_stop_text_is_cut_between_characters():
-    class StopNow(Callback):
+def test_a_long_stop_text_reaches_all_workers():
+    text = "x" + "é" * 500
+
+    class StopNow(Callback):  # on rank 0 alone
         def on_iteration_end(self, trainer):
-            trainer.stop("x" + "é" * 500)
+            trainer.stop(text)
 
     wrapper = ParallelWrapper(small_model(), 2, callbacks=[StopNow()])
     with wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 1)
-        assert wrapper.trainer.stopped.text == "x" + "é" * 99
+        found = []
+        wrapper.on_workers(lambda trainer: found.append(trainer.stopped))
+        assert found == [Stop(StopReason.REQUEST, text)] * 2
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cupynet.core.checks import counted, flag, integer, number, one_of
+from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report, StopReason
 from cupynet.training.trainer import Trainer
@@ -69,28 +70,25 @@ class EarlyStoppingResult:
 class _State:
     """The state of early stopping in a fit.
 
-
     Attributes:
-        first: complete epochs before the fit.
         epochs: complete epochs of the fit.
         scores: by evaluated epoch.
         best_epoch: 0 before the first finite score.
         reference: the last score that was an improvement.
         waited: number of evaluations since then.
         met: the first condition that was met, with details.
-        began: by the monotonic clock, in seconds; before a resumed fit, minus the seconds until the checkpoint.
+        began: minus the seconds of the fit in earlier processes.
         weights: of the best epoch, on the host.
         whole: the weights of the user's model, in a pipeline.
     """
 
-    first: int = 0
     epochs: int = 0
     scores: dict[int, float] = field(default_factory=dict)
     best_epoch: int = 0
     reference: float = math.nan
     waited: int = 0
     met: str = ""
-    began: float = field(default_factory=time.monotonic)
+    began: float = 0.0
     weights: dict[str, NDArray[Any]] = field(default_factory=dict)
     whole: dict[str, NDArray[Any]] = field(default_factory=dict)
 
@@ -98,7 +96,7 @@ class _State:
 class EarlyStopping(Callback):
     """Ends a fit on all workers after the same round when a condition is met, then restores the best weights.
 
-    Each `fit` starts afresh, unless `restore` was called before it. The best weights are also restored after a
+    Each `fit` starts afresh, unless it continues a restored one. The best weights are also restored after a
     DivergedError. The optimizer's state is not restored.
 
     Args:
@@ -157,21 +155,20 @@ class EarlyStopping(Callback):
         self.restore_when_stopped = flag("restore_when_stopped", restore_when_stopped)
         self.result: EarlyStoppingResult | None = None
         self._now = _State()
-        self._resumed = False  # the next fit continues a restored one
+        self._began: float | None = None  # the time at which the fit began in this process
+
+    def start(self, trainer: Trainer, run: Run | None) -> None:
+        self._now, self._began = _State(), None
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        self.result = None
-        if not self._resumed:
-            self._now = _State(trainer.epoch)
-        else:
-            self._now.began += time.monotonic()
-            if self._now.met:  # the condition was met before the checkpoint was saved
-                trainer.stop(self._now.met, StopReason.EARLY)
-        self._resumed = False
+        self.result, self._began = None, time.monotonic()
+        if not trainer.resumed:
+            self._now = _State()
+        elif self._now.met:  # before the checkpoint was saved
+            trainer.stop(self._now.met, StopReason.EARLY)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        took = time.monotonic() - self._now.began
-        if self.max_time_s is not None and trainer.rank == 0 and took >= self.max_time_s:
+        if self.max_time_s is not None and trainer.rank == 0 and self._elapsed_s() >= self.max_time_s:
             self._end(trainer, f"max_time_s: {self.max_time_s:g} seconds are over")
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -180,7 +177,7 @@ class EarlyStopping(Callback):
             self._end(trainer, f"max_score: the training loss is {loss:.4g}, above {self.max_score:g}")
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        self._now.epochs = record.epoch - self._now.first
+        self._now.epochs += 1
         if record.evaluation is not None:
             self._compare(trainer, record.epoch, float(getattr(record.evaluation, self.monitor)))
         if self.max_epochs is not None and self._now.epochs >= self.max_epochs:
@@ -214,6 +211,10 @@ class EarlyStopping(Callback):
             if trainer.rank == 0 and trainer.whole is not trainer.model:  # a worker that diverges can send none
                 self._now.whole = trainer.whole.weights()
 
+    def _elapsed_s(self) -> float:
+        """Return the seconds of the fit, without those between a checkpoint and the fit that continues from it."""
+        return (0.0 if self._began is None else time.monotonic() - self._began) - self._now.began
+
     def _end(self, trainer: Trainer, condition: str) -> None:
         """Stop all workers. condition: its name, and details after a colon."""
         self._now.met = self._now.met or condition
@@ -225,7 +226,7 @@ class EarlyStopping(Callback):
         condition = text.partition(":")[0]
         if stop is None and not text:
             self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
-        elif condition in CONDITIONS and (stop is None or stop.reason == StopReason.EARLY):
+        elif condition in CONDITIONS and (stop is None or not stop.interrupts):
             self._conclude(trainer, condition, text)
         else:
             self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_when_stopped)
@@ -250,12 +251,10 @@ class EarlyStopping(Callback):
 
     def state(self) -> dict[str, Any]:
         scores = {str(epoch): score for epoch, score in self._now.scores.items()}
-        began = self._now.began - (0.0 if self._resumed else time.monotonic())
-        return vars(self._now) | {"scores": scores, "began": began}
+        return vars(self._now) | {"scores": scores, "began": -self._elapsed_s()}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._now = _State(
-            first=int(state["first"]),
             epochs=int(state["epochs"]),
             scores={int(epoch): float(score) for epoch, score in state["scores"].items()},
             best_epoch=int(state["best_epoch"]),
@@ -266,4 +265,4 @@ class EarlyStopping(Callback):
             weights=dict(state["weights"]),
             whole=dict(state["whole"]),
         )
-        self._resumed = True
+        self._began = None

@@ -9,9 +9,10 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, number, one_of
+from cupynet.parallel.synchronizers.replica_view import by_name, take_by_name
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, StopReason
+from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -60,19 +61,18 @@ class WeightAverage(Callback):
         self.added = 0
         self._passed = 0  # iterations or epochs of this fit
         self._means: list[Array] = []  # of the weights, and of the buffers if there are any
-        self._resumed = False  # the next fit continues a restored one
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        self._params, self._backend = trainer.params, trainer.backend
+        self.added = self._passed = 0
+        self._replica, self._params, self._backend = trainer.replica, trainer.params, trainer.backend
         self._means = [trainer.backend.allocate(each.shape, each.dtype) for each in trainer.params.vectors]
         with trainer.backend.here():
             for mean in self._means:
                 mean[...] = 0  # also the padding between weights
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        if not self._resumed:
+        if not trainer.resumed:
             self.added = self._passed = 0
-        self._resumed = False
         left = trainer.total_epochs - trainer.epoch
         if self.by == "iteration":
             left = trainer.total_iterations - trainer.iteration
@@ -107,8 +107,8 @@ class WeightAverage(Callback):
         self.added += 1
 
     def after_finish(self, trainer: Trainer) -> None:
-        stopped = trainer.stopped is not None and trainer.stopped.reason in (StopReason.SIGNAL, StopReason.REQUEST)
-        if not self.added or (stopped and not self.when_stopped):
+        interrupted = trainer.stopped is not None and trainer.stopped.interrupts
+        if not self.added or (interrupted and not self.when_stopped):
             return
         trainer.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():
@@ -119,17 +119,14 @@ class WeightAverage(Callback):
             log.info("the weights are the mean of those after %d %ss", self.added, self.by)
 
     def state(self) -> dict[str, Any]:
-        views = self._params.views(self._means[0]) if self.added else ()
-        mean = {name: np.array(self._backend.to_host(view)) for name, view in views}
+        mean = by_name(self._replica, self._means[0]) if self.added else {}
         buffers = {str(i): np.array(self._backend.to_host(each)) for i, each in enumerate(self._means[1:])}
         return {"added": self.added, "passed": self._passed, "mean": mean, "buffers": buffers}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._resumed = True
         self.added, self._passed = int(state["added"]), int(state["passed"])
         if self.added:
             with self._backend.here():
-                for name, view in self._params.views(self._means[0]):
-                    view[...] = self._backend.asarray(state["mean"][name], view.dtype)
+                take_by_name(self._replica, self._means[0], state["mean"])
                 for i, each in enumerate(self._means[1:]):
                     each[...] = self._backend.asarray(state["buffers"][str(i)], each.dtype)

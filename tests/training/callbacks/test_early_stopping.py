@@ -22,7 +22,7 @@ from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, 
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
-from tests.support.training import fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import KeepState, fingerprint, on_threads, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(40), 4, seed=3)
@@ -591,7 +591,7 @@ def test_early_stopping_resumes_from_its_state(scripted, epoch):
     assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
 
 
-@pytest.mark.parametrize("name", ["first", "epochs", "best_epoch", "reference", "waited", "began", "weights", "whole"])
+@pytest.mark.parametrize("name", ["epochs", "best_epoch", "reference", "waited", "began", "weights", "whole"])
 def test_a_malformed_state_is_refused_when_it_is_restored(name):
     stopping = EarlyStopping()
     with pytest.raises(ValueError, match="x|dictionary"):
@@ -602,12 +602,38 @@ def test_a_malformed_state_is_refused_when_it_is_restored(name):
 def test_the_time_between_a_checkpoint_and_the_resumed_fit_does_not_count(monkeypatch, limit, reason):
     now = 100.0
     monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: now))
-    stopping = EarlyStopping(max_time_s=limit)
-    stopping.restore(stopping.state() | {"began": -50.0})
+
+    def trainer_of(*callbacks):
+        return Trainer(Replica(small_model(), SGD(0.05)), callbacks=callbacks)
+
+    keep, stopping = KeepState(2), EarlyStopping(max_time_s=limit)
+    trainer_of(EarlyStopping(), keep).fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
+    keep.kept["callbacks"]["EarlyStopping"]["began"] = -50.0
+    trainer = trainer_of(stopping)
+    trainer.restore(keep.kept)
     now = 9000.0
     assert stopping.state()["began"] == -50
-    fit(stopping, 2)
+    trainer.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
     assert stopping.result.reason == reason
+
+
+def test_a_fit_after_a_restored_one_that_was_complete_starts_afresh(scripted, tmp_path):
+    """As it does without the checkpoint."""
+
+    def wrapper_of():
+        stopping = EarlyStopping(patience=1)
+        return stopping, ParallelWrapper(small_model(), 1, optimizer=SGD(0.05), callbacks=[stopping])
+
+    scripted([0.1, 0.9, 0.8, 0.7, 0.6])
+    _, first = wrapper_of()
+    with first:
+        first.fit(TRAIN, 5, evaluate_on=HELD_OUT, split="validation")
+        first.checkpoint(tmp_path)
+    stopping, second = wrapper_of()
+    with second:
+        second.restore(tmp_path)
+        second.fit(TRAIN, 3, evaluate_on=HELD_OUT, split="validation")
+    assert (stopping.result.reason, sorted(stopping.result.scores)) == ("epochs", [3, 4, 5])
 
 
 def test_a_state_is_arrays_numbers_and_strings_by_name(scripted):

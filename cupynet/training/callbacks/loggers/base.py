@@ -15,7 +15,7 @@ from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, Report, StopReason
+from cupynet.training.events import EpochRecord, Report
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -109,7 +109,7 @@ class Logger(Callback):
             self._scores = {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        killed = trainer.stopped is not None and trainer.stopped.reason == StopReason.SIGNAL
+        killed = trainer.stopped is not None and trainer.stopped.urgent
         self._status = "killed" if killed else "finished"
 
     def close(self) -> None:
