@@ -30,11 +30,6 @@ class Convolution:
     activation: str = "identity"
     groups: int = 1
 
-    @property
-    def depthwise(self) -> bool:
-        """True if each filter sees one of several channels."""
-        return 1 < self.groups == self.image[2]
-
     def check(self, x: Array, weights: Weights) -> None:
         """Refuse images, weights (or their gradients) of other shapes: kernels would read beyond their end."""
         weight, bias = weights

@@ -13,11 +13,14 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core.errors import DataError
+
+FilePath: TypeAlias = "str | os.PathLike[str]"
 
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 0x08
@@ -105,7 +108,7 @@ def read_idx(path: Path, axes: Sequence[int], sha256: str = "") -> Array:
     return np.frombuffer(raw, np.uint8, offset=len(known.header)).reshape(shape)
 
 
-def expanded(folder: str | os.PathLike[str]) -> Path:
+def expanded(folder: FilePath) -> Path:
     """Expand `~` in a path. Raises DataError if there is no such user."""
     try:
         return Path(folder).expanduser()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,12 +13,15 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 
+# None, `auto`, or {mean: [...], deviation: [...]}, see `Source`
+Normalize: TypeAlias = "str | Mapping[str, Sequence[float]] | None"
+
 _AT_ONCE = 1 << 22  # bytes per histogram pass
 
 WAYS = "must be null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
 
 
-def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict[str, list[float]] | None:
+def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
     """Check the argument `normalize`: None, "auto", or `mean` and `deviation` of each channel. ConfigError."""
     if normalize is None or normalize == "auto":
         return None if normalize is None else "auto"
@@ -39,14 +43,14 @@ def checked(normalize: str | Mapping[str, Sequence[float]] | None) -> str | dict
     return found
 
 
-def check_channels(normalize: str | Mapping[str, Sequence[float]] | None, channels: int) -> None:
+def check_channels(normalize: Normalize, channels: int) -> None:
     """Refuse values unless there is one per channel or one for all channels. ConfigError."""
     if isinstance(normalize, Mapping) and len(normalize["mean"]) not in (1, channels):
         many = f"{channels} channel{'s' * (channels > 1)}"
         raise ConfigError(f"normalize={checks.written(normalize)}: images have {many}: give a number for each")
 
 
-def pixels_for(normalize: str | Mapping[str, Sequence[float]] | None, images: Array) -> PixelScale:
+def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
     """Return the scaling of pixels; `images`: the training images (S, H, W, C) uint8."""
     if normalize is None:
         return FRACTIONS

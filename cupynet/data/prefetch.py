@@ -1,10 +1,10 @@
 """Prefetching: a thread makes items at most `capacity` ahead, while the consumer uses earlier ones.
 
 There are two queues: `items` from the producer to the consumer, and `room` back to the producer, with a permit for each
-further item. No put blocks. (A bounded queue.Queue has a lock that is not reentrant, and the
-finalizer below may run at any moment; a SimpleQueue is made for that.) The producer's last item is always an end mark,
-with its error if it had one, so that the consumer never waits forever. The consumer may be the main thread, which wakes
-up often: the system may deliver a signal to any thread, but Python runs its handler in the main thread alone.
+further item. No put blocks. (A bounded queue.Queue has a lock that is not reentrant, and the finalizer below may run at
+any moment; a SimpleQueue is made for that.) The producer's last item is always an end mark, with its error if it had
+one, so that the consumer never waits forever. The consumer may be the main thread, which wakes up often: the system may
+deliver a signal to any thread, but Python runs its handler in the main thread alone.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Prefetcher(Generic[T]):
         if self._closed.is_set():
             raise StopIteration
         start = time.perf_counter()
-        item = self._received() if self._thread else _make(self._iterator)
+        item = self._received() if self._thread else next(self._iterator)
         self.waited_s += time.perf_counter() - start
         if not isinstance(item, _End):
             if self._thread:
@@ -113,27 +113,18 @@ class Prefetcher(Generic[T]):
         self.close()
 
 
-def _make(iterator: Iterator[T]) -> T | _End:
-    """Return the next item, or the end mark with any exception: the consumer waits for it."""
-    try:
-        return next(iterator)
-    except StopIteration:
-        return _End()
-    except BaseException as error:
-        return _End(error)
-
-
 def _produce(iterator: Iterator[T], items: _Items[T], room: _Room, closed: threading.Event) -> None:
-    """Make items in the thread while there is room, until the end mark or `closed`."""
-    ended = False
-    while not ended:
-        room.get()
-        if closed.is_set():
-            return
-        item = _make(iterator)
-        ended = isinstance(item, _End)
-        items.put(item)
-        del item
+    """Make items in the thread while there is room, then the end mark; nothing more once `closed`."""
+    try:
+        while True:
+            room.get()
+            if closed.is_set():
+                return
+            items.put(next(iterator))
+    except StopIteration:
+        items.put(_End())
+    except BaseException as error:
+        items.put(_End(error))
 
 
 def _stop(room: _Room, closed: threading.Event) -> None:

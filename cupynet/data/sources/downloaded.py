@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +17,15 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
 from cupynet.data.download import Downloader, KnownFile, Unavailable
-from cupynet.data.idx_file import Damaged, expanded
+from cupynet.data.idx_file import Damaged, FilePath, expanded
+from cupynet.data.normalize import Normalize
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.synthetic import Synthetic
 
 logger = logging.getLogger(__name__)
 
 
-def data_folder(folder: str | os.PathLike[str] | None = None) -> Path:
+def data_folder(folder: FilePath | None = None) -> Path:
     """Return the folder of data sets: `folder`, else $CUPYNET_DATA, else the user's cache folder."""
     chosen = folder or os.environ.get("CUPYNET_DATA")
     return expanded(chosen) if chosen else platformdirs.user_cache_path("cupynet")
@@ -57,12 +58,12 @@ class Downloaded(Source):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None = None,
+        folder: FilePath | None = None,
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
         timeout_s: float = 60.0,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed, validation, limit, normalize, augment)

@@ -13,7 +13,8 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import expanded, read_idx, read_idx_shape
+from cupynet.data.idx_file import FilePath, expanded, read_idx, read_idx_shape
+from cupynet.data.normalize import Normalize
 from cupynet.data.sources.user_files import Header, UserArrays, classes_of, path_of, reported_at, sha256_of
 
 IDX_NAMES = {
@@ -37,17 +38,17 @@ class Idx(UserArrays):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None = None,
-        train_images: str | os.PathLike[str] | None = None,
-        train_labels: str | os.PathLike[str] | None = None,
-        test_images: str | os.PathLike[str] | None = None,
-        test_labels: str | os.PathLike[str] | None = None,
+        folder: FilePath | None = None,
+        train_images: FilePath | None = None,
+        train_labels: FilePath | None = None,
+        test_images: FilePath | None = None,
+        test_labels: FilePath | None = None,
         classes: int | None = None,
         sha256: Mapping[str, str] | None = None,
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed, validation, limit, normalize, augment)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -14,7 +13,8 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import expanded
+from cupynet.data.idx_file import FilePath, expanded
+from cupynet.data.normalize import Normalize
 from cupynet.data.pictures import ENDINGS, GREY, opened_picture, picture, resized
 from cupynet.data.sources.user_files import Outline, UserFiles, path_of
 
@@ -35,13 +35,13 @@ class Folder(UserFiles):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None = None,
+        folder: FilePath | None = None,
         size: Sequence[int] | None = None,
         channels: int | None = None,
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed, validation, limit, normalize, augment)

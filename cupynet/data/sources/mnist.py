@@ -8,8 +8,7 @@ used (no time-out, no check, no atomic write, and a server that has refused requ
 from __future__ import annotations
 
 import io
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import mnist
@@ -18,7 +17,8 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import IdxFile
+from cupynet.data.idx_file import FilePath, IdxFile
+from cupynet.data.normalize import Normalize
 from cupynet.data.sources.downloaded import Downloaded
 
 NAMES = (  # training images and labels, test images and labels
@@ -73,13 +73,13 @@ class MNIST(IdxSet):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None = None,
+        folder: FilePath | None = None,
         fallback: str | None = "auto",
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
         timeout_s: float = 30.0,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(folder, seed, validation, limit, timeout_s, normalize, augment)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,7 +15,8 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import expanded, regular
+from cupynet.data.idx_file import FilePath, expanded, regular
+from cupynet.data.normalize import Normalize
 from cupynet.data.shards import PARSING
 from cupynet.data.sources.user_files import Header, Outline, UserArrays, classes_of, path_of, sha256_of
 
@@ -36,7 +36,7 @@ class Npz(UserArrays):
 
     def __init__(
         self,
-        file: str | os.PathLike[str] | None = None,
+        file: FilePath | None = None,
         train_images: str = KEYS["train_images"],
         train_labels: str = KEYS["train_labels"],
         test_images: str = KEYS["test_images"],
@@ -46,7 +46,7 @@ class Npz(UserArrays):
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed, validation, limit, normalize, augment)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import Dataset
-from cupynet.data.normalize import pixels_for
+from cupynet.data.idx_file import FilePath
+from cupynet.data.normalize import Normalize, pixels_for
 from cupynet.data.shards import Shards, as_dataset, map_images, map_integers
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.user_files import classes_of, path_of
@@ -29,10 +29,10 @@ class Sharded(Source):
 
     def __init__(
         self,
-        folder: str | os.PathLike[str] | None = None,
+        folder: FilePath | None = None,
         classes: int | None = None,
         seed: int = 12345,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed, 0, None, normalize, augment)

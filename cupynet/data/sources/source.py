@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
-from cupynet.data.normalize import check_channels, checked, pixels_for
+from cupynet.data.normalize import Normalize, check_channels, checked, pixels_for
 from cupynet.data.shards import Shards
 
 
@@ -77,7 +77,7 @@ class Source(ABC):
     on_black = False
     centred = False
     seed = 12345  # defaults of a subclass that does not call `__init__`
-    normalize: str | Mapping[str, Sequence[float]] | None = None
+    normalize: Normalize = None
     augment: tuple[Augmentation, ...] = ()
 
     def __init__(
@@ -85,7 +85,7 @@ class Source(ABC):
         seed: int,
         validation: int,
         limit: int | None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         self.seed = checks.seed("seed", seed)

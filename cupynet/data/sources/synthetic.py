@@ -9,7 +9,7 @@ the number of images.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -18,6 +18,7 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import integer
 from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
+from cupynet.data.normalize import Normalize
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.strokes import Alphabet, alphabet
 
@@ -54,7 +55,7 @@ class Synthetic(Source):
         seed: int = 12345,
         validation: int = 0,
         limit: int | None = None,
-        normalize: str | Mapping[str, Sequence[float]] | None = None,
+        normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed, validation, limit, normalize, augment)

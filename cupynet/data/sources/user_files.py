@@ -20,7 +20,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import Dataset
-from cupynet.data.idx_file import Damaged
+from cupynet.data.idx_file import Damaged, FilePath
 from cupynet.data.sources.source import Data, Source
 
 PARTS = ("train_images", "train_labels", "test_images", "test_labels")
@@ -174,7 +174,7 @@ def sha256_of(name: str, value: str | None) -> str | None:
     return value and value.lower()
 
 
-def path_of(name: str, value: str | os.PathLike[str] | None) -> str | os.PathLike[str] | None:
+def path_of(name: str, value: FilePath | None) -> FilePath | None:
     """Return the argument `name`, a path or None. ConfigError."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value)):
         raise ConfigError(f"{name}={checks.shown(value)}: must be a path, or null")
