@@ -283,7 +283,7 @@ class Experiment:
         if placement.devices:
             from cupynet.backend import cuda
 
-            own = replace(usage, images={}, devices=len(placement.devices))
+            own = replace(usage, images={}, prefetch=0, devices=len(placement.devices))
             yield own, (cuda.memory(self.devices()), "the device has")
             usage = replace(usage, workers=0, prefetch=0)
         if there is not None:

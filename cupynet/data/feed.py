@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator
 from contextlib import suppress
 from dataclasses import replace
@@ -69,12 +70,12 @@ class BatchFeed:
         with Prefetcher(self.loader.load(assigned, epoch, self._transfer), self._ahead) as batches:
             self._batches = batches
             for _ in range(self._rounds - start):
-                waited_s = batches.waited_s
+                began = time.perf_counter()
                 batch = next(batches, None)
-                self.waited_s += batches.waited_s - waited_s
                 if batch is not None and batch.steady:
                     images, labels = self._transfer.send(batch.images, batch.labels)
                     batch = replace(batch, images=images, labels=labels)
+                self.waited_s += time.perf_counter() - began
                 yield batch
 
     def reload(self, epoch: int, number: int) -> Batch:

@@ -10,7 +10,6 @@ deliver a signal to any thread, but Python runs its handler in the main thread a
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -51,7 +50,6 @@ class Prefetcher(Generic[T]):
 
     def __init__(self, iterable: Iterable[T], capacity: int) -> None:
         self.capacity = integer("capacity", capacity, 0, "; 0 makes nothing ahead")
-        self.waited_s = 0.0  # seconds the consumer has waited for items
         self._items: _Items[T] = SimpleQueue()
         self._room: _Room = SimpleQueue()
         self._closed = threading.Event()
@@ -72,9 +70,7 @@ class Prefetcher(Generic[T]):
     def __next__(self) -> T:
         if self._closed.is_set():
             raise StopIteration
-        start = time.perf_counter()
         item = self._received() if self._thread else next(self._iterator)
-        self.waited_s += time.perf_counter() - start
         if not isinstance(item, _End):
             if self._thread:
                 self._room.put(None)

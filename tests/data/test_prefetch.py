@@ -262,36 +262,6 @@ def test_capacity_0_prefetches_nothing_and_has_no_thread() -> None:
     assert next(prefetcher) == 0 and made == [0]
 
 
-@pytest.mark.parametrize("capacity", CAPACITIES)
-def test_waiting_is_counted(capacity: int) -> None:
-    def slow() -> Iterator[int]:
-        for i in range(3):
-            time.sleep(0.03)
-            yield i
-
-    with Prefetcher(slow(), capacity) as prefetcher:
-        assert prefetcher.waited_s == 0
-        waited = [prefetcher.waited_s for _ in prefetcher]
-    assert waited == sorted(waited) and waited[0] > 0
-    assert prefetcher.waited_s > 0.05
-
-
-def test_items_that_are_ready_cost_no_waiting() -> None:
-    ready = threading.Event()
-
-    def ahead() -> Iterator[int]:
-        yield 1
-        yield 2
-        ready.set()
-        yield 3
-
-    with Prefetcher(ahead(), 3) as prefetcher:
-        until(ready)
-        start = time.perf_counter()
-        assert [next(prefetcher), next(prefetcher)] == [1, 2]
-        assert prefetcher.waited_s <= time.perf_counter() - start
-
-
 @pytest.mark.parametrize("capacity", [-1, 1.0, True])
 def test_capacity_is_refused_by_name(capacity: object) -> None:
     with pytest.raises(ConfigError, match="capacity=.*: must be an integer of at least 0; 0 makes nothing ahead"):

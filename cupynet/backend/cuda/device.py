@@ -34,9 +34,8 @@ class CudaDevice(Device):
     """CuPy arrays on one device.
 
     Each worker calls `activate` once, in its own thread, and everything it does is on its non-blocking stream. Other
-    threads that use the backend (a prefetcher that makes batches, a caller that reads weights) use the same stream, so
-    work runs in the order of the calls and freed memory is reused only after its last use. They wait while the worker
-    captures a graph.
+    threads that use the backend (a caller that predicts or reads weights) use the same stream, so work runs in the
+    order of the calls and freed memory is reused only after its last use. They wait while the worker captures a graph.
 
     Kernels trust shapes, so each operation checks them. `Kernels.launch` refuses arrays with gaps or in another
     precision than the policy's.
