@@ -8,7 +8,7 @@ from cupynet.backend.fusion import Convolution, FusedPair, MaxPool
 from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.select import create_backend, device_count, select_backend
-from cupynet.backend.transfer import HostData, Shared, Transfer, check_on_device
+from cupynet.backend.transfer import HostData, Shared, Transfer
 from cupynet.backend.update_rules import RULES, Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
@@ -38,7 +38,6 @@ __all__ = [
     "Window",
     "Workspace",
     "available_cores",
-    "check_on_device",
     "cpu_model",
     "create_backend",
     "device_count",

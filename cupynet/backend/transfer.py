@@ -14,8 +14,6 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.pixels import FRACTIONS, PixelScale
-from cupynet.core import checks
-from cupynet.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from cupynet.backend.device import Device
@@ -95,11 +93,3 @@ class Transfer:
 
     def close(self) -> None:
         """Release the memory."""
-
-
-def check_on_device(on_device: bool | str, backend: str) -> bool | str:
-    """Return `on_device` (`auto`, true or false), or raise ConfigError if the backend does not support it."""
-    on_device = checks.on_device("data_on_device", on_device)
-    if on_device is True and backend != "cupy":
-        raise ConfigError(f"data_on_device=true: is for GPUs, and {backend} computes on the CPU: leave it out")
-    return on_device

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cupynet.backend import available_cores, blas, check_on_device, create_backend, memory, select_backend
+from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
 from cupynet.config.instantiate import build_as, check_modules, named, naming
 from cupynet.config.memory_estimate import Usage
 from cupynet.config.schema import Settings, size
-from cupynet.core.checks import counted, tf32_products
+from cupynet.core.checks import counted, on_device, tf32_products
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
@@ -102,7 +102,7 @@ class Experiment:
         with naming("parallel", vars(parallel)):
             check_reduce(parallel.reduce, self.backend_name, processes=self.job is not None, stages=stages)
         with naming("memory", vars(settings.memory)):
-            check_on_device(settings.memory.data_on_device, self.backend_name)
+            on_device("data_on_device", settings.memory.data_on_device, self.backend_name)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """Build the part that `node` of the settings describes, which must be a `kind`. ConfigError."""

@@ -134,11 +134,15 @@ def one_of(name: str, value: Any, names: Iterable[str]) -> str:
     return value
 
 
-def on_device(name: str, value: Any) -> bool | str:
-    """Return `value` if it is `auto`, true or false."""
-    if not is_bool(value) and not (isinstance(value, str) and value == "auto"):
+def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
+    """Return `value` if it is `auto`, true or false; true needs a GPU."""
+    if isinstance(value, str) and value == "auto":
+        return value
+    if not is_bool(value):
         raise refusal(name, shown(value, str), "must be auto, true or false")
-    return value if isinstance(value, str) else bool(value)
+    if value and backend != "cupy":
+        raise refusal(name, "true", f"is for GPUs, and {backend} computes on the CPU: leave it out")
+    return bool(value)
 
 
 def dtype(name: str, value: Any) -> str:

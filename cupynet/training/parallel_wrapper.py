@@ -14,9 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeAlias, TypeVar
 
-from cupynet.backend import FRACTIONS, PixelScale, Shared, blas, check_on_device, create_backend
+from cupynet.backend import FRACTIONS, PixelScale, Shared, blas, create_backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import flag, instance, integer, one_of, shown
+from cupynet.core.checks import flag, instance, integer, on_device, one_of, shown
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.data import Batches, Dataset, Shards, as_loader
 from cupynet.nn import Model, check_batches
@@ -149,7 +149,7 @@ class ParallelWrapper:
         self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
         self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
         self.callbacks = _in_order(callbacks)
-        self.data_on_device = check_on_device(data_on_device, model.backend.name)
+        self.data_on_device = on_device("data_on_device", data_on_device, model.backend.name)
         self._accumulate = check_accumulate(accumulate, model.network, pipeline)
         self._report_every = integer("report_every", report_every, 0)
         self._progress = one_of("progress", progress, STYLES)
