@@ -72,6 +72,11 @@ class Dataset:
         return len(self.labels)
 
     @property
+    def counts(self) -> tuple[int]:
+        """The number of samples, like those of several `Shards`."""
+        return (len(self.labels),)
+
+    @property
     def image_shape(self) -> tuple[int, ...]:
         """(H, W, C) of one image."""
         return tuple(self.images.shape[1:])

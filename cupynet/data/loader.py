@@ -88,9 +88,9 @@ class Batches(ABC):
         self.augment = augmentations(augment)
 
     @property
-    @abstractmethod
     def batches(self) -> int:
         """Batches per epoch, over all workers."""
+        return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
     @abstractmethod
     def rounds(self, size: int) -> int:
@@ -100,9 +100,9 @@ class Batches(ABC):
     def images_of_round(self, number: int, size: int) -> int:
         """Return images that all `size` workers train on in round `number` of an epoch."""
 
-    @abstractmethod
     def deal(self, size: int) -> tuple[int, ...]:
         """Return a key of how batches are assigned. An interrupted epoch can be continued only with an equal key."""
+        return *self.dataset.counts, self.batch_size, size
 
     @cached_property
     @abstractmethod
@@ -163,10 +163,12 @@ class Batches(ABC):
             return np.arange(count, dtype=np.int64)
         return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
 
-    def _about(self) -> tuple[object, ...]:
-        """Augmentation and normalization as part of the signature; empty if there is none."""
-        pixels = self.dataset.pixels
-        return (() if pixels == FRACTIONS else (pixels,)) + (self.augment and (repr(self.augment),))
+    def _checksum(self, *about: object) -> int:
+        """Return a checksum of a description of the data, and of the arguments of the loader."""
+        pixels, edits = self.dataset.pixels, self.augment and (repr(self.augment),)
+        changes = edits if pixels == FRACTIONS else (pixels, *edits)
+        about = (*about, self.batch_size, self.seed, self.shuffle, *changes)
+        return zlib.crc32(repr(about).encode())
 
 
 @contextmanager
@@ -184,10 +186,6 @@ class Loader(Batches):
     dataset: Dataset
     kind, example = Dataset, "Synthetic().load().train"
 
-    @property
-    def batches(self) -> int:
-        return -(-len(self.dataset) // self.batch_size)
-
     def rounds(self, size: int) -> int:
         return -(-self.batches // size)
 
@@ -195,18 +193,12 @@ class Loader(Batches):
         per_round = self.batch_size * size
         return min(per_round, len(self.dataset) - number * per_round)
 
-    def deal(self, size: int) -> tuple[int, ...]:
-        return len(self.dataset), self.batch_size, size
-
     @cached_property
     def signature(self) -> int:
         dataset = self.dataset
-        about: tuple[object, ...] = (dataset.name, dataset.images.shape, dataset.classes, self.batch_size, self.seed)
-        about = (*about, self.shuffle, *self._about())
+        found = self._checksum(dataset.name, dataset.images.shape, dataset.classes)
         step = max(1, dataset.images.nbytes // _LOOKED_AT)
-        return zlib.crc32(
-            dataset.images[::step].tobytes(), zlib.crc32(dataset.labels, zlib.crc32(repr(about).encode()))
-        )
+        return zlib.crc32(dataset.images[::step].tobytes(), zlib.crc32(dataset.labels, found))
 
     def order(self, epoch: int) -> Array:
         """Return the samples of `epoch` in training order, (S,) int64."""
@@ -232,10 +224,6 @@ class ShardedLoader(Batches):
     dataset: Shards
     kind, example = Shards, "Shards('folder')"
 
-    @property
-    def batches(self) -> int:
-        return sum(-(-count // self.batch_size) for count in self.dataset.counts)
-
     def rounds(self, size: int) -> int:
         self.dataset.check_workers(size)
         return -(-max(self.dataset.counts) // self.batch_size)
@@ -244,15 +232,10 @@ class ShardedLoader(Batches):
         before = number * self.batch_size
         return sum(min(self.batch_size, max(0, count - before)) for count in self.dataset.counts)
 
-    def deal(self, size: int) -> tuple[int, ...]:
-        return *self.dataset.counts, self.batch_size, size
-
     @cached_property
     def signature(self) -> int:
         dataset = self.dataset
-        about: tuple[object, ...] = (dataset.image_shape, dataset.classes, dataset.counts, self.batch_size, self.seed)
-        about = (*about, self.shuffle, *self._about())
-        found = zlib.crc32(repr(about).encode())
+        found = self._checksum(dataset.image_shape, dataset.classes, dataset.counts)
         for array in (*dataset.labels, *dataset.samples):
             found = zlib.crc32(array, found)
         return found
