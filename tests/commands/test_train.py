@@ -430,6 +430,30 @@ def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
     assert Checkpoints(tmp_path / "run/checkpoints").steps()
 
 
+KILLING = """
+import os, signal, time
+from cupynet.nn import Layer
+
+class Killing(Layer):
+    def build(self, input, params, backend):
+        return input
+
+    def forward(self, x, context):
+        if context.train and not context.samples.any():  # the pass before training
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.2)  # until the main thread has handled the signal
+        return x, lambda dy: dy
+"""
+
+
+def test_a_signal_while_kernels_are_compiled_ends_the_run_at_once(tmp_path):
+    (tmp_path / "killing.py").write_text(KILLING)
+    part = "+model.layers={bad:{_target_:killing.Killing}}"
+    _, stderr = run(tmp_path, *QUICK, "trusted_modules=[killing]", part, "workers=1", "hydra.run.dir=run", code=143)
+    assert stderr == "cupynet: stopped by SIGTERM: nothing of this run was saved\n"
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
 def check_results(folder, number):
     """A run that a signal ended has weights, a summary, and a row for each epoch that it completed."""
     assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
