@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cupynet.backend import select_backend
 from tests.support.backends import GPU
 
@@ -19,6 +21,7 @@ def test_no_gpu_is_visible() -> None:
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == "" or not GPU
 
 
+@pytest.mark.slow
 def test_no_gpu_is_visible_on_a_machine_with_gpus() -> None:
     line = [sys.executable, "-m", "tests.standin", "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     line += ["-k", "test_no_gpu_is_visible and not machine"]

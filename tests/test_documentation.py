@@ -267,18 +267,9 @@ def test_commands_are_found_wherever_they_stand() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        *(
-            "cupynet train epoch=5",
-            "cupynet trian",
-            "parallel=averages",
-            "make trian",
-            "make test X=1",
-        ),
+        *("cupynet train epoch=5", "cupynet trian", "parallel=averages", "make trian", "make test X=1"),
         *("cupynet plan link=10gbs", "mpiexec -n 2 cupynet train parallel.launcher=mpl"),
-        *(
-            "cupynet train -m workers=1,two",
-            "make train ARGS=batchsize=3",
-        ),
+        *("cupynet train -m workers=1,two", "make train ARGS=batchsize=3"),
     ],
 )
 def test_an_invalid_command_is_found(line: str, monkeypatch: pytest.MonkeyPatch) -> None:

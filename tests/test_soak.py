@@ -31,6 +31,7 @@ for number, (mode, place) in enumerate(
 
 
 @linux
+@pytest.mark.slow
 def test_a_run_that_is_killed_in_a_save_resumes_bit_for_bit(tmp_path):
     command = [sys.executable, "-c", KILLS, str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=200)

@@ -126,10 +126,7 @@ def test_an_unknown_backend_is_refused() -> None:
     ],
 )
 def test_auto_takes_the_first_by_priority_that_works(
-    missing: dict[str, str],
-    gpu_priority: int,
-    expected: tuple[str, str | None],
-    monkeypatch: pytest.MonkeyPatch,
+    missing: dict[str, str], gpu_priority: int, expected: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(selection, "_missing", lambda name, device=0: missing.get(name))
     assert select_backend("auto", gpu_priority=gpu_priority, cpu_priority=0) == expected

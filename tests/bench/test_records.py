@@ -70,6 +70,7 @@ def test_outcomes_of_tests_are_recorded(processes: int, tmp_path: Path) -> None:
     assert "written to outputs/records/gpu-tests-made-up-device-" in done.stdout
 
 
+@pytest.mark.slow
 def test_collection_errors_are_recorded(tmp_path: Path) -> None:
     (tmp_path / "test_broken.py").write_text("import nowhere_at_all\n")
     done = run_tests(tmp_path)
@@ -85,6 +86,7 @@ def test_a_lost_device_is_recorded(tmp_path: Path) -> None:
     assert found["failures"][-1] == "test_made_up.py::test_wrong" and "test_lost.py::test_lost" in found["failures"]
 
 
+@pytest.mark.slow
 def test_no_record_of_collected_tests(tmp_path: Path) -> None:
     assert run_tests(tmp_path, "--collect-only").returncode == 0
     assert not records(tmp_path) and not (tmp_path / "outputs").exists()

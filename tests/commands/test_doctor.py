@@ -74,19 +74,7 @@ def test_a_machine_that_can_train(tmp_path):
     findings = [Finding(**each) for each in found["findings"]]
     assert found["exit_code"] == 0 and not any(each.state == "problem" or each.code for each in findings)
     parts = [each.part for each in findings]
-    for part in (
-        "python",
-        "packages",
-        "cpu",
-        "memory",
-        "blas",
-        "numba",
-        "gpu",
-        "mpi",
-        "data",
-        "disk",
-        "training",
-    ):
+    for part in ("python", "packages", "cpu", "memory", "blas", "numba", "gpu", "mpi", "data", "disk", "training"):
         assert part in parts, parts
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
     text = told(tmp_path, *SMALL)
@@ -188,12 +176,7 @@ def test_installed_packages_are_listed(monkeypatch):
 
 def test_packages_that_are_missing_or_of_another_version(monkeypatch):
     requirement = pytest.importorskip("packaging.requirements").Requirement
-    wanted = [
-        "numpy<1.20",
-        "numba>=99",
-        "nowhere-to-be-found>=2,<3",
-        "rich",
-    ]
+    wanted = ["numpy<1.20", "numba>=99", "nowhere-to-be-found>=2,<3", "rich"]
     monkeypatch.setattr(doctor, "requirements", lambda: [requirement(each) for each in wanted])
     found = list(doctor.check_packages([]))
     assert states(found) == [

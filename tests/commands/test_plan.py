@@ -93,10 +93,7 @@ def test_the_settings_of_a_plan_describe_runs() -> None:
 REFUSED = [
     ("link", "10gb", "link=10gb: must be one of wan, 1gbe, 10gbe, 100gbe, nvlink, or {"),
     ("link", {"bandwidth_gbit_s": 1}, "link={bandwidth_gbit_s:1}: must be one of wan"),
-    (
-        *("link", {"bandwidth_gbit_s": 0, "latency_us": 1}),
-        "link.bandwidth_gbit_s=0: must be a number above 0",
-    ),
+    (*("link", {"bandwidth_gbit_s": 0, "latency_us": 1}), "link.bandwidth_gbit_s=0: must be a number above 0"),
     ("workers", [2, 0], "workers=[2,0]: must be an integer of at least 1, a list"),
     ("workers", [], "workers=[]: must be an integer of at least 1"),
     ("frequencies", "often", "frequencies=often: must be an integer of at least 1, a list"),
@@ -115,10 +112,7 @@ def test_impossible_requests_are_refused(key: str, value: object, line: str) -> 
 def test_bad_settings_are_refused_in_one_line(tmp_path) -> None:
     for setting, line in (
         ("link=10gb", "link=10gb: must be one of wan"),
-        (
-            "link={bandwidth_gbit_s:1,latency_us:-1}",
-            "link.latency_us=-1: must be a",
-        ),
+        ("link={bandwidth_gbit_s:1,latency_us:-1}", "link.latency_us=-1: must be a"),
         ("modes=[pipeline]", "modes=[pipeline]: was removed; "),
         ("stages=2", "stages=2: was removed; "),
         ("micro_batches=4", "micro_batches=4: was removed; "),

@@ -148,14 +148,14 @@ def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path, setting)
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ("model.layers.dense1.units=100", "model.layers.dense1.units: is 500 on rank 0, 2, 100 on rank 1: all ranks"),
-        pytest.param("parallel=gradients", "averaging_frequency: is 3 on rank 0, 2, null on", marks=pytest.mark.slow),
-        pytest.param("+data.limti=7", "data.limti: is missing on rank 0, 2, 7 on rank 1", marks=pytest.mark.slow),
+        ("model.layers.dense1.units=100", "model.layers.dense1.units: is 500 on rank 0, 100 on rank 1: all ranks"),
+        pytest.param("parallel=gradients", "averaging_frequency: is 3 on rank 0, null on", marks=pytest.mark.slow),
+        pytest.param("+data.limti=7", "data.limti: is missing on rank 0, 7 on rank 1", marks=pytest.mark.slow),
     ],
 )
 def test_ranks_with_different_settings_are_refused(tmp_path, other, message):
     command = [sys.executable, "-m", "cupynet", "train", *MPI]
-    done = under_mpiexec(1, *command[1:], ":", "-n", "1", *command, other, ":", "-n", "1", *command, cwd=tmp_path)
+    done = under_mpiexec(1, *command[1:], ":", "-n", "1", *command, other, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "") and done.stderr.count("\n") == 1
     assert message in done.stderr and list(tmp_path.iterdir()) == []
 
@@ -209,11 +209,6 @@ def test_sweeps_and_commands_of_one_process_are_refused(tmp_path):
         _, stderr = run(tmp_path, *arguments, command=command, code=2, **rank)
         assert stderr.startswith("cupynet: ") and "mpiexec" in stderr and stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_one_rank_answers_questions(tmp_path):
-    stdout, stderr = train(tmp_path, 2, "--cfg", "job", *MPI)
-    assert stdout.count("batch_size:") == 1 and stderr == ""
 
 
 def test_one_process_without_mpiexec_is_one_rank(tmp_path):

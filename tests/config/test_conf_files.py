@@ -150,9 +150,7 @@ def test_defaults_of_the_contract() -> None:
             **{"_target_": "cupynet.training.Checkpoint", "every_epochs": 1, "every_iterations": None, "keep_last": 2},
             **{"keep_every": None, "best": None, "path": None},
         },
-        "nonfinite": {
-            **{"_target_": "cupynet.training.NonFinite", "action": "stop", "most_skipped": 100},
-        },
+        "nonfinite": {**{"_target_": "cupynet.training.NonFinite", "action": "stop", "most_skipped": 100}},
     }
 
 

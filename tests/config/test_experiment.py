@@ -305,14 +305,8 @@ def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
             "accumulate=2: layer 'norm1' exchanges statistics of whole batches with the other replicas. Use "
             "accumulate=1, or sync=false in that layer",
         ),
-        (
-            ("accumulate=129", "batch_size=128"),
-            "accumulate=129: must be at most batch_size, which is 128",
-        ),
-        (
-            ("loss.class_weights=[1,2]",),
-            "loss: SoftmaxNLL class_weights: 2 weights for 10 classes: set one for each",
-        ),
+        (("accumulate=129", "batch_size=128"), "accumulate=129: must be at most batch_size, which is 128"),
+        (("loss.class_weights=[1,2]",), "loss: SoftmaxNLL class_weights: 2 weights for 10 classes: set one for each"),
         (
             ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",),
             "data: normalize={mean:[0.1,0.2],deviation:[1.0,1.0]}: images have 1 channel: give a number for each",
@@ -350,6 +344,23 @@ def test_errors_of_parts_quote_the_value_as_typed(wrong: str, reason: str) -> No
     with pytest.raises(ConfigError) as told:
         experiment((), wrong)
     assert str(told.value) == f"{wrong.lstrip('+')}: {reason}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("trusted_modules=[os,1x]", "trusted_modules=[os,1x]: "),
+        ("trusted_modules=['']", "trusted_modules=[]: "),
+        ("parallel.averaging_frequency=epoc", "did you mean 'epoch'"),
+        ("callbacks.progress=bars", "callbacks.progress=bars: "),
+        ("devices=[0,0]", "devices=[0, 0]: "),
+        ("devices=[]", "devices=[]: "),
+    ],
+)
+def test_constructors_refuse_what_no_type_rules_out(wrong: str, said: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        experiment((), wrong)
+    assert said in str(told.value)
 
 
 def test_an_error_names_the_part_if_its_argument_was_set_directly() -> None:

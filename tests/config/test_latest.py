@@ -56,10 +56,7 @@ def test_a_users_file_named_latest_is_kept(kind, here):
     assert not LATEST.is_symlink() and sorted(os.listdir("outputs")) == ["day", "latest"]
 
 
-@pytest.mark.parametrize(
-    ("fails", "error"),
-    [("symlink", OSError(1, "x")), ("replace", OSError(1, "x"))],
-)
+@pytest.mark.parametrize(("fails", "error"), [("symlink", OSError(1, "x")), ("replace", OSError(1, "x"))])
 def test_file_systems_without_links_are_silently_accepted(fails, error, here, monkeypatch, capfd):
     def refuse(*_, **__):
         raise error

@@ -17,26 +17,21 @@ from omegaconf import OmegaConf
 
 from cupynet.config import process_launcher, sweep_record
 from cupynet.config.process_launcher import VISIBLE, ProcessLauncher
-from tests.support.commands import environment
+from tests.support.commands import Command, environment
 
 TINY = [
     *("data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "workers=1", "backend=numpy"),
     *("callbacks.report=null", "hydra/launcher=processes", "hydra.sweep.dir=sweep"),
 ]
 ENDING = """
-import os, signal
-from cupynet.training import Callback
-
-class Ends(Callback):
-    def __init__(self, how):
-        self.how = how
-    def on_epoch_end(self, trainer, record):
-        if self.how == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.how == 3:
-            raise ValueError("how unexpected")
-        if self.how == 4:
-            os.kill(os.getpid(), 40)  # a real-time signal has no name
+import os, sys
+job = int(next(word for word in sys.argv if word.startswith("hydra.job.num=")).partition("=")[2])
+if job == 0:
+    os.kill(os.getpid(), 9)
+if job == 1:
+    sys.exit("cupynet: how unexpected")
+if job == 2:
+    os.kill(os.getpid(), 40)  # a real-time signal has no name
 """
 
 
@@ -60,32 +55,22 @@ def wait_for(folder: Path, files: str, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_job_that_is_killed_ends_no_other(tmp_path: Path) -> None:
-    (tmp_path / "ending.py").write_text(ENDING)
-    ends = "+callbacks.ends={_target_: ending.Ends, how: ${seed}}"
-    process = start(tmp_path, "epochs=1", "seed=2,3,4,1", "hydra.launcher.jobs=2", ends, "trusted_modules=[ending]")
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 137, stdout + stderr
-    found = rows(tmp_path)
-    codes = {number: row["exit_code"] for number, row in found.items()}
-    assert codes == {"0": "137", "1": "1", "2": "168", "3": "0"}
-    assert "signal 9" in found["0"]["error"] and "how unexpected" in found["1"]["error"]
-    assert "signal 40" in found["2"]["error"] and found["3"]["test_accuracy"]
-    assert "cupynet: job 1: " in stderr and "Traceback" in stderr and "cupynet compare sweep" in stdout
-
-
 def test_an_unavailable_backend_fails_only_its_own_job(tmp_path: Path) -> None:
     process = start(tmp_path, "epochs=1", "backend.name=nonesuch,numpy", "hydra.launcher.jobs=1")
     stdout, stderr = process.communicate(timeout=300)
     assert process.returncode == 2, stdout + stderr
-    assert {number: row["exit_code"] for number, row in rows(tmp_path).items()} == {"0": "2", "1": "0"}
+    failed, done = rows(tmp_path)["0"], rows(tmp_path)["1"]
+    assert (failed["exit_code"], done["exit_code"]) == ("2", "0") and done["test_accuracy"]
+    assert stderr.startswith("cupynet: job 0: ") and "cupynet compare sweep" in stdout
 
 
-def test_a_wrong_number_of_jobs_is_refused(tmp_path: Path) -> None:
-    process = start(tmp_path, "epochs=1", "seed=1,2", "hydra.launcher.jobs=0")
-    stderr = process.communicate(timeout=300)[1]
-    assert process.returncode == 2 and stderr.startswith("cupynet: hydra.launcher.jobs=0") and stderr.count("\n") == 1
-    assert not (tmp_path / "sweep").exists()
+def test_a_wrong_number_of_jobs_is_refused(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("-m", "seed=1,2", "hydra/launcher=processes", "hydra.launcher.jobs=0") == (2, [])
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("cupynet: hydra.launcher.jobs=0") and stderr.count("\n") == 1
+    assert list(in_folder.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -144,6 +129,19 @@ def test_jobs_are_spread_over_the_devices(
     launched(jobs, tmp_path, monkeypatch, jobs=6, devices=devices)
     found = [used.get() for _ in range(6)]
     assert set(found) == expected and used.empty()
+
+
+def test_a_job_that_is_killed_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    sweep_record.begin()
+    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", ENDING])
+    launched(2, tmp_path, monkeypatch, jobs=4, devices=[])
+    found = rows(tmp_path)
+    assert {job: row["exit_code"] for job, row in found.items()} == {"0": "137", "1": "1", "2": "168", "3": "0"}
+    assert [found[job]["error"] for job in "0123"] == ["ended by signal 9", "how unexpected", "ended by signal 40", ""]
+    assert "cupynet: job 1: how unexpected\n" in capsys.readouterr().err
 
 
 def test_a_job_that_cannot_be_started_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

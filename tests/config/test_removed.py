@@ -26,10 +26,7 @@ def old(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("override", ["data.pieces=3", "+optimizer.speed=1", "callbacks.nonfinite.action=rewind"])
 def test_a_command_line_is_refused(
-    override: str,
-    command: Command,
-    in_folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    override: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command(override) == (2, [])
     err = capsys.readouterr().err

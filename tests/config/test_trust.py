@@ -116,9 +116,7 @@ def test_trusted_modules_exist(refused: Any, in_folder: Path) -> None:
 
 
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(
-    command: Command,
-    in_folder: Path,
-    refused: Any,
+    command: Command, in_folder: Path, refused: Any
 ) -> None:
     assert command("hydra.run.dir=run", "data.folder=elsewhere")[0] == 0
     (in_folder / "run" / "summary.json").touch()
@@ -260,9 +258,7 @@ def test_a_resumed_run_executes_no_stored_code(old: str, new: str, said: str, ru
     ],
 )
 def test_a_resumed_run_does_not_follow_its_stored_command_line(
-    overrides: list[str],
-    run: Path,
-    command: Command,
+    overrides: list[str], run: Path, command: Command
 ) -> None:
     (run / ".hydra" / "overrides.yaml").write_text(json.dumps(["workers=2", *overrides]))
     (run / ".hydra" / "hydra.yaml").write_text("hydra:\n  run: {dir: CANARY}\n  callbacks: {a: {_target_: os.mkdir}}\n")

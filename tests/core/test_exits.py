@@ -19,7 +19,7 @@ import pytest
 import cupynet.__main__
 from cupynet.core.errors import ConfigError, DataError, annotate
 from cupynet.core.exits import Console, out_of_memory, say_error, steady_streams, tell
-from tests.support.commands import QUICK, ROOT, environment, run_folder
+from tests.support.commands import QUICK, ROOT, environment, run, run_folder
 
 CLOSED = """
 import os, sys
@@ -204,14 +204,9 @@ def test_a_run_out_of_memory_says_what_to_lower(tmp_path):
         "        if trainer.rank == 1:\n"
         "            self.all_of_it = numpy.empty(1 << 58)\n"
     )
-    variables = environment()
-    variables["PYTHONPATH"] += os.pathsep + str(tmp_path)
-    done = subprocess.run(
-        quick("workers=2", "trusted_modules=[greedy]", "+callbacks.greedy._target_=greedy.Greedy"), cwd=tmp_path,
-        env=variables, capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
+    greedy = ["trusted_modules=[greedy]", "+callbacks.greedy._target_=greedy.Greedy"]
+    _, stderr = run(tmp_path, *QUICK, "workers=2", *greedy, code=1)
+    (line,) = stderr.splitlines()
     assert "out of memory" in line and "Unable to allocate 2.00 EiB for an array" in line and "batch_size=" in line
     assert "worker 1 (numba, device 0), epoch 1, at batch 1" in line
     assert "Traceback" not in (Path(run_folder(tmp_path)) / "train.log").read_text()

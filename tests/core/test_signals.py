@@ -18,6 +18,7 @@ import pytest
 from cupynet.core import signals
 from cupynet.core.errors import Interrupted
 from cupynet.runs.checkpoints import Checkpoints
+from tests.support import warm
 from tests.support.commands import QUICK, SMALL, environment, run
 from tests.support.mpi import mpiexec, needs_mpi, ranks_of
 from tests.support.resumed_runs import same
@@ -97,11 +98,7 @@ def test_a_second_signal_during_a_save_interrupts():
 
 
 def test_a_failed_save_is_raised_despite_a_pending_signal():
-    with (
-        pytest.raises(OSError, match="disk is full"),
-        signals.handled(signals.leave),
-        signals.undisturbed(),
-    ):
+    with pytest.raises(OSError, match="disk is full"), signals.handled(signals.leave), signals.undisturbed():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(0.01)
         raise OSError("disk is full")
@@ -194,13 +191,7 @@ def test_a_signal_after_the_run_is_ignored(tmp_path):
         "cupynet.commands.train.main()\n"
     )
     (tmp_path / "late.py").write_text(late)
-    done = subprocess.run(
-        [sys.executable, "late.py", *QUICK, "workers=1"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = warm.command("late", [*QUICK, "workers=1"], tmp_path, environment(), 100)
     assert (done.returncode, done.stderr) == (0, "")
 
 

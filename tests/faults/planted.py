@@ -1461,7 +1461,7 @@ TRUST = [
         "cupynet/config/instantiate.py",
         'name.startswith(f"{module}.")',
         "name.startswith(module)",
-        ("tests/config/test_hydra_main.py::test_build_trusts_definitions_only",),
+        ("tests/config/test_instantiate.py::test_build_trusts_definitions_only",),
     ),
     Fault(
         "borrowed-class-is-built",
@@ -1469,7 +1469,7 @@ TRUST = [
         "cupynet/config/instantiate.py",
         "if not _lies_in(found.__module__, _defining(trusted)):",
         "if not _lies_in(module_name, trusted):",
-        ("tests/config/test_hydra_main.py::test_build_trusts_definitions_only",),
+        ("tests/config/test_instantiate.py::test_build_trusts_definitions_only",),
     ),
     Fault(
         "untrusted-module-imported-before-it-is-refused",
@@ -1477,7 +1477,7 @@ TRUST = [
         "cupynet/config/instantiate.py",
         "    if not _lies_in(target, trusted):  # nothing outside is even imported\n",
         "    if not _lies_in(target, trusted) and not _import(target.rpartition('.')[0], where).__name__ in trusted:\n",
-        ("tests/config/test_hydra_main.py::test_build_imports_nothing_untrusted",),
+        ("tests/config/test_instantiate.py::test_build_imports_nothing_untrusted",),
     ),
     Fault(
         "file-of-settings-extends-the-trusted-modules",

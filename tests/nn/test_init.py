@@ -209,10 +209,7 @@ OWN = r"weight 'conv.weight': its initializer made "
 @pytest.mark.parametrize(
     ("init", "line"),
     [
-        (
-            lambda r, s: np.ones(3),
-            r"\(3,\) of float64: must return numbers of shape \(1, 1, 2, 4\)$",
-        ),
+        (lambda r, s: np.ones(3), r"\(3,\) of float64: must return numbers of shape \(1, 1, 2, 4\)$"),
         (lambda r, s: 1.0, r"\(\) of float64: must return numbers of shape"),
         (lambda r, s: np.full(s, 1j), r"\(1, 1, 2, 4\) of complex128: must return numbers"),
         (lambda r, s: np.full(s, "a"), r"\(1, 1, 2, 4\) of <U1: must return numbers"),

@@ -12,16 +12,7 @@ import pytest
 
 from tests.standin import Misuse
 from tests.standin.cublas import GIVES, NAMES, TAKES
-from tests.standin.errors import (
-    BadLaunch,
-    Deadlock,
-    Freed,
-    InCapture,
-    Overrun,
-    Unordered,
-    Unwritten,
-    WrongDevice,
-)
+from tests.standin.errors import BadLaunch, Deadlock, Freed, InCapture, Overrun, Unordered, Unwritten, WrongDevice
 from tests.standin.machine import active
 from tests.standin.planted import caught, together
 

@@ -10,7 +10,9 @@ such as PYTHON..., the place of kernels, the number of BLAS threads) starts one.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -27,6 +29,11 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 READ_AT_THE_START = ("PYTHON", "NUMBA", "OPENBLAS", "OMP", "MKL", "LD_", "LC_", "LANG", "HOME", "XDG", "TMP")
+
+IMPORTED = (
+    *("hydra.main", "cupynet.commands.train_job", "cupynet.commands.evaluate", "cupynet.training.callbacks.progress"),
+    *("jinja2", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "cupynet.commands.tune.search"),
+)
 
 
 class Done(NamedTuple):
@@ -97,17 +104,18 @@ def import_all() -> None:
 
     These are the kernels of LeNet, and the parsers of Hydra and OmegaConf.
     """
-    import hydra.main  # noqa: F401
     from hydra.core.plugins import Plugins
 
-    import cupynet.training.callbacks.progress  # noqa: F401
     from cupynet import Image, Model, config, create_backend
     from cupynet.config.experiment import Experiment
     from cupynet.training import Replica
-    from tests.support import hydra_files
+    from tests.support import faster_hydra
 
+    for name in IMPORTED:
+        with contextlib.suppress(ImportError):  # not all are installed everywhere
+            importlib.import_module(name)
     Plugins.instance()
-    hydra_files.read_once()
+    faster_hydra.speed_up()
     experiment = Experiment(config.compose(["data=synthetic", "workers=1", "hydra.run.dir=run"]))
     model = Model(experiment.network, Image(28, 28, 1), create_backend("auto"), 1)
     Replica(model, experiment.optimizer).warm_up(4)

@@ -9,7 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,8 +19,10 @@ import pytest
 pytest.importorskip("optuna")
 
 import optuna
+from optuna.samplers import TPESampler
 
 from cupynet.commands.tune import search as command
+from cupynet.commands.tune import study as command_study
 from cupynet.commands.tune.arguments import Plan
 from cupynet.commands.tune.results import figure_of, outcome_of
 from cupynet.commands.tune.study import PruningCallback, Study, open_study
@@ -98,14 +100,14 @@ def test_the_same_seed_tries_the_same(tmp_path: Path, search: Callable[..., None
     tried = []
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         with study(tmp_path / name, sampler_seed=seed) as opened:
-            search(opened, 5)
+            search(opened, 3)
             tried.append(settings_tried(opened))
             figures = [each.value for each in opened.ranked]
-            assert len(figures) == 5 and figures == sorted(figures, reverse=True)
+            assert len(figures) == 3 and figures == sorted(figures, reverse=True)
     assert tried[0] == tried[1] != tried[2]
     assert all(0.0001 <= each["optimizer.learning_rate"] <= 1 for each in tried[0])
     assert all(4 <= each["model.layers.conv1.channels"] <= 32 for each in tried[0])
-    assert len({each["optimizer.learning_rate"] for each in tried[0]}) == 5
+    assert len({each["optimizer.learning_rate"] for each in tried[0]}) == 3
 
 
 def test_a_keyboard_interrupt_that_no_signal_raised_is_not_told_as_one(tmp_path: Path, monkeypatch: Any) -> None:
@@ -129,28 +131,35 @@ def test_the_least_loss_is_the_best(tmp_path: Path, search: Callable[..., None])
         assert figures == sorted(figures) and len(set(figures)) == 3
 
 
-def test_an_interrupted_search_resumes_as_if_uninterrupted(tmp_path: Path, search: Callable[..., None]) -> None:
-    """The first ten trials are random, the later ones follow from those before."""
+@pytest.fixture
+def few_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two trials are random, instead of ten; the later ones follow from those before."""
+    monkeypatch.setattr(command_study, "TPESampler", partial(TPESampler, n_startup_trials=2))
+
+
+def test_an_interrupted_search_resumes_as_if_uninterrupted(
+    tmp_path: Path, search: Callable[..., None], few_at_random: None
+) -> None:
     with study(tmp_path / "whole") as opened:
-        search(opened, 12)
+        search(opened, 4)
         whole = settings_tried(opened)
-    signals = {4: KeyboardInterrupt(signal.SIGTERM), 11: Interrupted(signal.SIGTERM)}
+    signals = {1: KeyboardInterrupt(signal.SIGTERM), 4: Interrupted(signal.SIGTERM)}
 
     def interrupted(trial: Any) -> float:
         if trial.number in signals:
             raise signals[trial.number]
         return good(trial)
 
-    for counted, number in ((4, 4), (10, 11)):
+    for counted, number in ((1, 1), (3, 4)):
         with study(tmp_path / "broken") as opened:
             with pytest.raises((Interrupted, KeyboardInterrupt)):
-                search(opened, 12, interrupted)
+                search(opened, 4, interrupted)
             assert len(opened.counted) == counted and outcomes(opened)[number] == "interrupted"
     with study(tmp_path / "broken") as opened:
-        search(opened, 12)
+        search(opened, 4)
         assert settings_tried(opened) == whole
-        search(opened, 12)
-        assert len(opened.trials) == 14
+        search(opened, 4)
+        assert len(opened.trials) == 6
 
 
 def test_a_trial_that_killed_the_search_is_not_repeated(tmp_path: Path, search: Callable[..., None]) -> None:
@@ -312,11 +321,11 @@ def test_a_manipulated_number_stays_within_its_bounds(tmp_path: Path, search: Ca
 
 
 def test_a_search_prints_no_warnings(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], search: Callable[..., None]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], search: Callable[..., None], few_at_random: None
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for name, trials, changed in (("tpe", 11, {"pruner": "hyperband"}), ("grid", 2, {"sampler": "grid"})):
+        for name, trials, changed in (("tpe", 3, {"pruner": "hyperband"}), ("grid", 2, {"sampler": "grid"})):
             with study(tmp_path / name, "seed=range(1,13)", **changed) as opened:
                 search(opened, trials)
     assert capfd.readouterr() == ("", "")

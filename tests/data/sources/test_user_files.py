@@ -230,11 +230,7 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
 @pytest.mark.parametrize(
     ("change", "place", "line"),
     [
-        (
-            {"train_labels": SMALL[1].astype(int) - 1},
-            "train_labels",
-            "found -1 .. 8 of 60 images: renumber them",
-        ),
+        ({"train_labels": SMALL[1].astype(int) - 1}, "train_labels", "found -1 .. 8 of 60 images: renumber them"),
         (
             {"train_labels": np.full(60, 2**64 - 1, np.uint64)},
             "train_labels",

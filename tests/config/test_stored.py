@@ -1,0 +1,82 @@
+"""The stored settings of a run, read again with changes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from cupynet import config
+from cupynet.core.errors import ConfigError, DataError
+from tests.support.commands import Command
+
+
+@pytest.fixture
+def run_folder(command: Command, in_folder: Path) -> Path:
+    assert command("workers=2", "trusted_modules=[evil]", "optimizer=sgd")[0] == 0
+    (folder,) = in_folder.glob("outputs/20*/*")
+    return folder
+
+
+def test_load(run_folder: Path) -> None:
+    settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"], ["mine"])
+    assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
+    assert settings.parallel.synchronizer["frequency"] == settings.parallel.averaging_frequency == 3
+    other = config.load(run_folder, ["parallel.averaging_frequency=7", "parallel=averaging", "backend=numpy"])
+    assert (other.parallel.synchronizer["frequency"], other.backend.name) == (7, "numpy")
+    assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
+    assert settings.trusted_modules == ["mine"]
+    assert config.load(str(run_folder)).trusted_modules == []
+    assert config.load(run_folder, ["trusted_modules=[mine]"]).trusted_modules == ["mine"]
+
+
+def test_load_checks_settings_by_the_same_rules(run_folder: Path) -> None:
+    for override, said in {
+        "workrs=4": "did you mean 'workers'",
+        "workers=0": "workers=0",
+        "+foo=1": "foo",
+        "workers=[1": "workers=[1",
+        "model.layers.conv2.kernal=5": "did you mean 'model.layers.conv2.kernel'",
+        "data=nothing": "mnist",
+        "~callbacks.nothing": "nothing",
+    }.items():
+        with pytest.raises(ConfigError) as caught:
+            config.load(run_folder, [override])
+        assert said in str(caught.value)
+
+
+def test_load_refuses_a_folder_without_a_run(run_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not the folder of a run: there is no"):
+        config.load(tmp_path / "nowhere")
+    stored = run_folder / ".hydra" / "config.yaml"
+    text = stored.read_text()
+    for damage, error in (("[", DataError), ("- 1\n", DataError), ("", ConfigError), (text + "foo: 1\n", ConfigError)):
+        stored.write_text(damage)
+        with pytest.raises(error):
+            config.load(run_folder)
+    for old, new, line in (
+        ("report_every_iterations: 50\n", "report_evry: 50\n", "did you mean 'report_every_iterations'"),
+        ("  timeout_s: 300.0\n", "  timeout: 300.0\n", "did you mean 'parallel.timeout_s'"),
+        ("workers: 2\n", "workers: two\n", "workers"),
+    ):
+        assert old in text
+        stored.write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=line) as caught:
+            config.load(run_folder)
+        assert str(caught.value).startswith(f"{stored}: ") and "\n" not in str(caught.value)
+    stored.write_text(re.sub(r"  synchronizer:\n(    .*\n)+", "", text))
+    with pytest.raises(ConfigError, match="^parallel.synchronizer: "):
+        config.load(run_folder)
+    stored.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="cannot be read"):
+        config.load(run_folder)
+
+
+def test_a_reloaded_run_keeps_its_overrides(command: Command, in_folder: Path) -> None:
+    for arguments, fallback in ((["data=mnist"], None), ([], "auto")):
+        folder = f"run-{fallback}"
+        assert command(*arguments, f"hydra.run.dir={folder}")[0] == 0
+        assert config.load(folder).data["fallback"] == fallback
+        assert config.load(folder, ["data=mnist"]).data["fallback"] is None
+        assert config.load(folder, ["data.fallback=synthetic"]).data["fallback"] == "synthetic"
