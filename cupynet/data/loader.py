@@ -124,28 +124,17 @@ class Batches(ABC):
         with read_of(self.dataset):
             return list(self._dealt(epoch, rank, size, start))
 
-    def epoch(
-        self,
-        epoch: int,
-        backend: Backend,
-        rank: int = 0,
-        size: int = 1,
-        start: int = 0,
-        *,
-        images: bool = True,
-    ) -> Iterator[Batch]:
+    def epoch(self, epoch: int, backend: Backend, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of worker `rank` of `size` in `epoch`, each in memory of its own.
 
         start: the first round; the batches before it are not made.
-        images: False: only labels are loaded, for a stage of a pipeline that gets its input from another.
 
         Raises DataError, here or when a batch is made, if a file cannot be read.
         """
         assigned = self.assigned(epoch, rank, size, start)
         with read_of(self.dataset):
             part = self.part(rank, size)
-        transfer = Transfer(backend, HostData(part.images if images else None, part.labels, part.pixels))
-        return self.load(assigned, epoch, transfer)
+        return self.load(assigned, epoch, Transfer(backend, HostData(part.images, part.labels, part.pixels)))
 
     def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Batch]:
         """Make the batches that `assigned` returned; those of a `steady` transfer are still to be sent."""

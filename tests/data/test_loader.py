@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Data, Dataset, Loader, Synthetic, as_loader
+from cupynet.data import BatchFeed, Data, Dataset, Loader, Synthetic, as_loader
 from tests.support.loaders import RawBackend, numbered_dataset
 
 few_examples = settings(max_examples=30, derandomize=True, deadline=None)
@@ -189,11 +190,13 @@ def test_rounds_and_their_images_match_the_batches() -> None:
 
 
 def test_labels_without_images() -> None:
-    class Blind(RawBackend):
+    class Blind(NumpyBackend):
         load_images = None  # type: ignore[assignment]
 
     loader = Loader(numbered_dataset(10), 4, seed=1)
-    for whole, blind in zip(loader.epoch(2, RawBackend()), loader.epoch(2, Blind(), images=False), strict=True):
+    feed = BatchFeed(loader, Blind(), images=False)
+    for whole, blind in zip(loader.epoch(2, RawBackend()), feed.epoch(2), strict=True):
+        assert blind is not None
         assert blind.images is None and (blind.index, len(blind)) == (whole.index, len(whole))
         np.testing.assert_array_equal(blind.labels, whole.labels)
         np.testing.assert_array_equal(blind.samples, whole.samples)

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Dataset, Loader, ShardedLoader, Shards, as_loader
+from cupynet.data import BatchFeed, Dataset, Loader, ShardedLoader, Shards, as_loader
 from tests.support.loaders import RawBackend, numbered_dataset
 from tests.support.shards import write_shards
 
@@ -98,12 +99,12 @@ def test_as_many_workers_as_shards(tmp_path: Path) -> None:
 
 
 def test_labels_without_images(tmp_path: Path) -> None:
-    class Blind(RawBackend):
+    class Blind(NumpyBackend):
         load_images = None  # type: ignore[assignment]
 
     loader = ShardedLoader(cut(30, 2, tmp_path), 4)
-    batches = list(loader.epoch(0, Blind(), 1, 2, images=False))
-    assert len(batches) == 4 and all(batch.images is None for batch in batches)
+    batches = list(BatchFeed(loader, Blind(), 1, 2, images=False).epoch(0))
+    assert len(batches) == 4 and all(batch is not None and batch.images is None for batch in batches)
 
 
 def test_signatures_differ_with_shards_and_order(tmp_path: Path) -> None:
