@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from itertools import starmap
 from typing import TYPE_CHECKING
@@ -38,10 +37,7 @@ def record(trainer: Trainer, made: Average) -> None:
     """After an average, agree on a loss scale and record the measurements for the next report."""
     if trainer.replica.scaler is not None:
         trainer.replica.scaler.agree(trainer.replicas)
-    if trainer.groups.stages.size > 1 and not math.isnan(made.divergence):
-        trainer.consensus.own = made  # the other stages receive it at the next exchange
-        made = Average(made.score, math.nan)
-    trainer.statistics.averaged(made)
+    trainer.statistics.averaged(made, trainer.groups.stages.size)
 
 
 def finish(trainer: Trainer) -> None:

@@ -134,12 +134,14 @@ class Statistics:
     Attributes:
         clock: where its time went.
         measured: the last average that measured the divergence, of all stages of a pipeline; None if none did.
+        of_stage: the last average, if it measured only this stage and the others do not know it yet; else None.
         bytes_sent: by all workers, at their last exchange.
     """
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.measured: Average | None = None
+        self.of_stage: Average | None = None
         self.bytes_sent = 0
         self._since, self._epoch_start, self._losses = Since(Clock()), Clock(), Losses()
 
@@ -165,10 +167,13 @@ class Statistics:
         samples, losses = self._losses.read()
         self._since.samples, self._since.losses = self._since.samples + samples, self._since.losses + losses
 
-    def averaged(self, average: Average) -> None:
-        """Record an average for the next report."""
+    def averaged(self, average: Average, stages: int) -> None:
+        """Record an average for the next report. With several stages, they exchange the divergence later."""
         self._since.score = average.score
-        self.record_divergence(average)
+        if stages == 1:
+            self.record_divergence(average)
+        elif not math.isnan(average.divergence):
+            self.of_stage = average
 
     def record_divergence(self, average: Average) -> None:
         """Record the divergence for the next report, if the average measured it."""
@@ -229,6 +234,7 @@ class Statistics:
             "since": asdict(self._since),
             "losses": self._losses.state(),
             "measured": {} if self.measured is None else asdict(self.measured),
+            "own": {} if self.of_stage is None else asdict(self.of_stage),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -237,3 +243,4 @@ class Statistics:
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self._losses = Losses(**state["losses"])
         self.measured = Average(**state["measured"]) if state["measured"] else None
+        self.of_stage = Average(**state["own"]) if state["own"] else None

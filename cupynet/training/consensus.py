@@ -26,13 +26,11 @@ class StopConsensus:
 
     Attributes:
         request: this worker's first request to stop in this fit; None if there is none.
-        own: the last average, which measured only this stage and has not been sent to the others.
     """
 
     def __init__(self, groups: Groups, statistics: Statistics) -> None:
         self.groups, self._statistics = groups, statistics
         self.request: Stop | None = None
-        self.own: Average | None = None
         self._counted = 0  # bytes already in the clock
         self._often = 1  # rounds between two exchanges of requests alone
         self._since, self._rounds = time.perf_counter(), 0  # since the last full exchange
@@ -67,14 +65,15 @@ class StopConsensus:
         if world.size == 1:
             return self.request
         self.count_bytes()
-        apart, sent = begun and self.own is not None, self._statistics.clock.bytes_sent
+        statistics = self._statistics
+        apart, sent = begun and statistics.of_stage is not None, statistics.clock.bytes_sent
         gathered = world.gather_numbers(self._reason, sent, apart, self._pace())  # (W, 4)
         reasons, all_sent, measured, paces = gathered.T
         self._often = max(1, int(HEARD_S / max(float(paces.max()), 1e-9)))
         if measured.any():
-            self._statistics.record_divergence(_gather_divergence(self.groups.stages, self.own))
-            self.own = None
-        self._statistics.bytes_sent = int(all_sent.sum())
+            statistics.record_divergence(_gather_divergence(self.groups.stages, statistics.of_stage))
+            statistics.of_stage = None
+        statistics.bytes_sent = int(all_sent.sum())
         return self._of_lowest_rank(reasons)
 
     def count_bytes(self) -> None:

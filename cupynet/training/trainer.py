@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -421,7 +420,7 @@ class Trainer:
         sample, layer and place.
         """
         self._catch_up()
-        scaler, measured = self.replica.scaler, self.consensus.own
+        scaler = self.replica.scaler
         return {
             "trainer": {
                 "iteration": self.iteration,
@@ -437,7 +436,6 @@ class Trainer:
             "schedule": self.schedule.state(),
             "synchronizer": self.synchronizer.state(),
             "scaling": {} if scaler is None else scaler.state(),
-            "own": {} if measured is None else asdict(measured),
             "callbacks": {name: callback.state() for name, callback in _by_name(self.callbacks).items()},
         }
 
@@ -454,7 +452,6 @@ class Trainer:
         self.averaged = bool(position["finished"])
         self.deal = tuple(int(count) for count in position["deal"])
         self.statistics.restore(state)
-        self.consensus.own = Average(**state["own"]) if state["own"] else None
         self.replica.restore(state["replica"])
         self.schedule.restore(state["schedule"])
         if self.replica.scaler is not None:
