@@ -33,7 +33,7 @@ from tests.support.training import small_dataset, small_model, stripes, stripes_
 
 on_standin = pytest.mark.standin
 HOW = r"cudaErrorLaunchFailure: unspecified launch failure|NCCL_ERROR_UNHANDLED_CUDA_ERROR: .*"
-LOST = rf"device 1 has failed \(({HOW})\); .*go on from the last checkpoint"
+LOST = rf"device 1 has failed \(({HOW})\), .*resume from the last checkpoint"
 
 
 def wrapper(workers: int = 2, **changes: Any) -> ParallelWrapper:
@@ -114,7 +114,7 @@ def test_no_memory_in_the_warm_up_names_what_to_lower() -> None:
             made.warm_up(512)
     text = str(caught.value)
     for part in (
-        "device 1 has no memory left: ", " were asked for, and its pool, of at most 262 kB by ",
+        "device 1 has no memory left: ", " were requested, and its pool, of at most 262 kB by ",
         "memory.device_pool_limit=256KiB, holds ",
         "; batch_size=512, workers there: 2; lower batch_size, workers or dtype, ",
         "or raise memory.device_pool_limit=256KiB",
@@ -224,7 +224,7 @@ def test_a_failure_of_nccl_is_not_reported_as_a_lost_device(monkeypatch: pytest.
     made = wrapper(2)
     with (
         made,
-        pytest.raises(DeviceError, match=r"NCCL has failed on device 1, which still .*, and reduce=host"),
+        pytest.raises(DeviceError, match=r"NCCL has failed on device 1, which still .*; reduce=host"),
     ):
         made.fit(loader(), 2)
     assert workers_have_ended()
@@ -385,7 +385,7 @@ def test_arrays_of_a_failed_call_are_freed() -> None:
         gone.append(weakref.ref(array))
         backend.allocate((1 << 40,), np.float32)
 
-    with pytest.raises(DeviceError, match="4.4 TB were asked for, and its pool, without a limit, holds") as caught:  # noqa: SIM117
+    with pytest.raises(DeviceError, match="4.4 TB were requested, and its pool, without a limit, holds") as caught:  # noqa: SIM117
         with translate_device_errors(backend, Placement(1, (0,)), 0, None):
             allocates()
     assert gone[0]() is None and caught.value.exit_code == 1

@@ -32,15 +32,15 @@ def failure(error: BaseException, device: int) -> Failure | None:
         cause = _error_of(device)
         if cause is None:
             return Failure(
-                f"NCCL has failed on device {device}, which still answers ({text}): it may need memory outside CuPy's "
-                "pool, or a newer driver; NCCL_DEBUG=WARN shows more, and reduce=host averages without it",
+                f"NCCL has failed on device {device}, which still responds ({text}): it may need memory outside CuPy's "
+                "pool, or a newer driver. NCCL_DEBUG=WARN shows more; reduce=host averages without NCCL",
                 of_memory=False,
             )
         error, text = cause, one_line(cause)
     if isinstance(error, RuntimeError) and any(name in text for name in LOST):
         return Failure(
-            f"device {device} has failed ({text}); all that was asked of it is lost: the system's log says why (dmesg, "
-            "nvidia-smi -q); go on from the last checkpoint, on other devices if it stays away",
+            f"device {device} has failed ({text}), and its pending work is lost: see the system log (dmesg, nvidia-smi "
+            "-q), and resume from the last checkpoint, on other devices if this one does not recover",
             of_memory=False,
         )
     kinds = {kind.__name__ for kind in type(error).__mro__}
@@ -48,7 +48,7 @@ def failure(error: BaseException, device: int) -> Failure | None:
     if not of_the_pool and not (isinstance(error, RuntimeError) and any(name in text for name in NO_MEMORY)):
         return None
     asked = re.search(r"allocating ([\d,]+) bytes", text) if of_the_pool else None
-    wanted = f"{amount(int(asked[1].replace(',', '')))} were asked for" if asked else text
+    wanted = f"{amount(int(asked[1].replace(',', '')))} were requested" if asked else text
     there = pool(device)
     limit = "without a limit" if there.limit is None else f"of at most {amount(there.limit)} by {there.limited_by}"
     holds = f"its pool, {limit}, holds {amount(there.held)}, {amount(there.used)} of it in use"
