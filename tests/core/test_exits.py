@@ -19,7 +19,9 @@ import pytest
 import cupynet.__main__
 from cupynet.core.errors import ConfigError, DataError, annotate
 from cupynet.core.exits import Console, out_of_memory, say_error, steady_streams, tell
-from tests.support.commands import QUICK, ROOT, environment, run, run_folder
+from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
+
+TINY = [*QUICK, *SMALL]
 
 CLOSED = """
 import os, sys
@@ -35,7 +37,7 @@ os.write(2, b"to nobody")
 
 
 def quick(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "cupynet", "train", *QUICK, "callbacks.progress.style=auto", "workers=1", *arguments]
+    return [sys.executable, "-m", "cupynet", "train", *TINY, "callbacks.progress.style=auto", "workers=1", *arguments]
 
 
 # Streams --------------------------------------------------------------------------------------------------------------
@@ -205,7 +207,7 @@ def test_a_run_out_of_memory_says_what_to_lower(tmp_path):
         "            self.all_of_it = numpy.empty(1 << 58)\n"
     )
     greedy = ["trusted_modules=[greedy]", "+callbacks.greedy._target_=greedy.Greedy"]
-    _, stderr = run(tmp_path, *QUICK, "workers=2", *greedy, code=1)
+    _, stderr = run(tmp_path, *TINY, "workers=2", *greedy, code=1)
     (line,) = stderr.splitlines()
     assert "out of memory" in line and "Unable to allocate 2.00 EiB for an array" in line and "batch_size=" in line
     assert "worker 1 (numba, device 0), epoch 1, at batch 1" in line

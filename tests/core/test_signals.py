@@ -23,6 +23,8 @@ from tests.support.commands import QUICK, SMALL, environment, run
 from tests.support.mpi import mpiexec, needs_mpi, ranks_of
 from tests.support.resumed_runs import same
 
+TINY = [*QUICK, *SMALL]
+
 ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR1, 143)]
 
 
@@ -131,7 +133,7 @@ class Saving(Callback):
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_second_signal_waits_for_the_checkpoint_and_then_ends_the_run_at_once(tmp_path, workers):
     (tmp_path / "saving.py").write_text(SAVING)
-    arguments = [*QUICK, f"workers={workers}", "hydra.run.dir=a b", "epochs=2"]
+    arguments = [*TINY, f"workers={workers}", "hydra.run.dir=a b", "epochs=2"]
     fault = ["trusted_modules=[saving]", "+callbacks.fault._target_=saving.Saving"]
     _, stderr = run(tmp_path, *arguments, *fault, code=130)
     first, last = stderr.splitlines()
@@ -152,7 +154,7 @@ def test_a_second_signal_waits_for_the_checkpoint_and_then_ends_the_run_at_once(
 def test_in_the_first_moments_a_signal_ends_a_command_in_one_line(tmp_path, number, code, moment):
     """`main` is reached by then: what takes long to import comes after it."""
     process = subprocess.Popen(
-        [sys.executable, "-c", START, *QUICK, "epochs=1000"],
+        [sys.executable, "-c", START, *TINY, "epochs=1000"],
         cwd=tmp_path,
         env=environment(),
         stdout=subprocess.PIPE,
@@ -191,7 +193,7 @@ def test_a_signal_after_the_run_is_ignored(tmp_path):
         "cupynet.commands.train.main()\n"
     )
     (tmp_path / "late.py").write_text(late)
-    done = warm.command("late", [*QUICK, "workers=1"], tmp_path, environment(), 100)
+    done = warm.command("late", [*TINY, "workers=1"], tmp_path, environment(), 100)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -215,7 +217,7 @@ def test_a_signal_during_interpreter_shutdown_is_ignored(tmp_path):
 
 def test_sighup_stays_ignored_under_nohup(tmp_path):
     (tmp_path / "hanging_up.py").write_text(HANGING_UP)
-    arguments = [*QUICK, "workers=2", "trusted_modules=[hanging_up]", "+callbacks.fault._target_=hanging_up.HangingUp"]
+    arguments = [*TINY, "workers=2", "trusted_modules=[hanging_up]", "+callbacks.fault._target_=hanging_up.HangingUp"]
     command = ["nohup", sys.executable, "-m", "cupynet", "train", *arguments]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -236,7 +238,7 @@ class HangingUp(Callback):
 
 def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path):
     (tmp_path / "last.py").write_text(HANGING_UP.replace("trainer.iteration == 3", "trainer.iteration == 19"))
-    arguments = [*QUICK, "workers=1", "trusted_modules=[last]", "+callbacks.fault._target_=last.HangingUp"]
+    arguments = [*TINY, "workers=1", "trusted_modules=[last]", "+callbacks.fault._target_=last.HangingUp"]
     stdout, stderr = run(tmp_path, *arguments, "hydra.run.dir=run", code=143)
     assert stderr.splitlines()[-1] == (
         f"cupynet: stopped by SIGHUP: training was complete, and its results are in {tmp_path}/run"
@@ -244,7 +246,7 @@ def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path):
     assert "test accuracy" in stdout and '"stop_reason": null' in (tmp_path / "run" / "summary.json").read_text()
 
 
-FIFTY = [*QUICK, *SMALL, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
+FIFTY = [*TINY, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
 FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=end", "parallel=gradients"]
 
 
