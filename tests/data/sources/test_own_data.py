@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from cupynet.core.files import load_weights
-from tests.support.commands import run, run_folder
+from tests.support.commands import SMALL, run, run_folder
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 
 LENET = ["model.layers.conv1.kernel=3", "model.layers.conv2.kernel=2", "callbacks.progress.style=lines"]
-SHORT = [*LENET, "workers=2", "epochs=1", "batch_size=32"]
+SHORT = [*LENET, *SMALL, "workers=2", "epochs=1", "batch_size=32"]
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def test_all_formats_give_the_same_weights(kept: dict[str, list[str]], tmp_path:
             summary["test_loss"],
         )
     weights, normalize, loss = found.pop("idx")
-    assert 0.2 < normalize["mean"][0] < 0.5 and weights["output.weight"].shape == (500, 10)
+    assert 0.2 < normalize["mean"][0] < 0.5 and weights["output.weight"].shape == (16, 10)
     for other, same, as_much in found.values():
         assert (same, as_much) == (normalize, loss)
         for name, weight in weights.items():
@@ -85,7 +85,7 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
 
 def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]], tmp_path: Path) -> None:
     augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.CutOut, size: 3}]"
-    arguments = [*kept["idx"], *LENET, "workers=2", "batch_size=32", augment, "optimizer=sgd"]
+    arguments = [*kept["idx"], *LENET, *SMALL, "workers=2", "batch_size=32", augment, "optimizer=sgd"]
     for name, first in (("whole", "epochs=2"), ("broken", "epochs=1")):
         (tmp_path / name).mkdir()
         run(tmp_path / name, *arguments, first)
