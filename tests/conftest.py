@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ HIDDEN = "CuPy finds no usable GPU: there is no NVIDIA driver"  # as it is said 
 LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 
 
+@cache
+def is_device_code(file: Path) -> bool:
+    return any(folder in file.parents for folder in DEVICE_CODE)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests of the GPU code that run without a GPU, skip those that need more GPUs, start the longest first."""
     several = GPU and device_count("cupy") > 1
@@ -43,9 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs two GPUs"))
         if " at 0x" in item.nodeid:  # it would differ between the processes that share the tests
             raise pytest.UsageError(f"{item.nodeid}: has an address in its name: give it ids")
-        if item.get_closest_marker("gpu") is None and (
-            item.get_closest_marker("standin") or any(folder in item.path.parents for folder in DEVICE_CODE)
-        ):
+        if item.get_closest_marker("gpu") is None and (item.get_closest_marker("standin") or is_device_code(item.path)):
             item.add_marker(pytest.mark.device_code)
             if any(name in item.name for name in LONG_ON_THE_STANDIN):
                 item.add_marker(pytest.mark.slow)
