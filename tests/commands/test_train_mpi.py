@@ -136,9 +136,8 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "setting", [pytest.param(each, marks=[] if "thread" in each else pytest.mark.slow) for each in REFUSED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("setting", REFUSED)
 def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path, setting):
     stdout, stderr = train(tmp_path, 2, *MPI, setting, code=2)
     assert stdout == "" and stderr.startswith("cupynet: ") and REFUSED[setting] in stderr and stderr.count("\n") == 1
@@ -235,6 +234,7 @@ def test_divergence_leaves_the_best_weights(tmp_path, report):
     assert all(np.isfinite(each).all() for each in load_file(run_folder(tmp_path) / "weights.safetensors").values())
 
 
+@pytest.mark.slow  # tests/parallel/communicators/test_mpi.py has the same of a launcher
 def test_a_rank_that_raises_ends_all_with_its_traceback(tmp_path):
     _, stderr = train(tmp_path, 2, *MPI, *SMALL, *faulty(tmp_path, "raise", 1, 4), code=1)
     assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr

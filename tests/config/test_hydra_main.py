@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -460,6 +461,20 @@ def test_questions_are_answered_and_start_nothing(
     out, err = capsys.readouterr()
     expected = {"--info": "spine", "-c": "momentum: 0.9"}
     assert expected.get(arguments[0], "hydra/launcher: basic") in out and err == ""
+    assert list(in_folder.iterdir()) == []
+
+
+def test_under_mpiexec_the_launcher_must_be_mpi(
+    in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=thread"])
+    ranks: Any = SimpleNamespace(speaks=lambda error, code: True, exit_code=2)
+    with pytest.raises(SystemExit) as left:
+        config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and "parallel.launcher=mpi" in err and err.count("\n") == 1
     assert list(in_folder.iterdir()) == []
 
 
