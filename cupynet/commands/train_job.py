@@ -140,11 +140,8 @@ class TrainJob:
     def _fit(self, held_out: Dataset, split: str) -> None:
         """Train the epochs that are not complete yet."""
         left = self.settings.epochs
-        if self.settings.resume is not None:
-            trainer = self.wrapper.trainer
-            left = max(left - trainer.epoch, 0)
-            if not (left or trainer.unfinished):  # killed after the last fit, before its results were saved
-                return
+        if self.settings.resume is not None:  # 0 if it was killed between its last epoch and its results
+            left = max(left - self.wrapper.trainer.epoch, 0)
         self.wrapper.fit(
             self.experiment.train_loader(self.data),
             left,

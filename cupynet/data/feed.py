@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Generator
 from contextlib import suppress
-from dataclasses import replace
 from types import TracebackType
 
 from cupynet.backend import Backend, HostData, Shared
-from cupynet.data.loader import Batch, Batches, read_of
+from cupynet.data.loader import Batch, Batches, Made, read_of
 from cupynet.data.prefetch import Prefetcher
 
 
@@ -51,7 +50,7 @@ class BatchFeed:
         self.loader, self.waited_s = loader, 0.0
         self._backend, self._rank, self._size = backend, rank, size
         self._rounds = loader.rounds(size)
-        self._batches: Prefetcher[Batch] | None = None  # of the current epoch
+        self._made: Prefetcher[Made] | None = None  # batches of the current epoch
         with read_of(loader.dataset):
             part = loader.part(rank, size)
             data = HostData(part.images if images else None, part.labels, part.pixels, edited=bool(loader.augment))
@@ -67,14 +66,19 @@ class BatchFeed:
         self._end_epoch()
         assigned = self.loader.assigned(epoch, self._rank, self._size, start)
         self._transfer.begin([rows for _, rows, _ in assigned])
-        with Prefetcher(self.loader.load(assigned, epoch, self._transfer), self._ahead) as batches:
-            self._batches = batches
-            for _ in range(self._rounds - start):
-                began = time.perf_counter()
-                batch = next(batches, None)
-                if batch is not None and batch.steady:
-                    images, labels = self._transfer.send(batch.images, batch.labels)
-                    batch = replace(batch, images=images, labels=labels)
+        self._made = Prefetcher(self.loader.load(assigned, epoch, self._transfer), self._ahead)
+        return self._rest(self._made, epoch, self._rounds - start)
+
+    def _rest(self, made: Prefetcher[Made], epoch: int, rounds: int) -> Generator[Batch | None, None, None]:
+        """Send the batches that are made ahead; None for each of the last rounds without one."""
+        with made:
+            for _ in range(rounds):
+                began, batch = time.perf_counter(), None
+                found = next(made, None)
+                if found is not None:
+                    index, content, samples = found
+                    images, labels = self._transfer.send(*content)
+                    batch = Batch(index, images, labels, samples, epoch, self._transfer.steady)
                 self.waited_s += time.perf_counter() - began
                 yield batch
 
@@ -83,9 +87,9 @@ class BatchFeed:
         return next(self.loader.epoch(epoch, self._backend, self._rank, self._size, start=number))
 
     def _end_epoch(self) -> None:
-        if self._batches is not None:
-            self._batches.close()
-            self._batches = None
+        if self._made is not None:
+            self._made.close()
+            self._made = None
 
     def close(self) -> None:
         """Stop making batches and release the memory; no batch may be used any more."""

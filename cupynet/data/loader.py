@@ -52,6 +52,9 @@ class Batch:
         return len(self.samples)
 
 
+Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # of a batch: index, from `Transfer.make`, samples
+
+
 class Batches(ABC):
     """Base class of loaders: labelled images in batches that are assigned to workers in rounds.
 
@@ -134,17 +137,18 @@ class Batches(ABC):
         assigned = self.assigned(epoch, rank, size, start)
         with read_of(self.dataset):
             part = self.part(rank, size)
-        return self.load(assigned, epoch, Transfer(backend, HostData(part.images, part.labels, part.pixels)))
+        transfer = Transfer(backend, HostData(part.images, part.labels, part.pixels))
+        made = self.load(assigned, epoch, transfer)
+        return (Batch(index, *transfer.send(*content), samples, epoch) for index, content, samples in made)
 
-    def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Batch]:
-        """Make the batches that `assigned` returned; those of a `steady` transfer are still to be sent."""
+    def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Made]:
+        """Make the batches that `assigned` returned, for `transfer` to send."""
         with read_of(self.dataset):
             for index, rows, samples in assigned:
                 edit = None
                 if self.augment:
                     edit = partial(augmented, self.augment, seed=self.seed, epoch=epoch, samples=samples)
-                images, labels = transfer.make(rows, edit)  # (N, H, W, C), (N,)
-                yield Batch(index, images, labels, samples, epoch, transfer.steady)
+                yield index, transfer.make(rows, edit), samples
 
     def _order(self, count: int, epoch: int, shard: int = 0) -> Array:
         """Return the numbers of `count` samples in training order, (S,) int64."""

@@ -62,7 +62,6 @@ class Trainer:
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
-        resumed: True if the last fit continued one that was restored.
         averaged: True after the last average of the fit.
         deal: how the batches of the current epoch are assigned to workers.
         statistics: counts and times of this worker.
@@ -108,7 +107,8 @@ class Trainer:
         self.iteration = self.epoch = self.round = 0
         self.total_iterations = self.total_epochs = 0
         self.fit_start: int | None = None
-        self.resumed, self.averaged = False, True
+        self._resuming: list[Callback] = []  # those whose state the last fit continues
+        self.averaged = True
         self.deal: tuple[int, ...] = ()
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
@@ -127,6 +127,10 @@ class Trainer:
     def unfinished(self) -> bool:
         """True while a fit is in progress, either running or restored from a checkpoint."""
         return self.fit_start is not None
+
+    def resumes(self, callback: Callback) -> bool:
+        """Return True if the fit continues a restored one, in which this callback had a state."""
+        return callback in self._resuming
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Request that all workers stop after the same round. Callable from any thread, callback or signal handler."""
@@ -228,9 +232,8 @@ class Trainer:
             self.round, self.deal = 0, deal
         self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
         self.averaged = self.averaged and self.unfinished and not fit.epochs  # restored after its last average
-        self.resumed = self.unfinished
         if self.fit_start is None:
-            self.fit_start = self.iteration
+            self.fit_start, self._resuming = self.iteration, []
         self.total_epochs = self.epoch + fit.epochs
         self.total_iterations = self.iteration + fit.epochs * rounds - self.round
         self.schedule.span(self.fit_start, self.total_iterations, rounds, self.total_epochs)
@@ -457,9 +460,11 @@ class Trainer:
         if self.replica.scaler is not None:
             self.replica.scaler.restore(state["scaling"])
         self.synchronizer.restore(state["synchronizer"])
+        self._resuming = []
         for name, callback in _by_name(self.callbacks).items():
             if name in state["callbacks"]:  # new callbacks have no state
                 callback.restore(state["callbacks"][name])
+                self._resuming.append(callback)
 
     # profile ----------------------------------------------------------------------------------------------------------
 

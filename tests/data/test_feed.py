@@ -129,6 +129,16 @@ def test_images_are_copied_to_a_device_in_parts(upload: int, monkeypatch: pytest
 
 
 @every_way
+def test_an_epoch_is_ordered_before_its_first_round(on_device: bool, ahead: int) -> None:
+    """The first round would count the time."""
+    loader, ordered = Loader(pictures(), 4, seed=2), list[int]()
+    order = loader._order
+    loader._order = lambda count, epoch, *shard: (ordered.append(epoch), order(count, epoch, *shard))[1]  # type: ignore[method-assign]
+    with BatchFeed(loader, worker(), prefetch=ahead, on_device=on_device) as feed, closing(feed.epoch(1)):
+        assert ordered == [1]
+
+
+@every_way
 def test_a_round_without_a_batch_is_none(on_device: bool, ahead: int) -> None:
     """11 batches for 3 workers: the last has none in the fourth round."""
     loader, backend = Loader(pictures(), 4, seed=2), worker()
@@ -274,7 +284,7 @@ def test_no_more_is_made_ahead_than_there_are_batches() -> None:
         closing(feed.epoch(0)) as batches,
     ):
         next(batches)
-        assert feed._batches is not None and feed._batches.capacity == 6
+        assert feed._made is not None and feed._made.capacity == 6
 
 
 # what cannot be -------------------------------------------------------------------------------------------------------

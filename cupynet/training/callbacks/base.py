@@ -30,7 +30,7 @@ class Callback:
         """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Before the first iteration of a `fit`. `trainer.resumed`: it continues a restored one."""
+        """Before the first iteration of a `fit`, which continues a restored state if `trainer.resumes(self)`."""
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         """After each round: this replica's update, the average and the report, if there was one."""
@@ -76,4 +76,4 @@ class Callback:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`. The next fit continues the one in which it was saved only if `trainer.resumed`."""
+        """Restore a `state`. The next fit continues the one that it is of if `trainer.resumes(self)`."""

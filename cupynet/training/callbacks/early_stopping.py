@@ -162,7 +162,7 @@ class EarlyStopping(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         self.result, self._began = None, time.monotonic()
-        if not trainer.resumed:
+        if not trainer.resumes(self):
             self._now = _State()
         elif self._now.met:  # before the checkpoint was saved
             trainer.stop(self._now.met, StopReason.EARLY)

@@ -71,7 +71,7 @@ class WeightAverage(Callback):
                 mean[...] = 0  # also the padding between weights
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        if not trainer.resumed:
+        if not trainer.resumes(self):
             self.added = self._passed = 0
         left = trainer.total_epochs - trainer.epoch
         if self.by == "iteration":

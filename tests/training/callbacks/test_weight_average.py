@@ -198,6 +198,18 @@ def test_a_second_fit_starts_a_new_mean() -> None:
     np.testing.assert_allclose(model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
 
 
+def test_a_fit_restored_from_a_state_without_the_mean_starts_a_new_one() -> None:
+    data, keeper = small_dataset(20), KeepState(3)
+    with ParallelWrapper(small_model(), 1, callbacks=[keeper]) as wrapper:
+        wrapper.fit(data, 1, batch_size=4)
+    average = WeightAverage(None)
+    with ParallelWrapper(small_model(), 1, callbacks=[average]) as wrapper:
+        wrapper.fit(data, 2, batch_size=4)
+        wrapper.on_workers(lambda trainer: trainer.restore(keeper.kept))
+        wrapper.fit(data, 1, batch_size=4)
+    assert average.added == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
