@@ -14,7 +14,6 @@ import pytest
 from cupynet.backend import cuda
 from cupynet.backend.select import device_count
 from tests.standin import installed, machine
-from tests.support import faster_hydra
 from tests.support.backends import GPU, ON_DEVICES
 
 # under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean
@@ -24,8 +23,6 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Drawing a page takes longer than training as little as most tests do: tests/reporting/ has it on.
 os.environ["CUPYNET_REPORT"] = "false"
-
-faster_hydra.speed_up()
 
 TESTS = Path(__file__).parent
 DEVICE_CODE = (TESTS / "standin", TESTS / "backend" / "cuda")

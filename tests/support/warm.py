@@ -109,13 +109,11 @@ def import_all() -> None:
     from cupynet import Image, Model, config, create_backend
     from cupynet.config.experiment import Experiment
     from cupynet.training import Replica
-    from tests.support import faster_hydra
 
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # not all are installed everywhere
             importlib.import_module(name)
     Plugins.instance()
-    faster_hydra.speed_up()
     experiment = Experiment(config.compose(["data=synthetic", "workers=1", "hydra.run.dir=run"]))
     model = Model(experiment.network, Image(28, 28, 1), create_backend("auto"), 1)
     Replica(model, experiment.optimizer).warm_up(4)
