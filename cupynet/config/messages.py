@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from cupynet.config.schema import Settings, rules
 from cupynet.core.checks import listed, nearest, one_line
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, causes
 
 
 def message(error: BaseException, schema: type[Settings]) -> str:
@@ -21,23 +19,17 @@ def message(error: BaseException, schema: type[Settings]) -> str:
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group:
             return f"{group}={name}: there is no such file in conf/{group}{nearest(name, error.options or ())}"
-    causes = list(_causes(error))
-    ours = next((each for each in causes if isinstance(each, ConfigError)), None)
+    all_errors = list(causes(error))
+    ours = next((each for each in all_errors if isinstance(each, ConfigError)), None)
     if ours is not None:  # raised while an interpolation was resolved
         return one_line(ours)
-    found = next((each for each in causes if isinstance(each, OmegaConfBaseException) and each.full_key), None)
+    found = next((each for each in all_errors if isinstance(each, OmegaConfBaseException) and each.full_key), None)
     if found is None:
         return one_line(error)
     key = str(found.full_key)
     if isinstance(found, ConfigKeyError | ConfigAttributeError):
         return f"{_file(error)}{key}: there is no setting '{key}'{_hint(found, key, schema)}"
     return f"{_file(error)}{key}: {one_line((found.msg or str(found)).partition('full_key:')[0])}"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _file(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import signal
+from collections.abc import Iterator
 
 from cupynet.core.terminal import printable
 
@@ -85,6 +86,15 @@ def signal_of(error: BaseException) -> int:
     if error.args:
         return error.args[0] if isinstance(error.args[0], int) else 0
     return signal.SIGINT if signal.getsignal(signal.SIGINT) is signal.default_int_handler else 0
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what caused it, as Python prints them: the causes may form a circle."""
+    seen: list[BaseException] = []
+    while error is not None and not any(error is each for each in seen):
+        seen.append(error)
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def exit_code(error: BaseException) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cupynet.backend import Backend
-from cupynet.core.errors import CupynetError, DeviceError, annotate
+from cupynet.core.errors import CupynetError, DeviceError, annotate, causes
 from cupynet.parallel import Placement
 
 
@@ -52,6 +52,5 @@ def _remedy(placement: Placement, rank: int, batch_size: int | None, limited_by:
 
 def _clear_frames(error: BaseException | None) -> None:
     """Clear the frames of an error and of its causes."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    for each in causes(error):
+        traceback.clear_frames(each.__traceback__)
