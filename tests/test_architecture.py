@@ -304,7 +304,7 @@ KEPT: dict[Rule, list[tuple[str, str]]] = {
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_a_broken_rule_is_seen(rule: Rule) -> None:
+def test_violations_of_a_rule_are_detected(rule: Rule) -> None:
     for path, text, expected in BROKEN[rule]:
         found = list(rule(Source(path, text)))
         assert any(expected in violation for violation in found), (path, text, found)
@@ -313,7 +313,7 @@ def test_a_broken_rule_is_seen(rule: Rule) -> None:
 
 
 def imports_at_run_time(sources: Iterable[Source]) -> TopologicalSorter[str]:
-    """Each module and those of the package that it imports. An import for type checkers may go back."""
+    """Return the graph of imports inside the package. Imports for type checking may be circular."""
     return TopologicalSorter(
         {
             source.module: {name for name, _ in imported(source, at_run_time=True) if name in MODULES} - {source.module}
@@ -322,7 +322,7 @@ def imports_at_run_time(sources: Iterable[Source]) -> TopologicalSorter[str]:
     )
 
 
-def test_no_circle_of_files() -> None:
+def test_imports_are_not_circular() -> None:
     imports_at_run_time(SOURCES).prepare()
     back = Source("backend/policy.py", "def f():\n    from cupynet.backend.select import create_backend\n")
     with pytest.raises(CycleError):

@@ -141,7 +141,7 @@ class Device:
         """Return an object that makes batches of a data set on this device; the worker calls this in its own thread.
 
         Args:
-            batch_size: the largest batch.
+            data, batch_size: the data set, and the size of its largest batch.
             on_device: keep the images on the device: true, false, or `auto`, if they fit.
             shared: data shared by all workers of the process.
         """

@@ -1,6 +1,6 @@
 """Copies of rows of a data set to a device, as batches.
 
-`Transfer` makes each batch in new memory; cuda/transfer.py has that of GPUs.
+`Transfer` makes each batch in new memory; cuda/transfer.py has the subclass for GPUs.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Transfer:
         device: where the batches go.
 
     Attributes:
-        ahead: True if `make` does work that another thread can do ahead.
-        steady: True if the worker must `send` each batch, always to the same memory.
+        ahead: True if `make` does work that the prefetch thread can do ahead of the worker.
+        steady: True if `send` copies every batch to the same memory; the worker must then call it.
     """
 
     ahead, steady = True, False
@@ -76,7 +76,7 @@ class Transfer:
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         """Make the epoch's next batch: images (N, H, W, C) in the storage dtype, or None, and labels (N,) int64.
 
-        If the transfer is `steady`, this is only the part of the work for `send` that needs no device.
+        If the transfer is `steady`, do only the work on the host; `send` does the rest.
 
         edit: applied to the images, (N, H, W, C) uint8 on the host, before they are scaled.
         """
@@ -88,7 +88,7 @@ class Transfer:
         return images, self._device.asarray(self._data.labels[rows], dtype=np.int64)
 
     def send(self, images: Any, labels: Any) -> tuple[Array | None, Array]:
-        """Return images and labels on the device, from the results of `make`. The batch before is overwritten."""
+        """Return the result of `make` on the device. If `steady`, this overwrites the previous batch."""
         return images, labels
 
     def close(self) -> None:

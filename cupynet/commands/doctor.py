@@ -73,7 +73,7 @@ def main() -> None:
         "Check what this machine has and lacks for training.",
         f"json=true prints JSON; one check alone: check={'|'.join(CHECKS)}",
     )
-    of_run = "settings of cupynet train, such as backend=cupy: that run is checked"
+    of_run = "settings of cupynet train for the run to check, such as backend=cupy"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=of_run)
     leave_after(lambda: diagnose(parser.parse_args().settings))
 

@@ -134,13 +134,13 @@ class TrainJob:
             if self.first:
                 wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
                 run.save(summary, wrapper.model.weights(), data.test.images[wrong])
-            number = int(wrapper.greatest(received.number))  # it may have reached one process of several
+            number = int(wrapper.greatest(received.number))  # the signal may have reached only one of the processes
         return summary, test, number, complete
 
     def _fit(self, held_out: Dataset, split: str) -> None:
         """Train the epochs that are not complete yet."""
         left = self.settings.epochs
-        if self.settings.resume is not None:  # 0 if it was killed between its last epoch and its results
+        if self.settings.resume is not None:  # 0 if the last epoch was done, but not its results
             left = max(left - self.wrapper.trainer.epoch, 0)
         self.wrapper.fit(
             self.experiment.train_loader(self.data),
@@ -265,7 +265,7 @@ class TrainJob:
 class _Signals:
     """Signal handler: the first signal stops training after this round, the next one ends the process.
 
-    While kernels are compiled there are no rounds, and the first signal ends the process.
+    While kernels are compiled, the first signal ends the process.
 
     Attributes:
         number: the first signal, or 0.

@@ -72,14 +72,14 @@ class Interrupted(CupynetError):
 
     @classmethod
     def by(cls, stopped: KeyboardInterrupt, saved: str = "nothing of this run was saved") -> Interrupted:
-        """Convert a KeyboardInterrupt. It is SIGINT if no signal raised it."""
+        """Convert a KeyboardInterrupt; one that no signal handler raised counts as SIGINT."""
         return cls(signal_of(stopped) or signal.SIGINT, saved)
 
 
 def signal_of(error: BaseException) -> int:
-    """Return the signal whose handler raised `error`; 0 if there was none: user code may raise KeyboardInterrupt too.
+    """Return the signal whose handler raised `error`, or 0 if it was raised by other code, such as a callback.
 
-    The handlers of cupynet.core.signals add the number of the signal, and Python's own for SIGINT adds nothing.
+    Handlers of cupynet.core.signals pass the signal number as argument; Python's SIGINT handler passes none.
     """
     if not isinstance(error, KeyboardInterrupt):
         return 0
@@ -89,7 +89,7 @@ def signal_of(error: BaseException) -> int:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what caused it, as Python prints them: the causes may form a circle."""
+    """Yield an error, then its causes and contexts, outermost first. Stops if the chain is circular."""
     seen: list[BaseException] = []
     while error is not None and not any(error is each for each in seen):
         seen.append(error)

@@ -115,7 +115,7 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
 
 
 def _module_of(error: BaseException) -> str:
-    """Return the user's module that raised an error, itself or in a library; "" if cupynet did."""
+    """Return the user module that raised an error, directly or in a library it called; "" if cupynet did."""
     found = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]

@@ -73,7 +73,7 @@ class Dataset:
 
     @property
     def counts(self) -> tuple[int]:
-        """The number of samples, like those of several `Shards`."""
+        """The number of samples, in a tuple like `Shards.counts`."""
         return (len(self.labels),)
 
     @property

@@ -70,7 +70,7 @@ class BatchFeed:
         return self._rest(self._made, epoch, self._rounds - start)
 
     def _rest(self, made: Prefetcher[Made], epoch: int, rounds: int) -> Generator[Batch | None, None, None]:
-        """Send the batches that are made ahead; None for each of the last rounds without one."""
+        """Yield the batch of each round, sent to the device; None for rounds after this worker's last batch."""
         with made:
             for _ in range(rounds):
                 began, batch = time.perf_counter(), None
@@ -92,7 +92,7 @@ class BatchFeed:
             self._made = None
 
     def close(self) -> None:
-        """Stop making batches and release the memory; no batch may be used any more."""
+        """Stop making batches and release the memory; batches must not be used afterwards."""
         self._end_epoch()
         self._transfer.close()
 

@@ -52,7 +52,7 @@ class Batch:
         return len(self.samples)
 
 
-Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # of a batch: index, from `Transfer.make`, samples
+Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # batch index, result of `Transfer.make`, samples
 
 
 class Batches(ABC):
@@ -97,14 +97,14 @@ class Batches(ABC):
 
     @abstractmethod
     def rounds(self, size: int) -> int:
-        """Rounds of an epoch: the most batches of one of `size` workers. ConfigError if there cannot be so many."""
+        """Return rounds per epoch: the most batches of any worker. ConfigError if there cannot be `size` workers."""
 
     @abstractmethod
     def images_of_round(self, number: int, size: int) -> int:
-        """Return images that all `size` workers train on in round `number` of an epoch."""
+        """Return the number of images that all `size` workers train on in round `number` of an epoch."""
 
     def deal(self, size: int) -> tuple[int, ...]:
-        """Return a key of how batches are assigned. An interrupted epoch can be continued only with an equal key."""
+        """Return a key of the assignment of batches. An interrupted epoch can be continued only with an equal key."""
         return *self.dataset.counts, self.batch_size, size
 
     @cached_property
@@ -151,13 +151,13 @@ class Batches(ABC):
                 yield index, transfer.make(rows, edit), samples
 
     def _order(self, count: int, epoch: int, shard: int = 0) -> Array:
-        """Return the numbers of `count` samples in training order, (S,) int64."""
+        """Return the indices of `count` samples in training order, (S,) int64."""
         if not self.shuffle:
             return np.arange(count, dtype=np.int64)
         return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
 
     def _checksum(self, *about: object) -> int:
-        """Return a checksum of a description of the data, and of the arguments of the loader."""
+        """Return a checksum of `about`, which describes the data, and of the loader's arguments."""
         pixels, edits = self.dataset.pixels, self.augment and (repr(self.augment),)
         changes = edits if pixels == FRACTIONS else (pixels, *edits)
         about = (*about, self.batch_size, self.seed, self.shuffle, *changes)

@@ -4,7 +4,7 @@ There are two queues: `items` from the producer to the consumer, and `room` back
 further item. No put blocks. (A bounded queue.Queue has a lock that is not reentrant, and the finalizer below may run at
 any moment; a SimpleQueue is made for that.) The producer's last item is always an end mark, with its error if it had
 one, so that the consumer never waits forever. The consumer may be the main thread, which wakes up often: the system may
-deliver a signal to any thread, but Python runs its handler in the main thread alone.
+deliver a signal to any thread, but Python runs signal handlers only in the main thread.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ class Cost:
     """Times and traffic of a run.
 
     Attributes:
-        images_per_s: training images per second of their rounds, after the first 10.
-        wall_s: of the last process; if it was resumed, also the compiling, training and evaluating of earlier ones.
+        images_per_s: training images per second of training rounds, excluding the first 10.
+        wall_s: of the last process; for a resumed run also compilation, training and evaluation in earlier ones.
         compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
         bytes_sent: by all workers to each other.
         spent: by each worker, see `Spent`.

@@ -132,9 +132,9 @@ class Statistics:
     """The statistics of one worker: time, losses, and measurements of averages.
 
     Attributes:
-        clock: where its time went.
-        measured: the last average that measured the divergence, of all stages of a pipeline; None if none did.
-        of_stage: the last average, if it measured only this stage and the others do not know it yet; else None.
+        clock: this worker's times and counts.
+        measured: the last average with a divergence, combined over all stages of a pipeline; None if there is none.
+        of_stage: the last average of this stage that was not yet sent to the other stages; None if there is none.
         bytes_sent: by all workers, at their last exchange.
     """
 
@@ -168,7 +168,7 @@ class Statistics:
         self._since.samples, self._since.losses = self._since.samples + samples, self._since.losses + losses
 
     def averaged(self, average: Average, stages: int) -> None:
-        """Record an average for the next report. With several stages, they exchange the divergence later."""
+        """Record an average for the next report. If `stages` > 1, the stages exchange its divergence later."""
         self._since.score = average.score
         if stages == 1:
             self.record_divergence(average)

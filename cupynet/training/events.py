@@ -130,7 +130,7 @@ class StopReason(IntEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A request to end training; after a fit, why it ended early. text: for people."""
+    """A request to end training; after a fit, why it ended early. text: shown to the user."""
 
     reason: StopReason
     text: str
@@ -142,12 +142,12 @@ class Stop:
 
     @property
     def interrupts(self) -> bool:
-        """True if the fit can continue later from its last weights; False if it has its result."""
+        """True if the fit was cut short, so that its last weights can be trained further; else it has its result."""
         return self.reason in (StopReason.REQUEST, StopReason.SIGNAL)
 
 
 class Piece(NamedTuple):
-    """A call that a round or an evaluation consists of, for the profile: a method of an object.
+    """A method call that the profile times as one part of a round or an evaluation.
 
     Attributes:
         owner, method: the object, and the name of its method.

@@ -188,7 +188,7 @@ class ParallelWrapper:
         self._rows, self._shared = Rows(), Shared()
         self.warm = backend.name == "numpy" and pipeline is None
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
-        self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing is refused after it
+        self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing may raise after it
 
     def __enter__(self) -> ParallelWrapper:
         return self
@@ -263,7 +263,7 @@ class ParallelWrapper:
                     self.warm_up(min(loader.batch_size, len(loader.dataset)))
                 self.on_workers(task, batch_size=loader.batch_size)
             except CupynetError as error:
-                if error.exit_code == DivergedError.exit_code:  # a PeerFailed has that of the rank that failed
+                if error.exit_code == DivergedError.exit_code:  # PeerFailed carries the exit code of the failed rank
                     for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
                         trainer.diverged(str(error))
                 raise

@@ -106,7 +106,7 @@ def _known(states: Sequence[Tree]) -> Tree:
 
 
 def _losses(found: Sequence[Losses]) -> Tree:
-    """Return the losses of the interrupted epoch: the sums of the former workers whose place a worker takes."""
+    """Return the losses of the interrupted epoch, summed over the former workers that one worker replaces."""
     losses = found[0] if found else Losses()
     for other in found[1:]:
         losses.epoch_samples += other.epoch_samples + other.samples

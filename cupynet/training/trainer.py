@@ -12,7 +12,7 @@ waits for them, before an average, a report or the end of an epoch.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -25,7 +25,7 @@ from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Synchronizer, check_state
 from cupynet.runs.run import Run
 from cupynet.training import averages
-from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.base import Callback, by_class_name
 from cupynet.training.callbacks.nonfinite import NonFinite
 from cupynet.training.clock import Statistics
 from cupynet.training.consensus import StopConsensus
@@ -107,7 +107,7 @@ class Trainer:
         self.iteration = self.epoch = self.round = 0
         self.total_iterations = self.total_epochs = 0
         self.fit_start: int | None = None
-        self._resuming: list[Callback] = []  # those whose state the last fit continues
+        self._resuming: list[Callback] = []  # callbacks restored for the current fit
         self.averaged = True
         self.deal: tuple[int, ...] = ()
         self.evaluation: Evaluation | None = None
@@ -129,7 +129,7 @@ class Trainer:
         return self.fit_start is not None
 
     def resumes(self, callback: Callback) -> bool:
-        """Return True if the fit continues a restored one, in which this callback had a state."""
+        """Return True if the fit continues a restored one and this callback's state was restored too."""
         return callback in self._resuming
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
@@ -439,7 +439,7 @@ class Trainer:
             "schedule": self.schedule.state(),
             "synchronizer": self.synchronizer.state(),
             "scaling": {} if scaler is None else scaler.state(),
-            "callbacks": {name: callback.state() for name, callback in _by_name(self.callbacks).items()},
+            "callbacks": {name: callback.state() for name, callback in by_class_name(self.callbacks).items()},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -461,7 +461,7 @@ class Trainer:
             self.replica.scaler.restore(state["scaling"])
         self.synchronizer.restore(state["synchronizer"])
         self._resuming = []
-        for name, callback in _by_name(self.callbacks).items():
+        for name, callback in by_class_name(self.callbacks).items():
             if name in state["callbacks"]:  # new callbacks have no state
                 callback.restore(state["callbacks"][name])
                 self._resuming.append(callback)
@@ -491,13 +491,3 @@ class Trainer:
             Piece(self, "evaluate", "evaluation", "evaluation"),
             Piece(self, "emit", "callbacks", "training"),
         ]
-
-
-def _by_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Return callbacks by class name, followed by a number if there are several of the class."""
-    named: dict[str, Callback] = {}
-    for callback in callbacks:
-        kind = type(callback).__name__
-        number = sum(type(each).__name__ == kind for each in named.values()) + 1
-        named[kind if number == 1 else f"{kind}{number}"] = callback
-    return named

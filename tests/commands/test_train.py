@@ -397,7 +397,7 @@ def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, 
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_keyboard_interrupt_in_user_code_is_not_told_as_a_signal(workers, tmp_path):
+def test_a_keyboard_interrupt_in_user_code_is_not_reported_as_a_signal(workers, tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)
     thread = "Thread" if workers == 1 else 1  # the end of its name
     part = f"+model.layers={{bad:{{_target_:failing.Interrupting,step:2,worker:{thread}}}}}"

@@ -273,7 +273,7 @@ def test_a_rank_that_is_killed_while_its_state_is_gathered_ends_all(tmp_path):
 
 
 def in_training(folder: Path) -> subprocess.Popen[str]:
-    """Two ranks that train for minutes, once they have begun. Their mark is the folder."""
+    """Start two ranks that train for minutes, and wait until they train. `MARK` is the folder."""
     settings = [*MPI, "data.train=60000", "epochs=50", "report_every_iterations=5"]
     command = [str(mpiexec()), "-n", "2", sys.executable, "-m", "cupynet", "train", *settings]
     process = subprocess.Popen(

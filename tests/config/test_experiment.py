@@ -357,7 +357,7 @@ def test_errors_of_parts_quote_the_value_as_typed(wrong: str, reason: str) -> No
         ("devices=[]", "devices=[]: "),
     ],
 )
-def test_constructors_refuse_what_no_type_rules_out(wrong: str, said: str) -> None:
+def test_constructors_refuse_bad_values_of_the_right_type(wrong: str, said: str) -> None:
     with pytest.raises(ConfigError) as told:
         experiment((), wrong)
     assert said in str(told.value)

@@ -712,7 +712,7 @@ config.run(task, Job, "bench", Settings)  # type: ignore[arg-type]
 
 @pytest.mark.slow
 def test_mypy_finds_a_misspelt_setting_in_a_command(tmp_path: Path) -> None:
-    """Each wrong line is one: mypy reports what is ignored without need."""
+    """Every ignored line is an error: mypy --strict reports unused ignores."""
     (tmp_path / "command.py").write_text(COMMAND)
     line = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(tmp_path / "command.py")]
     done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True)

@@ -68,7 +68,7 @@ def test_build_makes_parts_inside_parts_in_order() -> None:
         ({"filters": 13}, "model.layers.a: filters=13: said by"),
     ],
 )
-def test_build_says_where(node: dict[str, Any], message: str) -> None:
+def test_build_errors_name_the_key(node: dict[str, Any], message: str) -> None:
     model = {"_target_": f"{HERE}.Stack", "layers": {"a": {"_target_": f"{HERE}.Conv", **node}}}
     with pytest.raises(ConfigError) as caught:
         build(model, "model", [HERE])

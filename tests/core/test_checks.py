@@ -83,7 +83,7 @@ def test_integers_have_bounds(value: Any, bounds: dict[str, Any], message: str) 
     assert refusal(checks.integer, "n", value, **bounds) == message
 
 
-def test_integers_that_nothing_counts_to_are_refused() -> None:
+def test_integers_too_large_for_a_count_are_refused() -> None:
     for value in (2**63, 10**30, HUGE):
         shown = f"n={checks.shown(value)}: must be"
         assert refusal(checks.integer, "n", value, 1) == f"{shown} at most {2**63 - 1}"

@@ -5,14 +5,14 @@ from __future__ import annotations
 from cupynet.core.errors import causes
 
 
-def test_causes_come_in_the_order_in_which_python_prints_them() -> None:
+def test_causes_are_yielded_from_the_outermost_error_inwards() -> None:
     first, second, third = ValueError("first"), TypeError("second"), OSError("third")
     first.__cause__, first.__context__, second.__context__ = second, third, third
     assert list(causes(first)) == [first, second, third]
     assert list(causes(None)) == []
 
 
-def test_causes_that_form_a_circle_end() -> None:
+def test_a_circular_chain_of_causes_ends() -> None:
     one, other = ValueError("one"), ValueError("other")
     one.__cause__, other.__cause__ = other, one
     assert list(causes(one)) == [one, other]

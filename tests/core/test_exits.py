@@ -257,7 +257,7 @@ def test_text_from_files_is_replaced_in_errors_for_python_too() -> None:
 
 
 def test_the_module_of_the_user_is_named_and_cupynet_is_not(capsys) -> None:
-    """An error that cupynet raises is its own, even if the user's code called it."""
+    """An error raised in cupynet is not attributed to the user's module that called it."""
     for cause, named in (
         (lambda: 1 / 0, True),
         (lambda: np.zeros(2).reshape(3), True),

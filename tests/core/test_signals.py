@@ -253,7 +253,7 @@ FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=e
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["threads", pytest.param("mpi", marks=needs_mpi)])
 def test_fifty_signal_sequences_at_random_moments(tmp_path, launcher, capsys):
-    """A stop and a continue may surround a signal or follow it, and under mpiexec all go to it or to one of the ranks.
+    """SIGSTOP and SIGCONT may surround or follow a signal. Under mpiexec, all go to mpiexec or to one of the ranks.
 
     Each sequence is followed by a checkpoint within five seconds, from which the run resumes to the same end, bit for
     bit. Only SIGHUP to mpiexec ends it and all ranks at once.

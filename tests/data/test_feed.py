@@ -130,7 +130,7 @@ def test_images_are_copied_to_a_device_in_parts(upload: int, monkeypatch: pytest
 
 @every_way
 def test_an_epoch_is_ordered_before_its_first_round(on_device: bool, ahead: int) -> None:
-    """The first round would count the time."""
+    """Otherwise the first round would include the time."""
     loader, ordered = Loader(pictures(), 4, seed=2), list[int]()
     order = loader._order
     loader._order = lambda count, epoch, *shard: (ordered.append(epoch), order(count, epoch, *shard))[1]  # type: ignore[method-assign]
@@ -272,7 +272,7 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
                 ConfigError, match=r"^data_on_device=true: 30.0 kB of images do not fit on device 0 .*: use auto or f"
             ):
                 BatchFeed(loader, backend, on_device=True, shared=shared)
-        monkeypatch.setattr(transfer, "SHARE", 0)  # as where others have taken the memory in the meantime
+        monkeypatch.setattr(transfer, "SHARE", 0)  # as if other programs had taken the memory meanwhile
         with BatchFeed(loader, backend, prefetch=1, shared=shared) as feed, closing(feed.epoch(0)) as batches:
             assert sum(map(len, batches)) == 1000
         assert used() == 0
@@ -305,7 +305,7 @@ def test_batches_that_no_kernel_could_take_are_refused(on_device: bool, ahead: i
     with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
         loader.rows = np.arange(5)
         with (
-            pytest.raises(ConfigError, match="a batch of 5 images where batch_size is 4"),
+            pytest.raises(ConfigError, match="a batch of 5 images exceeds batch_size=4"),
             closing(feed.epoch(0)) as batches,
         ):
             next(batches)

@@ -74,7 +74,7 @@ window.addEventListener("load", () => {
 
 
 def measured(*pages: Path, flags: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[str]]:
-    """What the browser finds in each page at each width, and what it says of them on its console."""
+    """Return the browser's measurements of each page at each width, and its console messages."""
     assert CHROMIUM is not None, REASON
     frames = "".join(
         f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0"></iframe>'

@@ -57,7 +57,7 @@ def under_mpiexec(
 
 
 def ranks_of(mark: str) -> list[int]:
-    """The processes of the ranks that were started with `MARK=mark` in their environment."""
+    """Return the process IDs of the ranks that have `MARK=mark` in their environment."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's

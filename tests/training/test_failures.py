@@ -106,9 +106,9 @@ class FaultyLoader(Loader):
     fault: Fault
 
     def load(self, *arguments):
-        for batch in super().load(*arguments):
-            self.fault.strike(batch.index % WORKERS)
-            yield batch
+        for index, *made in super().load(*arguments):
+            self.fault.strike(index % WORKERS)
+            yield index, *made
 
 
 # fault -> how often it is asked in a fit, and the note that names the place

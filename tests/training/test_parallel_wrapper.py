@@ -480,7 +480,7 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch):
 
 @pytest.mark.parametrize(("backend", "expected"), [("numpy", 0), ("numba", 2)])
 def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monkeypatch, caplog):
-    """So that compiling does not count as training. The log says so before it takes long, and after."""
+    """Compiling does not count as training. The log announces it, and reports when it is done."""
     caplog.set_level("INFO", "cupynet")
     warmed, warm_up = [], Replica.warm_up
 

@@ -330,10 +330,10 @@ def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
 def test_a_failing_loader_is_a_failing_worker():
     class Broken(Loader):
         def load(self, *arguments):
-            for batch in super().load(*arguments):
-                if batch.index == 5:
+            for index, *made in super().load(*arguments):
+                if index == 5:
                     raise OSError("the disk is gone")
-                yield batch
+                yield index, *made
 
     with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(OSError, match="the disk is gone"):
         wrapper.fit(Broken(small_dataset(200), 4), 1)
@@ -417,9 +417,9 @@ def test_an_interrupted_epoch_is_continued():
 
     class Seeing(Loader):
         def load(self, *arguments):
-            for batch in super().load(*arguments):
-                seen.extend(batch.samples.tolist())
-                yield batch
+            for index, made, samples in super().load(*arguments):
+                seen.extend(samples.tolist())
+                yield index, made, samples
 
     loader = Seeing(small_dataset(20), 4, seed=1)
     trainer = alone(small_model(), SGD(0.01), callbacks=[StopAt()], prefetch_buffer=0)
@@ -543,10 +543,10 @@ def test_a_failed_round_leaves_no_gradient_and_no_stop():
 def test_the_note_of_a_failing_loader_says_loading():
     class Broken(Loader):
         def load(self, *arguments):
-            for batch in super().load(*arguments):
-                if batch.index == 3:
+            for index, *made in super().load(*arguments):
+                if index == 3:
                     raise OSError("the disk is gone")
-                yield batch
+                yield index, *made
 
     trainer = alone(small_model(), SGD(0.01), prefetch_buffer=0)
     with pytest.raises(OSError, match="the disk is gone") as caught:

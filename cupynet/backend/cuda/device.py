@@ -126,11 +126,11 @@ class CudaDevice(Device):
                 self._stream.synchronize()
 
     def stream(self) -> int:
-        """Return the address of this backend's stream, for libraries that take one."""
+        """Return the handle of this backend's stream (cudaStream_t), for libraries such as NCCL."""
         return int(self._stream.ptr)
 
     def place(self) -> str:
-        """Return the names of the machine and the GPU, the same in all processes."""
+        """Return an identifier of the GPU that is the same in all processes: host name and PCI bus ID."""
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
 
     def recorder(self) -> Recorder:
@@ -140,20 +140,20 @@ class CudaDevice(Device):
         return failure(error, device)
 
     def record_event(self) -> Any:
-        """Record an event after all work so far, for others to wait for."""
+        """Record an event after all work queued so far, for other streams to wait for."""
         with self.here():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record()
             return event
 
     def wait_event(self, *events: Any) -> None:
-        """Make later work on this device wait for events of other backends; the host does not wait."""
+        """Make work queued later on this stream wait for events of other backends. The host does not wait."""
         with self.here():
             for event in events:
                 self.xp.cuda.get_current_stream().wait_event(event)
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
-        """Overwrite `out`, of any shape, with an array of the same shape and dtype on the device of `source`."""
+        """Copy `array`, on the device of `source`, to `out`, which has the same shape and dtype."""
         with self.here():
             if source.device == self.device:
                 out[...] = array

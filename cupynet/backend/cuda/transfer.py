@@ -1,8 +1,8 @@
 """Batches of a data set on a GPU, and images that stay there.
 
 cudaMalloc and cudaHostAlloc wait for the device, which may itself wait in an NCCL collective for a thread that has not
-arrived. So a transfer allocates all its memory when it is created, in the worker's own thread. Later calls only copy,
-launch, and record existing events. The prefetch thread works on the host alone.
+arrived. So a transfer allocates memory only at creation or in `begin`, in the worker's thread. Other calls only copy,
+launch, and record existing events. The prefetch thread never uses the device.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ NUMBERS = 2 * 8  # bytes of a sample's index and label
 class Staging:
     """Two alternating buffers of pinned memory, for copies that the host does not wait for.
 
-    A buffer is overwritten once its last contents have arrived. Data is sent to the current device, on the current
+    A buffer is overwritten only after its contents have arrived. Data is sent to the current device, on the current
     stream.
 
     Args:
         xp: CuPy.
-        nbytes: the most that is sent at once.
+        nbytes: bytes of the largest array that is sent.
     """
 
     def __init__(self, xp: Any, nbytes: int) -> None:
@@ -87,13 +87,13 @@ class Resident:
             staging.close()  # everything has arrived: no stream needs to wait for this one
 
     def leave(self, backend: CudaDevice) -> None:
-        """Release them for this worker. The memory is freed after its work, when the last reference is dropped."""
+        """Release the images for this worker. When no worker holds them, memory is freed after pending work."""
         with backend.here():
             self._stream.wait_event(backend.record_event())
 
 
 def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Shared) -> Resident | None:
-    """Return the images on the device, uploaded by the first worker that asks; None if they do not stay there."""
+    """Return the images on the device; the first worker uploads them. None if `auto` finds too little memory."""
     xp, key = backend.xp, (backend.device, id(images))
     with shared.lock, backend.here():
         found: Resident | None = shared.kept.get(key)
@@ -116,7 +116,7 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
 
 
 def _free(xp: Any) -> int:
-    """Return the bytes of the current device that its pool may still hand out."""
+    """Return the bytes that the memory pool of the current device can still allocate."""
     pool = xp.get_default_memory_pool()
     free = int(xp.cuda.runtime.memGetInfo()[0] + pool.free_bytes())
     limit = int(pool.get_limit())
@@ -124,7 +124,7 @@ def _free(xp: Any) -> int:
 
 
 class CudaTransfer(Transfer):
-    """Batches in the same memory each time, which the worker fills on its own stream when it takes them.
+    """Writes every batch to the same memory, on the worker's stream, when the worker calls `send`.
 
     An epoch begins with one copy: the indices of its samples in order, and their labels. Images are gathered on the
     device if they stay there. Otherwise each batch is gathered on the host and sent from pinned memory.
@@ -160,7 +160,7 @@ class CudaTransfer(Transfer):
             return Staging(self._backend.xp, nbytes)
 
     def _reserve(self, samples: int) -> None:
-        """Allocate memory for the numbers of an epoch of so many samples."""
+        """Allocate memory for the indices and labels of an epoch of `samples` samples."""
         self._numbers = self._backend.allocate((2 * samples,), np.int64)
         self._numbers_sent = self._staging(NUMBERS * samples)
 
@@ -190,7 +190,7 @@ class CudaTransfer(Transfer):
         if self._batch is None:
             return None, self._labels[here]
         if count > len(self._batch):
-            raise ConfigError(f"a batch of {count} images where batch_size is {len(self._batch)}: deal out no more")
+            raise ConfigError(f"a batch of {count} images exceeds batch_size={len(self._batch)}")
         batch = self._batch[:count]
         if self._resident is None:
             pixels = self._pixels[:count]

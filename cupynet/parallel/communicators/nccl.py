@@ -19,7 +19,7 @@ from cupynet.backend.array import Array
 if TYPE_CHECKING:
     from cupynet.backend.cuda import CupyBackend
 
-Hand: TypeAlias = Callable[[bytes], bytes]  # returns, on every worker, the bytes of the one worker that passes any
+Hand: TypeAlias = Callable[[bytes], bytes]  # broadcast: returns on every worker the bytes that one worker passes
 
 
 def missing() -> str | None:
@@ -34,7 +34,7 @@ def missing() -> str | None:
 
 
 def connect(hand: Hand, place: int | None, leaders: int, backend: CupyBackend) -> NcclSum | None:
-    """Connect the leaders, of which this worker is number `place`; None for a worker that is no leader.
+    """Connect the leaders. `place` is this worker's rank among them, or None if it is not a leader.
 
     Every worker calls it.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cupynet.runs.run import Run
@@ -30,7 +31,7 @@ class Callback:
         """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Before the first iteration of a `fit`, which continues a restored state if `trainer.resumes(self)`."""
+        """Before the first iteration of a `fit`. It continues a restored fit if `trainer.resumes(self)` is true."""
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         """After each round: this replica's update, the average and the report, if there was one."""
@@ -53,11 +54,11 @@ class Callback:
     def after_finish(self, trainer: Trainer) -> None:
         """After the last average of a fit and the end of its last epoch, also after a stop.
 
-        Weights may be changed here, on every worker alike: they are the result, and are evaluated again.
+        Weights may be changed here, identically on every worker. They become the result and are evaluated again.
         """
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """After all that, also after a stop; not after an error."""
+        """At the end of a fit, also after a stop; not after an error."""
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
         """After a fit that ended on a value that is not finite, on any worker; text: the error.
@@ -76,4 +77,14 @@ class Callback:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`. The next fit continues the one that it is of if `trainer.resumes(self)`."""
+        """Restore a `state`. If `trainer.resumes(self)` is true, the next fit continues the saved one."""
+
+
+def by_class_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Return callbacks by class name, followed by a number if there are several of the class."""
+    named: dict[str, Callback] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        number = sum(type(each).__name__ == kind for each in named.values()) + 1
+        named[kind if number == 1 else f"{kind}{number}"] = callback
+    return named

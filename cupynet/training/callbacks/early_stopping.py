@@ -164,7 +164,7 @@ class EarlyStopping(Callback):
         self.result, self._began = None, time.monotonic()
         if not trainer.resumes(self):
             self._now = _State()
-        elif self._now.met:  # before the checkpoint was saved
+        elif self._now.met:  # met before the checkpoint was saved
             trainer.stop(self._now.met, StopReason.EARLY)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -212,7 +212,7 @@ class EarlyStopping(Callback):
                 self._now.whole = trainer.whole.weights()
 
     def _elapsed_s(self) -> float:
-        """Return the seconds of the fit, without those between a checkpoint and the fit that continues from it."""
+        """Return the seconds spent in the fit so far, including earlier processes if it was resumed."""
         return (0.0 if self._began is None else time.monotonic() - self._began) - self._now.began
 
     def _end(self, trainer: Trainer, condition: str) -> None:

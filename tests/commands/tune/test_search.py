@@ -110,7 +110,7 @@ def test_the_same_seed_tries_the_same(tmp_path: Path, search: Callable[..., None
     assert len({each["optimizer.learning_rate"] for each in tried[0]}) == 3
 
 
-def test_a_keyboard_interrupt_that_no_signal_raised_is_not_told_as_one(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_keyboard_interrupt_that_no_signal_raised_is_not_reported_as_one(tmp_path: Path, monkeypatch: Any) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -133,7 +133,7 @@ def test_the_least_loss_is_the_best(tmp_path: Path, search: Callable[..., None])
 
 @pytest.fixture
 def few_at_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two trials are random, instead of ten; the later ones follow from those before."""
+    """Start with two random trials instead of ten; later trials depend on earlier ones."""
     monkeypatch.setattr(command_study, "TPESampler", partial(TPESampler, n_startup_trials=2))
 
 

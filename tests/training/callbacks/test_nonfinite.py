@@ -317,7 +317,7 @@ def test_a_guard_of_another_wrapper_begins_anew():
 
 
 @pytest.mark.parametrize(("rate", "scale"), [(3e38, 1.0), (1e308, 1.0), (0.01, 1e300)])
-def test_a_learning_rate_that_overflows_warns_of_nothing_before_training(rate, scale):
+def test_an_overflowing_learning_rate_causes_no_warning_before_training(rate, scale):
     """Training finds the weights that are not finite and names them; here pytest makes an error of any warning."""
     model = small_model("float", "numba")
     with ParallelWrapper(model, 1, optimizer=Nesterov(rate), learning_rate_scale=scale) as wrapper:
