@@ -66,13 +66,13 @@ def test_a_checkpoint_is_exported_without_a_check(
     [
         ([], 2, "the following arguments are required: run"),
         (["RUN"], 2, "nothing to write: name --onnx, --safetensors, --torch or --torch-module, and a file"),
-        (["nobody", "--onnx", "a"], 2, "nobody: there is no such folder: name a run's, under outputs/"),
+        (["absent", "--onnx", "a"], 2, "absent: there is no such folder: name a run's, under outputs/"),
         (["RUN", "--onnx", "none/a"], 74, "none/a: cannot be written (No such file or directory)"),
         (["RUN", "--torch", "none/a"], 74, "none/a: cannot be written (No such file or directory)"),
         (["RUN", "--onnx", "a", "--check", "many"], 2, "argument --check: invalid int value: 'many'"),
         (["DAMAGED", "--onnx", "a"], 65, "weights.safetensors: damaged weights, expected SHA-256"),
     ],
-    ids=["nothing", "no form", "nobody", "onnx nowhere", "torch nowhere", "check", "damaged"],
+    ids=["nothing", "no form", "missing folder", "onnx nowhere", "torch nowhere", "check", "damaged"],
 )
 def test_impossible_exports_are_refused(
     arguments: list[str], code: int, expected: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

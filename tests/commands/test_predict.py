@@ -287,14 +287,14 @@ def test_the_command(finished: Path, digits: Any, tmp_path: Path) -> None:
     ("arguments", "code", "expected"),
     [
         ([], 2, "the following arguments are required: run, picture"),
-        (["nobody", "a.png"], 2, "nobody: there is no such folder"),
+        (["absent", "a.png"], 2, "absent: there is no such folder"),
         (["a.png", "a.png"], 2, "a.png: there is no such folder: name a run's, under outputs/"),
         ([".", "a.png"], 2, ".: is not a finished run, it has no summary.json: name a folder under outputs/"),
         (["RUN", "a.png", "--top", "0"], 2, "--top=0: must be an integer of at least 1"),
         (["RUN", "a.png", "--invert", "maybe"], 2, "argument --invert: invalid choice: 'maybe'"),
         (["RUN", "empty"], 65, "empty: has no pictures (.png, .jpg, .jpeg)"),
     ],
-    ids=["nothing", "nobody", "a file", "no run", "top", "invert", "empty folder"],
+    ids=["nothing", "missing folder", "a file", "no run", "top", "invert", "empty folder"],
 )
 def test_the_command_refuses(
     arguments: list[str], code: int, expected: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

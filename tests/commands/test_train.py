@@ -255,7 +255,7 @@ def test_evaluate_refuses_weights_that_are_not_finite(finished, tmp_path, monkey
     ("arguments", "expected"),
     [
         ([], "the folder of a run is missing: cupynet evaluate --help shows the arguments"),
-        (["nobody"], "nobody: there is no such folder: name a run's, under outputs/"),
+        (["absent"], "absent: there is no such folder: name a run's, under outputs/"),
         ([__file__], f"{__file__}: there is no such folder: name a run's, under outputs/"),
         ([Path(__file__).parent], f"{Path(__file__).parent}: is not a finished run"),
         (["RUN", "workrs=1"], "did you mean 'workers'?"),
@@ -266,7 +266,7 @@ def test_evaluate_refuses_weights_that_are_not_finite(finished, tmp_path, monkey
             "weight 'dense1.weight' has shape (800, 500), this network needs (800, 7)",
         ),
     ],
-    ids=["nothing", "nobody", "a file", "no run", "setting", "option", "no setting", "another network"],
+    ids=["no folder", "missing folder", "file", "not a run", "setting", "option", "no key", "other network"],
 )
 def test_evaluate_refuses_wrong_arguments(arguments, expected, finished, monkeypatch, capsys):
     given = [finished[0] if each == "RUN" else each for each in arguments]

@@ -318,9 +318,9 @@ def test_every_file_of_optimizers_and_losses_trains(file: str) -> None:
     ],
 )
 def test_bad_settings_are_refused_before_data_are_loaded(settings: tuple[str, ...], line: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         experiment((), *settings)
-    assert str(told.value) == line
+    assert str(caught.value) == line
 
 
 @pytest.mark.parametrize(
@@ -341,9 +341,9 @@ def test_bad_settings_are_refused_before_data_are_loaded(settings: tuple[str, ..
     ],
 )
 def test_errors_of_parts_quote_the_value_as_typed(wrong: str, reason: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         experiment((), wrong)
-    assert str(told.value) == f"{wrong.lstrip('+')}: {reason}"
+    assert str(caught.value) == f"{wrong.lstrip('+')}: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -358,9 +358,9 @@ def test_errors_of_parts_quote_the_value_as_typed(wrong: str, reason: str) -> No
     ],
 )
 def test_constructors_refuse_bad_values_of_the_right_type(wrong: str, said: str) -> None:
-    with pytest.raises(ConfigError) as told:
+    with pytest.raises(ConfigError) as caught:
         experiment((), wrong)
-    assert said in str(told.value)
+    assert said in str(caught.value)
 
 
 def test_an_error_names_the_part_if_its_argument_was_set_directly() -> None:

@@ -366,10 +366,10 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert [settings.epochs for settings in ran] == [1, 2, 3, 4, 5]
     assert code == 65  # of the first that failed
     err = capsys.readouterr().err
-    told = [line for line in err.splitlines() if line.startswith("cupynet: ")]
-    for line, said in zip(told, ("damaged", "ZeroDivisionError: oops", "SystemExit: 9", "nan"), strict=True):
+    reported = [line for line in err.splitlines() if line.startswith("cupynet: ")]
+    for line, said in zip(reported, ("damaged", "ZeroDivisionError: oops", "SystemExit: 9", "nan"), strict=True):
         assert said in line
-    assert [line.split(": ")[1] for line in told] == ["job 1", "job 2", "job 3", "job 4"]
+    assert [line.split(": ")[1] for line in reported] == ["job 1", "job 2", "job 3", "job 4"]
     assert err.count("Traceback") == 2
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
     assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "1", "2", "3", "4"]

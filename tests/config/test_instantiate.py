@@ -20,7 +20,7 @@ class Conv:
         if kernel < 1:
             raise ConfigError(f"kernel={kernel}: must be at least 1")
         if filters == 13:
-            raise ConfigError("model.layers.a: filters=13: said by somebody who knows the key")
+            raise ConfigError("model.layers.a: filters=13: must not be 13")
         self.filters, self.kernel = filters + 0, kernel
 
 
@@ -65,7 +65,7 @@ def test_build_makes_parts_inside_parts_in_order() -> None:
         ({"filters": 1, "_partial_": True}, "model.layers.a._partial_: Conv has no argument '_partial_'"),
         ({"filters": 1, "kernel": 0}, "model.layers.a.kernel=0: must be at least 1"),
         ({"filters": "many"}, "model.layers.a: "),  # TypeError
-        ({"filters": 13}, "model.layers.a: filters=13: said by"),
+        ({"filters": 13}, "model.layers.a: filters=13: must not be 13"),
     ],
 )
 def test_build_errors_name_the_key(node: dict[str, Any], message: str) -> None:

@@ -129,8 +129,8 @@ def test_checkpoints_may_disappear_during_the_search(here, monkeypatch):
     assert not resume._goes_on(run)
 
 
-def test_resuming_an_older_run_does_not_make_it_the_latest(here):
-    """A search has its trials; of a sweep's jobs one that diverged has told what it was to tell."""
+def test_resume_latest_skips_trials_diverged_jobs_and_links(here):
+    """A search resumes its own trials, and a diverged job of a sweep has its result."""
     trial, job = made("outputs/tune/day/time/trials/0000"), made("outputs/sweeps/day/time/0")
     (trial.parents[1] / "study.db").write_text("")
     made("outputs/search/trials/0000")

@@ -74,7 +74,7 @@ def watched(program: str, *arguments: str, folder: Path) -> list[dict[str, Any]]
     return [json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found ")]
 
 
-linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="what a process has is not told here")
+linux = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc shows open files only on Linux")
 
 
 def check_left(jobs: list[dict[str, Any]]) -> None:

@@ -42,8 +42,8 @@ def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pyte
     job(tmp_path, 0, code=65, error="train-images: is\n damaged")
     job(tmp_path, 1, test_accuracy=0.95, images_per_s=12345.6, train_s=3.21)
     job(tmp_path, 2, test_accuracy=0.96)
-    told = capsys.readouterr().out.splitlines()
-    assert len(told) == 2 and "job 1: test accuracy 95.00 %" in told[0] and "job 2: test accuracy 96.00 %" in told[1]
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and "job 1: test accuracy 95.00 %" in lines[0] and "job 2: test accuracy 96.00 %" in lines[1]
     assert sweep_record.finish(tmp_path) == 65
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["averaging_", "test", "test", "train"]

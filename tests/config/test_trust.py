@@ -57,8 +57,8 @@ def refused(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str
         capsys.readouterr()
         before = tree(in_folder)
         assert command(*arguments, check=Experiment) == (code, [])
-        told = capsys.readouterr().err
-        assert said in told and told.count("\n") == 1 and told.startswith("cupynet: "), told
+        stderr = capsys.readouterr().err
+        assert said in stderr and stderr.count("\n") == 1 and stderr.startswith("cupynet: "), stderr
         assert tree(in_folder) == before and not (in_folder / CANARY).exists()
 
     return call
@@ -173,9 +173,9 @@ def test_the_stored_settings_of_a_run(name: str, run: Path) -> None:
     text, said = STORED[name]
     path = run / ".hydra" / "config.yaml"
     path.write_text(text)
-    with pytest.raises((DataError, ConfigError)) as told:
+    with pytest.raises((DataError, ConfigError)) as caught:
         config.load(run)
-    assert str(told.value).startswith(f"{path}: ") and said in str(told.value) and "\n" not in str(told.value)
+    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_evaluated_run_builds_no_untrusted_class(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,9 +190,9 @@ def test_an_evaluated_run_builds_no_untrusted_class(run: Path, monkeypatch: pyte
         changed = re.sub(r"^loss:\n(  .*\n)+", lambda _, part=part: part, text, flags=re.MULTILINE)
         assert changed != text
         path.write_text(changed.replace("trusted_modules: []", "trusted_modules: [os, subprocess, posix]"))
-        with pytest.raises((ConfigError, DataError)) as told:
+        with pytest.raises((ConfigError, DataError)) as caught:
             Experiment(config.load(run))
-        assert said in str(told.value)
+        assert said in str(caught.value)
     assert tree(run.parent).keys() == before.keys()
 
 
@@ -220,9 +220,9 @@ def test_stored_numbers_are_at_most_64_bits_for_all_who_read_them(run: Path) -> 
 def test_the_stored_command_line_of_a_run(overrides: Any, said: str, run: Path) -> None:
     text = overrides if isinstance(overrides, str) else json.dumps(overrides)
     (run / ".hydra" / "overrides.yaml").write_text(text)
-    with pytest.raises(DataError, match="overrides.yaml: ") as told:
+    with pytest.raises(DataError, match="overrides.yaml: ") as caught:
         config.overrides_of(run)
-    assert said in str(told.value) and "\n" not in str(told.value)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -378,9 +378,9 @@ def test_damaged_weight_files_are_refused(name: str, tmp_path: Path, monkeypatch
     """By itself, and in a checkpoint whose digests are right."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.safetensors").write_bytes(WEIGHTS[name])
-    with pytest.raises(DataError, match=r"w\.safetensors: ") as told:
+    with pytest.raises(DataError, match=r"w\.safetensors: ") as caught:
         load_weights(tmp_path / "w.safetensors")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
     path = Checkpoints(tmp_path / "c").save(1, {"workers": []}, {"weights": {}})
     (path / "manifest.json").unlink()
     (path / "weights.safetensors").write_bytes(WEIGHTS[name])
@@ -454,10 +454,10 @@ def test_a_forged_state_is_refused(keys: str, value: Any, said: str, good: Path,
     stored = read(good)
     changed(stored.state, keys, value)
     path = Checkpoints(tmp_path).save(5, stored.state, stored.arrays)
-    with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(CupynetError, match=said) as told:
+    with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(CupynetError, match=said) as caught:
         wrapper.restore(path)
-    assert told.value.exit_code == 65 or "this state has no" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert caught.value.exit_code == 65 or "this state has no" in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -474,6 +474,6 @@ def test_a_malformed_state_file_is_refused(text: str, said: str, good: Path, tmp
     (path / "manifest.json").unlink()
     (path / "state.json").write_text(text)
     _write_manifest(path)
-    with pytest.raises(DataError, match=said) as told:
+    with pytest.raises(DataError, match=said) as caught:
         read(path)
-    assert str(path) in str(told.value)
+    assert str(path) in str(caught.value)

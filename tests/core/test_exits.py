@@ -27,12 +27,12 @@ CLOSED = """
 import os, sys
 from cupynet.core.exits import steady_streams
 steady_streams()
-print("to nobody")
-print("to nobody", file=sys.stderr)
+print("discarded")
+print("discarded", file=sys.stderr)
 assert not sys.stdin.read() and not sys.stdout.isatty() and not sys.stderr.isatty()
 assert os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT) > 2
-os.write(1, b"to nobody")
-os.write(2, b"to nobody")
+os.write(1, b"discarded")
+os.write(2, b"discarded")
 """
 
 
@@ -45,7 +45,7 @@ def quick(*arguments: str) -> list[str]:
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_opened_on_the_null_device(tmp_path, closed):
-    """As under cron. A file that is opened later must not receive what is printed."""
+    """As under cron. A file opened later must not receive printed output."""
     file = tmp_path / "file"
     command = f'"$0" -c "$1" "$2" {closed} && cat "$2"'
     done = subprocess.run(

@@ -51,13 +51,13 @@ def train(folder: Path, *settings: str, code: int = 0, **more: str) -> str:
 def finished(tmp_path_factory):
     """Two runs of a sweep, and what was printed."""
     folder = tmp_path_factory.mktemp("sweep")
-    told = train(folder, "-m", "epochs=1,2", f"hydra.sweep.dir={folder}/runs")
-    return [folder / "runs" / number for number in "01"], told
+    output = train(folder, "-m", "epochs=1,2", f"hydra.sweep.dir={folder}/runs")
+    return [folder / "runs" / number for number in "01"], output
 
 
 def test_each_run_of_a_sweep_has_its_page(finished):
-    runs, told = finished
-    assert "warning" not in told
+    runs, output = finished
+    assert "warning" not in output
     for epochs, folder in enumerate(runs, 1):
         text = (folder / "report.html").read_text()
         assert f"{epochs} of {epochs}" in text and "finished" in text and "<svg" in text
@@ -92,8 +92,8 @@ def test_a_run_that_diverges_says_so_on_its_page(tmp_path):
 
 def test_a_page_that_cannot_be_written_is_one_warning(tmp_path):
     (tmp_path / "run" / "report.html" / "x").mkdir(parents=True)
-    told = train(tmp_path, "epochs=1", f"hydra.run.dir={tmp_path}/run")
-    assert told.count("warning") == 1 and told.count("cupynet report") == 1
+    output = train(tmp_path, "epochs=1", f"hydra.run.dir={tmp_path}/run")
+    assert output.count("warning") == 1 and output.count("cupynet report") == 1
     assert (tmp_path / "run" / "summary.json").is_file()
 
 
@@ -155,5 +155,5 @@ def test_the_package_imports_nothing_that_draws_before_a_page_is_made():
         "import sys, cupynet.training, cupynet.reporting.page\n"
         "print(sorted({'matplotlib', 'jinja2', 'hydra'} & set(sys.modules)))"
     )
-    told = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert told.stdout == "[]\n"
+    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert output.stdout == "[]\n"

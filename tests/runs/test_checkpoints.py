@@ -85,9 +85,9 @@ def test_every_flipped_bit_is_detected_and_the_previous_checkpoint_is_used(tmp_p
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match="expected .*, found ") as told:
+        with pytest.raises(DataError, match="expected .*, found ") as caught:
             read(store.path(2))
-        assert str(told.value).startswith(f"{path}: ") and "\n" not in str(told.value)
+        assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             assert newest_step(store) == 1
@@ -121,9 +121,9 @@ def test_every_truncation_is_detected(tmp_path, name, keep):
         path.write_bytes(bytes(len(whole)))
     else:
         path.write_bytes(whole + b"\0" if keep == "one more" else whole[: lengths[keep]])
-    with pytest.raises(DataError, match=rf"{path}: (is missing|damaged|cannot be read)") as told:
+    with pytest.raises(DataError, match=rf"{path}: (is missing|damaged|cannot be read)") as caught:
         read(store.path(2))
-    assert "expected " in str(told.value) or (name, keep) == (MANIFEST, "gone")
+    assert "expected " in str(caught.value) or (name, keep) == (MANIFEST, "gone")
     assert newest_step(store) == 1
 
 
