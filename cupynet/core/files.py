@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -93,6 +94,16 @@ def require_plain(path: PathLike) -> None:
     """Refuse a path that is not a regular file: reading a pipe would wait for ever. A missing file is accepted."""
     if os.path.lexists(path) and not os.path.isfile(path):
         raise DataError(f"{path}: must be a plain file")
+
+
+def require_folder(path: PathLike) -> None:
+    """Create a folder if it is missing, and refuse one in which no file can be written. OutputError."""
+    try:
+        os.makedirs(path, exist_ok=True)
+        with TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:

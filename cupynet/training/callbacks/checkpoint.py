@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from cupynet.core.checks import integer, one_of
-from cupynet.core.errors import ConfigError, OutputError
+from cupynet.core.errors import ConfigError
+from cupynet.core.files import require_folder
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -55,6 +56,10 @@ class Checkpoint(Callback):
         self.best = None if best is None else one_of("best", best, DIRECTIONS)
         self._path = None if path is None else Path(path)
 
+    def check_path(self) -> None:
+        if self._path is not None:
+            require_folder(self._path)
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (None if run is None else run.checkpoints_path)
         if path is None:
@@ -63,11 +68,8 @@ class Checkpoint(Callback):
         self._written = 0
         self._permanent: list[int] = []  # iterations
         self._best_step, self._best_score = -1, math.nan
-        if self._path is not None and trainer.rank == 0:
-            try:
-                path.mkdir(parents=True, exist_ok=True)  # now, so that an error is raised before training
-            except OSError as error:
-                raise OutputError(f"{path}: checkpoints cannot be written ({error.strerror})") from error
+        if trainer.rank == 0:
+            self.check_path()
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:

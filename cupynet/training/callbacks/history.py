@@ -28,16 +28,15 @@ class History(Callback):
         self._path = None if path is None else Path(path)
         self._file: TextIO | None = None
 
+    def check_path(self) -> None:
+        if self._path is not None:
+            _open(self._path).close()
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (None if run is None else run.history_path)
         if path is None:
             raise ConfigError("History needs a path if there is no run folder: History('history.jsonl')")
-        if path.exists() and not path.is_file():
-            raise OutputError(f"{path}: must be a plain file")
-        try:
-            self._file = path.open("a", encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+        self._file = _open(path)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._write(report_row(report))
@@ -67,6 +66,16 @@ class History(Callback):
             self._file.flush()
         except OSError as error:
             raise OutputError(f"{self._file.name}: cannot be written ({error.strerror})") from error
+
+
+def _open(path: Path) -> TextIO:
+    """Open a file to append to it. OutputError."""
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path}: must be a plain file")
+    try:
+        return path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
 def report_row(report: Report) -> dict[str, Any]:

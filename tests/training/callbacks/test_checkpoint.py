@@ -289,6 +289,6 @@ def test_a_callback_in_a_new_wrapper_resets_the_best_score(tmp_path):
 def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path):
     (tmp_path / "file").touch()
     checkpoint = Checkpoint(path=tmp_path / "file" / "below")
-    refused = pytest.raises(OutputError, match="file/below: checkpoints cannot be written")
+    refused = pytest.raises(OutputError, match="file/below: cannot be written")
     with ParallelWrapper(small_model(), workers=1, callbacks=[checkpoint]) as wrapper, refused:
         wrapper.warm_up(4)
