@@ -6,7 +6,6 @@ import gc
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import warnings
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from cupynet import config
-from cupynet.config import GROUPS, composing
+from cupynet.config import GROUPS, composing, stored
 from cupynet.config.schema import (
     BackendSettings,
     BenchSettings,
@@ -30,34 +29,24 @@ from cupynet.config.schema import (
     TuneSettings,
     own_names,
 )
-from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DataError, DivergedError, Interrupted, OutputError, annotate
 from tests.support.commands import Command
 
 REPOSITORY = Path(config.__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fallbacks"),
-    [
-        ((), ["auto"]),
-        (("data.limit=9", "experiment=data_parallel"), ["auto"]),  # whose file has `override /data: mnist`
-        (("data=mnist",), [None]),
-        (("-m", "seed=1,2", "data=mnist"), [None, None]),
-    ],
-)
-def test_an_explicit_data_set_has_no_fallback(command: Command, arguments: Any, fallbacks: list[str | None]) -> None:
-    code, ran = command(*arguments)
-    assert code == 0 and [each.data["fallback"] for each in ran] == fallbacks
+def test_an_explicit_data_set_has_no_fallback(command: Command) -> None:
+    for overrides in ([], ["data.limit=9", "experiment=data_parallel"]):  # whose file has `override /data: mnist`
+        assert config.compose(overrides).data["fallback"] == "auto"
+    code, (settings,) = command("-m", "seed=1", "data=mnist")
+    assert code == 0 and settings.data["fallback"] is None
 
 
 # what is refused -> what the message says besides the setting: the nearest name, or the remedy
 REFUSED = {
     "workrs=4": "did you mean 'workers'",
-    "workers=0": "at least 1",
     "optimizer=nesterof": "did you mean 'nesterov'",
     "=3": "=3",
-    "workers=???": "workers",
     "workers=1,2": "--multirun",
     "workers=[1": "workers=[1",
     "hydra.run.dir=${nothing}": "hydra.run.dir",
@@ -65,38 +54,23 @@ REFUSED = {
     "hydra.output_subdir=/elsewhere": ".hydra",
     "hydra.job_logging.root.level=NOPE": "hydra.job_logging",
     "workers": "workers",
-    "~optimizer": "optimizer",
-    "data.folder=${nothing}": "nothing",
-    "optimizer=5": "optimizer",
-    "backend=null": "null",
 }
 WRONG = {
     "++workrs=4": "did you mean 'workers'",
     "optimzer=sgd": "did you mean 'optimizer'",
     "workers=four": "workers",
-    "dtype=float16x": "did you mean 'bfloat16'",
+    "workers=???": "workers",
     "parallel.averaging_freqency=3": "did you mean 'parallel.averaging_frequency'",
-    "+parallel.averaging_freqency=3": "did you mean 'parallel.averaging_frequency'",
-    "~parallel.timeout_s": "parallel.timeout_s",
     "model.layers.conv2.kernal=5": "did you mean 'model.layers.conv2.kernel'",
     "model.layer.conv2.kernel=5": "did you mean 'model.layers'",
-    "optimizer.momentun=1": "did you mean 'optimizer.momentum'",
     "experiment=dl4j_gpu_guid": "did you mean 'dl4j_gpu_guide'",
     "averaging_frequency=3": "did you mean 'parallel.averaging_frequency'",
     "callbacks=loud": "early_stopping",
     "parallel={timeout:1}": "did you mean 'parallel.timeout_s'",
     "parallel.synchronizer.frequency=${parallel.every}": "parallel.every",
     "~parallel.nothing": "parallel.nothing",
+    "~optimizer": "optimizer",
     "callbacks=[tensorboard,nope]": "nope",
-    "backend=[numpy,nump]": "nump",
-    "callbacks.checkpoint.evry=1": "did you mean 'callbacks.checkpoint.",
-    "+foo=1": "foo",
-    "+epochs=3": "epochs",
-    "epochs=": "epochs",
-    "seed=null": "seed",
-    "devices=[a]": "devices",
-    "parallel.average_updaters=yess": "parallel.average_updaters",
-    "memory.device_pool_limit=120%": "memory.device_pool_limit",
 }
 
 
@@ -119,19 +93,16 @@ def test_a_wrong_setting_is_named() -> None:
         assert message in str(refused.value) and "\n" not in str(refused.value), override
 
 
-def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(command: Command, in_folder: Path) -> None:
+def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (in_folder / "empty").mkdir()
-    (in_folder / "full").mkdir()
-    (in_folder / "full" / "precious").write_text("mine")
-    for folder in ("empty", "full", "empty/a/b", "full/a/b"):
-        assert command("workers=0", f"hydra.run.dir={folder}") == (2, [])
-    assert command("hydra.run.dir=new/a/b", check=lambda settings: 1 / 0) == (1, [])
-    assert command("hydra.job_logging.root.level=NOPE", "hydra.run.dir=new/a/b") == (2, [])
-    assert sorted(str(path.relative_to(in_folder)) for path in in_folder.rglob("*")) == [
-        "empty",
-        "full",
-        "full/precious",
-    ]
+    assert command("workers=0", "hydra.run.dir=empty/a/b") == (2, [])
+    assert capsys.readouterr().err.startswith("cupynet: workers=0: ")
+    assert command("hydra.run.dir=empty", check=lambda settings: 1 / 0) == (1, [])  # a bug is shown
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and "ZeroDivisionError: division by zero" in err.splitlines()[-1]
+    assert [path.name for path in in_folder.rglob("*")] == ["empty"]
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -162,49 +133,58 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
 
 
 def test_two_starts_never_share_a_folder(command: Command, in_folder: Path) -> None:
-    for _ in range(3):
+    for _ in range(2):
         assert command()[0] == 0
-    assert len(list(in_folder.glob("outputs/20*/*"))) == 3
+    assert len(list(in_folder.glob("outputs/20*/*"))) == 2
 
 
 def test_good_values(command: Command) -> None:
-    for arguments, key, value in (
-        (["parallel.averaging_frequency=end"], "parallel", "end"),
-        (["memory.device_pool_limit=80%", "memory.device_pool_trim_above=512MiB"], "memory", "80%"),
-        (["callbacks.progress=null"], "callbacks", "'progress': None"),
-        (["+callbacks.mine._target_=mymodule.Mine"], "callbacks", "{'_target_': 'mymodule.Mine'}"),
-        (["loss=hinge"], "loss", "Hinge"),
-        (["optimizer.learning_rate=0.01"], "optimizer", 0.01),
-        (["+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}"], "model", "dense2"),
-        (["+workers=3"], "workers", 3),
-    ):
-        assert str(value) in str(getattr(config.compose(arguments), key)), arguments
+    expected = {
+        "parallel.averaging_frequency=end": ("parallel", "end"),
+        "memory.device_pool_limit=80%": ("memory", "80%"),
+        "memory.device_pool_trim_above=512MiB": ("memory", "512MiB"),
+        "callbacks.progress=null": ("callbacks", "'progress': None"),
+        "+callbacks.mine._target_=mymodule.Mine": ("callbacks", "{'_target_': 'mymodule.Mine'}"),
+        "loss=hinge": ("loss", "Hinge"),
+        "optimizer.learning_rate=0.01": ("optimizer", 0.01),
+        "+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}": ("model", "dense2"),
+        "+workers=3": ("workers", 3),
+    }
+    settings = config.compose(list(expected))
+    for key, value in expected.values():
+        assert str(value) in str(getattr(settings, key)), key
     code, ran = command("data.folder=${hydra:runtime.cwd}/x")
     assert code == 0 and ran[0].data["folder"] == f"{Path.cwd()}/x"
 
 
-def test_priorities_of_the_environment(
+def test_settings_of_the_environment(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
 ) -> None:
     monkeypatch.setenv("BACKEND_PRIORITY_CPU", "200")
     monkeypatch.setenv("BACKEND_PRIORITY_GPU", " ")  # as a script leaves it
-    assert config.compose([]).backend.priority == PrioritySettings(gpu=100, cpu=200)
-    for value, question in (
-        ("abc", []),
-        ("1.5", ["-m", "seed=1,2"]),
-        ("[1", ["--cfg", "job", "--resolve"]),
-        ("${oc.env:HOME}", []),
-    ):
+    monkeypatch.setenv("CUPYNET_REPORT", "0")
+    settings = config.compose([])
+    assert settings.backend.priority == PrioritySettings(gpu=100, cpu=200)
+    assert settings.callbacks["report"]["enabled"] is False
+    for value, question in (("abc", []), ("[1", ["--cfg", "job", "--resolve"])):
         monkeypatch.setenv("BACKEND_PRIORITY_GPU", value)
         assert command(*question) == (2, [])
         assert f"BACKEND_PRIORITY_GPU={value}: " in capsys.readouterr().err
-    assert not list(in_folder.glob("outputs/20*/*"))
-    monkeypatch.delenv("BACKEND_PRIORITY_GPU")
-    for value, means in (("", True), ("False", False), ("true", True), ("0", False), ("1", True)):
-        monkeypatch.setenv("CUPYNET_REPORT", value)
-        assert config.compose([]).callbacks["report"]["enabled"] is means
-    monkeypatch.setenv("CUPYNET_REPORT", "no")
-    assert command() == (2, [])
+    assert not list(in_folder.iterdir())
+
+
+def test_a_variable_of_the_environment_has_the_type_of_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    good: list[tuple[str, bool | int, bool | int]] = [("", 7, 7), ("", True, True), (" 8 ", 7, 8)]
+    good += [("False", True, False), ("true", False, True), ("0", True, False), ("1", False, True)]
+    for text, default, expected in good:
+        monkeypatch.setenv("CUPYNET_X", text)
+        found = composing.of_environment("CUPYNET_X", default)
+        assert found == expected and type(found) is type(expected)
+    for text, default in (("no", True), ("2", True), ("abc", 7), ("1.5", 7), ("${oc.env:HOME}", 7)):
+        monkeypatch.setenv("CUPYNET_X", text)
+        with pytest.raises(ConfigError) as refused:
+            composing.of_environment("CUPYNET_X", default)
+        assert str(refused.value).startswith(f"CUPYNET_X={text}: ")
 
 
 def test_check_refuses_before_a_folder_exists(
@@ -222,19 +202,12 @@ def test_check_refuses_before_a_folder_exists(
     assert list(in_folder.iterdir()) == []
 
 
-def test_a_bug_in_check_is_shown(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(check=lambda settings: 1 / 0) == (1, [])
-    err = capsys.readouterr().err
-    assert err.startswith("Traceback") and "ZeroDivisionError: division by zero" in err.splitlines()[-1]
-    assert list(in_folder.iterdir()) == []
-
-
 def test_a_job_gets_what_was_prepared_for_it(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[Any] = []
     done: list[Any] = []
 
     def prepare(settings: Settings) -> list[Any]:
-        assert not list(in_folder.rglob("config.yaml")) or "-m" in sys.argv
+        assert len(list(in_folder.rglob("config.yaml"))) == len(done)  # nothing is written yet
         prepared.append([settings.workers])
         return prepared[-1]
 
@@ -242,12 +215,10 @@ def test_a_job_gets_what_was_prepared_for_it(in_folder: Path, monkeypatch: pytes
         assert (folder / ".hydra" / "config.yaml").is_file()
         done.append(job)
 
-    for arguments, workers in ((["workers=3"], [3]), (["-m", "workers=1,2"], [1, 2])):
-        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
-        config.run(task, prepare, "config", Settings)
-        assert [job[0] for job in prepared] == workers
-        assert all(one is other for one, other in zip(done, prepared, strict=True))
-        prepared.clear(), done.clear()
+    monkeypatch.setattr(sys, "argv", ["train.py", "-m", "workers=1,2"])
+    config.run(task, prepare, "config", Settings)
+    assert [job[0] for job in prepared] == [1, 2]
+    assert all(one is other for one, other in zip(done, prepared, strict=True))
 
 
 def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
@@ -259,8 +230,7 @@ def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(DataError("train-images: is\n damaged"), 65), (DivergedError("loss is nan"), 3)]
-    + [(Interrupted(15), 143), (KeyboardInterrupt(), 130)],
+    [(DataError("train-images: is\n damaged"), 65), (KeyboardInterrupt(), 130)],
 )
 def test_exit_codes_of_a_run(
     error: BaseException, code: int, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -281,51 +251,31 @@ def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.C
     assert capsys.readouterr().err == "cupynet: loss is nan; worker 1, epoch 2, batch 7\n"
 
 
-def test_a_bug_leaves_with_1_and_its_traceback(
-    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("error", "code"), [(ZeroDivisionError("oops"), 1), (SystemExit(7), 7)])
+def test_a_bug_of_a_job_leaves_with_its_traceback(
+    error: BaseException, code: int, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors = {ZeroDivisionError("oops"): 1, BrokenPipeError(32, "not on stdout"): 1, SystemExit(7): 7, SystemExit(0): 1}
-    for error, code in errors.items():
-        assert command(task=raising(error))[0] == code
-        err = capsys.readouterr().err
-        assert err.startswith("Traceback") and "test_hydra_main.py" in err and "site-packages/hydra" not in err
-        assert err.endswith(f"cupynet: {type(error).__name__}: {error} (in module {__name__})\n")
-    for log in in_folder.glob("outputs/*/*/train.log"):
-        assert "Traceback" in log.read_text()
+    assert command(task=raising(error))[0] == code
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and "test_hydra_main.py" in err and "site-packages/hydra" not in err
+    assert err.endswith(f"cupynet: {type(error).__name__}: {error} (in module {__name__})\n")
+    (log,) = in_folder.glob("outputs/*/*/train.log")
+    assert "Traceback" in log.read_text()
 
 
-def test_a_keyboard_interrupt_that_no_signal_raised_is_an_exception_like_others(
-    command: Command, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_mpiexec_one_rank_answers_questions_and_leaves_no_file_open(
+    rank: int, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A callback may raise it. The handlers of a command add the number of the signal."""
-    with signals.handled(signals.leave):
-        for error in (KeyboardInterrupt(), KeyboardInterrupt("enough")):
-            assert command(task=raising(error))[0] == 130
-            err = capsys.readouterr().err
-            assert err.startswith("Traceback") and "SIGINT" not in err and "cupynet: KeyboardInterrupt" in err
-        assert command(task=raising(KeyboardInterrupt(signal.SIGTERM)))[0] == 143
-        assert capsys.readouterr().err.startswith("cupynet: stopped by SIGTERM: ")
-
-
-def test_a_rank_above_0_answers_no_question_and_leaves_no_file_open(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_RANK", str(rank))
     monkeypatch.setenv("PMI_SIZE", "2")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ResourceWarning)
         assert command("--cfg", "job") == (0, [])
         gc.collect()
-    assert [str(each.message) for each in caught] == [] and capsys.readouterr().out == ""
-
-
-def test_text_from_files_cannot_control_the_terminal_that_shows_a_log(command: Command, in_folder: Path) -> None:
-    def task(settings: Any, folder: Path) -> None:
-        logging.getLogger("cupynet").warning("%s", "a\x1b[2J\x07\u202eb")
-
-    assert command("hydra.run.dir=run", task=task)[0] == 0
-    text = (in_folder / "run" / "train.log").read_text(encoding="utf-8")
-    assert "\ufffd" in text and not {"\x1b", "\x07", "\u202e"} & set(text)
+    out, err = capsys.readouterr()
+    assert (out.count("batch_size:"), bool(out), err) == (1 - rank, not rank, "")
+    assert [str(each.message) for each in caught] == []
 
 
 @pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")])
@@ -355,27 +305,29 @@ def test_settings_that_cannot_be_stored(
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    errors = {2: DataError("damaged"), 3: ZeroDivisionError("oops"), 4: SystemExit(9), 5: DivergedError("nan")}
+    errors = {1: DataError("damaged"), 2: ZeroDivisionError("oops"), 3: SystemExit(9)}
 
     def task(settings: Settings, folder: Path) -> float | None:
         if settings.epochs in errors:
             raise errors[settings.epochs]
         return 1.0
 
-    code, ran = command("-m", "epochs=1,2,3,4,5", task=task)
-    assert [settings.epochs for settings in ran] == [1, 2, 3, 4, 5]
+    code, ran = command("-m", "epochs=1,-1,2,3,4", task=task)
+    assert [settings.epochs for settings in ran] == [1, 2, 3, 4]
     assert code == 65  # of the first that failed
     err = capsys.readouterr().err
     reported = [line for line in err.splitlines() if line.startswith("cupynet: ")]
-    for line, said in zip(reported, ("damaged", "ZeroDivisionError: oops", "SystemExit: 9", "nan"), strict=True):
+    for line, said in zip(
+        reported, ("damaged", "epochs=-1: ", "ZeroDivisionError: oops", "SystemExit: 9"), strict=True
+    ):
         assert said in line
-    assert [line.split(": ")[1] for line in reported] == ["job 1", "job 2", "job 3", "job 4"]
+    assert [line.split(": ")[1] for line in reported] == ["job 0", "job 1", "job 2", "job 3"]
     assert err.count("Traceback") == 2
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
-    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "1", "2", "3", "4"]
-    logs = {job: (sweep / job / "train.log").read_text() for job in "1234"}
-    assert not (sweep / "0" / "train.log").exists()
-    assert logs["1"].endswith("ERROR cupynet: job 1: damaged\n") and logs["1"].count("\n") == 1
+    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2", "3", "4"]  # a refused job leaves none
+    logs = {job: (sweep / job / "train.log").read_text() for job in "023"}
+    assert not (sweep / "4" / "train.log").exists()
+    assert logs["0"].endswith("ERROR cupynet: job 0: damaged\n") and logs["0"].count("\n") == 1
     assert "ZeroDivisionError" in logs["2"] and "damaged" not in logs["2"]
 
 
@@ -383,8 +335,6 @@ def test_one_bad_job_does_not_stop_a_sweep(
     ("arguments", "said"),
     [
         (["workers=1,four"], "workers"),
-        (["optimizer=sgd,nesterof"], "did you mean 'nesterov'"),
-        (["workers=1,2", "sede=3"], "did you mean 'seed'"),
         (["hydra.sweep.dir=", "seed=1,2"], "hydra.sweep.dir"),
     ],
 )
@@ -409,19 +359,9 @@ def test_a_sweep_with_another_launcher_never_starts(
     assert [path.name for path in in_folder.iterdir()] == ["mine"]
 
 
-def test_a_refused_job_leaves_no_folder_and_the_others_run(
-    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, ran = command("-m", "workers=0,1")
-    assert code == 2 and [settings.workers for settings in ran] == [1]
-    assert "job 0: workers=0: " in capsys.readouterr().err
-    (sweep,) = in_folder.glob("outputs/sweeps/*/*")
-    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["1"]
-
-
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
 def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
-    exit_code, ran = command("-m", "workers=1,2,3", task=raising(error))
+    exit_code, ran = command("-m", "workers=1,2", task=raising(error))
     assert (exit_code, [settings.workers for settings in ran]) == (code, [1])
 
 
@@ -435,7 +375,7 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
         logging.getLogger("cupynet.training").info("epoch %d", 1)
         logging.getLogger("cupynet").warning("careful")
         logging.getLogger("cupynet").debug("never")
-        logging.getLogger("somebody").warning("else")
+        logging.getLogger("somebody").warning("%s", "else\x1b[2J\x07\u202e")
         return None
 
     assert command(task=task)[0] == 0
@@ -449,8 +389,10 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     logs = [*in_folder.glob("outputs/20*/*/train.log"), *in_folder.glob("outputs/sweeps/*/*/*/train.log")]
     assert len(logs) == 3
     for log in logs:
-        texts = [line.split(" ", 2)[2] for line in log.read_text().splitlines()]
-        assert texts == ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful", "WARNING somebody: else"]
+        texts = [line.split(" ", 2)[2] for line in log.read_text(encoding="utf-8").splitlines()]
+        assert texts[:2] == ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful"] and len(texts) == 3
+        assert texts[2].startswith("WARNING somebody: else\ufffd")  # it cannot control the terminal that shows the log
+        assert not {"\x1b", "\x07", "\u202e"} & set(texts[2])
 
 
 @pytest.mark.parametrize("arguments", [["--info", "defaults"], ["-c", "job", "-p", "optimizer"], ["--hydra-help"]])
@@ -476,17 +418,6 @@ def test_under_mpiexec_the_launcher_must_be_mpi(
     err = capsys.readouterr().err
     assert left.value.code == 2 and "parallel.launcher=mpi" in err and err.count("\n") == 1
     assert list(in_folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_under_mpiexec_one_rank_answers_questions(
-    rank: int, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PMI_RANK", str(rank))
-    monkeypatch.setenv("PMI_SIZE", "2")
-    assert command("--cfg", "job") == (0, [])
-    out, err = capsys.readouterr()
-    assert (out.count("batch_size:"), err) == (1 - rank, "")
 
 
 @pytest.mark.parametrize("name", ["config", "bench", "plan", "find_rate", "tune"])
@@ -570,11 +501,12 @@ def test_completion(
     assert list(in_folder.iterdir()) == []
 
 
-def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """--config-dir: files of one's own; an error names the file. Options may stand between settings."""
+@pytest.fixture
+def own_files(in_folder: Path) -> Path:
+    """A folder for --config-dir."""
     for name, text in {
-        "model/mine.yaml": "_target_: mine.Stack\nlayers: {}\n",
-        "parallel/mine.yaml": "averaging_frequency: 7\nsynchronizer:\n  _target_: mine.Anything\n"
+        "model/own.yaml": "_target_: mine.Stack\nlayers: {}\n",
+        "parallel/own.yaml": "averaging_frequency: 7\nsynchronizer:\n  _target_: mine.Anything\n"
         "  every: ${parallel.averaging_frequency}\n",
         "experiment/wrong.yaml": "# @package _global_\nworkrs: 4\n",
         "experiment/typed.yaml": "# @package _global_\nworkers: four\n",
@@ -584,41 +516,49 @@ def test_own_files(command: Command, in_folder: Path, capsys: pytest.CaptureFixt
         path = in_folder / "mine" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    assert command("-cd", "mine", "model=mine")[1][0].model == {"_target_": "mine.Stack", "layers": {}}
-    parallel = command("-cd", "mine", "parallel=mine")[1][0].parallel
-    assert parallel.synchronizer == {"_target_": "mine.Anything", "every": 7} and parallel.prefetch_buffer == 24
-    assert command("epochs=3", "--config-dir", "mine", "model=mine", "-r", "workers=1")[1][0].epochs == 3
+    return in_folder / "mine"
+
+
+def test_own_files(own_files: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """--config-dir may stand between settings. An error names the file."""
+    code, (settings,) = command("epochs=3", "-cd", "mine", "model=own", "-r", "parallel=own")
+    assert code == 0 and settings.epochs == 3 and settings.model == {"_target_": "mine.Stack", "layers": {}}
+    assert settings.parallel.synchronizer == {"_target_": "mine.Anything", "every": 7}
+    assert settings.parallel.prefetch_buffer == 24
     capsys.readouterr()
+    assert command("--config-dir=mine", "experiment=broken")[0] == 2
+    assert "broken.yaml" in capsys.readouterr().err
     for name, said in {
         "wrong": ("experiment/wrong", "did you mean 'workers'"),
         "typed": ("experiment/typed", "workers"),
         "group": ("data=nothing", "mnist"),
-        "broken": ("broken.yaml",),
     }.items():
-        assert command("-cd", "mine", f"experiment={name}")[0] == 2
-        err = capsys.readouterr().err
-        assert all(each in err for each in said), err
+        with pytest.raises(ConfigError) as refused:
+            config.compose([f"experiment={name}"], own_files)
+        assert all(each in str(refused.value) for each in said), refused.value
 
 
-def test_a_run_with_own_files_resumes_without_them(command: Command, in_folder: Path) -> None:
-    (in_folder / "mine/model").mkdir(parents=True)
-    (in_folder / "mine/model/own.yaml").write_text("_target_: mine.Stack\nlayers: {}\n")
-    assert command("--config-dir=mine", "model=own", "hydra.run.dir=r", "epochs=1")[0] == 0
-    (in_folder / "mine").rename(in_folder / "moved")
+def stored_run(folder: Path, overrides: list[str], own: Path | None = None) -> None:
+    """What a run with these overrides stores of its settings."""
+    stored.keep(folder, config.compose(overrides, own), overrides)
+
+
+def test_a_run_with_own_files_resumes_without_them(own_files: Path, command: Command, in_folder: Path) -> None:
+    stored_run(in_folder / "r", ["model=own", "epochs=1"], own_files)
+    own_files.rename(in_folder / "moved")
     code, ran = command("resume=r", "epochs=3")
     assert code == 0 and ran[0].model["_target_"] == "mine.Stack" and ran[0].epochs == 3
 
 
 def test_a_resumed_run_takes_changes_of_every_form(command: Command, in_folder: Path) -> None:
-    assert command("optimizer=adam", "hydra.run.dir=r", "workers=2", "seed=5")[0] == 0
+    stored_run(in_folder / "r", ["optimizer=adam", "workers=2", "seed=5"])
     changes = ["epochs=20", "~callbacks.progress", "+callbacks.mine={_target_:a.B}", "backend=numpy"]
-    code, (settings,) = command("resume=r", *changes)
+    code, (settings,) = command("resume=r", *changes, "trusted_modules=[mine]")
     assert code == 0 and settings.optimizer["_target_"] == "cupynet.optim.Adam"
     assert (settings.seed, settings.workers, settings.epochs, settings.backend.name) == (5, 2, 20, "numpy")
     assert "progress" not in settings.callbacks and settings.callbacks["mine"] == {"_target_": "a.B"}
-    code, (settings,) = command("resume=r", "callbacks=early_stopping", "trusted_modules=[mine]")
-    assert code == 0 and "early_stopping" in settings.callbacks and settings.trusted_modules == ["mine"]
-    assert command("resume=r", "seed=6") == (2, [])
+    assert settings.trusted_modules == ["mine"]
+    assert "early_stopping" in config.load("r", ["callbacks=early_stopping"]).callbacks
 
 
 def test_conf_is_found_in_a_wheel_and_in_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,13 +601,6 @@ def process(folder: Path, *arguments: str, unbuffered: str = "") -> subprocess.P
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def test_a_command_refuses_bad_settings(tmp_path: Path) -> None:
-    with process(tmp_path, "workrs=4") as child:
-        assert "did you mean 'workers'" in child.communicate()[1]
-        assert child.returncode == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["command.py"]
 
 
 def test_help_does_not_import_numpy(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import cupynet.__main__
+from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DataError, annotate
 from cupynet.core.exits import Console, out_of_memory, say_error, steady_streams, tell
 from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
@@ -193,6 +194,20 @@ def test_out_of_memory_is_no_bug(capsys):
         f"cupynet: out of memory (Out of memory allocating 512 bytes; worker 1, epoch 2, at batch 7): {way_out}",
         f"cupynet: out of memory (MemoryError): {way_out}",
     ]
+
+
+def test_what_a_job_raises_besides_our_errors_is_reported_with_its_traceback(capsys):
+    """A callback may raise KeyboardInterrupt, too. The handlers of a command add the number of the signal."""
+    errors = {BrokenPipeError(32, "not on stdout"): 1, SystemExit(0): 1, SystemExit(7): 7}
+    errors |= {KeyboardInterrupt(): 130, KeyboardInterrupt("enough"): 130}
+    with signals.handled(signals.leave):
+        for error, code in errors.items():
+            assert tell(error, job="job 1: ") == code
+            err = capsys.readouterr().err
+            assert err.startswith(type(error).__name__) and "SIGINT" not in err  # the traceback of what was not raised
+            assert err.splitlines()[-1].startswith(f"cupynet: job 1: {type(error).__name__}")
+        assert tell(KeyboardInterrupt(signal.SIGTERM), job="job 1: ") == 143
+        assert capsys.readouterr().err.startswith("cupynet: job 1: stopped by SIGTERM: ")
 
 
 def test_a_run_out_of_memory_says_what_to_lower(tmp_path):
