@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import resource
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cupynet.commands import train
 from cupynet.config import resume
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, OutputError
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, run
-from tests.support.resumed_runs import FAULTY, same, started
+from tests.support.commands import QUICK, SMALL, run
+from tests.support.resumed_runs import FAULTY, MORE, resumed, same, started, trained
+
+RUN = Path("outputs/day/run")
 
 
-# each setting with one end; tests/test_soak.py kills at every place of a save, with and without averages
+# tests/test_soak.py kills at every place of a save, with and without averages
 @pytest.mark.parametrize(
     ("settings", "iteration", "end"),
     [
-        (["workers=2"], 7, "SIGTERM"),  # between averages, and three iterations after the last checkpoint
-        (["workers=4", "parallel=gradients"], 9, "SIGTERM"),
+        # between averages, and three iterations after the last checkpoint; with running estimates and dropout
+        (["workers=2", "model=lenet_norm"], 7, "SIGTERM"),
+        (["workers=2", "parallel=gradients"], 11, "SIGKILL"),  # in the second epoch
         pytest.param(["workers=1", "parallel=pipeline"], 21, "SIGKILL", marks=pytest.mark.slow),
-        pytest.param(["workers=1"], 18, "SIGTERM", marks=pytest.mark.slow),  # in the second epoch
-        (["workers=2", "model=lenet_norm"], 7, "SIGKILL"),  # with running estimates and dropout
+        pytest.param(["workers=1"], 18, "SIGTERM", marks=pytest.mark.slow),
     ],
 )
-def test_a_stopped_run_resumes_bit_for_bit(tmp_path, settings, iteration, end):
-    started(tmp_path, "whole", *settings)
+def test_a_stopped_run_resumes_bit_for_bit(in_folder, settings, iteration, end):
+    tmp_path = in_folder
+    trained(tmp_path / "whole", *QUICK, *SMALL, *MORE, *settings)
     code = -9 if end == "SIGKILL" else 143
     _, stderr = started(tmp_path, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
     if end == "SIGTERM":
@@ -53,10 +61,27 @@ def test_a_stopped_run_resumes_bit_for_bit(tmp_path, settings, iteration, end):
 
 
 @pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
+def one_stopped(tmp_path_factory):
     folder = tmp_path_factory.mktemp("stopped")
     started(folder, "outputs/day/run", "workers=2", code=143, END_AFTER="7", END_BY="SIGTERM")
     return folder
+
+
+@pytest.fixture
+def stopped(one_stopped, in_folder, caplog):
+    """The folder of a stopped run, outputs/day/run, in the working folder."""
+    shutil.copytree(one_stopped, in_folder, dirs_exist_ok=True)
+    caplog.set_level("INFO", "cupynet")
+    return RUN
+
+
+def training(settings, folder):
+    """What the command does with a job."""
+    return train.train(train.prepare(settings), folder)
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize(
@@ -69,219 +94,196 @@ def stopped(tmp_path_factory):
         (["resume=outputs/day/run", "parallel=gradients"], "the run in outputs/day/run was made with"),
         (["resume=outputs/day"], "resume='outputs/day': is neither the folder of a run nor one of its checkpoints"),
         (["resume=latest", "-m", "seed=1,2"], "resume=latest: "),
-        (["resume=outputs/day/run", "parallel.launcher=mpi"], "parallel.launcher=mpi: the run in outputs/day/run was"),
     ],
 )
-def test_invalid_resumes_are_refused(stopped, arguments, said):
-    before = {
-        path: path.stat().st_mtime_ns for path in stopped.rglob("*") if path.is_file() and ".hydra" not in path.parts
-    }
-    stdout, stderr = run(stopped, *arguments, FAULTY[0], code=2)
-    assert said in stderr and stderr.count("\n") == 1 and "Traceback" not in stdout
-    log = stopped / "outputs" / "day" / "run" / "train.log"
-    assert {path: time for path, time in before.items() if path != log} == {
-        path: path.stat().st_mtime_ns for path in before if path != log
-    }
+def test_invalid_resumes_are_refused(stopped, arguments, said, command, capsys):
+    before = {path: path.stat().st_mtime_ns for path in stopped.rglob("*")}
+    assert command(*arguments, FAULTY[0]) == (2, [])
+    stderr = capsys.readouterr().err
+    assert said in stderr and stderr.count("\n") == 1
+    assert before == {path: path.stat().st_mtime_ns for path in stopped.rglob("*")}
 
 
-def test_a_running_run_cannot_be_resumed(stopped, tmp_path, monkeypatch):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    folder = Path("outputs/day/run")
-    assert resume.find("latest", []) == folder
-    hold = Hold(folder)
+def test_a_running_run_cannot_be_resumed(stopped, in_folder):
+    assert resume.find("latest", []) == stopped
+    hold = Hold(stopped)
     try:
-        before = {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
+        before = {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in stopped.rglob("*")}
         for arguments in (
-            [f"resume={folder}"],
-            [f"resume={folder}", "hydra.run.dir=other", "epochs=9"],
-            [*QUICK, f"hydra.run.dir={folder}"],
-            ["-m", *QUICK, "workers=1,2", f"hydra.sweep.dir={folder}"],
+            [f"resume={stopped}", "hydra.run.dir=other", "epochs=9"],
+            [*QUICK, f"hydra.run.dir={stopped}"],
+            ["-m", *QUICK, "workers=1,2", f"hydra.sweep.dir={stopped}"],
         ):
-            stdout, stderr = run(tmp_path, *arguments, FAULTY[0], code=2)
-            assert stderr.startswith(f"cupynet: {folder}: a run is in progress there (process {os.getpid()} on ")
+            stdout, stderr = run(in_folder, *arguments, FAULTY[0], code=2)
+            assert stderr.startswith(f"cupynet: {stopped}: a run is in progress there (process {os.getpid()} on ")
             assert (stdout, stderr.count("\n")) == ("", 1)
         assert before == {
-            path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")
+            path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in stopped.rglob("*")
         }
         assert resume.find("latest", []) is None and not Path("other").exists()
     finally:
         hold.release()
-    assert resume.find("latest", []) == folder
+    assert resume.find("latest", []) == stopped
 
 
-def test_latest_is_the_newest_unfinished_run(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    stdout, _ = run(tmp_path, "resume=latest", "epochs=4", FAULTY[0])
-    assert "resuming after iteration" in stdout
-    assert json.loads((tmp_path / "outputs/day/run/summary.json").read_text())["epochs"] == 4
-    stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0])
-    assert "the run is complete (epoch 4)" in stdout
-    before = (tmp_path / "outputs/day/run/weights.safetensors").read_bytes()
-    stdout, _ = run(tmp_path, "resume=latest", "hydra.run.dir=outputs/day/run", FAULTY[0])
-    assert "the run is complete (epoch 4)" in stdout
-    (tmp_path / "outputs/day/run/summary.json").unlink()
-    run(tmp_path, "resume=latest", FAULTY[0])  # as if killed before its results were written
-    assert (tmp_path / "outputs/day/run/weights.safetensors").read_bytes() == before
-    stdout, _ = run(tmp_path, "resume=latest", *QUICK, "hydra.run.dir=new")
-    assert "there is no run to resume: a new run begins" in stdout and (tmp_path / "new/summary.json").is_file()
+def test_latest_is_the_newest_unfinished_run(stopped, in_folder, command, capsys):
+    stdout, _ = run(in_folder, "resume=latest", "epochs=2", FAULTY[0])
+    assert "resuming after iteration" in stdout and Run(stopped).summary().outcome.epochs == 2
+    stdout, _ = run(in_folder, "resume=latest", "hydra.run.dir=outputs/day/run", "epochs=2", FAULTY[0])
+    assert "the run is complete (epoch 2)" in stdout
+    before = (stopped / "weights.safetensors").read_bytes()
+    (stopped / "summary.json").unlink()  # as if killed before its results were written
+    assert resume.find("latest", []) == stopped
+    resumed(stopped, "epochs=2", "~callbacks.fault")
+    assert (stopped / "weights.safetensors").read_bytes() == before and (stopped / "summary.json").is_file()
+    code, (settings,) = command("resume=latest")
+    assert code == 0 and settings.resume is None
+    assert "there is no run to resume: a new run begins" in capsys.readouterr().out
 
 
-def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    stdout, stderr = run(tmp_path, "resume=outputs/day/run", "workers=3", "dtype=double", "backend=numpy", FAULTY[0])
-    assert stderr == "" and "3 workers continue from 2: all start from the mean of the weights" in stdout
-    assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float" in stdout
-    summary = json.loads((tmp_path / "outputs/day/run/summary.json").read_text())
-    assert (summary["workers"], summary["dtype"], summary["epochs"]) == (3, "double", 3)
+def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, caplog):
+    resumed(stopped, "workers=3", "dtype=double", "backend=numpy", "epochs=2", "~callbacks.fault")
+    assert "3 workers continue from 2: all start from the mean of the weights" in caplog.text
+    assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float" in caplog.text
+    summary = Run(stopped).summary()
+    assert (summary.setup.workers, summary.setup.dtype, summary.outcome.epochs) == (3, "double", 2)
 
 
-def test_a_new_run_does_not_overwrite_another(stopped, tmp_path):
+def test_a_new_run_does_not_overwrite_another(stopped, in_folder, command, capsys):
     """Neither an unfinished run is overwritten nor a finished one, nor what is stored of its settings."""
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    folder, store = tmp_path / "outputs/day/run", Checkpoints(tmp_path / "outputs/day/run/checkpoints")
-    steps = store.steps()
-    _, stderr = run(tmp_path, *QUICK, "hydra.run.dir=outputs/day/run", code=2)
-    assert (
-        "outputs/day/run: already holds a run" in stderr and "to resume: cupynet train resume=outputs/day/run" in stderr
-    )
-    assert store.steps() == steps
-    run(tmp_path, "resume=outputs/day/run", FAULTY[0])
-    kept = (folder / "summary.json").read_bytes()
-    run(tmp_path, "resume=outputs/day/run", "epochs=9", FAULTY[0], code=-9, END_AFTER="40", END_BY="SIGKILL")
-    assert (folder / "summary.json").read_bytes() == kept  # until there are better ones
-    stdout, _ = run(tmp_path, "resume=latest", "epochs=5", FAULTY[0])
-    assert "resuming after iteration" in stdout and json.loads((folder / "summary.json").read_text())["epochs"] == 5
-    kept = contents(folder)
-    _, stderr = run(tmp_path, "data=mnist", "data.folder=nowhere", "hydra.run.dir=outputs/day/run", code=2)
-    assert "outputs/day/run: already holds a run" in stderr
-    assert contents(folder) == kept
+
+    def refused() -> str:
+        before = contents(stopped)
+        assert command(f"hydra.run.dir={stopped}")[0] == 2
+        assert contents(stopped) == before
+        return str(capsys.readouterr().err)
+
+    said = f"{stopped}: already holds a run"
+    assert said in (stderr := refused()) and f"to resume: cupynet train resume={stopped}" in stderr
+    resumed(stopped, "epochs=1", "~callbacks.fault")
+    kept = (stopped / "summary.json").read_bytes()
+    run(in_folder, f"resume={stopped}", "epochs=9", FAULTY[0], code=-9, END_AFTER="16", END_BY="SIGKILL")
+    assert (stopped / "summary.json").read_bytes() == kept  # until there are better ones
+    assert command("resume=latest", "epochs=2", "~callbacks.fault", task=training)[0] == 0
+    assert Run(stopped).summary().outcome.epochs == 2
+    capsys.readouterr()
+    assert said in refused()
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_refused_resume_changes_nothing(stopped, tmp_path):
+def test_a_refused_resume_changes_nothing(stopped, command, capsys):
     """Whatever was asked for: what the next `resume=` does must not depend on one that did nothing."""
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "outputs/day/run/.hydra"
+    folder = stopped / ".hydra"
+    asked = [f"resume={stopped}", "~callbacks.fault"]
     before = contents(folder)
-    no_data = ["data.folder=nowhere", "data=mnist", "epochs=7"]
-    run(tmp_path, "resume=outputs/day/run", FAULTY[0], "callbacks.checkpoint.every_iterations=5", "epochs=0", code=2)
-    run(tmp_path, "resume=outputs/day/run", FAULTY[0], *no_data, code=2)
+    assert command(*asked, "data.folder=nowhere", "data=mnist", "epochs=7", task=training)[0] == 2
     assert contents(folder) == before
-    run(tmp_path, "resume=outputs/day/run", FAULTY[0])
+    assert command(*asked, "epochs=2", task=training)[0] == 0
+    assert "epochs: 2\n" in (folder / "config.yaml").read_text()
     before = contents(folder)
-    stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0], "epochs=2", "workers=1")
+    capsys.readouterr()
+    assert command(asked[0], "epochs=1", "workers=1", task=training)[0] == 0
+    stdout = capsys.readouterr().out
     assert "its replicas" not in stdout and "the run is complete" in stdout
     assert contents(folder) == before
-    run(tmp_path, "resume=outputs/day/run", FAULTY[0], "epochs=4")
-    assert "epochs: 4\n" in (folder / "config.yaml").read_text()
 
 
-def test_a_run_that_ended_without_a_checkpoint_is_done(tmp_path):
+def test_a_run_that_ended_without_a_checkpoint_is_done(in_folder, command, capsys):
     """As one with checkpoints is: who asks again and again, until all is done, is let go."""
-    latest = [*QUICK, "workers=1", "callbacks.checkpoint=null", "hydra.run.dir=run", "resume=latest"]
-    run(tmp_path, *latest)
-    before = contents(tmp_path / "run")
-    stdout, stderr = run(tmp_path, *latest)
+    trained(in_folder / "run", *QUICK, "model=mlp", "workers=1", "callbacks.checkpoint=null")
+    before = contents(in_folder / "run")
+    capsys.readouterr()
+    assert command("hydra.run.dir=run", "resume=latest") == (0, [])
+    stdout, stderr = capsys.readouterr()
     assert stdout.startswith("resume=latest: the run in run ") and stderr == ""
-    assert contents(tmp_path / "run") == before
+    assert contents(in_folder / "run") == before
 
 
-def test_a_resumed_run_keeps_an_automatic_number_of_stages(tmp_path):
+def test_a_resumed_run_keeps_an_automatic_number_of_stages(in_folder, caplog):
     """Whatever the machine that goes on has for each replica."""
-    started(tmp_path, "run", "workers=1", "parallel=pipeline", code=143, END_AFTER="7", END_BY="SIGTERM")
-    stages = json.loads((tmp_path / "run/started.json").read_text())["stages"]
-    for workers in (2, 3):  # of one stage each, where there are as many cores
-        more = ["callbacks.checkpoint.every_iterations=3", f"epochs={workers + 1}"]
-        stdout, _ = run(tmp_path, "resume=run", FAULTY[0], f"workers={workers}", *more)
-        begun = json.loads((tmp_path / "run/started.json").read_text())
-        assert (begun["workers"], begun["stages"]) == (workers, stages) and "continues bit for bit" not in stdout
+    caplog.set_level("INFO", "cupynet")
+    folder = in_folder / "run"
+    trained(folder, *QUICK, "model=mlp", "data.train=64", "workers=1", "parallel=pipeline")
+    stages = json.loads((folder / "started.json").read_text())["stages"]
+    resumed(folder, "workers=3", "epochs=2")  # of one stage each, where there are as many cores
+    begun = json.loads((folder / "started.json").read_text())
+    assert (begun["workers"], begun["stages"]) == (3, stages) and "continues bit for bit" not in caplog.text
 
 
-def test_a_moved_checkpoint_is_found(stopped, tmp_path):
+def test_a_moved_checkpoint_is_found(stopped, caplog):
     """Killed between the two renames that put one in place of another of the same iteration."""
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    store = Checkpoints(tmp_path / "outputs/day/run/checkpoints")
+    store = Checkpoints(stopped / "checkpoints")
     *others, newest = store.steps()
     for step in others:
         shutil.rmtree(store.path(step))
     store.path(newest).rename(store.folder / f"{store.path(newest).name}.old-123")
-    assert store.steps() == [newest]
-    stdout, _ = run(tmp_path, "resume=latest", FAULTY[0])
-    assert f"resuming after iteration {newest}" in stdout
+    assert store.steps() == [newest] and resume.find("latest", []) == stopped
+    resumed(stopped, "epochs=1", "~callbacks.fault")
+    assert f"resuming after iteration {newest}" in caplog.text
 
 
-def test_a_link_in_place_of_the_checkpoints(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    folder = tmp_path / "outputs/day/run"
-    (folder / "checkpoints").rename(tmp_path / "elsewhere")
-    (folder / "checkpoints").symlink_to(tmp_path / "elsewhere")
-    _, stderr = run(tmp_path, "resume=outputs/day/run", FAULTY[0], code=65)
-    assert "checkpoints: is a link, and going on would write where it leads" in stderr
+def test_a_link_in_place_of_the_checkpoints(stopped, in_folder, command, capsys):
+    (stopped / "checkpoints").rename(in_folder / "elsewhere")
+    (stopped / "checkpoints").symlink_to(in_folder / "elsewhere")
+    assert command(f"resume={stopped}") == (65, [])
+    assert "checkpoints: is a link, and going on would write where it leads" in capsys.readouterr().err
 
 
-def test_a_new_run_after_a_dry_run_has_no_old_checkpoints(tmp_path):
+def test_a_new_run_after_a_dry_run_has_no_old_checkpoints(in_folder):
     """A trial's results are none; what it left does not pass for the new run's."""
-    run(tmp_path, *QUICK, "fast_dev_run=true", "hydra.run.dir=run", "workers=1")
-    assert Checkpoints(tmp_path / "run/checkpoints").steps()
-    run(tmp_path, *QUICK, "data.train=100", "hydra.run.dir=run", "workers=1")
-    assert Checkpoints(tmp_path / "run/checkpoints").steps() == [4]
-    assert not (tmp_path / "run/FAST_DEV_RUN.txt").exists()
+    quick = [*QUICK, "model=mlp", "data.train=100", "workers=1"]
+    trained(in_folder / "run", *quick, "fast_dev_run=true")
+    assert Checkpoints(in_folder / "run/checkpoints").steps() == [1]
+    resume.refuse_taken(in_folder / "run")
+    trained(in_folder / "run", *quick)
+    assert Checkpoints(in_folder / "run/checkpoints").steps() == [4]
+    assert not (in_folder / "run/FAST_DEV_RUN.txt").exists()
 
 
-FULL = """
-import resource
-from cupynet.training import Callback
+@contextlib.contextmanager
+def longest_file(most: int) -> Iterator[None]:
+    """Let no file become longer than `most` bytes, as if the disk were full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-class Full(Callback):
-    def __init__(self):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-"""
 
-
-def test_a_full_disk_keeps_earlier_checkpoints(tmp_path):
-    """No file may be longer than a megabyte, and LeNet's weights are 1.7: of a checkpoint, and of the results."""
-
-    def limited(*arguments: str) -> str:
-        full = ["trusted_modules=[full]", "+callbacks.full._target_=full.Full"]
-        _, stderr = run(tmp_path, "resume=run", "epochs=2", *arguments, *full, code=74)
-        assert stderr.count("\n") == 1
-        return stderr
+def test_a_full_disk_keeps_earlier_checkpoints(in_folder):
+    """No file may be longer than 100,000 bytes, and the network's weights have 203,000: of a checkpoint, and alone."""
 
     def files() -> list[Path]:
-        return sorted(path for path in tmp_path.rglob("*") if "__pycache__" not in path.parts)
+        return sorted(in_folder.rglob("*"))
 
-    (tmp_path / "full.py").write_text(FULL)
-    run(tmp_path, *QUICK, "workers=1", "hydra.run.dir=run")
-    (tmp_path / "run" / "summary.json").unlink()
+    folder = in_folder / "run"
+    trained(folder, *QUICK, "model=mlp", "model.layers.dense1.units=64", "workers=1")
+    (folder / "summary.json").unlink()
     before = files()
-    assert "step-00000038: the checkpoint cannot be written (File too large)" in limited()
-    assert Checkpoints(tmp_path / "run" / "checkpoints").newest().state["iteration"] == 19
-    assert files() == before
-    assert "weights.safetensors: cannot be written (File too large)" in limited("callbacks.checkpoint=null")
-    assert files() == before
-    run(tmp_path, "resume=run", "epochs=2", "~callbacks.full", "trusted_modules=[full]")
+    for change, said in (
+        ("epochs=2", "step-00000038: the checkpoint cannot be written (File too large)"),
+        ("callbacks.checkpoint=null", "weights.safetensors: cannot be written (File too large)"),
+    ):
+        with longest_file(100_000), pytest.raises(OutputError, match=re.escape(said)) as caught:
+            resumed(folder, "epochs=2", change)
+        assert "\n" not in str(caught.value) and files() == before
+    assert Checkpoints(folder / "checkpoints").newest().state["iteration"] == 19
+    resumed(folder, "epochs=2")
 
 
-def test_only_train_resumes(stopped):
-    _, stderr = run(stopped, "resume=outputs/day/run", command="bench", code=2)
+def test_only_train_resumes(in_folder):
+    _, stderr = run(in_folder, "resume=outputs/day/run", command="bench", code=2)
     assert stderr.startswith("cupynet: resume=outputs/day/run: ")
 
 
-def test_a_damaged_checkpoint_is_passed_over(stopped, tmp_path):
-    shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
-    store = Checkpoints(tmp_path / "outputs/day/run/checkpoints")
+def test_a_damaged_checkpoint_is_passed_over(stopped, caplog):
+    store = Checkpoints(stopped / "checkpoints")
     first, newest = store.steps()[-2:]
     path = store.path(newest) / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-3] + b"abc")
-    stdout, _ = run(tmp_path, "resume=outputs/day/run", FAULTY[0])
-    assert (
-        f"{path.relative_to(tmp_path)}: damaged, expected SHA-256" in stdout
-        and f"resuming after iteration {first}" in stdout
-    )
+    resumed(stopped, "epochs=1", "~callbacks.fault")
+    assert f"{path}: damaged, expected SHA-256" in caplog.text
+    assert f"resuming after iteration {first}" in caplog.text
 
 
 def test_paths_of_runs_and_checkpoints(tmp_path, monkeypatch):

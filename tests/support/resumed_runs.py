@@ -6,6 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cupynet import config
+from cupynet.commands import train
+from cupynet.config import resume, stored
 from tests.support.commands import QUICK, SMALL, run
 
 FAULT = """
@@ -27,6 +30,19 @@ def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str
     """Start a run in a folder of this name. `END_AFTER` and `END_BY` of `more` say when which signal ends it."""
     (folder / "fault.py").write_text(FAULT)
     return run(folder, *QUICK, *SMALL, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
+
+
+def trained(folder: Path, *overrides: str) -> None:
+    """Train in this process, and store the settings as the command does."""
+    settings = config.compose(overrides)
+    stored.keep(folder, settings, overrides)
+    train.train(train.prepare(settings), folder)
+
+
+def resumed(folder: Path, *changes: str) -> None:
+    """Resume a run in this process, without storing the changes."""
+    settings = config.load(folder, [*changes, f"resume={resume.quoted(folder)}"])
+    train.train(train.prepare(settings), folder)
 
 
 def same(one: Path, other: Path) -> bool:
