@@ -6,7 +6,6 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
+from cupynet import config
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BackendSettings, PrioritySettings, Settings, without_stand_in
 from cupynet.parallel import ParameterAveraging
@@ -46,16 +46,13 @@ def with_defaults(group: str, name: str) -> Any:
     return OmegaConf.merge(*(with_defaults(group, base) for base in below), file)
 
 
-composed = cache(settings_of)
-
-
 def with_file(group: str, name: str) -> Settings:
     """Compose a file of a group with one of each other group, so that few compositions cover all files."""
     if group == "experiment":
-        return composed(f"experiment={name}")
+        return settings_of(f"experiment={name}")
     files = {each: [other for its, other in CHOICES if its == each] for each in GROUPS if each != "experiment"}
     place = files[group].index(name)
-    return composed(*(f"{each}={names[place % len(names)]}" for each, names in files.items()))
+    return settings_of(*(f"{each}={names[place % len(names)]}" for each, names in files.items()))
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
@@ -72,6 +69,12 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
             module, _, cls = part.pop("_target_").rpartition(".")
             known = inspect.signature(getattr(import_module(module), cls)).parameters
             assert set(part) == set(known), f"{key}: every argument must be listed"
+
+
+def test_settings_of_tests_are_those_of_a_run() -> None:
+    overrides = ["model=mlp", "parallel.averaging_frequency=7", "+model.layers.more={_target_: cupynet.nn.Dropout}"]
+    overrides += ["data.limit=9", "~callbacks.progress", "seed=5", "callbacks.checkpoint.keep_last=3"]
+    assert settings_of(*overrides) == config.compose(overrides)
 
 
 def test_files_are_written_for_hydra_1_4_too() -> None:
@@ -206,7 +209,7 @@ def test_the_command_line_overrides_an_experiment() -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "numba", "cupy", "auto"])
 def test_backends(name: str) -> None:
-    assert settings_of(f"backend={name}").backend == BackendSettings(
+    assert with_file("backend", name).backend == BackendSettings(
         name=name, priority=PrioritySettings(gpu=100, cpu=0), max_block_size=256, max_grid_size=None, tf32=False
     )
 

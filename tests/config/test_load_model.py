@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import cupynet
 from cupynet import ConfigError, DataError, Model, Run, load_model, load_weights, save_weights
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
-from tests.support.commands import run, run_folder
+from tests.support.resumed_runs import trained
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
 NETWORK = ["model=lenet_norm", "model.layers.dense1.units=20", "model.layers.conv2.filters=8"]
@@ -23,12 +24,13 @@ NETWORK = ["model=lenet_norm", "model.layers.dense1.units=20", "model.layers.con
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two replicas with running statistics and normalised pixels, and its checkpoint in mid-epoch."""
-    folder = tmp_path_factory.mktemp("trained")
+    folder = tmp_path_factory.mktemp("trained") / "run"
     kept = ["callbacks.checkpoint.every_iterations=2", "callbacks.checkpoint.keep_last=9"]
-    run(folder, *SMALL, *NETWORK, *kept, "data.normalize=auto", "workers=2", "epochs=2")
-    return run_folder(folder)
+    trained(folder, *SMALL, *NETWORK, *kept, "data.normalize=auto", "workers=2", "epochs=2")
+    return folder
 
 
+@cache
 def images() -> Any:
     return Synthetic(300, 100).load().test
 
@@ -80,10 +82,9 @@ def test_a_checkpoint_of_a_run_without_results_knows_its_pixels(finished: Path, 
 
 def test_stages_are_joined(tmp_path: Path) -> None:
     quick = [*SMALL, "model=mlp", "parallel=hybrid", "parallel.pipeline.stages=2", "workers=2", "epochs=1"]
-    run(tmp_path, *quick)
-    folder = run_folder(tmp_path)
-    expected = load_model(folder)
-    found = load_model(folder / "checkpoints")
+    trained(tmp_path / "run", *quick)
+    expected = load_model(tmp_path / "run")
+    found = load_model(tmp_path / "run" / "checkpoints")
     assert found.weights().keys() == expected.weights().keys()
     np.testing.assert_array_equal(found.predict(images().images), expected.predict(images().images))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf
 
 from cupynet import config
 from cupynet.config import composing
@@ -26,8 +29,27 @@ CHOICES = [(group, path.stem) for group in GROUPS for path in sorted((CONF / gro
 
 
 @cache
+def _composed(*overrides: str) -> DictConfig:
+    return composing.composed(overrides, None)
+
+
+def by_hydra(override: Override) -> bool:
+    """Return True for a file of a group, and for a setting that is removed."""
+    return override.is_delete() or (override.key_or_group in GROUPS and isinstance(override.value(), str | list))
+
+
+@cache
 def settings_of(*overrides: str) -> Settings:
-    with pytest.MonkeyPatch.context() as patch, initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    """What `config.compose` returns, in a tenth of its time: Hydra composes each choice of files only once.
+
+    Values are set in a copy, whose references are resolved afterwards.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    config = deepcopy(_composed(*(str(each.input_line) for each in parsed if by_hydra(each))))
+    for each in (each for each in parsed if not by_hydra(each)):
+        added = each.is_add() or each.is_force_add()
+        OmegaConf.update(config, each.key_or_group, each.value(), merge=True, force_add=added)
+    with pytest.MonkeyPatch.context() as patch:
         for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
             patch.delenv(name, raising=False)
-        return composing.settings_of(compose("config", list(overrides)), overrides, Settings)
+        return composing.settings_of(config, overrides, Settings)
