@@ -55,13 +55,35 @@ def wait_for(folder: Path, files: str, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_an_unavailable_backend_fails_only_its_own_job(tmp_path: Path) -> None:
-    process = start(tmp_path, "epochs=1", "backend.name=nonesuch,numpy", "hydra.launcher.jobs=1")
-    stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == 2, stdout + stderr
-    failed, done = rows(tmp_path)["0"], rows(tmp_path)["1"]
+def test_an_unavailable_backend_fails_only_its_own_job(
+    command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-m", "cupynet", "train"])
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    code, ran = command("-m", *TINY, "epochs=1", "backend.name=nonesuch,numpy", "hydra.launcher.jobs=1")
+    stdout, stderr = capsys.readouterr()
+    assert (code, ran) == (2, []), stdout + stderr  # none in this process
+    failed, done = rows(in_folder)["0"], rows(in_folder)["1"]
     assert (failed["exit_code"], done["exit_code"]) == ("2", "0") and done["test_accuracy"]
     assert stderr.startswith("cupynet: job 0: ") and "cupynet compare sweep" in stdout
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "expected"),
+    [
+        (["-P", "-m", "cupynet", "train"], ["-m", "seed=1"], ["-P", "-m", "cupynet", "train"]),
+        (["/bin/cupynet", "train"], ["-m", "seed=1"], ["/bin/cupynet", "train"]),
+        (["train.py"], ["seed=1", "-cd", "mine"], ["train.py", "--config-dir=mine"]),
+    ],
+    ids=["module", "script", "own files"],
+)
+def test_a_job_is_started_as_its_sweep_was(
+    program: list[str], arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python", *program, *arguments])
+    monkeypatch.setattr(sys, "argv", ["cupynet", *arguments])
+    assert process_launcher._program() == [sys.executable, *expected]
 
 
 def test_a_wrong_number_of_jobs_is_refused(

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from cupynet import config
+from cupynet.config import stored
 from cupynet.core.errors import ConfigError, DataError
-from tests.support.commands import Command
+from tests.support.settings import settings_of
 
 
 @pytest.fixture
-def run_folder(command: Command, in_folder: Path) -> Path:
-    assert command("workers=2", "trusted_modules=[evil]", "optimizer=sgd")[0] == 0
-    (folder,) = in_folder.glob("outputs/20*/*")
-    return folder
+def run_folder(tmp_path: Path) -> Path:
+    overrides = ("workers=2", "trusted_modules=[evil]", "optimizer=sgd")
+    stored.keep(tmp_path / "run", settings_of(*overrides), overrides)
+    return tmp_path / "run"
 
 
 def test_load(run_folder: Path) -> None:
@@ -49,10 +50,10 @@ def test_load_checks_settings_by_the_same_rules(run_folder: Path) -> None:
 def test_load_refuses_a_folder_without_a_run(run_folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not the folder of a run: there is no"):
         config.load(tmp_path / "nowhere")
-    stored = run_folder / ".hydra" / "config.yaml"
-    text = stored.read_text()
+    path = run_folder / ".hydra" / "config.yaml"
+    text = path.read_text()
     for damage, error in (("[", DataError), ("- 1\n", DataError), ("", ConfigError), (text + "foo: 1\n", ConfigError)):
-        stored.write_text(damage)
+        path.write_text(damage)
         with pytest.raises(error):
             config.load(run_folder)
     for old, new, line in (
@@ -61,22 +62,22 @@ def test_load_refuses_a_folder_without_a_run(run_folder: Path, tmp_path: Path) -
         ("workers: 2\n", "workers: two\n", "workers"),
     ):
         assert old in text
-        stored.write_text(text.replace(old, new))
+        path.write_text(text.replace(old, new))
         with pytest.raises(ConfigError, match=line) as caught:
             config.load(run_folder)
-        assert str(caught.value).startswith(f"{stored}: ") and "\n" not in str(caught.value)
-    stored.write_text(re.sub(r"  synchronizer:\n(    .*\n)+", "", text))
+        assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
+    path.write_text(re.sub(r"  synchronizer:\n(    .*\n)+", "", text))
     with pytest.raises(ConfigError, match="^parallel.synchronizer: "):
         config.load(run_folder)
-    stored.write_bytes(b"\xff\xfe\x00")
+    path.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="cannot be read"):
         config.load(run_folder)
 
 
-def test_a_reloaded_run_keeps_its_overrides(command: Command, in_folder: Path) -> None:
-    for arguments, fallback in ((["data=mnist"], None), ([], "auto")):
-        folder = f"run-{fallback}"
-        assert command(*arguments, f"hydra.run.dir={folder}")[0] == 0
-        assert config.load(folder).data["fallback"] == fallback
+def test_a_reloaded_run_keeps_its_overrides(tmp_path: Path) -> None:
+    for overrides, fallback in ((["data=mnist"], None), ([], "auto")):
+        folder = tmp_path / f"run-{fallback}"
+        stored.keep(folder, settings_of(*overrides), overrides)
+        assert config.load(folder).data["fallback"] == fallback and config.overrides_of(folder) == overrides
         assert config.load(folder, ["data=mnist"]).data["fallback"] is None
         assert config.load(folder, ["data.fallback=synthetic"]).data["fallback"] == "synthetic"
