@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from cupynet import config
+from cupynet.config import hydra_main
 from cupynet.config.schema import Settings
 from tests.support.commands import Command
+from tests.support.settings import CONF, LEAST
 
 
 @pytest.fixture
@@ -30,6 +34,26 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
             handler.close()
         logger.handlers[:], logger.level, logger.propagate = handlers, level, propagate
     HydraConfig.instance().cfg = None
+
+
+@pytest.fixture(scope="session")
+def least_conf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("conf")
+    settings = yaml.safe_load((CONF / "config.yaml").read_text())
+    of_hydra = [each for each in settings["defaults"] if isinstance(each, dict) and "hydra/" in next(iter(each))]
+    text = yaml.safe_dump({**settings, "defaults": ["spine", "_self_", *of_hydra], **LEAST})
+    (folder / "config.yaml").write_text(text)
+    shutil.copytree(CONF / "hydra", folder / "hydra")
+    return folder
+
+
+@pytest.fixture
+def least_conf(least_conf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands compose conf/config.yaml without a file of any group, in 60 % of the time.
+
+    Enough where settings do not matter, or are those of a run to resume.
+    """
+    monkeypatch.setattr(hydra_main, "conf_folder", lambda: least_conf_folder)
 
 
 @pytest.fixture

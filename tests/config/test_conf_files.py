@@ -46,13 +46,13 @@ def with_defaults(group: str, name: str) -> Any:
     return OmegaConf.merge(*(with_defaults(group, base) for base in below), file)
 
 
-def with_file(group: str, name: str) -> Settings:
+def with_file(group: str, name: str, *values: str) -> Settings:
     """Compose a file of a group with one of each other group, so that few compositions cover all files."""
     if group == "experiment":
-        return settings_of(f"experiment={name}")
+        return settings_of(f"experiment={name}", *values)
     files = {each: [other for its, other in CHOICES if its == each] for each in GROUPS if each != "experiment"}
     place = files[group].index(name)
-    return settings_of(*(f"{each}={names[place % len(names)]}" for each, names in files.items()))
+    return settings_of(*(f"{each}={names[place % len(names)]}" for each, names in files.items()), *values)
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
@@ -253,7 +253,7 @@ def test_another_optimizer_keeps_the_learning_rate() -> None:
     ("averaging", 7), ("slowmo", 7), ("diloco", 7), ("elastic", 7), ("post_local", None), ("adaptive", None),
 ])  # fmt: skip
 def test_frequency_sets_the_period_of_every_synchronizer(name: str, frequency: int | None) -> None:
-    settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
+    settings = with_file("parallel", name, "parallel.averaging_frequency=7")
     built = build(settings.parallel.synchronizer, "parallel.synchronizer")
     assert built.frequency == frequency
     if name == "post_local":
@@ -265,12 +265,12 @@ def test_frequency_sets_the_period_of_every_synchronizer(name: str, frequency: i
 def test_each_short_name_builds_the_class_of_its_file() -> None:
     """`encoding=threshold` and `outer=diloco` are the files' parts with the classes' defaults."""
     short = settings_of("parallel=gradients", "parallel.synchronizer.encoding=threshold").parallel.synchronizer
-    one, other = (build(node, "x") for node in (short, settings_of("parallel=threshold").parallel.synchronizer))
+    one, other = (build(node, "x") for node in (short, with_file("parallel", "threshold").parallel.synchronizer))
     assert vars(one.encoding.algorithm) == pytest.approx(vars(other.encoding.algorithm), rel=1e-6)
     assert (one.encoding.clip_residual_every, one.encoding.clip_residual) == (5, 5.0)
     for name in ("slowmo", "diloco"):
         short = settings_of(f"parallel.synchronizer.outer={name}").parallel.synchronizer
-        one, other = (build(node, "x") for node in (short, settings_of(f"parallel={name}").parallel.synchronizer))
+        one, other = (build(node, "x") for node in (short, with_file("parallel", name).parallel.synchronizer))
         assert str(one.outer) == str(other.outer)
 
 

@@ -93,6 +93,7 @@ def test_a_wrong_setting_is_named() -> None:
         assert message in str(refused.value) and "\n" not in str(refused.value), override
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,6 +133,7 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
     assert working_folder == in_folder
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_two_starts_never_share_a_folder(command: Command, in_folder: Path) -> None:
     for _ in range(2):
         assert command()[0] == 0
@@ -187,6 +189,7 @@ def test_a_variable_of_the_environment_has_the_type_of_its_default(monkeypatch: 
         assert str(refused.value).startswith(f"CUPYNET_X={text}: ")
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_check_refuses_before_a_folder_exists(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +205,7 @@ def test_check_refuses_before_a_folder_exists(
     assert list(in_folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_job_gets_what_was_prepared_for_it(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[Any] = []
     done: list[Any] = []
@@ -228,6 +232,7 @@ def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
     return task
 
 
+@pytest.mark.usefixtures("least_conf")
 @pytest.mark.parametrize(
     ("error", "code"),
     [(DataError("train-images: is\n damaged"), 65), (KeyboardInterrupt(), 130)],
@@ -244,6 +249,7 @@ def test_exit_codes_of_a_run(
     assert log.read_text().endswith(f" ERROR cupynet: {line}\n")
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     error = DivergedError("loss is nan")
     annotate(error, "worker 1, epoch 2, batch 7")
@@ -251,6 +257,7 @@ def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.C
     assert capsys.readouterr().err == "cupynet: loss is nan; worker 1, epoch 2, batch 7\n"
 
 
+@pytest.mark.usefixtures("least_conf")
 @pytest.mark.parametrize(("error", "code"), [(ZeroDivisionError("oops"), 1), (SystemExit(7), 7)])
 def test_a_bug_of_a_job_leaves_with_its_traceback(
     error: BaseException, code: int, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -278,6 +285,7 @@ def test_under_mpiexec_one_rank_answers_questions_and_leaves_no_file_open(
     assert [str(each.message) for each in caught] == []
 
 
+@pytest.mark.usefixtures("least_conf")
 @pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")])
 def test_run_folder_that_cannot_be_made(
     sweep: Any, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -288,6 +296,7 @@ def test_run_folder_that_cannot_be_made(
     assert "outputs" in err and err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_settings_that_cannot_be_stored(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +311,7 @@ def test_settings_that_cannot_be_stored(
 # --- sweeps
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,6 +341,7 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert "ZeroDivisionError" in logs["2"] and "damaged" not in logs["2"]
 
 
+@pytest.mark.usefixtures("least_conf")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -347,6 +358,7 @@ def test_a_sweep_that_cannot_be_composed_never_starts(
     assert not list(in_folder.rglob(".hydra"))
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_sweep_with_another_launcher_never_starts(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -359,6 +371,7 @@ def test_a_sweep_with_another_launcher_never_starts(
     assert [path.name for path in in_folder.iterdir()] == ["mine"]
 
 
+@pytest.mark.usefixtures("least_conf")
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
 def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
     exit_code, ran = command("-m", "workers=1,2", task=raising(error))
@@ -368,6 +381,7 @@ def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: C
 # --- the terminal and the log
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -406,6 +420,7 @@ def test_questions_are_answered_and_start_nothing(
     assert list(in_folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_under_mpiexec_the_launcher_must_be_mpi(
     in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -543,6 +558,7 @@ def stored_run(folder: Path, overrides: list[str], own: Path | None = None) -> N
     stored.keep(folder, config.compose(overrides, own), overrides)
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_run_with_own_files_resumes_without_them(own_files: Path, command: Command, in_folder: Path) -> None:
     stored_run(in_folder / "r", ["model=own", "epochs=1"], own_files)
     own_files.rename(in_folder / "moved")
@@ -550,6 +566,7 @@ def test_a_run_with_own_files_resumes_without_them(own_files: Path, command: Com
     assert code == 0 and ran[0].model["_target_"] == "mine.Stack" and ran[0].epochs == 3
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_resumed_run_takes_changes_of_every_form(command: Command, in_folder: Path) -> None:
     stored_run(in_folder / "r", ["optimizer=adam", "workers=2", "seed=5"])
     changes = ["epochs=20", "~callbacks.progress", "+callbacks.mine={_target_:a.B}", "backend=numpy"]
@@ -603,14 +620,10 @@ def process(folder: Path, *arguments: str, unbuffered: str = "") -> subprocess.P
     )
 
 
-def test_help_does_not_import_numpy(tmp_path: Path) -> None:
-    with process(tmp_path, "--help") as child:
-        out, err = child.communicate()
-    assert (child.returncode, err) == (0, "") and "cupynet command workers=4" in out
-
-
-@pytest.mark.parametrize(("arguments", "unbuffered"), [([], "1"), (["--help"], "")])
-def test_a_closed_pipe_on_stdout_is_not_a_bug(tmp_path: Path, arguments: list[str], unbuffered: str) -> None:
+@pytest.mark.parametrize(("arguments", "unbuffered"), [([], "1"), (["--help"], "")], ids=["run", "help"])
+def test_a_closed_pipe_on_stdout_is_not_a_bug_and_help_imports_no_numpy(
+    tmp_path: Path, arguments: list[str], unbuffered: str
+) -> None:
     with process(tmp_path, *arguments, unbuffered=unbuffered) as child:
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()

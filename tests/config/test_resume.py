@@ -25,54 +25,62 @@ from tests.support.resumed_runs import FAULTY, MORE, resumed, same, started, tra
 RUN = Path("outputs/day/run")
 
 
+NORM = ["workers=2", "model=lenet_norm"]  # with running estimates and dropout
+
+
+@pytest.fixture(scope="module")
+def one_stopped(tmp_path_factory):
+    """A folder with a run that SIGTERM stopped between averages, three iterations after its last checkpoint."""
+    folder = tmp_path_factory.mktemp("stopped")
+    _, stderr = started(folder, str(RUN), *NORM, code=143, END_AFTER="7", END_BY="SIGTERM")
+    assert f"to resume: cupynet train resume={folder / RUN}" in stderr
+    return folder
+
+
+@pytest.fixture
+def stopped(one_stopped, in_folder, caplog, least_conf):
+    """The folder of that run, below the working folder."""
+    shutil.copytree(one_stopped, in_folder, dirs_exist_ok=True)
+    caplog.set_level("INFO", "cupynet")
+    return RUN
+
+
+def resumes_bit_for_bit(run_folder: Path, *settings: str, killed: bool) -> None:
+    """Resume a run of the working folder, and compare it with one that was left alone."""
+    trained(Path("whole"), *QUICK, *SMALL, *MORE, *settings)
+    began = json.loads((run_folder / "started.json").read_text())["started"]
+    state = Checkpoints(run_folder / "checkpoints").newest().state
+    compile_s = state["workers"][0]["numbers"]["clock"]["compile_s"]
+    stdout, stderr = run(Path.cwd(), f"resume={run_folder}", FAULTY[0])
+    assert stderr == "" and "resuming after iteration" in stdout
+    assert ("the previous run in this folder was killed (process " in stdout) == killed
+    assert same(Path("whole"), run_folder)
+    cost = Run(run_folder).summary().cost
+    assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
+    assert json.loads((run_folder / "started.json").read_text())["started"] == began
+    assert not [entry for entry in (run_folder / "checkpoints").iterdir() if "." in entry.name]
+
+
+def test_a_stopped_run_resumes_bit_for_bit(stopped, in_folder):
+    before = sorted(in_folder.iterdir())
+    resumes_bit_for_bit(stopped, *NORM, killed=False)
+    left = {entry for entry in in_folder.iterdir() if entry.name not in ("whole", "__pycache__")}
+    assert left == {*before} and sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
 # tests/test_soak.py kills at every place of a save, with and without averages
 @pytest.mark.parametrize(
     ("settings", "iteration", "end"),
     [
-        # between averages, and three iterations after the last checkpoint; with running estimates and dropout
-        (["workers=2", "model=lenet_norm"], 7, "SIGTERM"),
         (["workers=2", "parallel=gradients"], 11, "SIGKILL"),  # in the second epoch
         pytest.param(["workers=1", "parallel=pipeline"], 21, "SIGKILL", marks=pytest.mark.slow),
         pytest.param(["workers=1"], 18, "SIGTERM", marks=pytest.mark.slow),
     ],
 )
-def test_a_stopped_run_resumes_bit_for_bit(in_folder, settings, iteration, end):
-    tmp_path = in_folder
-    trained(tmp_path / "whole", *QUICK, *SMALL, *MORE, *settings)
+def test_a_killed_run_resumes_bit_for_bit(in_folder, settings, iteration, end):
     code = -9 if end == "SIGKILL" else 143
-    _, stderr = started(tmp_path, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
-    if end == "SIGTERM":
-        assert f"to resume: cupynet train resume={tmp_path / 'parts'}" in stderr
-    began = json.loads((tmp_path / "parts" / "started.json").read_text())["started"]
-    state = Checkpoints(tmp_path / "parts" / "checkpoints").newest().state
-    compile_s = state["workers"][0]["numbers"]["clock"]["compile_s"]
-    stdout, stderr = run(tmp_path, "resume=parts", FAULTY[0])
-    assert stderr == "" and "resuming after iteration" in stdout
-    assert ("the previous run in this folder was killed (process " in stdout) == (end == "SIGKILL")
-    assert same(tmp_path / "whole", tmp_path / "parts")
-    cost = Run(tmp_path / "parts").summary().cost
-    assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
-    assert json.loads((tmp_path / "parts" / "started.json").read_text())["started"] == began
-    assert not [entry for entry in (tmp_path / "parts" / "checkpoints").iterdir() if "." in entry.name]
-    assert sorted(entry.name for entry in tmp_path.iterdir() if entry.is_dir() and entry.name[0] != "_") == [
-        "parts",
-        "whole",
-    ]
-
-
-@pytest.fixture(scope="module")
-def one_stopped(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("stopped")
-    started(folder, "outputs/day/run", "workers=2", code=143, END_AFTER="7", END_BY="SIGTERM")
-    return folder
-
-
-@pytest.fixture
-def stopped(one_stopped, in_folder, caplog):
-    """The folder of a stopped run, outputs/day/run, in the working folder."""
-    shutil.copytree(one_stopped, in_folder, dirs_exist_ok=True)
-    caplog.set_level("INFO", "cupynet")
-    return RUN
+    started(in_folder, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
+    resumes_bit_for_bit(Path("parts"), *settings, killed=end == "SIGKILL")
 
 
 def training(settings, folder):

@@ -79,5 +79,5 @@ def test_a_reloaded_run_keeps_its_overrides(tmp_path: Path) -> None:
         folder = tmp_path / f"run-{fallback}"
         stored.keep(folder, settings_of(*overrides), overrides)
         assert config.load(folder).data["fallback"] == fallback and config.overrides_of(folder) == overrides
-        assert config.load(folder, ["data=mnist"]).data["fallback"] is None
         assert config.load(folder, ["data.fallback=synthetic"]).data["fallback"] == "synthetic"
+    assert config.load(folder, ["data=mnist"]).data["fallback"] is None

@@ -120,7 +120,13 @@ def test_a_file_of_settings_runs_nothing(name: str, refused: Any, in_folder: Pat
     monkeypatch.setenv("EVIL", "os.mkdir")
     (in_folder / "theirs" / "experiment").mkdir(parents=True)
     (in_folder / "theirs" / "experiment" / "evil.yaml").write_text(f"# @package _global_\n{text}")
-    refused(said, "--config-dir", "theirs", "experiment=evil")
+    if name in ("a part", "a tag"):
+        refused(said, "--config-dir", "theirs", "experiment=evil")
+        return
+    before = tree(in_folder)
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        Experiment(config.compose(["experiment=evil"], Path("theirs")))
+    assert "\n" not in str(caught.value) and tree(in_folder) == before
 
 
 def test_trusted_modules_exist() -> None:
@@ -131,6 +137,7 @@ def test_trusted_modules_exist() -> None:
 # what a run has stored ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("least_conf")
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(
     command: Command, in_folder: Path, refused: Any
 ) -> None:
@@ -170,7 +177,7 @@ SLOW_NAMES = ("a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x"
 
 
 @pytest.fixture
-def run(in_folder: Path) -> Path:
+def run(in_folder: Path, least_conf: None) -> Path:
     """The folder of a run with two workers that has stored its settings."""
     stored.keep(in_folder / "run", settings_of("workers=2"), ["hydra.run.dir=run", "workers=2"])
     (in_folder / "run" / "train.log").touch()
