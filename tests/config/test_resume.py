@@ -160,14 +160,16 @@ def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, caplog):
 def test_a_new_run_does_not_overwrite_another(stopped, in_folder, command, capsys):
     """Neither an unfinished run is overwritten nor a finished one, nor what is stored of its settings."""
 
-    def refused() -> str:
+    def refused(*arguments: str) -> str:
         before = contents(stopped)
-        assert command(f"hydra.run.dir={stopped}")[0] == 2
+        assert command(*arguments)[0] == 2
         assert contents(stopped) == before
         return str(capsys.readouterr().err)
 
     said = f"{stopped}: already holds a run"
-    assert said in (stderr := refused()) and f"to resume: cupynet train resume={stopped}" in stderr
+    stderr = refused(f"hydra.run.dir={stopped}")
+    assert said in stderr and f"to resume: cupynet train resume={stopped}" in stderr
+    assert said in refused("-m", f"hydra.sweep.dir={stopped}")
     resumed(stopped, "epochs=1", "~callbacks.fault")
     kept = (stopped / "summary.json").read_bytes()
     run(in_folder, f"resume={stopped}", "epochs=9", FAULTY[0], code=-9, END_AFTER="16", END_BY="SIGKILL")
@@ -175,7 +177,7 @@ def test_a_new_run_does_not_overwrite_another(stopped, in_folder, command, capsy
     assert command("resume=latest", "epochs=2", "~callbacks.fault", task=training)[0] == 0
     assert Run(stopped).summary().outcome.epochs == 2
     capsys.readouterr()
-    assert said in refused()
+    assert said in refused(f"hydra.run.dir={stopped}")
 
 
 def test_a_refused_resume_changes_nothing(stopped, command, capsys):
