@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def call(*command: str | Path, cwd: Path, **more: str) -> str:
-    hidden = {"PYTHONPATH", "CUPYNET_DATA", "VIRTUAL_ENV"}
+    hidden = {"PYTHONPATH", "CUPYNET_DATA", "CUPYNET_REPORT", "VIRTUAL_ENV"}
     environment = {key: value for key, value in os.environ.items() if key not in hidden} | more
     done = subprocess.run(
         list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
