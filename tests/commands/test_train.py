@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cupynet import config
 from cupynet.backend import cuda
 from cupynet.commands import evaluate, train
 from cupynet.core.errors import ConfigError, OutputError
@@ -24,7 +23,8 @@ from cupynet.core.files import load_weights, save_weights
 from cupynet.runs.checkpoints import Checkpoints
 from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
 from tests.support.mpi import NO_MPI
-from tests.support.resumed_runs import started
+from tests.support.resumed_runs import started, trained
+from tests.support.settings import settings_of
 
 TINY = [*QUICK, *SMALL]
 
@@ -310,7 +310,7 @@ def test_bad_input_is_refused_before_a_folder_exists(override, tmp_path):
 def test_wrong_values_are_refused_before_training():
     for override, message in WRONG.items():
         with pytest.raises(ConfigError) as refused:
-            train.prepare(config.compose(["data=synthetic", "backend=numpy", override]))
+            train.prepare(settings_of("data=synthetic", "backend=numpy", override))
         assert message in str(refused.value) and override.split("=")[0].split(".")[0] in str(refused.value)
 
 
@@ -319,7 +319,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_data_are_loaded(setting
     monkeypatch.chdir(tmp_path)
     Path("dir").mkdir()
     Path("file").touch()
-    experiment = train.prepare(config.compose(["backend=numpy", "data.folder=nowhere", f"+callbacks.{setting}"]))
+    experiment = train.prepare(settings_of("backend=numpy", "data.folder=nowhere", f"+callbacks.{setting}"))
     with pytest.raises(OutputError, match="^(dir|file/x): "):
         train.train(experiment, tmp_path)
 
@@ -333,17 +333,21 @@ def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path):
 
 @pytest.mark.parametrize("experiment", [p.stem for p in sorted((ROOT / "conf/experiment").glob("*.yaml"))])
 def test_every_experiment_trains(experiment, tmp_path):
-    if "launcher: mpi" in (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text() and NO_MPI:
+    settings = [f"experiment={experiment}", "data=synthetic", "data.limit=50", "epochs=1", "batch_size=8"]
+    if "launcher: mpi" not in (ROOT / "conf/experiment" / f"{experiment}.yaml").read_text():
+        trained(tmp_path, *settings)
+    elif NO_MPI:
         pytest.skip(NO_MPI)
-    run(tmp_path, f"experiment={experiment}", "data=synthetic", "data.limit=50", "epochs=1", "batch_size=8")
-    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    else:
+        run(tmp_path, *settings, f"hydra.run.dir={tmp_path}")
+    summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["images"] == 50 and summary["test_accuracy"] is not None
 
 
 @pytest.mark.parametrize(("backend", "dtype"), [("numba", "half"), ("numpy", "double")])
 def test_every_backend_and_dtype_trains(backend, dtype, tmp_path):
-    run(tmp_path, *QUICK, f"backend={backend}", f"dtype={dtype}", *SMALL, "data.train=1200", "epochs=4", "workers=2")
-    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    trained(tmp_path, *QUICK, f"backend={backend}", f"dtype={dtype}", *SMALL, "epochs=6", "workers=2")
+    summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["backend"], summary["dtype"]) == (backend, dtype) and summary["test_accuracy"] > 0.3
 
 

@@ -20,7 +20,7 @@ from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
 from tests.support.commands import QUICK, SMALL, environment, run, run_folder
 from tests.support.mpi import ROOT, mpiexec, needs_mpi, ranks_of, under_mpiexec
-from tests.support.resumed_runs import MORE, same
+from tests.support.resumed_runs import MORE, same, trained
 
 pytestmark = needs_mpi
 
@@ -69,29 +69,6 @@ def faulty(folder: Path, kind: str, rank: int, iteration: int) -> list[str]:
     (folder / "faults.py").write_text(FAULTS)
     part = {"_target_": "faults.Fault", "rank": rank, "iteration": iteration, "kind": f"'{kind}'"}
     return ["trusted_modules=[faults]", *(f"+callbacks.fault.{key}={value}" for key, value in part.items())]
-
-
-def test_ranks_and_threads_give_the_same_weights_bit_for_bit(tmp_path):
-    """With synchronized statistics and dropout; in the last round one of the two ranks has no batch.
-
-    Rank 0 alone writes and prints.
-    """
-    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2))]
-    settings = [*QUICK, *norm, *SMALL, "parallel.averaging_frequency=1", "data.train=338", "data.validation=50"]
-    (tmp_path / "ranks").mkdir()
-    stdout, stderr = train(tmp_path / "ranks", 2, *settings, "parallel.launcher=mpi")
-    assert stderr == "" and stdout.count("test accuracy") == 1 and stdout.count("run folder") == 1
-    folder = run_folder(tmp_path / "ranks")
-    assert [p for p in (tmp_path / "ranks").rglob("*") if p.is_file() and folder not in p.parents] == []
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["workers"] == 2 and summary["devices"] == ["cpu"] * 2 and summary["images"] == 288
-    (tmp_path / "threads").mkdir()
-    run(tmp_path / "threads", *settings, "workers=2")
-    threads = run_folder(tmp_path / "threads")
-    assert (folder / "weights.safetensors").read_bytes() == (threads / "weights.safetensors").read_bytes()
-    assert (load_file(folder / "weights.safetensors")["norm1.mean"] != 0).all()
-    again, _ = run(tmp_path, str(folder), command="evaluate")  # in threads
-    assert "the same as in summary.json" in again
 
 
 @pytest.mark.slow
@@ -331,13 +308,26 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
     assert tracebacks == (50 if kind == "raise" else 0)
 
 
-def test_ranks_resume_after_a_signal_to_one_of_them(tmp_path):
-    """All stop after the same round, and end as threads do that nothing stopped, bit for bit."""
-    run(tmp_path, *QUICK, *SMALL, *MORE, "workers=2", "hydra.run.dir=whole")
-    _, stderr = train(
-        tmp_path, 2, *MPI, *SMALL, *MORE, *faulty(tmp_path, "SIGTERM", 1, 11), "hydra.run.dir=parts", code=143
-    )
+def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path):
+    """With synchronized statistics and dropout; in the last round one of the two ranks has no batch.
+
+    A signal to one rank stops both after the same round. Rank 0 alone writes and prints.
+    """
+    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2))]
+    settings = [*QUICK, *norm, *SMALL, *MORE, "parallel.averaging_frequency=1", "data.train=328", "epochs=2"]
+    whole, ranks = tmp_path / "whole", tmp_path / "ranks"
+    trained(whole, *settings, "workers=2")
+    ranks.mkdir()
+    fault = faulty(tmp_path, "SIGTERM", 1, 7)
+    _, stderr = train(tmp_path, 2, *settings, "parallel.launcher=mpi", *fault, "hydra.run.dir=ranks", code=143)
     assert stderr.count("stopped by SIGTERM") == 1
-    assert json.loads((tmp_path / "parts/summary.json").read_text())["stopped_by"] == "SIGTERM"
-    train(tmp_path, 2, "resume=parts", "trusted_modules=[faults]")
-    assert same(tmp_path / "whole", tmp_path / "parts")
+    assert json.loads((ranks / "summary.json").read_text())["stopped_by"] == "SIGTERM"
+    stdout, stderr = train(tmp_path, 2, "resume=ranks", "trusted_modules=[faults]")
+    assert stderr == "" and stdout.count("test accuracy") == 1 and stdout.count("run folder") == 1
+    assert [p for p in tmp_path.rglob("*.json*") if not {whole, ranks} & {*p.parents}] == []
+    summary = json.loads((ranks / "summary.json").read_text())
+    assert summary["workers"] == 2 and summary["devices"] == ["cpu"] * 2 and summary["images"] == 2 * 288
+    assert same(whole, ranks)
+    assert (load_file(ranks / "weights.safetensors")["norm1.mean"] != 0).all()
+    again, _ = run(tmp_path, str(ranks), command="evaluate")  # in threads
+    assert "the same as in summary.json" in again

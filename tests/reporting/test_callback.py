@@ -66,13 +66,10 @@ def test_each_run_of_a_sweep_has_its_page(finished):
         assert not list(folder.glob(".*.part"))
 
 
-def test_the_closing_table_names_the_page(tmp_path):
-    assert re.search(r"^report +run/report.html$", train(tmp_path, "epochs=1", "hydra.run.dir=run"), re.MULTILINE)
-
-
-def test_the_page_of_a_resumed_run_is_rewritten(finished):
+def test_the_page_of_a_resumed_run_is_rewritten_and_named_by_the_closing_table(finished):
     folder = finished[0][0]
-    train(folder, f"resume={folder}", "epochs=2")
+    output = train(folder.parent, "resume=0", "epochs=2")
+    assert re.search(r"^report +0/report.html$", output, re.MULTILINE)
     text = (folder / "report.html").read_text()
     assert "2 of 2" in text and "finished" in text
 
@@ -90,13 +87,6 @@ def test_a_run_that_diverges_says_so_on_its_page(tmp_path):
     assert ">diverged<" in text and "is not finite" in text
 
 
-def test_a_page_that_cannot_be_written_is_one_warning(tmp_path):
-    (tmp_path / "run" / "report.html" / "x").mkdir(parents=True)
-    output = train(tmp_path, "epochs=1", f"hydra.run.dir={tmp_path}/run")
-    assert output.count("warning") == 1 and output.count("cupynet report") == 1
-    assert (tmp_path / "run" / "summary.json").is_file()
-
-
 def fit(run: Path | None, *callbacks: Callback) -> None:
     images = np.random.default_rng(1).integers(0, 256, (40, 4, 4, 1)).astype(np.uint8)
     model = Model(Sequential([Dense(2)]), Image(4, 4, 1), create_backend("numpy"))
@@ -111,6 +101,13 @@ def test_without_matplotlib_there_is_a_page_without_charts(tmp_path, monkeypatch
     assert caplog.text.count("charts need matplotlib: pip install 'cupynet[plots]'") == 1
     text = (tmp_path / "report.html").read_text()
     assert "charts need matplotlib" in text and "<svg" not in text and not (tmp_path / "curves.png").exists()
+
+
+def test_a_page_that_cannot_be_written_is_one_warning(tmp_path, caplog):
+    (tmp_path / "report.html" / "x").mkdir(parents=True)
+    fit(tmp_path, History(), ReportPage())
+    (record,) = caplog.records
+    assert record.levelname == "WARNING" and "cupynet report" in record.getMessage()
 
 
 def test_no_page_without_a_folder_or_if_it_is_turned_off(tmp_path):

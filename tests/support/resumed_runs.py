@@ -10,6 +10,7 @@ from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume, stored
 from tests.support.commands import QUICK, SMALL, run
+from tests.support.settings import settings_of
 
 FAULT = """
 import os, signal, time
@@ -34,7 +35,7 @@ def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str
 
 def trained(folder: Path, *overrides: str) -> None:
     """Train in this process, and store the settings as the command does."""
-    settings = config.compose(overrides)
+    settings = settings_of(*overrides)
     stored.keep(folder, settings, overrides)
     train.train(train.prepare(settings), folder)
 

@@ -10,6 +10,7 @@ import pytest
 
 from cupynet.core.files import load_weights
 from tests.support.commands import SMALL, run, run_folder
+from tests.support.resumed_runs import resumed, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 
 LENET = ["model.layers.conv1.kernel=3", "model.layers.conv2.kernel=2", "callbacks.progress.style=lines"]
@@ -32,13 +33,12 @@ def test_all_formats_give_the_same_weights(kept: dict[str, list[str]], tmp_path:
     found = {}
     for way, asked in kept.items():
         folder = tmp_path / way
-        folder.mkdir()
-        run(folder, *asked, *SHORT, "data.validation=20", "data.normalize=auto", augment)
-        summary = json.loads((run_folder(folder) / "summary.json").read_text())
+        trained(folder, *asked, *SHORT, "data.validation=20", "data.normalize=auto", augment)
+        summary = json.loads((folder / "summary.json").read_text())
         assert (summary["dataset"], summary["images"]) == ("digits", 300)
         assert summary["class_names"] == ([f"class-{d}" for d in range(10)] if way == "folder" else None)
         found[way] = (
-            load_weights(run_folder(folder) / "weights.safetensors"),
+            load_weights(folder / "weights.safetensors"),
             summary["normalize"],
             summary["test_loss"],
         )
@@ -54,8 +54,8 @@ def test_real_digits_are_learned_and_evaluated_again(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "digits.npz", digits())
     network = [*LENET, "model.layers.conv1.activation=relu", "model.layers.conv2.activation=relu"]
     small = ["workers=1", "epochs=20", "batch_size=32", "optimizer.learning_rate.peak=0.05"]
-    run(tmp_path, "data=npz", f"data.file={path}", *network, *small, "data.normalize=auto")
-    folder = run_folder(tmp_path)
+    folder = tmp_path / "run"
+    trained(folder, "data=npz", f"data.file={path}", *network, *small, "data.normalize=auto")
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["test_accuracy"] > 0.93  # of writers who are not in the training set
     stdout, _ = run(tmp_path, str(folder), command="evaluate")
@@ -86,13 +86,11 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
 def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]], tmp_path: Path) -> None:
     augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.CutOut, size: 3}]"
     arguments = [*kept["idx"], *LENET, *SMALL, "workers=2", "batch_size=32", augment, "optimizer=sgd"]
-    for name, first in (("whole", "epochs=2"), ("broken", "epochs=1")):
-        (tmp_path / name).mkdir()
-        run(tmp_path / name, *arguments, first)
-    broken = run_folder(tmp_path / "broken")
-    run(tmp_path / "broken", f"resume={broken}", "epochs=2")
-    whole = load_weights(run_folder(tmp_path / "whole") / "weights.safetensors")
-    found = load_weights(broken / "weights.safetensors")
+    trained(tmp_path / "whole", *arguments, "epochs=2")
+    trained(tmp_path / "broken", *arguments, "epochs=1")
+    resumed(tmp_path / "broken", "epochs=2")
+    whole = load_weights(tmp_path / "whole" / "weights.safetensors")
+    found = load_weights(tmp_path / "broken" / "weights.safetensors")
     for name, weight in whole.items():
         np.testing.assert_array_equal(found[name], weight)
 
@@ -114,9 +112,6 @@ def test_colour_images_of_another_shape(tmp_path: Path) -> None:
     parts = ["Shift", "HorizontalFlip", "CutOut", "Rotate", "Elastic"]
     augment = ",".join(f"{{_target_: cupynet.data.{part}}}" for part in parts)
     size = ["model.layers.output.units=3", "data.normalize={mean: [0.5,0.5,0.5], deviation: [0.25,0.25,0.5]}"]
-    run(tmp_path, "data=npz", f"data.file={path}", *SHORT, *size, f"data.augment=[{augment}]")
-    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["normalize"]["deviation"] == [
-        0.25,
-        0.25,
-        0.5,
-    ]
+    trained(tmp_path / "run", "data=npz", f"data.file={path}", *SHORT, *size, f"data.augment=[{augment}]")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["normalize"]["deviation"] == [0.25, 0.25, 0.5]
