@@ -122,7 +122,7 @@ def test_refused_connection(tmp_path: Path) -> None:
 
 
 def test_mirrors_are_tried_in_order(mirror: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(download, "MIRROR_S", 1.0)
+    monkeypatch.setattr(download, "MIRROR_S", 0.5)
     mirror.replies |= {
         "/b/" + NAME: mirror.body(b"wrong"),
         "/c/" + NAME: mirror.hang(),
@@ -133,7 +133,7 @@ def test_mirrors_are_tried_in_order(mirror: Any, tmp_path: Path, monkeypatch: An
 
 
 def test_the_next_file_does_not_start_with_a_bad_mirror(mirror: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(download, "MIRROR_S", 1.0)
+    monkeypatch.setattr(download, "MIRROR_S", 0.5)
     mirror.offer({"one": GOOD, "two": GOOD}, "/good/")
     mirror.replies["/slow/one"] = mirror.hang()
     get(tmp_path, mirror.url + "slow/", mirror.url + "good/", names=("one", "two"))
@@ -146,22 +146,22 @@ def test_a_slow_mirror_is_waited_for(mirror: Any, tmp_path: Path) -> None:
     def drip(handler: BaseHTTPRequestHandler) -> None:
         mirror.body(b"", promised=len(GOOD))(handler)
         for start in range(0, len(GOOD), len(GOOD) // 20):
-            mirror.released.wait(0.1)
+            mirror.released.wait(0.04)
             handler.wfile.write(GOOD[start : start + len(GOOD) // 20])
 
     mirror.replies["/" + NAME] = drip
-    get(tmp_path, mirror.url, timeout_s=1.5)
+    get(tmp_path, mirror.url, timeout_s=0.6)
     assert mirror.requests == ["/" + NAME]
 
 
 @pytest.mark.parametrize("first", [b"", b"some"])
 def test_silence_is_counted_over_all_files_and_mirrors(mirror: Any, tmp_path: Path, first: bytes) -> None:
-    """0.3 s for each of four mirrors."""
+    """0.15 s for each of four mirrors."""
     for part in "abcd":
         mirror.replies |= {f"/{part}/{name}": mirror.hang(first) for name in ("one", "two")}
     urls = [f"{mirror.url}{part}/" for part in "abcd"]
     began = time.monotonic()
-    assert "/d/one: no answer within 0." in refused(tmp_path, *urls, timeout_s=1.2, names=("one", "two"))
+    assert "/d/one: no answer within 0." in refused(tmp_path, *urls, timeout_s=0.6, names=("one", "two"))
     assert time.monotonic() - began < 5
     assert mirror.requests == ["/a/one", "/b/one", "/c/one", "/d/one"]
 
@@ -245,14 +245,14 @@ def test_a_download_by_another_process_is_awaited(mirror: Any, tmp_path: Path) -
             held.set()
             for size in range(10):
                 part.write_bytes(GOOD[: 100 * size])
-                time.sleep(0.2)
+                time.sleep(0.1)
             part.write_bytes(GOOD)
             part.rename(tmp_path / NAME)
 
     thread = threading.Thread(target=hold)
     thread.start()
     held.wait(10)
-    get(tmp_path, mirror.url, timeout_s=1.0)
+    get(tmp_path, mirror.url, timeout_s=0.7)
     thread.join()
     assert mirror.requests == []
 
