@@ -115,11 +115,11 @@ def test_a_run_that_has_not_learned_says_so(finished, tmp_path):
     assert "it has hardly learned" not in finished[1]
 
 
-def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):
+def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path, monkeypatch, capsys):
     """The validation images choose, the test images are looked at once, and of the best weights."""
     settings = ["callbacks=early_stopping", "data.validation=100", "workers=2", "epochs=9", "data.train=700"]
     worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.direction=max"]  # the first is the best
-    stdout, _ = run(tmp_path, *QUICK, *settings, *worst)
+    stdout, _ = run(tmp_path, *TINY, *settings, *worst)
     folder = run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     found = summary["early_stopping"]
@@ -133,8 +133,7 @@ def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path):
     assert summary["validation_accuracy"] == accuracy[best]
     assert f"best epoch     {best}, validation loss {scores[best]:.4g}, restored" in stdout
     assert "early stopping: patience" in stdout
-    stdout, _ = run(tmp_path, str(folder), command="evaluate")
-    assert "the same as in summary.json" in stdout
+    assert "the same as in summary.json" in evaluated(monkeypatch, capsys, folder)[1]
 
 
 DIVERGE = """
@@ -150,11 +149,11 @@ class Diverge(Callback):
 
 
 @pytest.mark.parametrize("parallel", ["averaging", pytest.param("hybrid", marks=pytest.mark.slow)])
-def test_a_run_that_diverges_keeps_its_best(tmp_path, parallel):
+def test_a_run_that_diverges_keeps_its_best(tmp_path, parallel, monkeypatch, capsys):
     (tmp_path / "diverge.py").write_text(DIVERGE)
     fault = ["trusted_modules=[diverge]", "+callbacks.diverge._target_=diverge.Diverge", f"parallel={parallel}"]
     settings = ["callbacks=early_stopping", "data.validation=200", "workers=2", "epochs=4", "data.train=840"]
-    stdout, stderr = run(tmp_path, *QUICK, *settings, *fault, code=3)
+    stdout, stderr = run(tmp_path, *TINY, *settings, *fault, code=3)
     folder = run_folder(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     found = summary["early_stopping"]
@@ -163,16 +162,12 @@ def test_a_run_that_diverges_keeps_its_best(tmp_path, parallel):
     assert stderr == f"cupynet: {summary['stopped_by']}\n" and "not finite" in stderr
     assert f"the best weights (epoch 2) are in {folder}" in stdout
     assert all(np.isfinite(each).all() for each in load_file(folder / "weights.safetensors").values())
-    run(tmp_path, str(folder), command="evaluate")
+    assert evaluated(monkeypatch, capsys, folder)[0] == 0
 
 
-def test_early_stopping_needs_images_that_are_held_out(tmp_path):
-    _, stderr = run(tmp_path, *QUICK, "callbacks=early_stopping", code=2)
-    assert (
-        stderr.count("\n") == 1
-        and stderr.startswith("cupynet: callbacks.early_stopping: ")
-        and not list(tmp_path.iterdir())
-    )
+def test_early_stopping_needs_images_that_are_held_out():
+    with pytest.raises(ConfigError, match=r"^callbacks\.early_stopping: "):
+        train.prepare(settings_of(*QUICK, "callbacks=early_stopping"))
 
 
 def test_weights_have_the_layers_names_in_single_precision(finished):
@@ -325,7 +320,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_data_are_loaded(setting
 
 
 def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path):
-    _, stderr = run(tmp_path, "-m", *QUICK, "workers=1", "model.layers.conv2.kernel=50,5", code=2)
+    _, stderr = run(tmp_path, "-m", *TINY, "workers=1", "model.layers.conv2.kernel=50,5", code=2)
     assert stderr.count("\n") == 1 and "job 0: " in stderr and "kernel=50" in stderr
     (sweep,) = tmp_path.glob("outputs/sweeps/*/*")
     assert not (sweep / "0").exists() and (sweep / "1" / "summary.json").is_file()
@@ -398,7 +393,8 @@ class Hanging(Failing):
 """
 
 
-@pytest.mark.parametrize(("step", "worker"), [(1, 0), (4, 2)])
+# tests/parallel/launchers/test_threads.py has the failures of each worker
+@pytest.mark.parametrize(("step", "worker"), [pytest.param(1, 0, marks=pytest.mark.slow), (4, 2)])
 def test_a_failing_worker_ends_the_process_with_its_own_traceback(step, worker, tmp_path):
     (tmp_path / "failing.py").write_text(FAILING)
     part = f"+model.layers={{bad:{{_target_:failing.Failing,step:{step},worker:{worker}}}}}"
@@ -429,7 +425,10 @@ def test_a_hanging_worker_ends_the_process(tmp_path):
     assert "worker 0 waited 2 s for worker 1" in stderr and stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 143)])
+# tests/core/test_signals.py has the codes of all signals, and a run that SIGINT ends
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGUSR1, 143)]
+)
 def test_a_signal_ends_a_run_with_its_results_saved(number, code, tmp_path):
     ending = {"END_AFTER": "12", "END_BY": number.name}
     started(tmp_path, "run", "workers=2", "parallel.averaging_frequency=end", code=code, **ending)
@@ -579,16 +578,15 @@ def test_mnist_reaches_99_percent(tmp_path):
     assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
 
 
-def test_a_run_with_other_classes_is_evaluated_again(tmp_path):
+def test_a_run_with_other_classes_is_evaluated_again(tmp_path, monkeypatch, capsys):
     """The classes were chosen on the command line, and one is the user's own, which evaluation does not need."""
     (tmp_path / "mine.py").write_text("from cupynet import Callback\n\n\nclass Quiet(Callback):\n    pass\n")
     own = ["trusted_modules=[mine]", "+callbacks.own._target_=mine.Quiet", "optimizer._target_=cupynet.optim.SGD"]
     run(tmp_path, *TINY, "workers=2", *own)
-    stdout, _ = run(tmp_path, str(run_folder(tmp_path)), command="evaluate")
-    assert "the same as in summary.json" in stdout
+    assert "the same as in summary.json" in evaluated(monkeypatch, capsys, run_folder(tmp_path))[1]
 
 
-def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path):
+def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path, monkeypatch, capsys):
     code = "from cupynet import Callback\n\n\nclass Stop(Callback):\n    def on_iteration_end(self, trainer):\n"
     code += "        if trainer.iteration == 4:\n            trainer.stop('it is enough [bold]')\n"
     (tmp_path / "mine.py").write_text(code)
@@ -598,20 +596,20 @@ def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path):
     summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
     assert (summary["stopped_by"], summary["iterations"], summary["epochs"]) == ("it is enough [bold]", 4, 0)
     assert summary["validation_accuracy"] is not None
-    stdout, _ = run(tmp_path, str(run_folder(tmp_path)), command="evaluate")
-    assert "the same as in summary.json" in stdout
+    assert "the same as in summary.json" in evaluated(monkeypatch, capsys, run_folder(tmp_path))[1]
 
 
 def test_equal_runs_leave_equal_files(tmp_path):
     """Byte for byte, the times in the history aside."""
     timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s")
     found = []
-    for name, seed_of_hashes in (("one", {"PYTHONHASHSEED": "1"}), ("two", {})):
-        folder = tmp_path / name
-        folder.mkdir()
-        run(folder, *TINY, "workers=2", "epochs=2", "report_every_iterations=4", **seed_of_hashes)
-        rows = [json.loads(line) for line in (run_folder(folder) / "history.jsonl").read_text().splitlines()]
+    settings = [*TINY, "workers=2", "epochs=2", "report_every_iterations=4"]
+    one, two = (tmp_path / name for name in ("one", "two"))
+    run(tmp_path, *settings, "hydra.run.dir=one", PYTHONHASHSEED="1")
+    trained(two, *settings)
+    for folder in (one, two):
+        rows = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
         history = "\n".join(json.dumps({k: v for k, v in row.items() if k not in timed}) for row in rows)
-        found.append(((run_folder(folder) / "weights.safetensors").read_bytes(), history))
+        found.append(((folder / "weights.safetensors").read_bytes(), history))
     assert found[0] == found[1]
     assert found[0][1].count('"kind": "epoch"') == 2 and found[0][1].count('"kind": "report"') == 5
