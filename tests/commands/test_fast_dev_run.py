@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 from cupynet import config
+from cupynet.commands import evaluate
 from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, as_loader
 from cupynet.runs.run import Run
 from tests.support.commands import run
+from tests.support.resumed_runs import resumed, trained
 from tests.support.shards import write_shards
 from tests.support.summaries import SUMMARY
 from tests.support.training import small_dataset
@@ -19,32 +21,38 @@ from tests.support.training import small_dataset
 SMALL = ["data=synthetic", "data.train=600", "data.test=200", "data.validation=100", "batch_size=16", "model=mlp"]
 
 
-@pytest.mark.parametrize(("asked", "batches"), [("true", 1), ("3", 3)])
-def test_a_fast_dev_run_trains_and_evaluates_one_batch(asked, batches, tmp_path):
-    stdout, stderr = run(tmp_path, *SMALL, "workers=2", f"fast_dev_run={asked}", "epochs=7", "hydra.run.dir=trial")
-    trial = Run(tmp_path / "trial")
+def check_fast_dev_run(trial: Run, batches: int) -> None:
+    """The run in a folder has trained and evaluated so many batches, and left the files of a run."""
     summary = trial.summary()
-    assert stderr == "" and "warning" not in stdout
-    assert stdout.count("FAST DEV RUN   ") == 1
     assert summary.setup.fast_dev_run == batches and summary.setup.dataset.startswith("synthetic, ")
     assert summary.setup.dataset.endswith(f"{batches} batch{'es' * (batches > 1)}: a fast dev run")
     assert (summary.outcome.images, summary.outcome.iterations, summary.outcome.epochs) == (32 * batches, batches, 1)
-    assert (
-        summary.scores.test is not None
-        and summary.scores.test["samples"] == 32 * batches
-        and summary.outcome.advice is None
-    )
+    assert summary.scores.test is not None and summary.scores.test["samples"] == 32 * batches
+    assert summary.outcome.advice is None
     assert trial.trial_path.is_file()
-    rows = trial.history()
-    assert [row["kind"] for row in rows] == ["report"] * batches + ["epoch"]
+    assert [row["kind"] for row in trial.history()] == ["report"] * batches + ["epoch"]
     assert list(trial.checkpoints_path.glob("step-*")) and trial.weights_path.is_file()
-    if batches == 1:
-        stdout, _ = run(tmp_path, "trial", command="evaluate")
-        assert "the same as in summary.json" in stdout
-        stdout, _ = run(tmp_path, "resume=trial")
-        assert "the run is complete (epoch 1)" in stdout
-        _, stderr = run(tmp_path, "resume=trial", "fast_dev_run=false", code=2)
-        assert stderr.startswith("cupynet: fast_dev_run=false: the run in trial was made with true")
+
+
+def test_a_fast_dev_run_trains_and_evaluates_one_batch(tmp_path, monkeypatch, capsys, caplog):
+    stdout, stderr = run(tmp_path, *SMALL, "workers=2", "fast_dev_run=true", "epochs=7", "hydra.run.dir=trial")
+    assert stderr == "" and "warning" not in stdout and stdout.count("FAST DEV RUN   ") == 1
+    trial = tmp_path / "trial"
+    check_fast_dev_run(Run(trial), 1)
+    monkeypatch.setattr("sys.argv", ["evaluate", str(trial)])
+    with pytest.raises(SystemExit):
+        evaluate.main()
+    assert "the same as in summary.json" in capsys.readouterr().out
+    with caplog.at_level("INFO", "cupynet"):
+        resumed(trial)
+    assert "the run is complete (epoch 1)" in caplog.text
+    _, stderr = run(tmp_path, "resume=trial", "fast_dev_run=false", code=2)
+    assert stderr.startswith("cupynet: fast_dev_run=false: the run in trial was made with true")
+
+
+def test_a_fast_dev_run_of_several_batches(tmp_path):
+    trained(tmp_path, *SMALL, "workers=2", "fast_dev_run=3", "epochs=7")
+    check_fast_dev_run(Run(tmp_path), 3)
 
 
 @pytest.mark.parametrize(

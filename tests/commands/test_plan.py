@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +14,12 @@ from cupynet.bench import measure
 from cupynet.bench.cost_model import LINKS, Cluster, Forecast, forecast
 from cupynet.commands import plan
 from cupynet.commands.plan import Checked
+from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import PlanSettings, Settings, own_names, read
 from cupynet.core.errors import ConfigError
 from tests.support.commands import QUICK, run
 from tests.support.costs import COSTS
-from tests.support.settings import LEAST
+from tests.support.settings import LEAST, settings_of_command
 
 WIDTH = 100
 
@@ -109,26 +111,35 @@ def test_impossible_requests_are_refused(key: str, value: object, line: str) -> 
     assert str(caught.value).startswith(line)
 
 
-def test_bad_settings_are_refused_in_one_line(tmp_path) -> None:
-    for setting, line in (
+@pytest.mark.parametrize(
+    ("setting", "line"),
+    [
         ("link=10gb", "link=10gb: must be one of wan"),
         ("link={bandwidth_gbit_s:1,latency_us:-1}", "link.latency_us=-1: must be a"),
-        ("modes=[pipeline]", "modes=[pipeline]: was removed; "),
-        ("stages=2", "stages=2: was removed; "),
-        ("micro_batches=4", "micro_batches=4: was removed; "),
-        ("all_reduce=ring", "all_reduce=ring: was removed; "),
-        ("link=measured", "link=measured: was removed; "),
         ("parallel=pipeline", "parallel: only averaging is forecast"),
         ("parallel=gradients", "parallel: only averaging is forecast"),
         ("parallel.launcher=mpi", "launcher=mpi: "),
-    ):
-        _, stderr = run(tmp_path, setting, command="plan", code=2)
-        assert stderr.startswith(f"cupynet: {line}") and stderr.count("\n") == 1 and not list(tmp_path.iterdir())
+        ("check=true workers=1024", "workers=1024: check=true starts them all. Use at most 32."),
+    ],
+)
+def test_bad_settings_are_refused_before_anything_is_measured(setting: str, line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        plan.prepare(settings_of_command("plan", PlanSettings, *setting.split()))
+    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
 
 
-def test_a_check_starts_no_thousand_workers(tmp_path) -> None:
-    _, stderr = run(tmp_path, "check=true", "workers=1024", command="plan", code=2)
-    assert stderr.startswith("cupynet: workers=1024: ") and "at most 32" in stderr
+@pytest.mark.parametrize(
+    "setting", ["modes=[pipeline]", "stages=2", "micro_batches=4", "all_reduce=ring", "link=measured"]
+)
+def test_removed_settings_are_refused(setting: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(setting)}: was removed; "):
+        refuse_removed([setting])
+
+
+def test_a_bad_setting_is_refused_in_one_line(tmp_path: Path) -> None:
+    _, stderr = run(tmp_path, "link=10gb", command="plan", code=2)
+    assert stderr.startswith("cupynet: link=10gb: must be one of wan") and stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_plan_measures_and_forecasts(tmp_path: Path) -> None:

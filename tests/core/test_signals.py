@@ -21,7 +21,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from tests.support import warm
 from tests.support.commands import QUICK, SMALL, environment, run
 from tests.support.mpi import mpiexec, needs_mpi, ranks_of
-from tests.support.resumed_runs import same
+from tests.support.resumed_runs import same, trained
 
 TINY = [*QUICK, *SMALL]
 
@@ -142,7 +142,7 @@ def test_a_second_signal_waits_for_the_checkpoint_and_then_ends_the_run_at_once(
     assert last == f"cupynet: stopped by SIGINT: {saved}"
     (step,) = Checkpoints(tmp_path / "a b" / "checkpoints").steps()
     assert 7 <= step <= 10 and not list(tmp_path.glob("a b/checkpoints/*.*"))
-    run(tmp_path, *arguments[:-2], "hydra.run.dir=whole", "epochs=2")
+    trained(tmp_path / "whole", *TINY, f"workers={workers}", "epochs=2")
     run(tmp_path, "resume=a b", fault[0])
     weights = [(tmp_path / name / "weights.safetensors").read_bytes() for name in ("a b", "whole")]
     assert weights[0] == weights[1]
@@ -215,6 +215,16 @@ def test_a_signal_during_interpreter_shutdown_is_ignored(tmp_path):
         assert (done.returncode, done.stderr) == (code, "")
 
 
+def test_a_command_ignores_sighup_under_nohup():
+    """What it imports for its own work does not matter."""
+    code = "import os, signal; from cupynet.core import signals; "
+    code += "signals.command(lambda: os.kill(os.getpid(), signal.SIGHUP) or print('done'))"
+    for before, expected in (["nohup"], (0, "done\n")), ([], (143, "")):
+        done = subprocess.run([*before, sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
+        assert (done.returncode, done.stdout) == expected, done.stderr
+
+
+@pytest.mark.slow
 def test_sighup_stays_ignored_under_nohup(tmp_path):
     (tmp_path / "hanging_up.py").write_text(HANGING_UP)
     arguments = [*TINY, "workers=2", "trusted_modules=[hanging_up]", "+callbacks.fault._target_=hanging_up.HangingUp"]

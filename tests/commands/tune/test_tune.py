@@ -17,19 +17,18 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from hydra import compose, initialize_config_dir
-
 from cupynet import config
 from cupynet.commands.tune import arguments
 from cupynet.commands.tune.arguments import Plan, for_hydra, prepare
+from cupynet.commands.tune.search import search
 from cupynet.commands.tune.study import PruningCallback
-from cupynet.config import composing
 from cupynet.config.removed import refuse_removed
-from cupynet.config.schema import Settings, TuneSettings
+from cupynet.config.schema import TuneSettings
 from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.runs.run import Run
 from tests.support.commands import environment, run
+from tests.support.settings import settings_of_command
 
 TINY = [
     *("data=synthetic", "data.train=300", "data.test=100", "model=mlp", "epochs=1", "workers=1", "backend=numpy"),
@@ -39,13 +38,8 @@ RATE = "optimizer.learning_rate=interval(0.001,0.3)"
 
 
 def settings_of(given: list[str]) -> TuneSettings:
-    overrides = [each for each in given if not each.startswith("-")]
-    composing.register(TuneSettings)
-    try:
-        with initialize_config_dir(str(config.conf_folder()), version_base="1.3"):
-            return composing.settings_of(compose("tune", overrides), overrides, TuneSettings)
-    finally:
-        composing.register(Settings)
+    """What `cupynet tune` composes, without options and Hydra's own settings."""
+    return settings_of_command("tune", TuneSettings, *(each for each in given if not each.startswith(("-", "hydra."))))
 
 
 def prepared(*typed: str) -> Plan:
@@ -110,20 +104,15 @@ def test_a_trial_is_a_run_for_other_commands(searched: tuple[Path, Path, str]) -
     assert "batch_size" in compared
 
 
-def test_a_complete_search_can_be_resumed(searched: tuple[Path, Path, str]) -> None:
+def test_a_complete_search_can_be_resumed(
+    searched: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     where, folder, stdout = searched
-    again, _ = run(where, f"resume={folder}", "trials=3", command="tune")
+    monkeypatch.chdir(where)
+    search(prepared(f"resume={folder}", "trials=3"), folder)
+    again = capsys.readouterr().out
     assert len(list(folder.glob("trials/0*"))) == 2
     assert again[again.index("best trial") :] == stdout[stdout.index("best trial") :]
-
-
-def test_a_study_that_is_text_is_refused(searched: tuple[Path, Path, str], tmp_path: Path) -> None:
-    folder = tmp_path / "outputs"
-    (folder / ".hydra").mkdir(parents=True)
-    (folder / ".hydra" / "overrides.yaml").write_text((searched[1] / ".hydra" / "overrides.yaml").read_text())
-    (folder / "study.db").write_text("trials: 20\n" * 100)
-    _, stderr = run(tmp_path, "resume=outputs", command="tune", code=65)
-    assert stderr.startswith("cupynet: ") and "study.db" in stderr and stderr.count("\n") == 1
 
 
 def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
