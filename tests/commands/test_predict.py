@@ -21,7 +21,8 @@ from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic, pictures
 from cupynet.data.centering import centred_as_mnist, is_dark_on_light
 from cupynet.data.pictures import picture
-from tests.support.commands import run, run_folder
+from tests.support.commands import run
+from tests.support.resumed_runs import trained
 
 DIGITS = ["data=synthetic", "data.train=2000", "data.test=200", "batch_size=32", "epochs=1", "workers=1"]
 
@@ -31,8 +32,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that knows digits well enough."""
     folder = tmp_path_factory.mktemp("digits")
     quick = ["model=simple_cnn", "optimizer=adam", "callbacks.progress.style=lines"]
-    run(folder, *DIGITS, *quick)
-    return run_folder(folder)
+    trained(folder, *DIGITS, *quick)
+    return folder
 
 
 @pytest.fixture(scope="module")

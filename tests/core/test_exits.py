@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import cupynet.__main__
 from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DataError, annotate
 from cupynet.core.exits import Console, out_of_memory, say_error, steady_streams, tell
+from tests.support import warm
 from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
 
 TINY = [*QUICK, *SMALL]
@@ -88,20 +90,23 @@ def listen(descriptor: int, heard: bytearray) -> None:
         pass
 
 
+def train_to(stdout: str, folder: Path, *arguments: str) -> warm.Done:
+    """Train with this terminal or named pipe as stdout."""
+    settings = ["train", *TINY, "callbacks.progress.style=auto", "workers=1", *arguments]
+    return warm.command("cupynet", settings, folder, environment(TERM="xterm"), 120, stdout=stdout)
+
+
 def test_a_terminal_that_is_closed_during_training(tmp_path):
     """As under nohup, where SIGHUP does not reach the process. The bar is given up once, or is no longer drawn."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(
-        quick("epochs=4"), cwd=tmp_path, stdout=theirs, stderr=subprocess.PIPE, env=environment(TERM="xterm"),
-        text=True, start_new_session=True,
-    ) as child:  # fmt: skip
-        os.close(theirs)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(train_to, os.ttyname(theirs), tmp_path, "epochs=4")
         heard = b""
         while b"epoch 1/" not in heard:
             heard += os.read(ours, 4096)
+        os.close(theirs)
         os.close(ours)
-        assert child.wait(120) == 0
-        assert child.stderr is not None and child.stderr.read() == ""
+        assert (ended.result().returncode, ended.result().stderr) == (0, "")
     folder = run_folder(tmp_path)
     assert (folder / "summary.json").is_file()
     log = (folder / "train.log").read_text()
@@ -109,14 +114,13 @@ def test_a_terminal_that_is_closed_during_training(tmp_path):
 
 
 def test_a_closed_pipe_on_stdout_does_not_end_a_run(tmp_path):
-    with subprocess.Popen(
-        quick("epochs=3"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(), text=True
-    ) as child:
-        assert child.stdout is not None and child.stderr is not None
-        child.stdout.readline()
-        child.stdout.close()
-        assert child.stderr.read() == ""
-        assert child.wait(120) == 0
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as pool:
+        ended = pool.submit(train_to, str(pipe), tmp_path, "epochs=3")
+        with pipe.open() as heard:
+            heard.readline()
+        assert (ended.result().returncode, ended.result().stderr) == (0, "")
     assert (run_folder(tmp_path) / "summary.json").is_file()
 
 

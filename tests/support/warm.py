@@ -48,9 +48,21 @@ _server: subprocess.Popen[str] | None = None
 
 
 def command(
-    module: str, arguments: Sequence[str], cwd: Path, env: Mapping[str, str], timeout: float, **more: str
+    module: str,
+    arguments: Sequence[str],
+    cwd: Path,
+    env: Mapping[str, str],
+    timeout: float,
+    *,
+    stdout: str | None = None,
+    **more: str,
 ) -> Done:
-    """Run `python -m MODULE ARGUMENTS` in a folder. more: the variables of `env` that this process does not have."""
+    """Run `python -m MODULE ARGUMENTS` in a folder.
+
+    Args:
+        stdout: a terminal or a named pipe that receives the output instead of the result.
+        more: the variables of `env` that this process does not have.
+    """
     if not hasattr(os, "fork") or any(name.startswith(READ_AT_THE_START) for name in more):
         line = [sys.executable, "-m", module, *arguments]
         done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
@@ -68,12 +80,13 @@ def command(
         atexit.register(_end, _server)
     assert _server.stdin is not None and _server.stdout is not None
     with tempfile.TemporaryDirectory() as folder:
-        files = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+        printed, files = Path(folder, "stdout"), [stdout or f"{folder}/stdout", f"{folder}/stderr"]
+        printed.touch()
         request = {"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": dict(env), "files": files}
         _server.stdin.write(json.dumps({**request, "timeout": timeout}) + "\n")
         _server.stdin.flush()
         answer = _server.stdout.readline()
-        texts = [Path(file).read_bytes().decode(errors="replace") for file in files]
+        texts = [file.read_bytes().decode(errors="replace") for file in (printed, Path(files[1]))]
     code = int(answer or "1")
     if code == -signal.SIGALRM:
         raise subprocess.TimeoutExpired([module, *arguments], timeout, *texts)
@@ -129,7 +142,7 @@ def _become(request: dict[str, Any]) -> None:
         os.environ.clear()
         os.environ.update(request["env"])
         for descriptor, file in enumerate([os.devnull, *request["files"]]):
-            opened = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+            opened = os.open(file, os.O_WRONLY | os.O_CREAT if descriptor else os.O_RDONLY, 0o600)
             os.dup2(opened, descriptor)
             os.close(opened)
         sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115

@@ -69,10 +69,6 @@ def run(script: Path, ranks: int, kind: str, victim: int = 1, turn: int = 20) ->
     return done.returncode, done.stdout, done.stderr
 
 
-def test_rank_0_returns_the_result(script):
-    assert run(script, 3, "none") == (0, "done 2\n", "")
-
-
 @pytest.mark.parametrize(("victim", "turn"), [(1, 20), pytest.param(2, 100, marks=pytest.mark.slow)])
 def test_the_rank_that_raises_shows_its_traceback_and_ends_all(script, victim, turn):
     """In its task, or when the others have done all their work."""
@@ -110,14 +106,33 @@ def test_a_rank_that_stops_responding_ends_all(script, turn):
     assert stderr.count(" waited 1 s for ") == stderr.count("parallel.timeout_s") == 1
 
 
-LISTENING = """
+TOGETHER = """
 import os, signal, time
 from pathlib import Path
+import numpy as np
+from cupynet import ParallelWrapper, create_backend
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.mpiexec import started
+from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.parallel import MpiLauncher
+
+rng = np.random.default_rng(0)
+pair = rng.integers(0, 256, (24, 4, 4, 1), np.uint8), rng.integers(0, 3, 24)
+model = Model(Sequential({"output": Dense(3)}), Image(4, 4, 1), create_backend("numpy"), 1)
+with ParallelWrapper(model, 2, launcher="mpi", timeout_s=20, progress="none") as wrapper:
+    errors = []
+    for folder in ("missing", "damaged"):
+        try:
+            wrapper.restore(folder if started()[0] == 0 else "no folder of this machine")
+        except (ConfigError, DataError) as error:
+            errors.append(f"{type(error).__name__}: {error}")
+    wrapper.fit(pair, 1, batch_size=4)  # the ranks still work together
+    with open(f"errors-{started()[0]}", "w") as file:
+        print(*errors, sep=os.linesep, file=file)
 
 NUMBERS = signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
 for number in NUMBERS:
-    signal.signal(number, lambda number, frame: Path(f"heard {number}").touch())
+    signal.signal(number, lambda number, frame: Path(f"heard-{number}").touch())
 
 def task(c):
     processes = c.gather_numbers(os.getpid())[:, 0]
@@ -125,10 +140,11 @@ def task(c):
         time.sleep(0.5)  # the other one waits already
         for number in NUMBERS:
             os.kill(int(processes[0]), number)
-            while not os.path.exists(f"heard {number}"):
+            while not os.path.exists(f"heard-{number}"):
                 time.sleep(0.01)
+        Path("sent").touch()
     c.barrier()
-    return "done"
+    return f"done {int(c.split(0, -c.rank).gather_numbers(c.rank)[0, 0])}"
 
 result = MpiLauncher(timeout_s=20).run(task)
 if result is not None:
@@ -136,11 +152,32 @@ if result is not None:
 """
 
 
-def test_a_waiting_rank_handles_signals(tmp_path):
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """The folder of two ranks that succeed, and their process."""
+    folder = tmp_path_factory.mktemp("together")
+    (folder / "together.py").write_text(TOGETHER)
+    (folder / "damaged" / "step-00000001").mkdir(parents=True)
+    return folder, under_mpiexec(2, "together.py", cwd=folder, timeout=60)
+
+
+def test_rank_0_returns_the_result(together):
+    _, done = together
+    assert (done.returncode, done.stdout) == (0, "done 1\n")
+
+
+def test_a_waiting_rank_handles_signals(together):
     """The rank it waits for joins after the signals have been handled."""
-    (tmp_path / "listening.py").write_text(LISTENING)
-    done = under_mpiexec(2, "listening.py", cwd=tmp_path, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "done\n")
+    assert (together[0] / "sent").exists()
+
+
+def test_all_ranks_refuse_a_bad_checkpoint(together):
+    """Rank 0 alone reads checkpoints; the others must not wait for one that it cannot send."""
+    folder, done = together
+    assert done.stderr.startswith("damaged/step-00000001/") and done.stderr.count("\n") == 1
+    first, second = ((folder / f"errors-{rank}").read_text().splitlines() for rank in (0, 1))
+    assert first == second
+    assert first[0].startswith("ConfigError: missing: there is no") and first[1].startswith("DataError: damaged")
 
 
 BEGINNING = """
@@ -169,41 +206,6 @@ def test_a_rank_that_cannot_start_mpi_ends_the_waiting_ranks(tmp_path, kind, sho
     (tmp_path / "beginning.py").write_text(BEGINNING)
     done = under_mpiexec(2, "beginning.py", kind, cwd=tmp_path, timeout=50)
     assert done.returncode != 0 and shown in done.stderr
-
-
-RESTORING = """
-import os
-import numpy as np
-from cupynet import ParallelWrapper, create_backend
-from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.mpiexec import started
-from cupynet.nn import Dense, Image, Model, Sequential
-
-rng = np.random.default_rng(0)
-pair = rng.integers(0, 256, (24, 4, 4, 1), np.uint8), rng.integers(0, 3, 24)
-model = Model(Sequential({"output": Dense(3)}), Image(4, 4, 1), create_backend("numpy"), 1)
-with ParallelWrapper(model, 2, launcher="mpi", timeout_s=20, progress="none") as wrapper:
-    errors = []
-    for folder in ("missing", "damaged"):
-        try:
-            wrapper.restore(folder if started()[0] == 0 else "no folder of this machine")
-        except (ConfigError, DataError) as error:
-            errors.append(f"{type(error).__name__}: {error}")
-    wrapper.fit(pair, 1, batch_size=4)  # the ranks still work together
-    with open(f"errors-{started()[0]}", "w") as file:
-        print(*errors, sep=os.linesep, file=file)
-"""
-
-
-def test_all_ranks_refuse_a_bad_checkpoint(tmp_path):
-    """Rank 0 alone reads checkpoints; the others must not wait for one that it cannot send."""
-    (tmp_path / "restoring.py").write_text(RESTORING)
-    (tmp_path / "damaged" / "step-00000001").mkdir(parents=True)
-    done = under_mpiexec(2, "restoring.py", cwd=tmp_path, timeout=60)
-    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
-    first, second = ((tmp_path / f"errors-{rank}").read_text().splitlines() for rank in (0, 1))
-    assert first == second
-    assert first[0].startswith("ConfigError: missing: there is no") and first[1].startswith("DataError: damaged")
 
 
 @pytest.mark.slow
