@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.config.schema import BenchSettings, rules
-from tests.support.sources import MODULES, SOURCES, Source, called, imported
+from tests.support.sources import MODULES, SOURCES, Source, called, dotted, imported
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -152,8 +152,8 @@ def no_code_from_data(source: Source) -> Iterator[str]:
     for name, line in imported(source):
         if name.split(".")[0] in CODE_LOADERS:
             yield f"line {line}: {name} runs code from data"
-    for node in ast.walk(source.tree):
-        text = ast.unparse(node) if isinstance(node, ast.Attribute) else ""
+    for node in source.nodes:
+        text = dotted(node) if isinstance(node, ast.Attribute) else ""
         if isinstance(node, ast.Name) and node.id in RUN_TEXT:
             yield f"line {node.lineno}: {node.id} runs code from text"
         elif text.startswith("builtins.") and text.removeprefix("builtins.") in RUN_TEXT:
@@ -170,7 +170,7 @@ def no_code_from_data(source: Source) -> Iterator[str]:
 
 def _code_from_call(source: Source, node: ast.Call) -> Iterator[str]:
     """What a call may do that its name alone does not tell."""
-    name, whole = called(node), ast.unparse(node.func)
+    name, whole = called(node), dotted(node.func)
     given = {keyword.arg for keyword in node.keywords}
     if (
         whole in ("np.load", "numpy.load", "cp.load", "cupy.load", "np.lib.format.read_array")
@@ -198,7 +198,7 @@ def names_say_something(source: Source) -> Iterator[str]:
     stem = source.path.removesuffix(".py").split("/")[-1]
     if re.search(r"(^|_)(util|utils|helper|helpers|misc|common|stub|stubs|placeholder|todo|manager)($|_)", stem):
         yield f"the file name {stem} says nothing of what is in it"
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.ClassDef) and re.search(r"Manager|Util|Helper|Stub", node.name):
             yield f"line {node.lineno}: the class name {node.name} says nothing of what it is"
 
@@ -339,9 +339,8 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     if source.room in ORDER[ORDER.index("config") :]:  # these tell people what to write
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
-    tree = source.tree
-    alone = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]  # docstrings: used for nothing
-    for node in ast.walk(tree):
+    alone = {node.value for node in source.nodes if isinstance(node, ast.Expr)}  # docstrings: used for nothing
+    for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in alone:
             for found in re.findall(rf"(?<![\w.])(?:{known})(?!\w)", node.value):
                 yield f"line {node.lineno}: {found} is a key of the configuration, known only to the door"
@@ -387,7 +386,7 @@ def test_a_key_of_the_configuration_is_seen(path: str, text: str, expected: list
 
 def told_to_set(source: Source) -> Iterator[str]:
     """The keys that messages name by `checks.setting`, as far as they stand in the source."""
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Call) and called(node) == "setting":
             names = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
             if len(names) == 2:

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-import cupynet
 from cupynet.core.errors import DataError
 from cupynet.data import MNIST
+from tests.support.sources import SOURCES
 
-PACKAGE = Path(cupynet.__file__).parent
 MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place
 NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio", "xmlrpc", "smtplib"}
 
@@ -22,12 +21,12 @@ NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio
 def test_one_module_uses_the_network_and_only_the_parser_of_mnist_is_used() -> None:
     """The downloader of the mnist package has no time-out and no digest."""
     network, used = set(), set()
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+    for source in SOURCES:
+        for node in source.nodes:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             if NETWORK & {name.split(".")[0] for name in names if name != "urllib.parse"}:
-                network.add(path.relative_to(PACKAGE).as_posix())
+                network.add(source.path)
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mnist":
                 used.add(node.attr)
             assert not (isinstance(node, ast.ImportFrom) and node.module == "mnist")

@@ -27,11 +27,21 @@ class Source(NamedTuple):
     def tree(self) -> ast.Module:
         return parsed(self.text, self.path)
 
+    @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, as `ast.walk` yields them."""
+        return walked(self.text, self.path)
+
 
 @cache
 def parsed(text: str, path: str) -> ast.Module:
     """What a file says, read once for all rules."""
     return ast.parse(text, path)
+
+
+@cache
+def walked(text: str, path: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(text, path)))
 
 
 SOURCES = [Source(p.relative_to(PACKAGE).as_posix(), p.read_text("utf-8")) for p in sorted(PACKAGE.rglob("*.py"))]
@@ -43,9 +53,17 @@ def called(node: ast.Call) -> str:
     return getattr(node.func, "attr", getattr(node.func, "id", ""))
 
 
-def for_type_checkers(tree: ast.AST) -> Iterator[ast.AST]:
+def dotted(node: ast.AST) -> str:
+    """The dotted name that an expression is, such as `np.load`. Empty if it is anything else."""
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def for_type_checkers(source: Source) -> Iterator[ast.AST]:
     """Yield the nodes below `if TYPE_CHECKING`."""
-    for node in ast.walk(tree):
+    for node in source.nodes:
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             for statement in node.body:
                 yield from ast.walk(statement)
@@ -57,8 +75,8 @@ def imported(source: Source, *, at_run_time: bool = False) -> Iterator[tuple[str
     at_run_time: omit imports for type checkers.
     """
     package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
-    skipped = set(for_type_checkers(source.tree)) if at_run_time else set()
-    for node in ast.walk(source.tree):
+    skipped = set(for_type_checkers(source)) if at_run_time else set()
+    for node in source.nodes:
         if node in skipped:
             continue
         if isinstance(node, ast.Import):
