@@ -1,6 +1,6 @@
 """What cupynet/guides/extending.md shows: one class in a file of one's own, named by `_target_`.
 
-Each example of tests/guides/extending runs by the command line, as a user would, and does what it says.
+Each example of tests/guides/extending trains with the settings of a command line, and does what it says.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cupynet import Conv2D, Dense, Image, Loader, Model, Nesterov, ParallelWrapper, Sequential, create_backend
+from cupynet.commands.train import prepare
+from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.guides.extending.lion import Lion
@@ -23,8 +27,10 @@ from tests.guides.extending.stop_at import StopAt
 from tests.guides.extending.stripes import Stripes
 from tests.support import warm
 from tests.support.backends import every_backend
-from tests.support.commands import environment
+from tests.support.commands import SMALL, environment
 from tests.support.gradients import check_layer
+from tests.support.resumed_runs import trained
+from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
 from tests.support.workspaces import on_loan
 
@@ -41,24 +47,25 @@ COMMANDS = {
 }  # fmt: skip
 
 
-def run(name: str, folder: Path, *more: str, trusted: bool = True) -> warm.Done:
-    """The command beside the example's file."""
-    shutil.copy(EXAMPLES / f"{name}.py", folder)
-    arguments = [*COMMANDS[name], f"hydra.run.dir={folder / 'run'}", *more]
-    arguments += [f"trusted_modules=[{name}]"] if trusted else []
-    return warm.command("cupynet", ("train", *arguments), folder, environment(), 300)
+@pytest.fixture
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The examples can be imported by the names of their files, as in a user's folder."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    yield
+    for name in COMMANDS:
+        sys.modules.pop(name, None)
 
 
+@pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("name", COMMANDS)
-def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> None:
-    done = run(name, tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
+    trained(tmp_path / "run", *COMMANDS[name], *SMALL, f"trusted_modules=[{name}]")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     expected = {
         "gradient_mean": ("synchronizer", "kept together by GradientMean"),
         "lion": ("backend", "numba"),  # a rule without a kernel runs as array code
-        "residual": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 5 * 5 * 50 * 50 + 50),
-        "scale": ("parameters", 431_080 - 800 * 500 + 8 * 8 * 50 * 500 + 8 * 8 * 50),
+        "residual": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 5 * 5 * 6 * 6 + 6),
+        "scale": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 8 * 8 * 6),
         "stop_at": ("epochs", 1),  # without a report it does not stop
         "stripes": ("dataset", "stripes"),
     }
@@ -66,8 +73,11 @@ def test_an_example_trains_by_the_command_line(name: str, tmp_path: Path) -> Non
     assert summary[key] == value
 
 
-def test_the_callback_of_the_guide_stops_at_its_loss(tmp_path: Path) -> None:
-    done = run("stop_at", tmp_path, "report_every_iterations=5", "data.train=400")
+def test_the_callback_of_the_guide_stops_at_its_loss_by_the_command_line(tmp_path: Path) -> None:
+    shutil.copy(EXAMPLES / "stop_at.py", tmp_path)
+    arguments = [*COMMANDS["stop_at"], *SMALL, "trusted_modules=[stop_at]", f"hydra.run.dir={tmp_path / 'run'}"]
+    arguments += ["report_every_iterations=5", "data.train=400"]
+    done = warm.command("cupynet", ("train", *arguments), tmp_path, environment(), 300)
     assert done.returncode == 0, done.stderr
     summary = Run(tmp_path / "run").summary()
     assert summary.outcome.epochs == 0 and summary.outcome.iterations in (
@@ -78,12 +88,12 @@ def test_the_callback_of_the_guide_stops_at_its_loss(tmp_path: Path) -> None:
     assert summary.outcome.stopped_by is not None and summary.outcome.stopped_by.startswith("the loss has come down to")
 
 
+@pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("name", ["scale", "stripes"])
-def test_a_class_that_is_not_trusted_is_not_built(name: str, tmp_path: Path) -> None:
-    done = run(name, tmp_path, trusted=False)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert f"list '{name}' in trusted_modules if it is yours" in done.stderr
-    assert not (tmp_path / "run").exists()
+def test_a_class_that_is_not_trusted_is_not_even_imported(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"list '{name}' in trusted_modules if it is yours") as caught:
+        prepare(settings_of(*COMMANDS[name]))
+    assert "\n" not in str(caught.value) and name not in sys.modules
 
 
 def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
