@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from cupynet.commands.train import prepare
+from cupynet.config import compose
+from cupynet.core.errors import ConfigError, CupynetError, DataError
 from tests.support.commands import run, run_folder
 from tests.support.documentation import run_guide
 from tests.support.mpi import needs_mpi, under_mpiexec
@@ -45,19 +49,30 @@ def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "message"),
+    ("arguments", "error", "message"),
     [
-        (["workers=2"], 2, "has 4 shards, one for each worker, and workers=2: set workers=4"),
-        (["workers=4", "data.folder=nowhere"], 65, "nowhere: cannot be read"),
-        (["workers=4", "data=synthetic", "data.shards=../shards", "data.storage=sharded"], 2, "data=shards data.fol"),
+        (["workers=2"], ConfigError, "has 4 shards, one for each worker, and workers=2: set workers=4"),
+        (["workers=4", "data.folder=nowhere"], DataError, "nowhere: cannot be read"),
+        (
+            ["workers=4", "data=synthetic", "data.shards=../shards", "data.storage=sharded"],
+            ConfigError,
+            "data=shards data.fol",
+        ),
     ],
 )
 def test_bad_settings_are_refused_and_leave_no_files(
-    arguments: list[str], code: int, message: str, folder: Path, tmp_path: Path
+    arguments: list[str],
+    error: type[CupynetError],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "shards").symlink_to(folder / "shards")
+    monkeypatch.chdir(tmp_path / "here")
     chosen = [each for each in TRAIN if "folder" not in each or "data=synthetic" not in arguments]
-    stdout, stderr = run(tmp_path / "here", *chosen, *arguments, code=code)
-    assert message in stderr and stderr.count("\n") == 1 and stdout == ""
+    with pytest.raises(error, match=re.escape(message)) as caught:
+        prepare(compose([*chosen, *arguments]))
+    assert "\n" not in str(caught.value)
     assert not list((tmp_path / "here").iterdir())
