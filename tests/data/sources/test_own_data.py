@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cupynet.core.errors import DataError
 from cupynet.core.files import load_weights
-from tests.support.commands import SMALL, run, run_folder
+from tests.support.commands import SMALL, run
 from tests.support.resumed_runs import resumed, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 
@@ -75,9 +77,8 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
         for part in ("train", "test"):
             if renamed:
                 sorted((folder / part).iterdir())[-1].rename(folder / part / renamed)
-    run(tmp_path, "data=folder", "data.folder=then", *SHORT)
-    asked = [str(run_folder(tmp_path)), "data.folder=now"]
-    _, stderr = run(tmp_path, *asked, command="evaluate", code=65)
+    trained(tmp_path / "run", "data=folder", f"data.folder={tmp_path / 'then'}", *SHORT)
+    _, stderr = run(tmp_path, "run", "data.folder=now", command="evaluate", code=65)
     assert stderr.startswith(
         "cupynet: class 0 of these data is 'another', but 'class-0' in the run: use data with the same"
     )
@@ -99,8 +100,9 @@ def test_a_mistake_is_reported_in_one_line(tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "mine", digits(40, 20))
     path = folder / "train" / "class-1" / "readme.txt"
     path.write_text("ones")
-    _, stderr = run(tmp_path, "data=folder", f"data.folder={folder}", *SHORT, code=65)
-    assert stderr.startswith(f"cupynet: {path}: expected only PNG and JPEG files") and stderr.count("\n") == 1
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: expected only PNG and JPEG files") as caught:
+        trained(tmp_path / "run", "data=folder", f"data.folder={folder}", *SHORT)
+    assert "\n" not in str(caught.value)
 
 
 def test_colour_images_of_another_shape(tmp_path: Path) -> None:
