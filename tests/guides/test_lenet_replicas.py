@@ -14,7 +14,7 @@ from cupynet.guides.lenet_replicas import AVERAGING_FREQUENCY, EPOCHS, LENET, WO
     ("backend", "digits", "least"),
     [
         pytest.param("numba", 2000, 0.9, id="numba", marks=pytest.mark.slow),
-        pytest.param("cupy", 320, 0.2, id="standin", marks=pytest.mark.standin),
+        pytest.param("cupy", 256, 0.2, id="standin", marks=pytest.mark.standin),
     ],
 )
 def test_the_program_learns(backend: str, digits: int, least: float) -> None:
