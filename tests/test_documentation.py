@@ -25,21 +25,19 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import load_file, save_file
 
 import cupynet.__main__
-from cupynet import config
 from cupynet.config import composing
 from cupynet.config import schema as settings
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError
 from tests.support.commands import ROOT
 from tests.support.documentation import FENCE, PAGES, run_guide
-from tests.support.settings import settings_of
+from tests.support.settings import settings_of_command
 
 GUIDES = "cupynet/guides/"
 
@@ -216,19 +214,11 @@ def merged(given: Iterable[Job]) -> list[Job]:
 
 def compose_jobs(given: Iterable[Job]) -> None:
     """Compose the settings of jobs as the commands do. AssertionError with the words that cannot be given."""
-    try:
-        for name, schema, words in given:
-            composing.register(schema)
-            try:
-                if schema is Settings:
-                    settings_of(*words)
-                    continue
-                with initialize_config_dir(version_base="1.3", config_dir=str(config.conf_folder())):
-                    composing.settings_of(compose(name, list(words)), words, schema)
-            except (ConfigError, HydraException, OmegaConfBaseException) as error:
-                raise AssertionError(f"{schema.__name__} of {name}.yaml: {' '.join(words)}: {error}") from error
-    finally:
-        composing.register(Settings)
+    for name, schema, words in given:
+        try:
+            settings_of_command(name, schema, *words)
+        except (ConfigError, HydraException, OmegaConfBaseException) as error:
+            raise AssertionError(f"{schema.__name__} of {name}.yaml: {' '.join(words)}: {error}") from error
 
 
 def check(command: Command) -> list[Job]:

@@ -14,7 +14,7 @@ from cupynet.config.schema import RateSettings, read
 from cupynet.core.errors import ConfigError
 from tests.support.commands import run
 from tests.support.rate_tests import made, valley
-from tests.support.settings import LEAST
+from tests.support.settings import MINIMAL
 
 TINY = ["data=synthetic", "data.train=300", "data.test=50", "model=mlp", "backend=numpy", "workers=2", "batch_size=16"]
 
@@ -39,7 +39,7 @@ def test_unsuitable_settings_are_refused(tmp_path: Path) -> None:
     _, stderr = run(tmp_path, *TINY, "iterations=5", command="find_rate", code=2)
     assert stderr == "cupynet: iterations=5: must be an integer of at least 10\n"
     assert not (tmp_path / "outputs").exists()
-    settings = read(RateSettings, {**LEAST, "lowest": 1.0, "highest": 0.5})
+    settings = read(RateSettings, {**MINIMAL, "lowest": 1.0, "highest": 0.5})
     with pytest.raises(ConfigError, match=r"highest=0.5: must be above lowest=1"):
         find_rate.prepare(settings)
 

@@ -19,7 +19,7 @@ from cupynet.config.schema import PlanSettings, Settings, own_names, read
 from cupynet.core.errors import ConfigError
 from tests.support.commands import QUICK, run
 from tests.support.costs import COSTS
-from tests.support.settings import LEAST, settings_of_command
+from tests.support.settings import MINIMAL, settings_of_command
 
 WIDTH = 100
 
@@ -82,12 +82,12 @@ def test_the_verdict_counts_what_is_near() -> None:
 
 
 def test_the_settings_of_a_plan_describe_runs() -> None:
-    settings: PlanSettings = read(PlanSettings, {**LEAST, "workers": 8, "frequencies": [10, 1, 10]})
+    settings: PlanSettings = read(PlanSettings, {**MINIMAL, "workers": 8, "frequencies": [10, 1, 10]})
     assert (settings.asked, settings.every) == ([8], [1, 10])
     assert type(settings.run(3)) is Settings and settings.run(3).workers == 3
-    usual: PlanSettings = read(PlanSettings, LEAST)
+    usual: PlanSettings = read(PlanSettings, MINIMAL)
     assert (usual.asked, usual.every) == ([2, 8, 64, 1024], [1, 3, 10, 50])
-    checked: PlanSettings = read(PlanSettings, {**LEAST, "check": True})
+    checked: PlanSettings = read(PlanSettings, {**MINIMAL, "check": True})
     assert (checked.asked, checked.every) == ([1, 2, 4], [3])
     assert {"workers", "link", "check"} <= set(own_names(PlanSettings)) and "epochs" not in own_names(PlanSettings)
 
@@ -107,7 +107,7 @@ REFUSED = [
 @pytest.mark.parametrize(("key", "value", "line"), REFUSED)
 def test_impossible_requests_are_refused(key: str, value: object, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(PlanSettings, {**LEAST, key: value})
+        read(PlanSettings, {**MINIMAL, key: value})
     assert str(caught.value).startswith(line)
 
 

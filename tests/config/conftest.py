@@ -17,7 +17,7 @@ from cupynet import config
 from cupynet.config import hydra_main
 from cupynet.config.schema import Settings
 from tests.support.commands import Command
-from tests.support.settings import CONF, LEAST
+from tests.support.settings import CONF, MINIMAL
 
 
 @pytest.fixture
@@ -37,23 +37,23 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 @pytest.fixture(scope="session")
-def least_conf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def minimal_conf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("conf")
     settings = yaml.safe_load((CONF / "config.yaml").read_text())
     of_hydra = [each for each in settings["defaults"] if isinstance(each, dict) and "hydra/" in next(iter(each))]
-    text = yaml.safe_dump({**settings, "defaults": ["spine", "_self_", *of_hydra], **LEAST})
+    text = yaml.safe_dump({**settings, "defaults": ["spine", "_self_", *of_hydra], **MINIMAL})
     (folder / "config.yaml").write_text(text)
     shutil.copytree(CONF / "hydra", folder / "hydra")
     return folder
 
 
 @pytest.fixture
-def least_conf(least_conf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands compose conf/config.yaml without a file of any group, in 60 % of the time.
+def minimal_conf(minimal_conf_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands compose conf/config.yaml without the files of its groups, in 60 % of the time.
 
-    Enough where settings do not matter, or are those of a run to resume.
+    For tests in which the settings do not matter, or come from a run to resume.
     """
-    monkeypatch.setattr(hydra_main, "conf_folder", lambda: least_conf_folder)
+    monkeypatch.setattr(hydra_main, "conf_folder", lambda: minimal_conf_folder)
 
 
 @pytest.fixture

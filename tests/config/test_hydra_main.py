@@ -94,17 +94,21 @@ def test_a_wrong_setting_is_named() -> None:
         assert message in str(refused.value) and "\n" not in str(refused.value), override
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (in_folder / "empty").mkdir()
+    (in_folder / "full").mkdir()
+    (in_folder / "full" / "precious").write_text("mine")
+    assert command("workers=0", "hydra.run.dir=full/a/b") == (2, [])
+    capsys.readouterr()
     assert command("workers=0", "hydra.run.dir=empty/a/b") == (2, [])
     assert capsys.readouterr().err.startswith("cupynet: workers=0: ")
     assert command("hydra.run.dir=empty", check=lambda settings: 1 / 0) == (1, [])  # a bug is shown
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and "ZeroDivisionError: division by zero" in err.splitlines()[-1]
-    assert [path.name for path in in_folder.rglob("*")] == ["empty"]
+    assert sorted(path.name for path in in_folder.rglob("*")) == ["empty", "full", "precious"]
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -134,7 +138,7 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
     assert working_folder == in_folder
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_two_starts_never_share_a_folder(command: Command, in_folder: Path) -> None:
     for _ in range(2):
         assert command()[0] == 0
@@ -190,7 +194,7 @@ def test_a_variable_of_the_environment_has_the_type_of_its_default(monkeypatch: 
         assert str(refused.value).startswith(f"CUPYNET_X={text}: ")
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_check_refuses_before_a_folder_exists(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -206,7 +210,7 @@ def test_check_refuses_before_a_folder_exists(
     assert list(in_folder.iterdir()) == []
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_job_gets_what_was_prepared_for_it(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     prepared: list[Any] = []
     done: list[Any] = []
@@ -233,7 +237,7 @@ def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
     return task
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(
     ("error", "code"),
     [(DataError("train-images: is\n damaged"), 65), (KeyboardInterrupt(), 130)],
@@ -250,7 +254,7 @@ def test_exit_codes_of_a_run(
     assert log.read_text().endswith(f" ERROR cupynet: {line}\n")
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     error = DivergedError("loss is nan")
     annotate(error, "worker 1, epoch 2, batch 7")
@@ -258,7 +262,7 @@ def test_a_typed_error_says_where_it_happened(command: Command, capsys: pytest.C
     assert capsys.readouterr().err == "cupynet: loss is nan; worker 1, epoch 2, batch 7\n"
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("error", "code"), [(ZeroDivisionError("oops"), 1), (SystemExit(7), 7)])
 def test_a_bug_of_a_job_leaves_with_its_traceback(
     error: BaseException, code: int, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -271,7 +275,7 @@ def test_a_bug_of_a_job_leaves_with_its_traceback(
     assert "Traceback" in log.read_text()
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_under_mpiexec_one_rank_answers_questions_and_leaves_no_file_open(
     rank: int, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -287,7 +291,7 @@ def test_under_mpiexec_one_rank_answers_questions_and_leaves_no_file_open(
     assert [str(each.message) for each in caught] == []
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("sweep", [(), ("-m", "seed=1,2")])
 def test_run_folder_that_cannot_be_made(
     sweep: Any, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
@@ -298,7 +302,7 @@ def test_run_folder_that_cannot_be_made(
     assert "outputs" in err and err.count("\n") == 1
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_settings_that_cannot_be_stored(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -313,7 +317,7 @@ def test_settings_that_cannot_be_stored(
 # --- sweeps
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,7 +345,7 @@ def test_one_bad_job_does_not_stop_a_sweep(
     assert "ZeroDivisionError" in logs["2"] and "damaged" not in logs["2"]
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -358,7 +362,7 @@ def test_a_sweep_that_cannot_be_composed_never_starts(
     assert not list(in_folder.rglob(".hydra"))
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_sweep_with_another_launcher_never_starts(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -371,7 +375,7 @@ def test_a_sweep_with_another_launcher_never_starts(
     assert [path.name for path in in_folder.iterdir()] == ["mine"]
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (Interrupted(15), 143)])
 def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: Command) -> None:
     exit_code, ran = command("-m", "workers=1,2", task=raising(error))
@@ -381,7 +385,7 @@ def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: C
 # --- the terminal and the log
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -389,7 +393,7 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
         logging.getLogger("cupynet.training").info("epoch %d", 1)
         logging.getLogger("cupynet").warning("careful")
         logging.getLogger("cupynet").debug("never")
-        logging.getLogger("somebody").warning("%s", "else\x1b[2J\x07\u202e")
+        logging.getLogger("other_package").warning("%s", "unexpected\x1b[2J\x07\u202e")
         return None
 
     assert command(task=task)[0] == 0
@@ -405,7 +409,7 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     for log in logs:
         texts = [line.split(" ", 2)[2] for line in log.read_text(encoding="utf-8").splitlines()]
         assert texts[:2] == ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful"] and len(texts) == 3
-        assert texts[2].startswith("WARNING somebody: else\ufffd")  # it cannot control the terminal that shows the log
+        assert texts[2].startswith("WARNING other_package: unexpected\ufffd")  # no control characters in the log
         assert not {"\x1b", "\x07", "\u202e"} & set(texts[2])
 
 
@@ -420,7 +424,7 @@ def test_questions_are_answered_and_start_nothing(
     assert list(in_folder.iterdir()) == []
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_under_mpiexec_the_launcher_must_be_mpi(
     in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,7 +473,7 @@ def test_help_lists_the_settings_that_exist(
     assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_quiet_run_prints_only_warnings(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -559,7 +563,7 @@ def stored_run(folder: Path, overrides: list[str], own: Path | None = None) -> N
     stored.keep(folder, config.compose(overrides, own), overrides)
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_run_with_own_files_resumes_without_them(own_files: Path, command: Command, in_folder: Path) -> None:
     stored_run(in_folder / "r", ["model=own", "epochs=1"], own_files)
     own_files.rename(in_folder / "moved")
@@ -567,7 +571,7 @@ def test_a_run_with_own_files_resumes_without_them(own_files: Path, command: Com
     assert code == 0 and ran[0].model["_target_"] == "mine.Stack" and ran[0].epochs == 3
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_resumed_run_takes_changes_of_every_form(command: Command, in_folder: Path) -> None:
     stored_run(in_folder / "r", ["optimizer=adam", "workers=2", "seed=5"])
     changes = ["epochs=20", "~callbacks.progress", "+callbacks.mine={_target_:a.B}", "backend=numpy"]

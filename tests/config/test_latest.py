@@ -181,7 +181,7 @@ def aged(run: Path, seconds: float) -> Path:
     return run
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_the_link_is_made_when_a_run_begins(command, here):
     seen = []
 

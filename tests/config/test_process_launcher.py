@@ -86,7 +86,7 @@ def test_a_job_is_started_as_its_sweep_was(
     assert process_launcher._program() == [sys.executable, *expected]
 
 
-@pytest.mark.usefixtures("least_conf")
+@pytest.mark.usefixtures("minimal_conf")
 def test_a_wrong_number_of_jobs_is_refused(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -38,7 +38,7 @@ def one_stopped(tmp_path_factory):
 
 
 @pytest.fixture
-def stopped(one_stopped, in_folder, caplog, least_conf):
+def stopped(one_stopped, in_folder, caplog, minimal_conf):
     """The folder of that run, below the working folder."""
     shutil.copytree(one_stopped, in_folder, dirs_exist_ok=True)
     caplog.set_level("INFO", "cupynet")

@@ -25,7 +25,7 @@ from cupynet.config.schema import (
 )
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
-from tests.support.settings import LEAST
+from tests.support.settings import MINIMAL
 
 GROUPS = ("backend", "backend.priority", "memory", "parallel")
 
@@ -33,7 +33,7 @@ GROUPS = ("backend", "backend.priority", "memory", "parallel")
 def given(key: str, value: Any) -> dict[str, Any]:
     """The least that can be read, and `value` at the dotted key."""
     *above, last = key.split(".")
-    tree: dict[str, Any] = {**LEAST, "backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}}
+    tree: dict[str, Any] = {**MINIMAL, "backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}}
     node = tree
     for name in above:
         node = node[name]
@@ -42,11 +42,11 @@ def given(key: str, value: Any) -> dict[str, Any]:
 
 
 def test_defaults() -> None:
-    settings = read(BenchSettings, LEAST)
+    settings = read(BenchSettings, MINIMAL)
     assert (settings.workers, settings.dtype, settings.repeats, settings.peers) == (None, "float", 5, None)
     assert (settings.parallel.averaging_frequency, settings.parallel.timeout_s) == (3, 300.0)
     assert (settings.backend.name, settings.backend.priority.gpu) == ("auto", 100)
-    assert settings.trusted_modules == [] and settings.trusted_modules is not read(Settings, LEAST).trusted_modules
+    assert settings.trusted_modules == [] and settings.trusted_modules is not read(Settings, MINIMAL).trusted_modules
 
 
 @pytest.mark.parametrize("kind", [BenchSettings, PlanSettings])
@@ -92,9 +92,9 @@ def test_unknown_and_missing_names() -> None:
         assert str(caught.value).startswith(line)
     for key in ("parallel", "callbacks", "data"):
         with pytest.raises(ConfigError, match=f"^{key}: is missing$"):
-            read(Settings, {name: value for name, value in LEAST.items() if name != key})
+            read(Settings, {name: value for name, value in MINIMAL.items() if name != key})
     with pytest.raises(ConfigError, match="^parallel.synchronizer: is missing$"):
-        read(Settings, {**LEAST, "parallel": {}})
+        read(Settings, {**MINIMAL, "parallel": {}})
 
 
 @pytest.mark.parametrize(("key", "most"), [("workers", MOST_WORKERS), ("images", MOST_IMAGES)])
@@ -121,7 +121,7 @@ def test_impossible_block_and_grid_sizes_are_refused(key: str, value: Any, line:
 
 
 def test_tf32_is_a_choice() -> None:
-    assert read(Settings, LEAST).backend.tf32 is False and read(Settings, given("backend.tf32", True)).backend.tf32
+    assert read(Settings, MINIMAL).backend.tf32 is False and read(Settings, given("backend.tf32", True)).backend.tf32
     for value in (1, None, "yes"):
         with pytest.raises(ConfigError, match="^backend.tf32=.*: must be true or false$"):
             read(Settings, given("backend.tf32", value))

@@ -20,8 +20,8 @@ CONF = config.conf_folder()
 
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
 
-# the least that a schema can be read from
-LEAST: dict[str, Any] = {
+# the smallest configuration that a schema accepts
+MINIMAL: dict[str, Any] = {
     **{"backend": {"priority": {}}, "memory": {}, "parallel": {"synchronizer": {}}, "callbacks": {}},
     **{"data": {}, "model": {}, "loss": {}, "optimizer": {}},
 }
@@ -42,25 +42,25 @@ def _composed(command: str, schema: type[Settings], *overrides: str) -> DictConf
         composing.register(Settings)
 
 
-def by_hydra(override: Override) -> bool:
-    """Return True for a file of a group, and for a setting that is removed."""
+def needs_hydra(override: Override) -> bool:
+    """Return True for an override that selects a file of a group or deletes a setting."""
     return override.is_delete() or (override.key_or_group in GROUPS and isinstance(override.value(), str | list))
 
 
 @cache
 def settings_of(*overrides: str) -> Settings:
-    """What `config.compose` returns, in a tenth of its time: see `settings_of_command`."""
+    """Return what `config.compose` returns, in a tenth of the time; see `settings_of_command`."""
     return settings_of_command("config", Settings, *overrides)
 
 
 def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
-    """The settings of a command, whose file in conf/ has its name. Hydra composes each choice of files only once.
+    """Return the settings of the command whose file in conf/ has this name.
 
-    Values are set in a copy, whose references are resolved afterwards.
+    Hydra composes each selection of files once. Values are set in a copy, and interpolations are resolved last.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    config = deepcopy(_composed(command, schema, *(str(each.input_line) for each in parsed if by_hydra(each))))
-    for each in (each for each in parsed if not by_hydra(each)):
+    config = deepcopy(_composed(command, schema, *(str(each.input_line) for each in parsed if needs_hydra(each))))
+    for each in (each for each in parsed if not needs_hydra(each)):
         added = each.is_add() or each.is_force_add()
         OmegaConf.update(config, each.key_or_group, each.value(), merge=True, force_add=added)
     with pytest.MonkeyPatch.context() as patch:
