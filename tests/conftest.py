@@ -53,12 +53,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in FIRST)
 
 
-def pytest_collection_finish() -> None:
-    """Freeze the collected tests so that the garbage collector skips them."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """A test that is not marked `gpu` sees none, nor does what it starts: it says what a processor does.
@@ -77,6 +71,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         patch.setattr(cuda, "probe", probe)
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         return (yield)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen() -> None:
+    """Freeze what earlier modules left, so that the garbage collector skips it: runs collect when they end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=ON_DEVICES)
