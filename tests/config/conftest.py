@@ -40,8 +40,8 @@ def in_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 def minimal_conf_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("conf")
     settings = yaml.safe_load((CONF / "config.yaml").read_text())
-    of_hydra = [each for each in settings["defaults"] if isinstance(each, dict) and "hydra/" in next(iter(each))]
-    text = yaml.safe_dump({**settings, "defaults": ["spine", "_self_", *of_hydra], **MINIMAL})
+    logging_files = [each for each in settings["defaults"] if "_logging" in str(each)]
+    text = yaml.safe_dump({**settings, "defaults": ["spine", "_self_", *logging_files], **MINIMAL})
     (folder / "config.yaml").write_text(text)
     shutil.copytree(CONF / "hydra", folder / "hydra")
     return folder
