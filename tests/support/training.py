@@ -144,13 +144,17 @@ class Recorder(Callback):
         self.epochs.append(record)
 
 
-def reported_rows(recorder: Recorder, after: int) -> list[dict[str, Any]]:
-    """The reports and epochs after an iteration, without times and traffic: a resumed fit sends its weights once."""
+def reported_rows(recorder: Recorder, after: int) -> list[str]:
+    """The reports and epochs after an iteration, as text that shows every bit and in which NaN equals NaN.
+
+    Without times and traffic: a resumed fit sends its weights once.
+    """
     timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
-    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in (*recorder.reports, *recorder.epochs)]
+    rows = [row for row in (*recorder.reports, *recorder.epochs) if row.iteration > after]
+    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in rows]
     for row in found:
         row["evaluation"] = row.get("evaluation") and row["evaluation"].to_dict()
-    return [row for row in found if row["iteration"] > after]
+    return [repr(row) for row in found]
 
 
 class KeepState(Callback):

@@ -39,31 +39,32 @@ def trainer_of(communicator, synchronizer, callbacks) -> Trainer:
 
 @pytest.mark.parametrize("synchronizer", [*WAYS.values(), GradientMean()], ids=[*WAYS, "gradient mean"])
 def test_training_resumes_bit_for_bit(synchronizer):
-    """From early in the first epoch, from its end, and from the middle of the second."""
+    """From the middle of the second epoch, where no way has just averaged; one way also from the first epoch."""
     data = small_dataset(57)  # 15 batches for 3 workers, the last of one sample
     loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
+    iterations = (2, 5, 7) if synchronizer is WAYS["every 3"] else (7,)
 
     def fit(states=None):
-        """Return each worker's weights and last divergence, its reports, and the states it passed through."""
+        """Return each worker's weights and last divergence, its reports, and the states after `iterations`."""
 
         def task(communicator):
-            recorder, keeps = Recorder(), {at: KeepState(at) for at in (2, 5, 8)}
+            recorder, keeps = Recorder(), {} if states else {at: KeepState(at) for at in iterations}
             trainer = trainer_of(communicator, synchronizer, [recorder, *keeps.values()])
             if states is not None:
                 trainer.restore(states[communicator.rank])
             trainer.fit(loader, EPOCHS - trainer.epoch, evaluate_on=held_out)
             measured = trainer.statistics.measured
             found = fingerprint(trainer.model), measured and (measured.divergence, measured.by_layer)
-            return found, recorder, {at: getattr(k, "kept", None) for at, k in keeps.items()}
+            return found, recorder, {at: keep.kept for at, keep in keeps.items()}
 
         return on_threads(3, task)
 
     whole = fit()
-    for iteration in (2, 5, 8):
+    for iteration in iterations:
         again = fit([states[iteration] for *_, states in whole])
         for (found, reported, _), (expected, wanted, _) in zip(again, whole, strict=True):
             assert found == expected, f"resumed after iteration {iteration}"
-            np.testing.assert_equal(reported_rows(reported, iteration), reported_rows(wanted, iteration))
+            assert reported_rows(reported, iteration) == reported_rows(wanted, iteration)
 
 
 @pytest.mark.parametrize("synchronizer", WAYS.values(), ids=WAYS)

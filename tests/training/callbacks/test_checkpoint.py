@@ -15,18 +15,21 @@ from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper
 from tests.support.training import WAYS, StopAfter, fingerprint, small_dataset, small_model
 
-EPOCHS, WORKERS = 3, 3
+EPOCHS, WORKERS = 2, 3
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
 
 
-def wrapper_of(folder, synchronizer=None, *callbacks, workers=WORKERS, dtype="float", **options) -> ParallelWrapper:
+def wrapper_of(
+    folder, synchronizer=None, *callbacks, workers=WORKERS, dtype="float", saves=True, **options
+) -> ParallelWrapper:
     folder.mkdir(exist_ok=True)
+    checkpoint = [Checkpoint(every_iterations=4, keep_last=3)] if saves else []
     return ParallelWrapper(
         small_model(dtype),
         workers,
         synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
         optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
-        callbacks=[Checkpoint(every_iterations=4, keep_last=3), *callbacks, History()],
+        callbacks=[*checkpoint, *callbacks, History()],
         report_every=2,
         run=folder,
         **options,
@@ -64,24 +67,20 @@ def outcome(wrapper: ParallelWrapper) -> tuple:
         ("every 3", 2),
         ("every 3", 5),  # the end of an epoch
         ("adaptive", 8),
-        ("slowmo", 8),
         ("diloco, half", 2),
         ("elastic", 5),
-        ("gradients, half", 2),
-        ("threshold", 8),
-        ("post-local", 5),
-        ("threshold, target", 8),
+        ("threshold, target", 2),
     ],
 )
 def test_a_stopped_fit_resumes_from_the_disk(tmp_path, way, iteration):
-    with wrapper_of(tmp_path / "whole", WAYS[way]) as whole:
+    with wrapper_of(tmp_path / "whole", WAYS[way], saves=False) as whole:
         fit(whole)
         wanted = outcome(whole)
     with wrapper_of(tmp_path / "parts", WAYS[way], StopAfter(iteration)) as first:
         fit(first)
         stopped_at = first.trainer.iteration
-    assert stopped_at < 15
-    with wrapper_of(tmp_path / "parts", WAYS[way]) as second:
+    assert stopped_at < 10
+    with wrapper_of(tmp_path / "parts", WAYS[way], saves=False) as second:
         second.restore(tmp_path / "parts" / "checkpoints")
         assert second.trainer.iteration == stopped_at
         fit(second, EPOCHS - second.trainer.epoch)
@@ -89,17 +88,16 @@ def test_a_stopped_fit_resumes_from_the_disk(tmp_path, way, iteration):
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("way", ["every 3", "gradients"])
-def test_a_killed_fit_resumes_from_an_earlier_checkpoint(tmp_path, way):
+def test_a_killed_fit_resumes_from_an_earlier_checkpoint(tmp_path):
     """Rows of the history written since are cut off."""
-    with wrapper_of(tmp_path / "a", WAYS[way]) as whole:
+    with wrapper_of(tmp_path) as whole:
         fit(whole)
-        wanted, written = outcome(whole), rows(tmp_path / "a")
-    assert Checkpoints(tmp_path / "a" / "checkpoints").steps() == [10, 12, 15]
-    with wrapper_of(tmp_path / "a", WAYS[way]) as again:
-        again.restore(tmp_path / "a" / "checkpoints" / "step-00000012")
+        wanted, written = outcome(whole), rows(tmp_path)
+    assert Checkpoints(tmp_path / "checkpoints").steps() == [5, 8, 10]
+    with wrapper_of(tmp_path) as again:
+        again.restore(tmp_path / "checkpoints" / "step-00000008")
         fit(again, EPOCHS - again.trainer.epoch)
-        assert outcome(again) == wanted and rows(tmp_path / "a") == written
+        assert outcome(again) == wanted and rows(tmp_path) == written
 
 
 def test_measurements_that_stages_have_not_exchanged_are_saved(tmp_path):
@@ -137,22 +135,23 @@ def test_restoring_truncates_the_history_file(tmp_path):
 
 
 def test_stages_and_early_stopping_resume(tmp_path):
-    def make(folder, *callbacks):
+    def make(folder, *callbacks, **options):
         stopping = EarlyStopping("loss", patience=9)
-        return wrapper_of(folder, None, stopping, *callbacks, workers=2, pipeline=Pipeline(2, 2)), stopping
+        callbacks = (stopping, *callbacks)
+        return wrapper_of(folder, None, *callbacks, workers=2, pipeline=Pipeline(2, 2), **options), stopping
 
-    whole, stopping = make(tmp_path / "whole")
+    whole, stopping = make(tmp_path / "whole", saves=False)
     with whole:
-        fit(whole)
+        fit(whole, 3)
         wanted = outcome(whole)
     first, _ = make(tmp_path / "parts", StopAfter(11))
     with first:
-        fit(first)
-    second, again = make(tmp_path / "parts")
+        fit(first, 3)
+    second, again = make(tmp_path / "parts", saves=False)
     with second:
         second.restore(tmp_path / "parts" / "checkpoints")
         assert 11 <= second.trainer.iteration <= 20  # stages agree on stops every tenth round, or sooner
-        fit(second, EPOCHS - second.trainer.epoch)
+        fit(second, 3 - second.trainer.epoch)
         assert outcome(second) == wanted
     assert again.result.scores == stopping.result.scores and again.result.best_epoch == stopping.result.best_epoch
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
@@ -208,9 +207,7 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path, stages)
 def test_taking_a_checkpoint_changes_nothing(tmp_path):
     with wrapper_of(tmp_path / "with") as one:
         fit(one)
-    (tmp_path / "without").mkdir()
-    with wrapper_of(tmp_path / "without") as other:
-        other.callbacks = [each for each in other.callbacks if not isinstance(each, Checkpoint)]
+    with wrapper_of(tmp_path / "without", saves=False) as other:
         fit(other)
         assert fingerprint(other.model) == fingerprint(one.model)
         sent = other.trainer.statistics.clock.bytes_sent
