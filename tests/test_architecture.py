@@ -90,6 +90,7 @@ OPTIONAL = (
     "cupy_backends",
     "cupyx",
     "h5py",
+    "jinja2",
     "llvmlite",
     "matplotlib",
     "ml_dtypes",

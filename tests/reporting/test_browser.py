@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -73,19 +72,22 @@ window.addEventListener("load", () => {
 """
 
 
-def measured(*pages: Path, flags: Sequence[str] = ()) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the browser's measurements of each page at each width, and its console messages."""
+def measured(*pages: tuple[Path, str]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the browser's measurements of each page and colour scheme at each width, and its console messages.
+
+    A page in a frame prefers the colour scheme of its frame.
+    """
     assert CHROMIUM is not None, REASON
     frames = "".join(
-        f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0"></iframe>'
-        for page in pages
+        f'<iframe src="{page.as_uri()}" width="{width}" height="900" style="border:0; color-scheme:{scheme}"></iframe>'
+        for page, scheme in pages
         for width in WIDTHS
     )
-    outer = pages[0].with_name("outer.html")
+    outer = pages[0][0].with_name("outer.html")
     outer.write_text(MEASURE % frames)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         done = subprocess.run(
-            [CHROMIUM, *FLAGS, *flags, f"--user-data-dir={profile}", "--dump-dom", outer.as_uri()],
+            [CHROMIUM, *FLAGS, f"--user-data-dir={profile}", "--dump-dom", outer.as_uri()],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
@@ -96,45 +98,45 @@ def measured(*pages: Path, flags: Sequence[str] = ()) -> tuple[list[dict[str, An
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """A page with long names, many classes' worth of columns and a long command."""
+def found(tmp_path_factory):
+    """A page with long names, many classes' worth of columns and a long command, and one with a few short names."""
     names = ["a class with a very long name that goes on and on" + str(index) for index in range(20)]
     counts = [[900 if row == column else (row * column) % 7 for column in range(20)] for row in range(20)]
     test = summary()["test"] | {"confusion": counts}
     folder = finished(
         tmp_path_factory.mktemp("browser"), class_names=names, test=test, synchronizer="word" * 40, advice="x" * 300
     )
-    return write_page(folder)[0]
+    long, _ = write_page(folder)
+    short, _ = write_page(finished(tmp_path_factory.mktemp("short"), class_names=["trouser", "sandal", "coat"]))
+    return measured((long, "light"), (short, "light"), (long, "dark"))
 
 
 @pytest.fixture(scope="module")
-def both(page, tmp_path_factory):
-    """That page, and one with a few short names."""
-    folder = finished(tmp_path_factory.mktemp("short"), class_names=["trouser", "sandal", "coat"])
-    return measured(page, write_page(folder)[0])
+def light(found):
+    return found[0][: len(WIDTHS)]
 
 
 @pytest.fixture(scope="module")
-def light(both):
-    return both[0][: len(WIDTHS)], both[1]
+def short(found):
+    return found[0][len(WIDTHS) : -len(WIDTHS)]
 
 
 @pytest.fixture(scope="module")
-def short(both):
-    return both[0][len(WIDTHS) :]
+def dark(found):
+    return found[0][-len(WIDTHS) :]
 
 
-def test_the_browser_reports_no_errors(light):
-    assert light[1] == []
+def test_the_browser_reports_no_errors(found):
+    assert found[1] == []
 
 
 def test_no_page_scrolls_sideways_at_any_width(light):
-    assert [found["width"] for found in light[0]] == list(WIDTHS)
-    assert [found["needs"] for found in light[0]] == list(WIDTHS)
+    assert [found["width"] for found in light] == list(WIDTHS)
+    assert [found["needs"] for found in light] == list(WIDTHS)
 
 
 def test_charts_and_pictures_are_not_blank(light):
-    for found in light[0]:
+    for found in light:
         assert len(found["charts"]) == 6
         for chart in found["charts"]:
             assert chart["width"] > 0.7 * min(found["width"], 560) and chart["paths"] > 8
@@ -153,19 +155,16 @@ def test_the_matrix_is_aligned_left_like_all_else(short):
 
 
 def test_a_table_that_is_cut_has_shadows_at_its_edges(light):
-    assert light[0][0]["cut"]
-    for found in light[0]:
+    assert light[0]["cut"]
+    for found in light:
         assert all("gradient" in shadow for shadow in found["cut"])
 
 
-def test_dark_mode_has_its_own_colours(page, light):
-    dark, console = measured(page, flags=["--blink-settings=preferredColorScheme=0"])
-    assert console == []
-
+def test_dark_mode_has_its_own_colours(light, dark):
     def brightness(colour: str) -> float:
         return sum(float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]) / 3
 
-    for night, day in zip(dark, light[0], strict=True):
+    for night, day in zip(dark, light, strict=True):
         assert brightness(day["paper"]) > 200 > 100 > brightness(day["ink"])
         assert brightness(night["paper"]) < 60 and brightness(night["ink"]) > 180
         assert night["line"] != day["line"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,77 +10,53 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.config import compose
-from cupynet.core.errors import ConfigError
+from cupynet.commands import train
+from cupynet.config.schema import Settings
+from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Dataset
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.reporting import ReportPage
-from cupynet.training import History, ParallelWrapper
+from cupynet.training import History, ParallelWrapper, StopReason
 from cupynet.training.callbacks.base import Callback
-from tests.support import warm
-from tests.support.resumed_runs import FAULT, FAULTY
+from tests.support.settings import settings_of, settings_of_command
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK = (
-    "data=synthetic",
-    "data.train=300",
-    "data.test=100",
-    "workers=2",
-    "batch_size=16",
-    "backend=numpy",
-    "model=mlp",
+    *("data=synthetic", "data.train=300", "data.test=100", "workers=2", "batch_size=16", "backend=numpy", "model=mlp"),
+    "callbacks.report.enabled=true",
 )
 
 
-def environment(**more: str) -> dict[str, str]:
-    hidden = {"CUPYNET_DATA", "CUPYNET_REPORT"}
-    kept = {key: value for key, value in os.environ.items() if key not in hidden}
-    return {**kept, "PYTHONPATH": str(ROOT), "CUPYNET_OFFLINE": "1", **more}
+class Interrupting(Callback):
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 5:
+            trainer.stop("SIGINT", StopReason.SIGNAL)
 
 
-def train(folder: Path, *settings: str, code: int = 0, **more: str) -> str:
-    """Train with a page; return what was printed."""
-    done = warm.command("cupynet", ("train", *QUICK, *settings), folder, environment(**more), 300, **more)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def trained(folder: Path, *settings: str, callbacks: tuple[Callback, ...] = ()) -> str:
+    """Train as the command does; return the page."""
+    folder.mkdir(exist_ok=True)
+    experiment = train.prepare(settings_of(*QUICK, *settings))
+    experiment.callbacks += callbacks
+    train.train(experiment, folder)
+    return (folder / "report.html").read_text()
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Two runs of a sweep, and what was printed."""
-    folder = tmp_path_factory.mktemp("sweep")
-    output = train(folder, "-m", "epochs=1,2", f"hydra.sweep.dir={folder}/runs")
-    return [folder / "runs" / number for number in "01"], output
-
-
-def test_each_run_of_a_sweep_has_its_page(finished):
-    runs, output = finished
-    assert "warning" not in output
-    for epochs, folder in enumerate(runs, 1):
-        text = (folder / "report.html").read_text()
-        assert f"{epochs} of {epochs}" in text and "finished" in text and "<svg" in text
-        assert "Most confident mistakes" in text and 'alt="sample ' in text
-        assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-        assert not list(folder.glob(".*.part"))
-
-
-def test_the_page_of_a_resumed_run_is_rewritten_and_named_by_the_closing_table(finished):
-    folder = finished[0][0]
-    output = train(folder.parent, "resume=0", "epochs=2")
-    assert re.search(r"^report +0/report.html$", output, re.MULTILINE)
-    text = (folder / "report.html").read_text()
-    assert "2 of 2" in text and "finished" in text
-
-
-def test_a_signal_ends_the_run_with_a_page(tmp_path):
-    (tmp_path / "fault.py").write_text(FAULT)
-    train(tmp_path, *FAULTY, "hydra.run.dir=run", code=130, END_AFTER="5", END_BY="SIGINT")
-    text = (tmp_path / "run" / "report.html").read_text()
+def test_an_interrupted_run_has_a_page_which_the_resumed_run_replaces(tmp_path, monkeypatch, capsys, caplog):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("run")
+    text = trained(folder, "epochs=1", callbacks=(Interrupting(),))
     assert ">stopped<" in text and "SIGINT" in text
+    text = trained(folder, "epochs=2", "resume=run")
+    assert re.search(r"^report +run/report.html$", capsys.readouterr().out, re.MULTILINE)
+    assert "2 of 2" in text and "finished" in text and "<svg" in text and "SIGINT" not in text
+    assert "Most confident mistakes" in text and 'alt="sample ' in text
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(folder.glob(".*.part")) and "report.html" not in caplog.text
 
 
 def test_a_run_that_diverges_says_so_on_its_page(tmp_path):
-    train(tmp_path, "optimizer=sgd", "optimizer.learning_rate=1e30", f"hydra.run.dir={tmp_path}/run", code=3)
+    with pytest.raises(DivergedError):
+        trained(tmp_path / "run", "optimizer=sgd", "optimizer.learning_rate=1e30")
     text = (tmp_path / "run" / "report.html").read_text()
     assert ">diverged<" in text and "is not finite" in text
 
@@ -94,16 +68,21 @@ def fit(run: Path | None, *callbacks: Callback) -> None:
         wrapper.fit(Dataset("small", images, np.arange(40) % 2, 2), 1)
 
 
-def test_without_matplotlib_there_is_a_page_without_charts(tmp_path, monkeypatch, caplog):
-    caplog.set_level("INFO", "cupynet")
+@pytest.fixture
+def without_charts(monkeypatch):
+    """As if matplotlib were not installed. Most of the time of a page is spent on its charts."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+def test_without_matplotlib_there_is_a_page_without_charts(tmp_path, without_charts, caplog):
+    caplog.set_level("INFO", "cupynet")
     fit(tmp_path, History(), ReportPage())
     assert caplog.text.count("charts need matplotlib: pip install 'cupynet[plots]'") == 1
     text = (tmp_path / "report.html").read_text()
     assert "charts need matplotlib" in text and "<svg" not in text and not (tmp_path / "curves.png").exists()
 
 
-def test_a_page_that_cannot_be_written_is_one_warning(tmp_path, caplog):
+def test_a_page_that_cannot_be_written_is_one_warning(tmp_path, without_charts, caplog):
     (tmp_path / "report.html" / "x").mkdir(parents=True)
     fit(tmp_path, History(), ReportPage())
     (record,) = caplog.records
@@ -127,7 +106,7 @@ class Failing(Callback):
         raise self.error
 
 
-def test_a_bug_is_named_on_the_page_and_raised(tmp_path):
+def test_a_bug_is_named_on_the_page_and_raised(tmp_path, without_charts):
     with pytest.raises(ValueError, match="a bug"):
         fit(tmp_path, History(), ReportPage(), Failing(ValueError("a bug")))
     text = (tmp_path / "report.html").read_text()
@@ -143,14 +122,5 @@ def test_an_interrupt_is_not_delayed_by_a_page(tmp_path):
 def test_the_environment_turns_it_off_for_all_runs(monkeypatch):
     for value in ("true", "false"):
         monkeypatch.setenv("CUPYNET_REPORT", value)
-        assert compose(()).callbacks["report"]["enabled"] is (value == "true")
-    assert compose(("callbacks.report=null",)).callbacks["report"] is None
-
-
-def test_the_package_imports_nothing_that_draws_before_a_page_is_made():
-    code = (
-        "import sys, cupynet.training, cupynet.reporting.page\n"
-        "print(sorted({'matplotlib', 'jinja2', 'hydra'} & set(sys.modules)))"
-    )
-    output = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert output.stdout == "[]\n"
+        assert settings_of_command("config", Settings).callbacks["report"]["enabled"] is (value == "true")
+    assert settings_of("callbacks.report=null").callbacks["report"] is None
