@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cupynet.config import compose
+from cupynet.commands import train
 from cupynet.config.stored import check_outputs
 from cupynet.core.errors import ConfigError, DivergedError
 from cupynet.data import Loader
@@ -24,7 +24,6 @@ from cupynet.runs.run import Run
 from cupynet.training import Checkpoint, History, NonFinite, ParallelWrapper, StopReason
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base, mlflow
 from cupynet.training.callbacks.loggers.base import flat
-from tests.support.commands import run as started
 from tests.support.logger_files import (
     Figures,
     expected,
@@ -35,6 +34,7 @@ from tests.support.logger_files import (
     wandb_records,
 )
 from tests.support.mpi import NO_MPI, under_mpiexec
+from tests.support.settings import settings_of
 from tests.support.training import StopAfter, small_dataset, small_model
 
 MISSING = [name for name in ("tensorboardX", "mlflow", "sqlalchemy", "wandb") if find_spec(name) is None]
@@ -375,34 +375,27 @@ def test_a_stored_run_cannot_choose_where_figures_are_sent(tmp_path: Path) -> No
     check_outputs({"mine": {"uri": None, "mode": "offline", "path": None}, "none": None}, run, ())
 
 
-@pytest.mark.parametrize("chosen", ["tensorboard", "[default,tensorboard]"])
-def test_a_logger_is_chosen_by_name(chosen: str) -> None:
-    found = compose([f"callbacks={chosen}"]).callbacks
-    default = compose([]).callbacks
-    assert found == {
-        **default,
-        "tensorboard": {"_target_": "cupynet.training.TensorBoard", "path": None},
-    }
+def test_a_logger_is_chosen_by_name() -> None:
+    found, default = settings_of("callbacks=tensorboard").callbacks, settings_of().callbacks
+    assert found == {**default, "tensorboard": {"_target_": "cupynet.training.TensorBoard", "path": None}}
 
 
 def test_loggers_combine_with_other_callbacks() -> None:
     for chosen in ("[early_stopping,tensorboard,mlflow]", "[mlflow,tensorboard,early_stopping]"):
-        found = compose([f"callbacks={chosen}", "callbacks.mlflow.experiment=mine"]).callbacks
+        found = settings_of(f"callbacks={chosen}", "callbacks.mlflow.experiment=mine").callbacks
         assert {"history", "checkpoint", "early_stopping", "tensorboard", "mlflow"} <= set(found)
         assert found["early_stopping"]["patience"] == 5 and found["mlflow"]["experiment"] == "mine"
 
 
-def test_a_sweep_has_a_run_for_each_job(tmp_path: Path) -> None:
+def test_a_run_of_the_command_logs_its_settings_and_results(tmp_path: Path) -> None:
     """Settings are hyperparameters, the summary is the result."""
-    started(tmp_path, *QUICK, "callbacks=[default,tensorboard]", "-m", "seed=1,2", "hydra.sweep.dir=sweep")
-    for job, seed in ("0", 1), ("1", 2):
-        folder = tmp_path / "sweep" / job
-        found, summary = tensorboard_figures(folder / "tensorboard"), Run(folder).summary()
-        check({key: v for key, v in found.items() if not key[0].startswith("result/")}, Run(folder), exact=False)
-        results = {name: value for (name, _), value in found.items() if name.startswith("result/")}
-        assert results["result/test_accuracy"] == pytest.approx([summary.scores.test_accuracy])
-        assert results["result/wall_s"] == pytest.approx([summary.cost.wall_s])
-        assert hyperparameters(folder)["seed"].number_value == seed
+    train.train(train.prepare(settings_of(*QUICK, "callbacks=[default,tensorboard]", "seed=2")), tmp_path)
+    found, summary = tensorboard_figures(tmp_path / "tensorboard"), Run(tmp_path).summary()
+    check({key: v for key, v in found.items() if not key[0].startswith("result/")}, Run(tmp_path), exact=False)
+    results = {name: value for (name, _), value in found.items() if name.startswith("result/")}
+    assert results["result/test_accuracy"] == pytest.approx([summary.scores.test_accuracy])
+    assert results["result/wall_s"] == pytest.approx([summary.cost.wall_s])
+    assert hyperparameters(tmp_path)["seed"].number_value == 2
 
 
 @pytest.mark.slow
