@@ -44,7 +44,12 @@ def run_tests(folder: Path, *arguments: str, standin: bool = True) -> subprocess
     (folder / "pytest.ini").write_text("[pytest]\n")
     line = [sys.executable, *(["-m", "tests.standin"] if standin else []), "-m", "pytest", "-q"]
     line += ["-p", "no:cacheprovider", "-p", "tests.gpu_record", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+    }
     return subprocess.run(line, cwd=folder, env=environment, capture_output=True, text=True, timeout=100)
 
 
@@ -55,7 +60,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("processes", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_outcomes_of_tests_are_recorded(processes: int, tmp_path: Path) -> None:
     """Once, whether they run in one process or in several."""
-    done = run_tests(tmp_path, *(["-n", str(processes)] if processes else []))
+    done = run_tests(tmp_path, *(["-p", "xdist.plugin", "-n", str(processes)] if processes else []))
     (found,) = records(tmp_path)
     assert done.returncode == found["exit_status"] == 1, done.stdout + done.stderr
     counts = {"passed": 5, "failed": 1, "error": 1, "skipped": 1, "xfailed": 1, "xpassed": 0}

@@ -24,6 +24,7 @@ FENCE = re.compile(r"^```(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 QUICK = {
     "MNIST()": "Synthetic(train=300, test=100)",
     "import MNIST": "import Synthetic",
+    "Synthetic()": "Synthetic(train=300, test=100)",
     "Synthetic(train=2000, test=500)": "Synthetic(train=300, test=100)",
     "epochs=10": "epochs=1",
     "epochs=5": "epochs=1",

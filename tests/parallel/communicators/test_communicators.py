@@ -143,7 +143,7 @@ def team(request, made_up_devices):
 def test_the_suite_under_mpiexec(ranks):
     """What every communicator does, between processes; all of it, on every rank."""
     command = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__]
-    done = under_mpiexec(ranks, *command, CUPYNET_TEST_RANKS=str(ranks))
+    done = under_mpiexec(ranks, *command, CUPYNET_TEST_RANKS=str(ranks), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     shared = [
         test for name, test in globals().items() if name.startswith("test_") and "team" in signature(test).parameters

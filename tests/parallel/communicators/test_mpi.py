@@ -190,7 +190,7 @@ kind = sys.argv[1]
 if kind == "leaves":
     ranks.START_S = 1.0
 if started()[0] == 1:
-    time.sleep(0.5)  # the others are waiting already
+    time.sleep(0.1)  # the others are waiting already
     if kind == "leaves":
         sys.exit(0)
     sys.modules["mpi4py"] = None
