@@ -264,7 +264,7 @@ def train(
             prefetch_buffer=2,
             report_every=2,
         )
-        trainer.fit(loader, epochs, evaluate_on=Loader(dataset, 7, shuffle=False))
+        trainer.fit(loader, epochs, evaluate_on=Loader(dataset, 20, shuffle=False))
         return trainer
 
     return Trained(on_threads(workers, task), recorders)

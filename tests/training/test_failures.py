@@ -143,7 +143,7 @@ EVENTS = {
 def wrapper_with(fault: Fault, way: str, folder, monkeypatch) -> ParallelWrapper:
     """A wrapper in which `fault` strikes."""
     kind, synchronizer, optimizer = fault.kind, WAYS[way], Nesterov(0.05, 0.9)
-    callbacks: list[Callback] = [Checkpoint(every_iterations=2), History()]
+    callbacks: list[Callback] = [Checkpoint(every_iterations=4), History()]
     if kind in EVENTS:
         callbacks.append(Faulty(fault, EVENTS[kind]))
     if kind == "optimizer":
@@ -229,7 +229,7 @@ def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
     fault.release.set()
     assert gone() == []
     with ParallelWrapper(model, WORKERS, synchronizer=WAYS[way]) as again:
-        again.fit(Loader(data, 4, seed=3), 1)
+        again.fit(small_dataset(12), 1, batch_size=4)
     assert np.isfinite(model.params.master).all()
     assert time.monotonic() - began < 30
 
@@ -283,7 +283,7 @@ def test_wrappers_leave_no_threads_or_files_behind(tmp_path):
                 wrapper.fit(Loader(data, 4, seed=3), 1, evaluate_on=held_out)
             completed.append(number)
 
-    data, completed = small_dataset(40), []
+    data, completed = small_dataset(16), []
     held_out = Loader(data, 4, shuffle=False)
     for number in range(13):
         fault = Fault(number % 2, 2, "callback")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ from tests.support.training import KINDS_OF_WAYS, WAYS, StopAfter, fingerprint, 
 
 DATA = small_dataset(57)  # 15 batches of 4
 LOADER = Loader(DATA, 4, seed=3)
+EPOCHS = 2
+EVERY_ROUND, STAGES = ParameterAveraging(1), Pipeline(2, 2)
 
 
 class Rates(Callback):
@@ -30,24 +33,33 @@ class Rates(Callback):
         self.rates.append((report.iteration, report.learning_rate))
 
 
-def wrapper_of(folder, workers, way=None, *callbacks, every=100, dtype="double", **options):
+def wrapper_of(folder, workers, way=None, *callbacks, dtype="double", **options):
     folder.mkdir(exist_ok=True)
     return ParallelWrapper(
         small_model(dtype),
         workers,
         synchronizer=ParameterAveraging(5) if way is None else way,
         optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
-        callbacks=[Checkpoint(every_iterations=every, keep_last=100), NonFinite("skip"), *callbacks, History()],
+        callbacks=[NonFinite("skip"), *callbacks, History()],
         report_every=1,
         run=folder,
         **options,
     )
 
 
-def left_by(folder, workers, iteration, way=None, **options):
-    with wrapper_of(folder, workers, way, StopAfter(iteration), every=iteration, **options) as wrapper:
-        wrapper.fit(LOADER, 3)
-    return Checkpoints(folder / "checkpoints").path(iteration)
+@pytest.fixture(scope="module")
+def left_by(tmp_path_factory):
+    """A function that trains until after an iteration and returns the checkpoint of then. Tests share what it made."""
+
+    @cache
+    def train(workers, iteration, way=None, **options):
+        folder = tmp_path_factory.mktemp("left")
+        saving = Checkpoint(every_iterations=iteration, keep_last=100)
+        with wrapper_of(folder, workers, way, saving, StopAfter(iteration), **options) as wrapper:
+            wrapper.fit(LOADER, EPOCHS)
+        return Checkpoints(folder / "checkpoints").path(iteration)
+
+    return train
 
 
 def states(wrapper):
@@ -60,30 +72,30 @@ def states(wrapper):
     ("way", "workers"),
     [("every 3", 1), ("every 3", 4), *((way, 2) for way in ("adaptive", "slowmo", *KINDS_OF_WAYS) if way != "every 3")],
 )
-def test_three_workers_become_another_number(tmp_path, way, workers):
-    path = left_by(tmp_path, 3, 7, WAYS[way])
+def test_three_workers_become_another_number(tmp_path, left_by, way, workers):
+    path = left_by(3, 7, WAYS[way])
     with wrapper_of(tmp_path, workers, WAYS[way]) as wrapper:
         wrapper.restore(path)
         found = states(wrapper)
         weights = [np.concatenate([w.ravel() for w in state["replica"]["weights"].values()]) for state in found]
         assert all(np.array_equal(weights[0], each) for each in weights) and wrapper.trainer.iteration == 7
-        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch, evaluate_on=DATA)
-        assert wrapper.trainer.epoch == 3 and np.isfinite(wrapper.trainer.evaluation.loss)
+        wrapper.fit(LOADER, EPOCHS - wrapper.trainer.epoch, evaluate_on=DATA)
+        assert wrapper.trainer.epoch == EPOCHS and np.isfinite(wrapper.trainer.evaluation.loss)
         assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
 
 
 @pytest.mark.parametrize(("way", "workers"), [("adaptive", 3), *((way, 2) for way in KINDS_OF_WAYS)])
-def test_one_worker_becomes_several(tmp_path, way, workers):
-    path = left_by(tmp_path, 1, 7, WAYS[way])
+def test_one_worker_becomes_several(tmp_path, left_by, way, workers):
+    path = left_by(1, 7, WAYS[way])
     with wrapper_of(tmp_path, workers, WAYS[way]) as wrapper:
         wrapper.restore(path)
-        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
-        assert wrapper.trainer.epoch == 3 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
+        wrapper.fit(LOADER, EPOCHS - wrapper.trainer.epoch)
+        assert wrapper.trainer.epoch == EPOCHS and len({fingerprint(each) for each in wrapper.replicas()}) == 1
 
 
-def test_the_mean_is_weighted_like_the_next_average(tmp_path):
+def test_the_mean_is_weighted_like_the_next_average(tmp_path, left_by):
     """After 4 of 5 rounds between averages. In the last one, some workers had no batch and one a short batch."""
-    path = left_by(tmp_path, 4, 4)
+    path = left_by(4, 4)
     stored = read(path)
     with wrapper_of(tmp_path / "same", 4) as wrapper:
         wrapper.restore(path)
@@ -101,11 +113,11 @@ def test_the_mean_is_weighted_like_the_next_average(tmp_path):
 
 
 @pytest.mark.parametrize(("workers", "again"), [(3, 2), (1, 0), (5, 3)])
-def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, caplog, workers, again):
+def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, left_by, caplog, workers, again):
     """Four workers stop after 2 rounds, 8 of 15 batches. Three workers continue after batch 6, so 2 are repeated."""
-    path = left_by(tmp_path, 4, 2, ParameterAveraging(1))
+    path = left_by(4, 2, EVERY_ROUND)
     seen: list[int] = []
-    with wrapper_of(tmp_path, workers, ParameterAveraging(1)) as wrapper, caplog.at_level(logging.INFO):
+    with wrapper_of(tmp_path, workers, EVERY_ROUND) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
         assert (wrapper.trainer.epoch, wrapper.trainer.round) == (0, 8 // workers)
 
@@ -127,7 +139,7 @@ def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, caplog, worker
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, workers):
+def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, left_by, workers):
     """Four workers need 4 rounds for 15 batches; with fewer workers, 4 rounds are not a whole epoch."""
     callbacks = [Checkpoint(every_iterations=4, every_epochs=100, keep_last=100, path=tmp_path)]
     options = {"synchronizer": ParameterAveraging(1), "optimizer": Nesterov(0.1)}
@@ -142,9 +154,9 @@ def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, workers):
 
 
 @pytest.mark.parametrize("workers", [2, 6])
-def test_time_spent_is_counted_once(tmp_path, workers):
+def test_time_spent_is_counted_once(tmp_path, left_by, workers):
     """A new worker has spent nothing; global counts such as images are known to all."""
-    path = left_by(tmp_path, 4, 4)
+    path = left_by(4, 4)
     with wrapper_of(tmp_path / "same", 4) as wrapper:
         wrapper.restore(path)
         before = [state["clock"] for state in states(wrapper)]
@@ -157,35 +169,37 @@ def test_time_spent_is_counted_once(tmp_path, workers):
     assert {clock["images"] for clock in clocks} == {57}
 
 
-def test_the_learning_rate_continues_at_the_same_fraction_of_training(tmp_path):
+def test_the_learning_rate_continues_at_the_same_fraction_of_training(tmp_path, left_by):
     """Four workers have 4 rounds an epoch and stop after the first; for one worker with 15 they count as 16."""
-    path, seen = left_by(tmp_path, 4, 4), Rates()
+    path, seen = left_by(4, 4), Rates()
     with wrapper_of(tmp_path, 1, None, seen) as wrapper:
         wrapper.restore(path)
-        wrapper.fit(LOADER, 2)
+        wrapper.fit(LOADER, 1)
     schedule = OneCycle(0.1)
-    schedule.span(4 - 16, 4 + 30)
-    assert [rate for _, rate in seen.rates] == [pytest.approx(schedule(4 + i)) for i in range(30)]
-    assert [iteration for iteration, _ in seen.rates] == list(range(5, 35))
+    schedule.span(4 - 16, 4 + 15)
+    assert [rate for _, rate in seen.rates] == [pytest.approx(schedule(4 + i)) for i in range(15)]
+    assert [iteration for iteration, _ in seen.rates] == list(range(5, 20))
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_stages_resume_as_the_same_stages(tmp_path, workers):
-    options = {"pipeline": Pipeline(2, 2), "timeout_s": 20}
-    path = left_by(tmp_path, 2, 4, **options)
-    with wrapper_of(tmp_path, workers, **options) as wrapper:
+def test_stages_resume_as_the_same_stages(tmp_path, left_by, workers):
+    path = left_by(2, 4, pipeline=STAGES)
+    with wrapper_of(tmp_path, workers, pipeline=STAGES) as wrapper:
         wrapper.restore(path)
         first, second = ({id(w): w for w in wrapper.replicas()[i::2]}.values() for i in (0, 1))
         assert len({fingerprint(each) for each in first}) == len({fingerprint(each) for each in second}) == 1
-        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch, evaluate_on=DATA)
-        assert wrapper.trainer.epoch == 3
-    for whole in (3, 4):  # of which the one could be counted as replicas of two stages, and the other cannot
-        path = left_by(tmp_path / str(whole), whole, 4)
-        with wrapper_of(tmp_path / str(whole), 1, **options) as wrapper, pytest.raises(ConfigError) as caught:
-            wrapper.restore(path)
-        assert str(caught.value).endswith(
-            "its replicas have stages=1, not 2: use parallel.pipeline.stages=1 (in Python Pipeline(stages=1))"
-        )
+        wrapper.fit(LOADER, EPOCHS - wrapper.trainer.epoch, evaluate_on=DATA)
+        assert wrapper.trainer.epoch == EPOCHS
+
+
+@pytest.mark.parametrize("whole", [3, 4])  # of which the one could be counted as replicas of two stages
+def test_whole_replicas_do_not_resume_as_stages(tmp_path, left_by, whole):
+    path = left_by(whole, 4)
+    with wrapper_of(tmp_path, 1, pipeline=STAGES) as wrapper, pytest.raises(ConfigError) as caught:
+        wrapper.restore(path)
+    assert str(caught.value).endswith(
+        "its replicas have stages=1, not 2: use parallel.pipeline.stages=1 (in Python Pipeline(stages=1))"
+    )
 
 
 def test_residuals_are_averaged():
@@ -203,38 +217,36 @@ def test_residuals_are_averaged():
         ("half", "float", "continues, but not bit for bit: dtype float, then half"),
     ],
 )
-def test_the_log_says_whether_training_continues_bit_for_bit(tmp_path, caplog, then, now, expected):
-    path = left_by(tmp_path, 2, 7, dtype=then)
+def test_the_log_says_whether_training_continues_bit_for_bit(tmp_path, left_by, caplog, then, now, expected):
+    path = left_by(2, 7, dtype=then)
     with wrapper_of(tmp_path, 2, dtype=now) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
-        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
+        wrapper.fit(LOADER, EPOCHS - wrapper.trainer.epoch)
         assert np.isfinite(wrapper.model.params.master).all()
     (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith(f"{path}: ")]
     assert line.endswith(expected)
     assert (f"dtype {now}, then {then}" in line) == (then != now)
 
 
-def test_a_checkpoint_without_its_environment_is_reported_as_inexact(tmp_path, caplog):
-    path = left_by(tmp_path, 2, 7)
-    stored = read(path)
+def test_a_checkpoint_without_its_environment_is_reported_as_inexact(tmp_path, left_by, caplog):
+    stored = read(left_by(2, 7))
     state = {key: value for key, value in stored.state.items() if key != "made_by"}
-    Checkpoints(path.parent).save(7, state, stored.arrays)
+    path = Checkpoints(tmp_path / "changed").save(7, state, stored.arrays)
     with wrapper_of(tmp_path, 2) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
     assert "not bit for bit: workers 2, then unknown" in caplog.text
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_checkpoint_of_an_earlier_version_can_be_resumed(tmp_path, workers):
-    path = left_by(tmp_path, 2, 7)
-    stored = read(path)
+def test_a_checkpoint_of_an_earlier_version_can_be_resumed(tmp_path, left_by, workers):
+    stored = read(left_by(2, 7))
     for worker in stored.state["workers"]:
         numbers = worker["numbers"]
         del numbers["losses"]
         for clock in (numbers["clock"], numbers["epoch_start"], numbers["since"]["start"]):
             del clock["compile_s"]
-    Checkpoints(path.parent).save(7, stored.state, stored.arrays)
+    path = Checkpoints(tmp_path / "changed").save(7, stored.state, stored.arrays)
     with wrapper_of(tmp_path, workers) as wrapper:
         wrapper.restore(path)
-        wrapper.fit(LOADER, 3 - wrapper.trainer.epoch)
-        assert wrapper.trainer.epoch == 3 and np.isfinite(wrapper.history.epochs["loss"]).all()
+        wrapper.fit(LOADER, EPOCHS - wrapper.trainer.epoch)
+        assert wrapper.trainer.epoch == EPOCHS and np.isfinite(wrapper.history.epochs["loss"]).all()

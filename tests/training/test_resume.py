@@ -41,7 +41,7 @@ def trainer_of(communicator, synchronizer, callbacks) -> Trainer:
 def test_training_resumes_bit_for_bit(synchronizer):
     """From the middle of the second epoch, where no way has just averaged; one way also from the first epoch."""
     data = small_dataset(57)  # 15 batches for 3 workers, the last of one sample
-    loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
+    loader, held_out = Loader(data, 4, seed=3), Loader(data, 20, shuffle=False)
     iterations = (2, 5, 7) if synchronizer is WAYS["every 3"] else (7,)
 
     def fit(states=None):

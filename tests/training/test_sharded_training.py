@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from cupynet.commands.evaluate import evaluate
 from cupynet.commands.train import prepare
 from cupynet.config import compose
 from cupynet.core.errors import ConfigError, CupynetError, DataError
-from tests.support.commands import run, run_folder
+from tests.support.commands import run_folder
 from tests.support.documentation import run_guide
 from tests.support.mpi import needs_mpi, under_mpiexec
+from tests.support.resumed_runs import trained
+from tests.support.settings import settings_of
 
-TRAIN = ["data=shards", "data.folder=../shards", "batch_size=32", "epochs=1", "callbacks.progress.style=lines"]
+TRAIN = ["data=shards", "data.folder=../shards", "model=mlp", "backend=numpy", "batch_size=32", "epochs=1"]
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +29,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run_guide("cupynet/data/README.md", folder, patch)
     assert sorted(path.name for path in (folder / "shards").iterdir()) == ["0", "1", "2", "3", "test"]
     (folder / "threads").mkdir()
-    run(folder / "threads", *TRAIN, "workers=4")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder / "threads")
+        trained(folder / "threads" / "run", *TRAIN, "workers=4")
     return folder
 
 
-def test_every_image_is_trained_on_and_evaluation_repeats(folder: Path) -> None:
-    trained = run_folder(folder / "threads")
-    summary = json.loads((trained / "summary.json").read_text())
+def test_every_image_is_trained_on_and_evaluation_repeats(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = json.loads((folder / "threads" / "run" / "summary.json").read_text())
     found = {key: summary[key] for key in ("dataset", "fallback", "workers", "images", "iterations")}
     assert found == {"dataset": "shards", "fallback": False, "workers": 4, "images": 300, "iterations": 3}
-    stdout, _ = run(folder / "threads", str(trained), command="evaluate")
-    assert "the same as in summary.json" in stdout
+    monkeypatch.chdir(folder / "threads")
+    evaluate(Path("run"), [])
+    assert "the same as in summary.json" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(4, marks=[*needs_mpi, pytest.mark.slow])])
@@ -44,8 +51,8 @@ def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> No
     (folder / "ranks").mkdir()
     done = under_mpiexec(ranks, "-m", "cupynet", "train", *TRAIN, "parallel.launcher=mpi", cwd=folder / "ranks")
     assert done.returncode == 0, done.stderr
-    weights = [(run_folder(folder / name) / "weights.safetensors").read_bytes() for name in ("threads", "ranks")]
-    assert weights[0] == weights[1]
+    runs = folder / "threads" / "run", run_folder(folder / "ranks")
+    assert len({(run / "weights.safetensors").read_bytes() for run in runs}) == 1
 
 
 @pytest.mark.parametrize(
@@ -53,11 +60,6 @@ def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> No
     [
         (["workers=2"], ConfigError, "has 4 shards, one for each worker, and workers=2: set workers=4"),
         (["workers=4", "data.folder=nowhere"], DataError, "nowhere: cannot be read"),
-        (
-            ["workers=4", "data=synthetic", "data.shards=../shards", "data.storage=sharded"],
-            ConfigError,
-            "data=shards data.fol",
-        ),
     ],
 )
 def test_bad_settings_are_refused_and_leave_no_files(
@@ -71,8 +73,12 @@ def test_bad_settings_are_refused_and_leave_no_files(
     (tmp_path / "here").mkdir()
     (tmp_path / "shards").symlink_to(folder / "shards")
     monkeypatch.chdir(tmp_path / "here")
-    chosen = [each for each in TRAIN if "folder" not in each or "data=synthetic" not in arguments]
     with pytest.raises(error, match=re.escape(message)) as caught:
-        prepare(compose([*chosen, *arguments]))
+        prepare(settings_of(*TRAIN, *arguments))
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "here").iterdir())
+
+
+def test_shards_of_other_data_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data=shards data\.fol"):
+        compose(["data=synthetic", "data.shards=../shards", "data.storage=sharded"])

@@ -30,13 +30,12 @@ def frequent_switches() -> Iterator[None]:
 def fit(model: Model, workers: int, callbacks: Any = ()) -> str:
     """The weights after a short fit, as a digest."""
     with ParallelWrapper(model, workers, optimizer=Nesterov(0.05), callbacks=callbacks) as wrapper:
-        wrapper.fit(Loader(small_dataset(60), 4, seed=1), 2)
+        wrapper.fit(Loader(small_dataset(60), 4, seed=1), 1)
         assert on_loan(wrapper) == [0] * workers
     return fingerprint(model)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("backend", "workers"), [("numpy", 1), ("numba", 2)])
 @pytest.mark.usefixtures("frequent_switches")
 def test_prediction_during_a_fit_does_not_change_what_is_trained(backend: str, workers: int) -> None:
     expected = fit(small_model("float", backend), workers)
@@ -70,9 +69,10 @@ def test_a_second_fit_of_the_same_model_is_refused(workers: int) -> None:
 
     class AnotherFit(Callback):
         def on_iteration_end(self, trainer: Any) -> None:
-            with pytest.raises(RuntimeError) as error, ParallelWrapper(model, 1) as other:
-                other.fit(small_dataset(8), 1)
-            refused.append(error.value)
+            if trainer.iteration == 3:
+                with pytest.raises(RuntimeError) as error, ParallelWrapper(model, 1) as other:
+                    other.fit(small_dataset(8), 1)
+                refused.append(error.value)
 
     expected = fit(small_model(), workers)
     assert fit(model, workers, [AnotherFit()]) == expected

@@ -39,7 +39,7 @@ def wrapper_of(
 def fit(wrapper: ParallelWrapper, epochs: int = EPOCHS) -> None:
     """57 samples, 15 batches: the third worker has none in the last round but one, and the last is of one sample."""
     data = small_dataset(57)
-    loader, held_out = Loader(data, 4, seed=3), Loader(data, 7, shuffle=False)
+    loader, held_out = Loader(data, 4, seed=3), Loader(data, 20, shuffle=False)
     wrapper.fit(loader, epochs, evaluate_on=held_out, split="validation")
 
 
