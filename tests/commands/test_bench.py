@@ -124,7 +124,7 @@ def test_accumulation_is_not_compared_with_pytorch(monkeypatch: pytest.MonkeyPat
 def test_arithmetic_is_counted_by_layer() -> None:
     from cupynet.backend import create_backend
     from cupynet.nn import Image, Model
-    from tests.support.training import lenet
+    from tests.support.networks import lenet
 
     for name in ("numpy", "numba"):
         model = Model(lenet(), Image(28, 28, 1), create_backend(name))

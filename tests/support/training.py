@@ -67,19 +67,6 @@ def fingerprint(model: Model) -> str:
     return hashlib.sha256(model.backend.to_host(model.params.master).tobytes()).hexdigest()
 
 
-def lenet() -> Sequential:
-    return Sequential(
-        {
-            "conv1": Conv2D(20, 5),
-            "pool1": MaxPool2D(2),
-            "conv2": Conv2D(50, 5),
-            "pool2": MaxPool2D(2),
-            "dense1": Dense(500, "relu"),
-            "output": Dense(10),
-        }
-    )
-
-
 def stripes(count: int) -> Dataset:
     """Images of 8x8 pixels; a bright stripe tells the class."""
     rng = np.random.default_rng(0)

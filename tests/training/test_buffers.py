@@ -558,7 +558,7 @@ def test_statistics_are_synchronised_between_devices(workers: int, dtype: str) -
 
 @pytest.mark.parametrize(("backend", "sync"), [("numpy", False), ("numba", True)])
 def test_half_learns_with_batch_norm(backend: str, sync: bool) -> None:
-    found = trained(2, dtype="half", backend=backend, sync=sync, epochs=12, drop=0.1,
+    found = trained(2, dtype="half", backend=backend, sync=sync, epochs=8, drop=0.1,
                     optimizer=lambda: Nesterov(RATE))  # fmt: skip
     model, data = found[0].model, small_dataset(60)
     scores = model.predict(data.images)

@@ -7,6 +7,7 @@ import os
 import random
 import re
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.commands.train import prepare
+from cupynet.commands import train as train_command
 from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Layer, Model, Sequential, SoftmaxNLL
@@ -32,6 +33,7 @@ from cupynet.parallel import (
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, parallel_wrapper
 from cupynet.training.pipeline_stage import REHEARSALS, Stage
 from tests.guides.extending.gradient_mean import GradientMean
+from tests.support.commands import SMALL as SMALL_LENET
 from tests.support.commands import run
 from tests.support.networks import SMALL, small_networks
 from tests.support.settings import settings_of
@@ -74,6 +76,12 @@ def trained(
     return model.params.master
 
 
+@cache
+def trained_whole(backend: str = "numpy") -> np.ndarray:
+    """The weights of one replica that is not split."""
+    return trained(small_model(backend=backend), None)
+
+
 def close(found: np.ndarray, expected: np.ndarray, bound: float = 1e-12) -> bool:
     return bool(np.abs(found - expected).max() <= bound * np.abs(expected).max())
 
@@ -94,7 +102,7 @@ def close(found: np.ndarray, expected: np.ndarray, bound: float = 1e-12) -> bool
 )
 def test_a_pipeline_is_the_unsplit_network(stages, micro_batches, backend):
     """Eleven iterations in double with momentum, l2 and clipping; the last batch has one sample, fewer than parts."""
-    whole = trained(small_model(backend=backend), None)
+    whole = trained_whole(backend)
     assert close(trained(small_model(backend=backend), Pipeline(stages, micro_batches)), whole)
     assert not close(small_model(backend=backend).params.master, whole, 1e-3)
 
@@ -166,7 +174,7 @@ def test_stages_start_with_the_weights_of_the_whole_network():
 
 
 def test_runs_repeat_bit_for_bit():
-    runs = [trained(small_model("float"), Pipeline(2, 4), 2, epochs=2).copy() for _ in range(2)]
+    runs = [trained(small_model("float"), Pipeline(2, 4), 2).copy() for _ in range(2)]
     np.testing.assert_array_equal(*runs)
 
 
@@ -570,29 +578,33 @@ def test_stages_by_hand():
 
 
 def test_one_worker_needs_no_synchronizer():
-    assert close(trained(small_model(), Pipeline(2), synchronizer=Synchronizer()), trained(small_model(), None))
+    assert close(trained(small_model(), Pipeline(2), synchronizer=Synchronizer()), trained_whole())
 
 
-SMALL_RUN = ("data=synthetic", "data.limit=300", "epochs=1", "batch_size=16", "backend=numba")
+SMALL_RUN = ("data=synthetic", "data.train=64", "data.test=16", "epochs=1", "batch_size=16", "backend=numpy")
 
 
-def test_the_command_reports_its_stages(tmp_path):
-    stdout, _ = run(tmp_path, *SMALL_RUN, "parallel=pipeline", "parallel.pipeline.stages=2")
-    assert "1 worker of 2 stages on cpu" in stdout and "stages: conv1 pool1 conv2 pool2 | dense1 output" in stdout
-    assert re.search(r"pipeline: [\d.]+ times the speed of one worker, bound [\d.]+ \(a micro-batch takes", stdout)
-    assert re.search(r"^pipeline +[\d.]+ times one worker, bound [\d.]+$", stdout, re.MULTILINE)
+def test_a_run_of_the_command_reports_its_stages(tmp_path, caplog, capsys):
+    stages = ["parallel.pipeline.stages=[[conv1,pool1,conv2,pool2],[dense1,output]]"]
+    settings = settings_of(*SMALL_RUN, *SMALL_LENET, "parallel=pipeline", *stages)
+    with caplog.at_level("INFO", "cupynet"):
+        train_command.train(train_command.prepare(settings), tmp_path)
+    assert "1 worker of 2 stages on cpu" in caplog.text
+    assert "stages: conv1 pool1 conv2 pool2 | dense1 output" in caplog.text
+    assert re.search(r"pipeline: [\d.]+ times the speed of one worker, bound [\d.]+ \(a micro-batch takes", caplog.text)
+    assert re.search(r"^pipeline +[\d.]+ times one worker, bound [\d.]+$", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network has at most 4"),
+        ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network has at most 6"),
         ("parallel.pipeline=2", "parallel.pipeline=2: must be a Pipeline"),
     ],
 )
 def test_bad_pipelines_are_refused_before_anything_is_written(setting, message):
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        prepare(settings_of(*SMALL_RUN, "parallel=hybrid", setting))
+        train_command.prepare(settings_of(*SMALL_RUN, "parallel=hybrid", setting))
     assert "\n" not in str(caught.value)
 
 

@@ -98,7 +98,7 @@ def test_one_worker_alone_runs_no_parallel_code(way):
 
 @every_kind
 def test_the_same_seeds_give_the_same_bits(way):
-    one, two = (run(way, 3, 97, dtype="float", backend="numba") for _ in range(2))
+    one, two = (run(way, 3, dtype="float", backend="numba") for _ in range(2))
     assert one.recorders[0].weights == two.recorders[0].weights
 
 
@@ -125,7 +125,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(way):
             replica.rank = communicator.rank
             kept[replica.rank] = replica.params.master  # noqa: B023
             trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
-            trainer.fit(Loader(small_dataset(97), 4, seed=3), 1)
+            trainer.fit(Loader(small_dataset(60), 4, seed=3), 1)
 
         with pytest.raises(DivergedError) as caught:
             on_threads(3, task)
@@ -185,12 +185,12 @@ def test_weights_that_are_changed_before_the_end_are_averaged(way, samples, dtyp
         np.testing.assert_array_equal(model.params.data, model.params.master.astype(model.params.data.dtype))
 
 
-@pytest.mark.parametrize("way", ["every 3", "diloco, half", "elastic", "threshold"])
+@pytest.mark.parametrize("way", ["diloco, half", "elastic", "threshold"])
 def test_a_stage_may_have_no_weights(way):
     model, before = small_model(), fingerprint(small_model())
     stages = Pipeline([["conv1"], ["pool1"], ["dense1", "output"]])
     with ParallelWrapper(model, 2, synchronizer=WAYS[way], optimizer=nesterov(), pipeline=stages) as wrapper:
-        wrapper.fit(small_dataset(30), 2, batch_size=4)
+        wrapper.fit(small_dataset(30), 1, batch_size=4)
     assert np.isfinite(model.params.master).all() and fingerprint(model) != before
 
 
@@ -205,15 +205,16 @@ SAME = {
 
 @pytest.mark.parametrize(("one", "other"), SAME.values(), ids=SAME)
 def test_equivalent_schedules_give_equal_weights(one, other):
-    assert run(one, 3, 97).recorders[0].weights == run(other, 3, 97).recorders[0].weights
+    assert run(one, 3).recorders[0].weights == run(other, 3).recorders[0].weights
 
 
-@pytest.mark.parametrize("outer", [SlowMo(1.0, 0.0), DiLoCo(1.0, 0.0)])
-def test_an_outer_step_of_rate_1_without_momentum_is_the_mean(outer):
-    stepped, plain = run(ParameterAveraging(3, outer=outer), 3, 97), run(ParameterAveraging(3), 3, 97)
-    assert np.abs(stepped.master - plain.master).max() <= 1e-12
-    moving = run(ParameterAveraging(3, outer="slowmo"), 3, 97)
-    assert np.abs(moving.master - plain.master).max() > 1e-6
+def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
+    plain, slowmo, diloco, moving = (
+        run(ParameterAveraging(3, outer=outer), 3).master
+        for outer in ("mean", SlowMo(1.0, 0.0), DiLoCo(1.0, 0.0), "slowmo")
+    )
+    assert np.abs(slowmo - plain).max() <= 1e-12 and np.abs(diloco - plain).max() <= 1e-12
+    assert np.abs(moving - plain).max() > 1e-6
 
 
 def test_post_local_averages_less_often_from_its_epoch_on():
