@@ -137,14 +137,15 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
         seen.append(settings)
         raise ConfigError("model.layers.conv2: kernel=29\n is larger than its input")
 
-    (in_folder / "empty").mkdir()
-    assert command("workers=3", "hydra.run.dir=empty/a/b", check=check) == (2, [])
+    (in_folder / "full" / "empty").mkdir(parents=True)
+    (in_folder / "full" / "precious").write_text("mine")
+    assert command("workers=3", "hydra.run.dir=full/empty/a/b", check=check) == (2, [])
     assert seen[0].workers == 3
     assert capsys.readouterr().err == "cupynet: model.layers.conv2: kernel=29 is larger than its input\n"
-    assert command("hydra.run.dir=empty", check=lambda settings: 1 / 0) == (1, [])  # a bug is shown
+    assert command("hydra.run.dir=full", check=lambda settings: 1 / 0) == (1, [])  # a bug is shown
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and "ZeroDivisionError: division by zero" in err.splitlines()[-1]
-    assert list(in_folder.rglob("*")) == [in_folder / "empty"]
+    assert sorted(path.name for path in in_folder.rglob("*")) == ["empty", "full", "precious"]
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -8,6 +8,8 @@ import os
 import re
 import resource
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,25 +17,42 @@ import pytest
 
 from cupynet.commands import train
 from cupynet.config import resume
-from cupynet.core.errors import ConfigError, OutputError
+from cupynet.core import lock
+from cupynet.core.errors import ConfigError, Interrupted, OutputError
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
+from cupynet.training import Callback
 from tests.support.commands import QUICK, SMALL, run
-from tests.support.resumed_runs import FAULTY, MORE, resumed, same, started, trained
+from tests.support.resumed_runs import MORE, resumed, same, started, trained
 
 RUN = Path("outputs/day/run")
 
 
-NORM = ["workers=2", "model=lenet_norm"]  # with running estimates and dropout
+NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # with running estimates and dropout
+
+
+class Ends(Callback):
+    """Ends a run after some iteration: by SIGTERM, or as a kill would, after which nothing is written."""
+
+    def __init__(self, iteration: int, *, killed: bool = False) -> None:
+        self.iteration, self.killed = iteration, killed
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration != self.iteration:
+            return
+        if self.killed:
+            raise KeyError("as if killed")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)  # until the main thread has handled the signal
 
 
 @pytest.fixture(scope="module")
 def one_stopped(tmp_path_factory):
     """A folder with a run that SIGTERM stopped between averages, three iterations after its last checkpoint."""
     folder = tmp_path_factory.mktemp("stopped")
-    _, stderr = started(folder, str(RUN), *NORM, code=143, END_AFTER="7", END_BY="SIGTERM")
-    assert f"to resume: cupynet train resume={folder / RUN}" in stderr
+    with pytest.raises(Interrupted, match=f"to resume: cupynet train resume={folder / RUN}"):
+        trained(folder / RUN, *QUICK, *SMALL, *MORE, *NORM, callbacks=[Ends(7)])
     return folder
 
 
@@ -45,51 +64,63 @@ def stopped(one_stopped, in_folder, caplog, minimal_conf):
     return RUN
 
 
-def resumes_bit_for_bit(run_folder: Path, *settings: str, killed: bool) -> None:
-    """Resume a run of the working folder, and compare it with one that was left alone."""
-    trained(Path("whole"), *QUICK, *SMALL, *MORE, *settings)
-    began = json.loads((run_folder / "started.json").read_text())["started"]
-    state = Checkpoints(run_folder / "checkpoints").newest().state
-    compile_s = state["workers"][0]["numbers"]["clock"]["compile_s"]
-    stdout, stderr = run(Path.cwd(), f"resume={run_folder}", FAULTY[0])
-    assert stderr == "" and "resuming after iteration" in stdout
-    assert ("the previous run in this folder was killed (process " in stdout) == killed
-    assert same(Path("whole"), run_folder)
-    cost = Run(run_folder).summary().cost
-    assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
-    assert json.loads((run_folder / "started.json").read_text())["started"] == began
-    assert not [entry for entry in (run_folder / "checkpoints").iterdir() if "." in entry.name]
-
-
-def test_a_stopped_run_resumes_bit_for_bit(stopped, in_folder):
-    before = {entry for entry in in_folder.iterdir() if entry.name != "__pycache__"}
-    resumes_bit_for_bit(stopped, *NORM, killed=False)
-    left = {entry for entry in in_folder.iterdir() if entry.name not in ("whole", "__pycache__")}
-    assert left == before and sorted(os.listdir("outputs")) == ["day", "latest"]
-
-
-# tests/test_soak.py kills at every place of a save, with and without averages
-@pytest.mark.parametrize(
-    ("settings", "iteration", "end"),
-    [
-        (["workers=2", "parallel=gradients"], 11, "SIGKILL"),  # in the second epoch
-        pytest.param(["workers=1", "parallel=pipeline"], 21, "SIGKILL", marks=pytest.mark.slow),
-        pytest.param(["workers=1"], 18, "SIGTERM", marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_run_resumes_bit_for_bit(in_folder, settings, iteration, end):
-    code = -9 if end == "SIGKILL" else 143
-    started(in_folder, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
-    resumes_bit_for_bit(Path("parts"), *settings, killed=end == "SIGKILL")
-
-
 def training(settings, folder):
     """What the command does with a job."""
     return train.train(train.prepare(settings), folder)
 
 
+@pytest.fixture
+def resumes_bit_for_bit(command, capsys):
+    """Resume a run of the working folder, and compare it with one that was left alone."""
+
+    def check(run_folder: Path, settings: list[str], *changes: str, killed: bool = False) -> None:
+        trained(Path("whole"), *QUICK, *SMALL, *MORE, *settings)
+        began = json.loads((run_folder / "started.json").read_text())["started"]
+        state = Checkpoints(run_folder / "checkpoints").newest().state
+        compile_s = state["workers"][0]["numbers"]["clock"]["compile_s"]
+        capsys.readouterr()
+        assert command(f"resume={run_folder}", *changes, task=training)[0] == 0
+        stdout, stderr = capsys.readouterr()
+        assert stderr == "" and "resuming after iteration" in stdout
+        assert ("the previous run in this folder was killed (process " in stdout) == killed
+        assert same(Path("whole"), run_folder)
+        cost = Run(run_folder).summary().cost
+        assert cost.wall_s >= cost.train_s + cost.evaluate_s + cost.compile_s and cost.compile_s > compile_s > 0
+        assert json.loads((run_folder / "started.json").read_text())["started"] == began
+        assert not [entry for entry in (run_folder / "checkpoints").iterdir() if "." in entry.name]
+
+    return check
+
+
+def test_a_stopped_run_resumes_bit_for_bit(stopped, in_folder, resumes_bit_for_bit):
+    before = set(in_folder.iterdir())
+    resumes_bit_for_bit(stopped, NORM)
+    assert set(in_folder.iterdir()) == before | {in_folder / "whole"}
+    assert sorted(os.listdir("outputs")) == ["day", "latest"]
+
+
+# tests/test_soak.py kills at every place of a save, with and without averages
+@pytest.mark.usefixtures("minimal_conf")
+@pytest.mark.parametrize(
+    ("settings", "iteration", "end"),
+    [
+        (["workers=2", "parallel=gradients", "epochs=2"], 11, "SIGKILL"),  # in the second epoch
+        pytest.param(["workers=1", "parallel=pipeline"], 21, "SIGKILL", marks=pytest.mark.slow),
+        pytest.param(["workers=1"], 18, "SIGTERM", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_run_resumes_bit_for_bit(in_folder, settings, iteration, end, resumes_bit_for_bit):
+    code = -9 if end == "SIGKILL" else 143
+    started(in_folder, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
+    resumes_bit_for_bit(Path("parts"), settings, "~callbacks.fault", killed=end == "SIGKILL")
+
+
 def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def written(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 @pytest.mark.parametrize(
@@ -99,66 +130,74 @@ def contents(folder):
             ["resume=outputs/day/run", "batch_size=16"],
             "batch_size=16: the run in outputs/day/run was made with 32: leave",
         ),
-        (["resume=outputs/day/run", "parallel=gradients"], "the run in outputs/day/run was made with"),
         (["resume=outputs/day"], "resume='outputs/day': is neither the folder of a run nor one of its checkpoints"),
         (["resume=latest", "-m", "seed=1,2"], "resume=latest: "),
     ],
 )
 def test_invalid_resumes_are_refused(stopped, arguments, said, command, capsys):
-    before = {path: path.stat().st_mtime_ns for path in stopped.rglob("*")}
-    assert command(*arguments, FAULTY[0]) == (2, [])
+    before = written(stopped)
+    assert command(*arguments) == (2, [])
     stderr = capsys.readouterr().err
     assert said in stderr and stderr.count("\n") == 1
-    assert before == {path: path.stat().st_mtime_ns for path in stopped.rglob("*")}
+    assert written(stopped) == before
 
 
-def test_a_running_run_cannot_be_resumed(stopped, in_folder):
+def test_a_setting_that_only_one_of_two_runs_has_is_refused():
+    for now, then in (({}, {"optimizer.momentum": 0.9}), ({"optimizer.momentum": 0.9}, {})):
+        with pytest.raises(ConfigError, match=r"^optimizer\.momentum="):
+            resume.refuse_other(now, then, RUN)
+    resume.refuse_other({"epochs": 2}, {"epochs": 1, "callbacks.mine.path": "x"}, RUN)
+
+
+def test_a_running_run_cannot_be_resumed(stopped, command, capsys, monkeypatch):
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     assert resume.find("latest", []) == stopped
     hold = Hold(stopped)
     try:
-        before = {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in stopped.rglob("*")}
+        before = written(stopped), contents(stopped)
         for arguments in (
             [f"resume={stopped}", "hydra.run.dir=other", "epochs=9"],
-            [*QUICK, f"hydra.run.dir={stopped}"],
-            ["-m", *QUICK, "workers=1,2", f"hydra.sweep.dir={stopped}"],
+            [f"hydra.run.dir={stopped}"],
+            ["-m", "workers=1,2", f"hydra.sweep.dir={stopped}"],
         ):
-            stdout, stderr = run(in_folder, *arguments, FAULTY[0], code=2)
+            capsys.readouterr()
+            assert command(*arguments) == (2, [])
+            stdout, stderr = capsys.readouterr()
             assert stderr.startswith(f"cupynet: {stopped}: a run is in progress there (process {os.getpid()} on ")
             assert (stdout, stderr.count("\n")) == ("", 1)
-        assert before == {
-            path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in stopped.rglob("*")
-        }
+        assert (written(stopped), contents(stopped)) == before
         assert resume.find("latest", []) is None and not Path("other").exists()
     finally:
         hold.release()
     assert resume.find("latest", []) == stopped
 
 
-def test_latest_is_the_newest_unfinished_run(stopped, in_folder, command, capsys):
-    stdout, _ = run(in_folder, "resume=latest", "epochs=2", FAULTY[0])
-    assert "resuming after iteration" in stdout and Run(stopped).summary().outcome.epochs == 2
-    again = ["resume=latest", f"hydra.run.dir={stopped}", "epochs=2", "~callbacks.fault"]
-    assert command(*again, task=training)[0] == 0
-    assert "the run is complete (epoch 2)" in capsys.readouterr().out
+def test_latest_is_the_newest_unfinished_run(stopped, command, capsys):
+    assert resume.find("latest", []) == stopped
+    resumed(stopped)
+    assert Run(stopped).summary().outcome.epochs == 2
+    assert resume.find("latest", [f"hydra.run.dir={stopped}"]) == stopped
+    assert resume.find("latest", []) is None
     before = (stopped / "weights.safetensors").read_bytes()
     (stopped / "summary.json").unlink()  # as if killed before its results were written
     assert resume.find("latest", []) == stopped
-    resumed(stopped, "epochs=2", "~callbacks.fault")
+    resumed(stopped)
     assert (stopped / "weights.safetensors").read_bytes() == before and (stopped / "summary.json").is_file()
+    capsys.readouterr()
     code, (settings,) = command("resume=latest")
     assert code == 0 and settings.resume is None
     assert "there is no run to resume: a new run begins" in capsys.readouterr().out
 
 
 def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, caplog):
-    resumed(stopped, "workers=3", "dtype=double", "backend=numpy", "epochs=2", "~callbacks.fault")
+    resumed(stopped, "workers=3", "dtype=double", "backend=numpy", "epochs=2")
     assert "3 workers continue from 2: all start from the mean of the weights" in caplog.text
     assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float" in caplog.text
     summary = Run(stopped).summary()
     assert (summary.setup.workers, summary.setup.dtype, summary.outcome.epochs) == (3, "double", 2)
 
 
-def test_a_new_run_does_not_overwrite_another(stopped, in_folder, command, capsys):
+def test_a_new_run_does_not_overwrite_another(stopped, command, capsys):
     """Neither an unfinished run is overwritten nor a finished one, nor what is stored of its settings."""
 
     def refused(*arguments: str) -> str:
@@ -171,28 +210,29 @@ def test_a_new_run_does_not_overwrite_another(stopped, in_folder, command, capsy
     stderr = refused(f"hydra.run.dir={stopped}")
     assert said in stderr and f"to resume: cupynet train resume={stopped}" in stderr
     assert said in refused("-m", f"hydra.sweep.dir={stopped}")
-    resumed(stopped, "epochs=1", "~callbacks.fault")
+    resumed(stopped, "epochs=1")
+    with pytest.raises(ConfigError, match=said):
+        resume.refuse_taken(stopped)
     kept = (stopped / "summary.json").read_bytes()
-    run(in_folder, f"resume={stopped}", "epochs=9", FAULTY[0], code=-9, END_AFTER="16", END_BY="SIGKILL")
+    with pytest.raises(KeyError, match="as if killed"):
+        resumed(stopped, "epochs=2", callbacks=[Ends(16, killed=True)])
     assert (stopped / "summary.json").read_bytes() == kept  # until there are better ones
-    assert command("resume=latest", "epochs=2", "~callbacks.fault", task=training)[0] == 0
+    assert resume.find("latest", []) == stopped
+    resumed(stopped, "epochs=2")
     assert Run(stopped).summary().outcome.epochs == 2
-    capsys.readouterr()
-    assert said in refused(f"hydra.run.dir={stopped}")
 
 
 def test_a_refused_resume_changes_nothing(stopped, command, capsys):
     """Whatever was asked for: what the next `resume=` does must not depend on one that did nothing."""
     folder = stopped / ".hydra"
-    asked = [f"resume={stopped}", "~callbacks.fault"]
     before = contents(folder)
-    assert command(*asked, "data.folder=nowhere", "data=mnist", "epochs=7", task=training)[0] == 2
+    assert command("resume=latest", "backend.tf32=true", "epochs=7", task=training)[0] == 2
     assert contents(folder) == before
-    assert command(*asked, "epochs=2", task=training)[0] == 0
-    assert "epochs: 2\n" in (folder / "config.yaml").read_text()
+    assert command("resume=latest", "callbacks.checkpoint.keep_last=5", task=training)[0] == 0
+    assert "keep_last: 5\n" in (folder / "config.yaml").read_text()
     before = contents(folder)
     capsys.readouterr()
-    assert command(asked[0], "epochs=1", "workers=1", task=training)[0] == 0
+    assert command(f"resume={stopped}", "epochs=1", "workers=1", task=training)[0] == 0
     stdout = capsys.readouterr().out
     assert "its replicas" not in stdout and "the run is complete" in stdout
     assert contents(folder) == before
@@ -200,7 +240,7 @@ def test_a_refused_resume_changes_nothing(stopped, command, capsys):
 
 def test_a_run_that_ended_without_a_checkpoint_is_done(in_folder, command, capsys):
     """As one with checkpoints is: who asks again and again, until all is done, is let go."""
-    trained(in_folder / "run", *QUICK, "model=mlp", "workers=1", "callbacks.checkpoint=null")
+    trained(in_folder / "run", *QUICK, "model=mlp", "data.train=64", "workers=1", "callbacks.checkpoint=null")
     before = contents(in_folder / "run")
     capsys.readouterr()
     assert command("hydra.run.dir=run", "resume=latest") == (0, [])
@@ -228,7 +268,7 @@ def test_a_moved_checkpoint_is_found(stopped, caplog):
         shutil.rmtree(store.path(step))
     store.path(newest).rename(store.folder / f"{store.path(newest).name}.old-123")
     assert store.steps() == [newest] and resume.find("latest", []) == stopped
-    resumed(stopped, "epochs=1", "~callbacks.fault")
+    resumed(stopped, "epochs=1")
     assert f"resuming after iteration {newest}" in caplog.text
 
 
@@ -268,17 +308,17 @@ def test_a_full_disk_keeps_earlier_checkpoints(in_folder):
         return sorted(in_folder.rglob("*"))
 
     folder = in_folder / "run"
-    trained(folder, *QUICK, "model=mlp", "model.layers.dense1.units=64", "workers=1")
+    trained(folder, *QUICK, "model=mlp", "model.layers.dense1.units=64", "data.train=128", "workers=1")
     (folder / "summary.json").unlink()
     before = files()
     for change, said in (
-        ("epochs=2", "step-00000038: the checkpoint cannot be written (File too large)"),
+        ("epochs=2", "step-00000008: the checkpoint cannot be written (File too large)"),
         ("callbacks.checkpoint=null", "weights.safetensors: cannot be written (File too large)"),
     ):
         with longest_file(100_000), pytest.raises(OutputError, match=re.escape(said)) as caught:
             resumed(folder, "epochs=2", change)
         assert "\n" not in str(caught.value) and files() == before
-    assert Checkpoints(folder / "checkpoints").newest().state["iteration"] == 19
+    assert Checkpoints(folder / "checkpoints").newest().state["iteration"] == 4
     resumed(folder, "epochs=2")
 
 
@@ -292,7 +332,7 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, caplog):
     first, newest = store.steps()[-2:]
     path = store.path(newest) / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-3] + b"abc")
-    resumed(stopped, "epochs=1", "~callbacks.fault")
+    resumed(stopped, "epochs=1")
     assert f"{path}: damaged, expected SHA-256" in caplog.text
     assert f"resuming after iteration {first}" in caplog.text
 

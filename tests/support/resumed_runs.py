@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume, stored
+from cupynet.training import Callback
 from tests.support.commands import QUICK, SMALL, run
 from tests.support.settings import settings_of
 
@@ -33,17 +35,20 @@ def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str
     return run(folder, *QUICK, *SMALL, *MORE, *FAULTY, *arguments, f"hydra.run.dir={name}", code=code, **more)
 
 
-def trained(folder: Path, *overrides: str) -> None:
-    """Train in this process, and store the settings as the command does."""
+def trained(folder: Path, *overrides: str, callbacks: Sequence[Callback] = ()) -> None:
+    """Train in this process, with further callbacks, and store the settings as the command does."""
     settings = settings_of(*overrides)
     stored.keep(folder, settings, overrides)
-    train.train(train.prepare(settings), folder)
+    experiment = train.prepare(settings)
+    experiment.callbacks += callbacks
+    train.train(experiment, folder)
 
 
-def resumed(folder: Path, *changes: str) -> None:
-    """Resume a run in this process, without storing the changes."""
-    settings = config.load(folder, [*changes, f"resume={resume.quoted(folder)}"])
-    train.train(train.prepare(settings), folder)
+def resumed(folder: Path, *changes: str, callbacks: Sequence[Callback] = ()) -> None:
+    """Resume a run in this process, with further callbacks, without storing the changes."""
+    experiment = train.prepare(config.load(folder, [*changes, f"resume={resume.quoted(folder)}"]))
+    experiment.callbacks += callbacks
+    train.train(experiment, folder)
 
 
 def same(one: Path, other: Path) -> bool:
