@@ -18,7 +18,7 @@ from cupynet.config.instantiate import build
 from cupynet.config.schema import BackendSettings, PrioritySettings, Settings, without_stand_in
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import EarlyStopping
-from tests.support.settings import CHOICES, CONF, GROUPS, settings_of
+from tests.support.settings import CHOICES, CONF, GROUPS, file_of, settings_of
 
 
 def plain(settings: Settings) -> dict[str, Any]:
@@ -39,20 +39,8 @@ def test_the_groups_are_these() -> None:
     assert not list(CONF.rglob("*.yml"))
 
 
-def with_defaults(group: str, name: str) -> Any:
-    """A file of a group, over those of the same group that it is based on."""
-    file = OmegaConf.load(CONF / group / f"{name}.yaml")
-    below = [base for base in file.pop("defaults", []) if base != "_self_"]  # type: ignore[union-attr]
-    return OmegaConf.merge(*(with_defaults(group, base) for base in below), file)
-
-
 def with_file(group: str, name: str, *values: str) -> Settings:
-    """Compose a file of a group with one of each other group, so that few compositions cover all files."""
-    if group == "experiment":
-        return settings_of(f"experiment={name}", *values)
-    files = {each: [other for its, other in CHOICES if its == each] for each in GROUPS if each != "experiment"}
-    place = files[group].index(name)
-    return settings_of(*(f"{each}={names[place % len(names)]}" for each, names in files.items()), *values)
+    return settings_of(f"{group}={name}", *values)
 
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
@@ -61,7 +49,7 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
     for each in ("data", "model", "loss", "optimizer"):
         assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
     if group not in ("experiment", "backend"):
-        file = OmegaConf.create({group: with_defaults(group, name)})
+        file = OmegaConf.create({group: file_of(group, name)})
         found: Any = OmegaConf.to_container(file, resolve=True)
         assert plain(settings)[group] == without_stand_in(found, [group])[group]
     if group != "experiment":
@@ -71,9 +59,21 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
             assert set(part) == set(known), f"{key}: every argument must be listed"
 
 
-def test_settings_of_tests_are_those_of_a_run() -> None:
-    overrides = ["model=mlp", "parallel.averaging_frequency=7", "+model.layers.more={_target_: cupynet.nn.Dropout}"]
-    overrides += ["data.limit=9", "~callbacks.progress", "seed=5", "callbacks.checkpoint.keep_last=3"]
+MANY = ["memory=default", "data=npz", "loss=hinge", "optimizer=adam"]
+VALUES = ["data.limit=9", "~callbacks.progress", "seed=5", "callbacks.checkpoint.keep_last=3"]
+ADDED = "+model.layers.more={_target_: cupynet.nn.Dropout}"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [*MANY, "backend=numpy", "model=lenet_norm", "parallel=threshold", "callbacks=wandb"],
+        [*MANY, "backend=cupy", "parallel=post_local", "parallel.averaging_frequency=7", "callbacks=weight_average"],
+        ["parallel=hybrid", "callbacks=[default,tensorboard]", "model=mlp", *VALUES, ADDED],
+    ],
+    ids=["files", "values", "lists"],
+)
+def test_settings_of_tests_are_those_of_a_run(overrides: list[str]) -> None:
     assert settings_of(*overrides) == config.compose(overrides)
 
 
@@ -92,7 +92,7 @@ def check_file(path: Path) -> None:
     if path.parent.name == "experiment":
         assert text.startswith("# @package _global_\n")
     elif path.parent.name in GROUPS:
-        assert text.startswith("# ") and not text.startswith("# @")
+        assert text.startswith("# ") and "@package" not in text
 
 
 def test_defaults_of_config_yaml_equal_those_of_the_schema() -> None:

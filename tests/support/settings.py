@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -42,9 +42,30 @@ def _composed(command: str, schema: type[Settings], *overrides: str) -> DictConf
         composing.register(Settings)
 
 
-def needs_hydra(override: Override) -> bool:
-    """Return True for an override that selects a file of a group or deletes a setting."""
-    return override.is_delete() or (override.key_or_group in GROUPS and isinstance(override.value(), str | list))
+def file_of(group: str, name: str) -> DictConfig:
+    """Return a file of a group, merged with the files of the same group in its defaults list."""
+    file = cast(DictConfig, OmegaConf.load(CONF / group / f"{name}.yaml"))
+    order = file.pop("defaults", ["_self_"])
+    return cast(DictConfig, OmegaConf.merge(*(file if each == "_self_" else file_of(group, each) for each in order)))
+
+
+@cache
+def _part(schema: type[Settings], group: str, name: str) -> Any:
+    return OmegaConf.merge(OmegaConf.structured(schema), {group: file_of(group, name)})[group]
+
+
+def _file(override: Override) -> str | None:
+    """Return the file that `group=file` selects; None for an experiment, and for a file that is not there."""
+    group, value = override.key_or_group, override.value()
+    if override.is_delete() or group == "experiment" or group not in GROUPS or not isinstance(value, str):
+        return None
+    return value if (CONF / group / f"{value}.yaml").is_file() else None
+
+
+def _needs_hydra(override: Override) -> bool:
+    """Return True for an override that deletes something, or selects an experiment or several files."""
+    selects = override.key_or_group in GROUPS and isinstance(override.value(), str | list)
+    return override.is_delete() or (selects and _file(override) is None)
 
 
 @cache
@@ -56,13 +77,21 @@ def settings_of(*overrides: str) -> Settings:
 def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     """Return the settings of the command whose file in conf/ has this name.
 
-    Hydra composes each selection of files once. Values are set in a copy, and interpolations are resolved last.
+    Hydra composes the default files once; other files replace them in a copy. It also composes, once each, selections
+    with an experiment or with several files of a group. Values are set next, and interpolations are resolved last.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    config = deepcopy(_composed(command, schema, *(str(each.input_line) for each in parsed if needs_hydra(each))))
-    for each in (each for each in parsed if not needs_hydra(each)):
-        added = each.is_add() or each.is_force_add()
-        OmegaConf.update(config, each.key_or_group, each.value(), merge=True, force_add=added)
+    together = any(map(_needs_hydra, parsed))  # an experiment may change settings of the files
+    by_hydra = [each for each in parsed if _needs_hydra(each) or (together and _file(each))]
+    config = deepcopy(_composed(command, schema, *(str(each.input_line) for each in by_hydra)))
+    for each in sorted(parsed, key=lambda each: _file(each) is None):  # files first
+        if each in by_hydra:
+            continue
+        key, value, file = each.key_or_group, each.value(), _file(each)
+        if file is not None:
+            config[key] = _part(schema, key, file)
+        else:
+            OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
     with pytest.MonkeyPatch.context() as patch:
         for name in ("BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU"):
             patch.delenv(name, raising=False)
