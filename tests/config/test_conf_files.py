@@ -76,8 +76,9 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
 
 
 MANY = ["memory=default", "data=npz", "loss=hinge", "optimizer=adam"]
-VALUES = ["data.limit=9", "~callbacks.progress", "seed=5", "callbacks.checkpoint.keep_last=3"]
-ADDED = "+model.layers.more={_target_: cupynet.nn.Dropout}"
+VALUES = ["data.limit=9", "seed=5", "+workers=3", "callbacks.checkpoint.keep_last=3", "memory.device_pool_limit=80%"]
+ADDED = ["+model.layers.more={_target_: cupynet.nn.Dropout}", "+callbacks.mine._target_=mymodule.Mine"]
+REMOVED = ["~callbacks.progress", "callbacks.history=null"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ ADDED = "+model.layers.more={_target_: cupynet.nn.Dropout}"
     [
         [*MANY, "backend=numpy", "model=lenet_norm", "parallel=threshold", "callbacks=wandb"],
         [*MANY, "backend=cupy", "parallel=post_local", "parallel.averaging_frequency=7", "callbacks=weight_average"],
-        ["parallel=hybrid", "callbacks=[default,tensorboard]", "model=mlp", *VALUES, ADDED],
+        ["parallel=hybrid", "callbacks=[default,tensorboard]", "model=mlp", *VALUES, *ADDED, *REMOVED],
     ],
     ids=["files", "values", "lists"],
 )
@@ -128,6 +129,7 @@ def test_the_spine_is_first_and_experiment_is_not_optional() -> None:
     """What is first is what the rest is held against; a missing *optional* file is passed over in silence."""
     defaults = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))["defaults"]  # type: ignore[call-overload, index]
     assert defaults[0] == "spine" and {"experiment": None} in defaults
+    assert {"override hydra/help": "cupynet"} in defaults
 
 
 def test_lenet() -> None:

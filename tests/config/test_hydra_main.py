@@ -188,11 +188,12 @@ def test_good_values() -> None:
         "+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}": ("model", "dense2"),
         "+workers=3": ("workers", 3),
     }
-    settings = config.compose(list(expected))
+    settings = settings_of(*expected)
     for key, value in expected.values():
         assert str(value) in str(getattr(settings, key)), key
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_settings_of_the_environment(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
 ) -> None:
@@ -207,7 +208,7 @@ def test_settings_of_the_environment(
     with pytest.raises(ConfigError, match="^BACKEND_PRIORITY_GPU=abc: "):
         composing.settings_of(composed, [], Settings)
     monkeypatch.setenv("BACKEND_PRIORITY_GPU", "[1")
-    assert command("--cfg", "job", "--resolve") == (2, [])
+    assert command("--cfg", "job", "--resolve", "+data.x=${cupynet.env:BACKEND_PRIORITY_GPU,100}") == (2, [])
     assert "BACKEND_PRIORITY_GPU=[1: " in capsys.readouterr().err
     assert not list(in_folder.iterdir())
 
@@ -449,8 +450,9 @@ def page_of(name: str) -> str:
     return Template(found.hydra.help.template).substitute()
 
 
+@pytest.mark.usefixtures("minimal_conf")
 def test_help_is_the_page_of_the_command(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--help") == (0, [])
+    assert command("--help", "hydra/help=cupynet") == (0, [])  # as in the defaults list of conf/config.yaml
     page = capsys.readouterr().out.replace("conftest", "train")  # where the job is defined
     assert page.strip() == page_of("config").strip()
 
@@ -559,21 +561,14 @@ def test_a_wrong_setting_in_a_file_is_named_with_the_file(own_files: Path) -> No
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_run_with_own_files_resumes_without_them(own_files: Path, command: Command, in_folder: Path) -> None:
-    settings = replace(settings_of("epochs=1"), model={"_target_": "mine.Stack", "layers": {}})
-    stored.keep(in_folder / "r", settings, ["model=own", "epochs=1"])
-    own_files.rename(in_folder / "moved")
-    code, ran = command("resume=r", "epochs=3")
-    assert code == 0 and ran[0].model["_target_"] == "mine.Stack" and ran[0].epochs == 3
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_a_resumed_run_takes_changes_of_every_form(command: Command, in_folder: Path) -> None:
+def test_a_resumed_run_takes_changes_of_every_form_and_needs_no_own_files(command: Command, in_folder: Path) -> None:
     before = ["optimizer.momentum=0.5", "workers=2", "seed=5"]
-    stored.keep(in_folder / "r", settings_of(*before), before)
+    stored.keep(
+        in_folder / "r", replace(settings_of(*before), model={"_target_": "mine.Stack"}), ["model=own", *before]
+    )
     changes = ["epochs=20", "~callbacks.progress", "+callbacks.mine={_target_:a.B}", "backend=numpy"]
     code, (settings,) = command("resume=r", *changes, "trusted_modules=[mine]")
-    assert code == 0 and settings.optimizer["momentum"] == 0.5
+    assert code == 0 and settings.optimizer["momentum"] == 0.5 and settings.model == {"_target_": "mine.Stack"}
     assert (settings.seed, settings.workers, settings.epochs, settings.backend.name) == (5, 2, 20, "numpy")
     assert "progress" not in settings.callbacks and settings.callbacks["mine"] == {"_target_": "a.B"}
     assert settings.trusted_modules == ["mine"]

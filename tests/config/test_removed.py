@@ -9,8 +9,10 @@ import pytest
 from cupynet import config
 from cupynet.config import removed
 from cupynet.config.removed import Removed, refuse_removed, without_removed
+from cupynet.config.stored import keep
 from cupynet.core.errors import ConfigError
 from tests.support.commands import Command
+from tests.support.settings import settings_of
 
 OLD = {
     "data.pieces": Removed("use data.folder", default=None),
@@ -46,8 +48,8 @@ def test_stored_settings() -> None:
             without_removed(stored)
 
 
-def test_a_stored_run_is_read_without_them(command: Command, in_folder: Path) -> None:
-    assert command("hydra.run.dir=run")[0] == 0
+def test_a_stored_run_is_read_without_them(in_folder: Path) -> None:
+    keep(in_folder / "run", settings_of())
     path = in_folder / "run/.hydra/config.yaml"
     text = path.read_text()
     path.write_text(text.replace("\ndata:\n", "\ndata:\n  pieces: null\n"))
