@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from copy import copy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,18 @@ import pytest
 
 import cupynet
 from cupynet import ConfigError, DataError, Model, Run, load_model, load_weights, save_weights
+from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
 from tests.support.resumed_runs import trained
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
-NETWORK = ["model=lenet_norm", "model.layers.dense1.units=20", "model.layers.conv2.filters=8"]
+NETWORK = [
+    "model=lenet_norm",
+    "model.layers.dense1.units=20",
+    "model.layers.conv1.filters=6",
+    "model.layers.conv2.filters=8",
+]
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +38,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def model(finished: Path) -> Model:
+    """The model of that run."""
+    return load_model(finished, "numba")
+
+
 @cache
 def images() -> Any:
     return Synthetic(300, 100).load().test
 
 
-def test_a_loaded_model_predicts_as_the_run_did(finished: Path) -> None:
+def test_a_loaded_model_predicts_as_the_run_did(finished: Path, model: Model) -> None:
     test, summary = images(), Run(finished).summary()
-    model = load_model(finished)
     predicted = model.predict(test.images)
     assert (predicted.argmax(1) == test.labels).mean() == pytest.approx(summary.scores.test_accuracy)
     assert -np.log(predicted[np.arange(100), test.labels]).mean() == pytest.approx(summary.scores.test_loss, rel=1e-5)
@@ -46,19 +59,19 @@ def test_a_loaded_model_predicts_as_the_run_did(finished: Path) -> None:
     assert summary.setup.image_shape == [28, 28, 1]
 
 
-def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path) -> None:
-    test = images().images
-    expected = load_model(finished, "numba").predict(test)
-    np.testing.assert_array_equal(load_model(Run(finished), "numba").predict(test), expected)
-    np.testing.assert_allclose(load_model(str(finished), "numpy", "double").predict(test), expected, atol=1e-5)
-    assert load_model(finished, dtype="float64").backend.policy.name == "double"
-    assert load_model(finished).backend.policy.name == "float"
-    steps = finished / "checkpoints"
-    np.testing.assert_array_equal(load_model(steps, "numba").predict(test), expected)  # the newest, at the end
-    np.testing.assert_array_equal(load_model(steps / "step-00000010", "numba").predict(test), expected)
+def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path, model: Model) -> None:
+    test, steps = images().images, finished / "checkpoints"
+    expected = model.predict(test)
+    assert model.backend.policy.name == "float"
+    for path in (Run(finished), steps / "step-00000010"):
+        np.testing.assert_array_equal(load_model(path, "numba").predict(test), expected)
+    for path, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint, at the end
+        found = load_model(path, "numpy", dtype)
+        assert found.backend.policy.name == "double"
+        np.testing.assert_allclose(found.predict(test), expected, atol=1e-5)
 
 
-def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_average(finished: Path) -> None:
+def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_average(finished: Path, model: Model) -> None:
     stored = read(finished / "checkpoints" / "step-00000004")  # the last average was after the third
     own = [stored.arrays["weights"][f"output.weight@{rank}"] for rank in (0, 1)]
     assert not np.array_equal(*own)
@@ -66,18 +79,18 @@ def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_averag
     samples = [each["numbers"]["synchronizer"]["tally"]["samples"] for each in stored.state["workers"]]
     expected = sum(each * count for each, count in zip(own, samples, strict=True)) / sum(samples)
     np.testing.assert_allclose(found["output.weight"], expected, atol=1e-7)
-    assert found.keys() == load_model(finished).weights().keys()
+    assert found.keys() == model.weights().keys()
 
 
-def test_a_checkpoint_of_a_run_without_results_knows_its_pixels(finished: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
-    (copy / "summary.json").unlink()
-    (copy / "weights.safetensors").unlink()
+def test_a_checkpoint_of_a_run_without_results_knows_its_pixels(finished: Path, model: Model, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    (folder / "summary.json").unlink()
+    (folder / "weights.safetensors").unlink()
     test = images().images
-    found = load_model(copy / "checkpoints", "numba").predict(test)
-    np.testing.assert_array_equal(found, load_model(finished, "numba").predict(test))
+    found = load_model(folder / "checkpoints", "numba").predict(test)
+    np.testing.assert_array_equal(found, model.predict(test))
     with pytest.raises(ConfigError, match=r"copy: is not a finished run, .*: name its checkpoint .*step-00000010$"):
-        load_model(copy)
+        load_model(folder)
 
 
 def test_stages_are_joined(tmp_path: Path) -> None:
@@ -92,12 +105,12 @@ def test_stages_are_joined(tmp_path: Path) -> None:
 @pytest.mark.standin
 @pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False), ("double", False)])
 def test_float_disables_tf32(dtype: str | None, tf32: bool, finished: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
-    path = copy / ".hydra" / "config.yaml"
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    path = folder / ".hydra" / "config.yaml"
     text = path.read_text()
     assert "tf32: false" in text
     path.write_text(text.replace("tf32: false", "tf32: true"))
-    assert load_model(copy, "cupy", dtype).backend.options["tf32"] == tf32
+    assert load_model(folder, "cupy", dtype).backend.options["tf32"] == tf32
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
@@ -140,32 +153,6 @@ SPOILT = {
     "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "is not the folder of a run: there is no"),
     "no JSON": (lambda run: (run / "summary.json").write_text("{"), DataError, "summary.json: cannot be read"),
     "no image": (lambda run: rewritten(run, image_shape=["a"]), DataError, "description of images is not valid"),
-    "no numbers": (
-        lambda run: rewritten(run, normalize={"mean": [0]}),
-        DataError,
-        "description of images is not valid",
-    ),
-    "channels": (
-        lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1, 1]}),
-        DataError,
-        "normalises 2 channels, and images have 1",
-    ),
-    "no digits": (
-        lambda run: rewritten(run, normalize={"mean": ["a"], "deviation": [1]}),
-        DataError,
-        "description of images is not valid",
-    ),
-    "no deviation": (
-        lambda run: rewritten(run, normalize={"mean": [0], "deviation": [0]}),
-        DataError,
-        "description of images is not valid",
-    ),
-    "one deviation": (
-        lambda run: rewritten(run, normalize={"mean": [0, 1], "deviation": [1]}),
-        DataError,
-        "description of images is not valid",
-    ),
-    "names": (lambda run: rewritten(run, class_names=["cat"]), DataError, "names 1 class, and its network has 10"),
     "trust": (
         lambda run: (run / ".hydra" / "config.yaml").write_text(
             (run / ".hydra" / "config.yaml").read_text().replace("cupynet.nn.Dense", "mine.Dense")
@@ -179,11 +166,31 @@ SPOILT = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_missing_files_of_a_run_are_named(name: str, finished: Path, tmp_path: Path) -> None:
     spoil, kind, expected = SPOILT[name]
-    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
-    spoil(copy)
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    spoil(folder)
     with pytest.raises(kind) as caught:
-        load_model(copy)
+        load_model(folder)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_wrong_description_of_images_is_refused(finished: Path) -> None:
+    """An incomplete one, and one that another network has."""
+    run, invalid = Trained(finished), "description of images is not valid"
+    summary = Run(finished).summary()
+    assert run.source.image_shape == (28, 28, 1)  # the settings are read once for all
+    for changes, said in (
+        ({"normalize": {"mean": [0]}}, invalid),
+        ({"normalize": {"mean": ["a"], "deviation": [1]}}, invalid),
+        ({"normalize": {"mean": [0], "deviation": [0]}}, invalid),
+        ({"normalize": {"mean": [0, 1], "deviation": [1]}}, invalid),
+        ({"normalize": {"mean": [0, 1], "deviation": [1, 1]}}, "normalises 2 channels, and images have 1"),
+        ({"class_names": ["cat"]}, "names 1 class, and its network has 10"),
+    ):
+        other = copy(run)
+        other.summary = replace(summary, setup=replace(summary.setup, **changes))
+        with pytest.raises(DataError, match=said) as caught:
+            other.model()
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["nobody", "a\0b", "x" * 300])
@@ -201,21 +208,19 @@ def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
 
 
 def test_user_classes_are_built_if_the_caller_trusts_them(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
-    path = copy / ".hydra" / "config.yaml"
+    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
+    path = folder / ".hydra" / "config.yaml"
     text = path.read_text().replace("cupynet.nn.Dense", "mine_of_test.Thick")
     path.write_text(text.replace("trusted_modules: []", "trusted_modules: [mine_of_test]"))
     (tmp_path / "mine_of_test.py").write_text("from cupynet.nn import Dense\nclass Thick(Dense):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError, match="list 'mine_of_test' in trusted_modules"):
-        load_model(copy)
-    found = load_model(copy, "numba", trusted_modules=["mine_of_test"])
+        load_model(folder)
+    found = load_model(folder, "numba", trusted_modules=["mine_of_test"])
     assert any(type(layer).__name__ == "Thick" for layer in found.network.walk())
-    np.testing.assert_array_equal(
-        found.predict(images().images), load_model(finished, "numba").predict(images().images)
-    )
+    np.testing.assert_array_equal(found.predict(images().images), model.predict(images().images))
 
 
 def test_a_sweep_is_refused_and_one_of_its_jobs_is_suggested(tmp_path: Path) -> None:
