@@ -10,17 +10,26 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from cupynet import config
+from cupynet.commands import evaluate
+from cupynet.commands import train as train_command
+from cupynet.config import stored
+from cupynet.config.schema import Settings
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
+from cupynet.training import Callback
 from tests.support.commands import QUICK, SMALL, environment, run, run_folder
 from tests.support.mpi import ROOT, mpiexec, needs_mpi, ranks_of, under_mpiexec
-from tests.support.resumed_runs import MORE, same, trained
+from tests.support.resumed_runs import MORE, resumed, same, trained
+from tests.support.settings import settings_of
 
 pytestmark = needs_mpi
 
@@ -121,12 +130,13 @@ def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path, setting)
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow  # tests/config/test_hydra_main.py has what is compared; the last test below has the comparison
 @pytest.mark.parametrize(
     ("other", "message"),
     [
         ("model.layers.dense1.units=100", "model.layers.dense1.units: is 500 on rank 0, 100 on rank 1: all ranks"),
-        pytest.param("parallel=gradients", "averaging_frequency: is 3 on rank 0, null on", marks=pytest.mark.slow),
-        pytest.param("+data.limti=7", "data.limti: is missing on rank 0, 7 on rank 1", marks=pytest.mark.slow),
+        ("parallel=gradients", "averaging_frequency: is 3 on rank 0, null on"),
+        ("+data.limti=7", "data.limti: is missing on rank 0, 7 on rank 1"),
     ],
 )
 def test_ranks_with_different_settings_are_refused(tmp_path, other, message):
@@ -178,18 +188,29 @@ def test_the_folder_of_a_run_that_is_going_on_is_refused_once(tmp_path):
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_sweeps_and_commands_of_one_process_are_refused(tmp_path):
+def test_sweeps_and_commands_of_one_process_are_refused(tmp_path, monkeypatch, capsys):
     """Before MPI is started: the variables of a rank are enough."""
     rank = {"PMI_RANK": "0", "PMI_SIZE": "2"}
-    for command, arguments in {"train": ["-m", *MPI, "seed=1,2"], "evaluate": ["nowhere"], "bench": []}.items():
-        _, stderr = run(tmp_path, *arguments, command=command, code=2, **rank)
-        assert stderr.startswith("cupynet: ") and "mpiexec" in stderr and stderr.count("\n") == 1
+    for name, value in {**rank, "HYDRA_FULL_ERROR": "1"}.items():
+        monkeypatch.setenv(name, value)
+    ranks = SimpleNamespace(speaks=lambda error, code: True, exit_code=2)
+    sweep = partial(config.run, train_command.train, train_command.prepare, "config", Settings, lambda: ranks)
+    lines = []
+    for arguments, main in ((["-m", *MPI, "seed=1,2"], sweep), (["nowhere"], evaluate.main)):
+        monkeypatch.setattr(sys, "argv", ["command", *arguments])
+        with pytest.raises(SystemExit, match="^2$"):
+            main()
+        lines.append(capsys.readouterr().err)
+    lines.append(run(tmp_path, command="bench", code=2, **rank)[1])
+    for line in lines:
+        assert line.startswith("cupynet: ") and "mpiexec" in line and line.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
 def test_one_process_without_mpiexec_is_one_rank(tmp_path):
-    run(tmp_path, *MPI, *SMALL)
-    assert json.loads((run_folder(tmp_path) / "summary.json").read_text())["workers"] == 1
+    run(tmp_path, *QUICK, *SMALL, "experiment=several_machines")
+    summary = json.loads((run_folder(tmp_path) / "summary.json").read_text())
+    assert summary["workers"] == 1 and summary["test_accuracy"] is not None
 
 
 @pytest.mark.slow
@@ -308,26 +329,62 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
     assert tracebacks == (50 if kind == "raise" else 0)
 
 
+class Killed(Callback):
+    """Ends a run after 7 iterations as a kill would."""
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 7:
+            raise KeyError("as if killed")
+
+
+SEVERAL = """
+import json, runpy, sys
+from cupynet.core.errors import ConfigError
+from cupynet.core.mpiexec import rank
+from cupynet.parallel import job
+
+try:
+    job().agree({"seed": 5, "batch_size": 30 + rank()})
+except ConfigError as refused:
+    if rank():
+        print(refused)
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = ["train", *arguments]
+    try:
+        runpy.run_module("cupynet", run_name="__main__", alter_sys=True)
+    except SystemExit as left:
+        if left.code:
+            raise
+"""
+
+
 def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path):
     """With synchronized statistics and dropout; in the last round one of the two ranks has no batch.
 
-    A signal to one rank stops both after the same round. Rank 0 alone writes and prints.
+    Ranks resume a run of threads, and threads one of ranks. A signal to one rank stops both after the same round. Rank
+    0 alone writes and prints.
     """
-    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2))]
+    norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2)), "workers=2"]
     settings = [*QUICK, *norm, *SMALL, *MORE, "parallel.averaging_frequency=1", "data.train=328", "epochs=2"]
-    whole, ranks = tmp_path / "whole", tmp_path / "ranks"
-    trained(whole, *settings, "workers=2")
-    ranks.mkdir()
-    fault = faulty(tmp_path, "SIGTERM", 1, 7)
-    _, stderr = train(tmp_path, 2, *settings, "parallel.launcher=mpi", *fault, "hydra.run.dir=ranks", code=143)
-    assert stderr.count("stopped by SIGTERM") == 1
-    assert json.loads((ranks / "summary.json").read_text())["stopped_by"] == "SIGTERM"
-    stdout, stderr = train(tmp_path, 2, "resume=ranks", "trusted_modules=[faults]")
-    assert stderr == "" and stdout.count("test accuracy") == 1 and stdout.count("run folder") == 1
-    assert [p for p in tmp_path.rglob("*.json*") if not {whole, ranks} & {*p.parents}] == []
-    summary = json.loads((ranks / "summary.json").read_text())
+    as_ranks = [*settings, "parallel.launcher=mpi"]
+    whole, resumes, stops = (tmp_path / name for name in ("whole", "resumes", "stops"))
+    trained(whole, *settings)
+    with pytest.raises(KeyError, match="as if killed"):
+        trained(resumes, *settings, callbacks=[Killed()])
+    stored.keep(resumes, settings_of(*as_ranks), as_ranks)
+    (tmp_path / "several.py").write_text(SEVERAL)
+    stopped = [*as_ranks, *faulty(tmp_path, "SIGTERM", 1, 7), "hydra.run.dir=stops"]
+    commands = json.dumps([["resume=resumes"], stopped])
+    done = under_mpiexec(2, "several.py", commands, cwd=tmp_path, timeout=200)
+    assert done.returncode == 143, done.stdout + done.stderr
+    assert "batch_size: is 30 on rank 0, 31 on rank 1: all ranks must have the same settings" in done.stdout
+    assert done.stdout.count("test accuracy") == 1 and done.stdout.count("run folder") == 1
+    assert done.stderr.count("stopped by SIGTERM") == done.stderr.count("\n") == 1
+    assert [p for p in tmp_path.rglob("*.json*") if not {whole, resumes, stops} & {*p.parents}] == []
+    summary = json.loads((resumes / "summary.json").read_text())
     assert summary["workers"] == 2 and summary["devices"] == ["cpu"] * 2 and summary["images"] == 2 * 288
-    assert same(whole, ranks)
-    assert (load_file(ranks / "weights.safetensors")["norm1.mean"] != 0).all()
-    again, _ = run(tmp_path, str(ranks), command="evaluate")  # in threads
-    assert "the same as in summary.json" in again
+    assert same(whole, resumes)
+    assert (load_file(resumes / "weights.safetensors")["norm1.mean"] != 0).all()
+    assert json.loads((stops / "summary.json").read_text())["stopped_by"] == "SIGTERM"
+    resumed(stops, "parallel.launcher=thread", "callbacks.fault=null")
+    assert same(whole, stops)

@@ -441,6 +441,20 @@ def test_under_mpiexec_the_launcher_must_be_mpi(
     assert list(in_folder.iterdir()) == []
 
 
+@pytest.mark.usefixtures("minimal_conf")
+def test_ranks_compare_their_settings_except_those_of_their_machines(
+    in_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: dict[str, Any] = {}
+    monkeypatch.setenv("PMI_RANK", "1")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=mpi", "+data.folder=mine", "batch_size=7"])
+    ranks: Any = SimpleNamespace(agree=compared.update, share=lambda text: text)
+    config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
+    assert compared["batch_size"] == 7 and "the version of cupynet" in compared
+    assert "data.folder" not in compared
+
+
 def page_of(name: str) -> str:
     """What Hydra prints for --help: the texts of the command's file in conf/, over those of conf/hydra/help."""
     conf = composing.conf_folder()
