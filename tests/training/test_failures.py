@@ -26,7 +26,7 @@ from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
 from tests.support.training import WAYS, small_dataset, small_model
 
-WORKERS, EPOCHS, ROUNDS = 3, 2, 7  # in an epoch of 80 samples, four at a time
+WORKERS, EPOCHS, ROUNDS = 3, 2, 4  # in an epoch of 44 samples, four at a time
 PLACE = r"worker {rank} \(numpy, device 0\)"
 IN_A_ROUND = PLACE + r", epoch {epoch}, at batch \d+"
 NAMES = ("cupynet worker", "cupynet-prefetch")
@@ -143,7 +143,7 @@ EVENTS = {
 def wrapper_with(fault: Fault, way: str, folder, monkeypatch) -> ParallelWrapper:
     """A wrapper in which `fault` strikes."""
     kind, synchronizer, optimizer = fault.kind, WAYS[way], Nesterov(0.05, 0.9)
-    callbacks: list[Callback] = [Checkpoint(every_iterations=4), History()]
+    callbacks: list[Callback] = [Checkpoint(every_iterations=3), History()]
     if kind in EVENTS:
         callbacks.append(Faulty(fault, EVENTS[kind]))
     if kind == "optimizer":
@@ -213,8 +213,8 @@ def check_error(error: BaseException, fault: Fault, folder) -> None:
 def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
     """Run a fit that fails, and check its error and that nothing is left behind."""
     fault = Fault(rank, moment, kind)
-    data = small_dataset(80)
-    train, held_out = FaultyLoader(data, 4, seed=3), FaultyLoader(small_dataset(48), 4, shuffle=False)
+    data = small_dataset(44)
+    train, held_out = FaultyLoader(data, 4, seed=3), FaultyLoader(small_dataset(24), 4, shuffle=False)
     nothing = Fault(-1, 1, "none")
     train.fault, held_out.fault = (fault if kind == name else nothing for name in ("prefetcher", "evaluation"))
     began = time.monotonic()

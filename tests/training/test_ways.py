@@ -68,8 +68,8 @@ def test_no_sample_is_lost_and_replicas_are_equal_after_averages(way, monkeypatc
         identical.append((trainer.iteration, trainer.rank, trainer.synchronizer.identical))
 
     monkeypatch.setattr(Recorder, "on_iteration_end", on_iteration_end)
-    trained = run(way, 3, 61)
-    check_samples_and_ends(trained, 61)
+    trained = run(way, 3, 37)
+    check_samples_and_ends(trained, 37)
     claims = {iteration: {claim for at, _, claim in identical if at == iteration} for iteration, *_ in identical}
     for iteration, claim in claims.items():
         assert len(claim) == 1, f"workers disagree after iteration {iteration}"
@@ -135,7 +135,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(way):
 
 @every_kind
 def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way):
-    data, other = small_dataset(57), small_model(seed=9)
+    data, other = small_dataset(33), small_model(seed=9)
     with ParallelWrapper(small_model(), 3, synchronizer=way, optimizer=nesterov()) as wrapper:
         wrapper.fit(data, 1, batch_size=4).fit(data, 1, batch_size=4, evaluate_on=data)
         wrapper.model.load_weights(other.weights())
@@ -159,13 +159,13 @@ def before_finish(change):
     return Change()
 
 
-# Rounds of 12 samples: most ways average in round 6 and not in round 5. The four combinations take turns.
+# Rounds of 12 samples: most ways average in round 3 and not in round 2. The four combinations take turns.
 @pytest.mark.parametrize(
     ("way", "samples", "dtype"),
     [
         pytest.param(way, *each, id=name)
         for (name, way), each in zip(
-            WAYS.items(), itertools.cycle([(60, "double"), (72, "half"), (60, "half"), (72, "double")]), strict=False
+            WAYS.items(), itertools.cycle([(24, "double"), (36, "half"), (24, "half"), (36, "double")]), strict=False
         )
     ],
 )

@@ -25,7 +25,7 @@ from cupynet.training.evaluation import Evaluation
 from tests.support.training import KeepState, fingerprint, on_threads, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
-TRAIN = Loader(small_dataset(40), 4, seed=3)
+TRAIN = Loader(small_dataset(20), 4, seed=3)
 
 
 class Weights(Callback):
@@ -380,7 +380,7 @@ def test_the_best_weights_are_restored_after_another_stop(scripted, workers, res
 
     class StopAt(Callback):
         def on_iteration_end(self, trainer):
-            if trainer.epoch == 2 and trainer.iteration % 10 == 4:
+            if trainer.epoch == 2 and trainer.round == 2:
                 trainer.stop("enough", reason)
 
     scripted([0.1, 0.5, 0.6])
@@ -481,7 +481,7 @@ def test_a_failed_fit_has_no_result(scripted):
 
     class Fails(Synchronizer):
         def after_update(self, replica, iteration):
-            if iteration == 12:
+            if iteration == 7:
                 raise ZeroDivisionError("on purpose")
 
     scripted([0.5, 0.4])

@@ -166,7 +166,7 @@ def test_an_epoch_with_more_than_half_its_batches_skipped_fails(workers, stages,
     with ParallelWrapper(
         network_with(Poisoned(*range(48))), workers, 2, callbacks=[NonFinite("skip")], **options
     ) as fine:
-        fine.fit(loader, 2)
+        fine.fit(loader, 1)
     message = r"^13 of the 25 batches of epoch 1 were left out"
     for _ in range(2):
         seen = Seen()
@@ -215,14 +215,13 @@ def test_a_checkpoint_after_a_skip_resumes_bit_for_bit(tmp_path):
 
     loader = Loader(DATA, 4, seed=3)
     with wrapper([Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)]) as whole:
-        whole.fit(loader, 3)
+        whole.fit(loader, 2)
         result = fingerprint(whole.model)
-    steps = sorted(tmp_path.iterdir())
     with wrapper([]) as rest:
-        rest.restore(steps[len(steps) // 2])
-        rest.fit(loader, 3 - rest.trainer.epoch)
+        rest.restore(tmp_path / "step-00000015")  # the batch was left out in the first epoch, of 13 rounds
+        rest.fit(loader, 2 - rest.trainer.epoch)
         assert fingerprint(rest.model) == result
-        assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 3
+        assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 2
 
 
 class Seen(Callback):
@@ -235,18 +234,18 @@ class Seen(Callback):
         self.iterations.append(trainer.iteration)
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_the_count_of_skipped_batches_survives_a_change_of_workers(tmp_path, workers):
+def test_the_count_of_skipped_batches_survives_a_change_of_workers(tmp_path):
     guard = NonFinite("skip")
     with ParallelWrapper(network_with(Poisoned(17)), 2, 3, callbacks=[guard]) as wrapper:
         wrapper.fit(Loader(DATA, 4, seed=3), 2)
         path = wrapper.checkpoint(tmp_path)
     assert guard.left_out == 2
-    again = NonFinite("skip")
-    with ParallelWrapper(network_with(Poisoned(17)), workers, 3, callbacks=[again]) as wrapper:
-        wrapper.restore(path)
-        wrapper.fit(Loader(DATA, 4, seed=3), 1)
-    assert again.left_out == 3
+    for workers in (1, 4):
+        again = NonFinite("skip")
+        with ParallelWrapper(network_with(Poisoned(17)), workers, 3, callbacks=[again]) as wrapper:
+            wrapper.restore(path)
+            wrapper.fit(Loader(DATA, 4, seed=3), 1)
+        assert again.left_out == 3
 
 
 @pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"action": "rollback"}, {"most_skipped": 0}])
@@ -259,7 +258,7 @@ def test_invalid_arguments_are_refused(arguments):
 def test_a_batch_that_is_not_finite_contaminates_no_replica(way):
     """At random moments and on random workers, with an infinite loss or an infinite gradient."""
     rng = random.Random(3)
-    for seed in range(4):
+    for seed in range(2):
         layer, workers = Poisoned(rng.randrange(97), backwards=seed % 2 == 1), rng.choice([2, 3])
         kept = {}
 
