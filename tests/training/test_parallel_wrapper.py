@@ -41,14 +41,9 @@ def test_the_documented_call_trains_the_model_itself():
 
 
 def test_the_wrapper_equals_workers_made_by_hand():
-    model = small_model("float")
-    with ParallelWrapper(model, 3, 2, optimizer=Nesterov(0.05, l2=1e-3)) as wrapper:
-        wrapper.fit(Loader(small_dataset(97), 4, seed=3), 2)
-    by_hand = train(3, lambda: Nesterov(0.05, l2=1e-3), samples=97, epochs=2, frequency=2, dtype="float")
-    # the runs differ in one thing: by hand every epoch is evaluated, and so averaged
-    assert np.isfinite(model.params.master).all()
+    by_hand = train(3, lambda: Nesterov(0.05, l2=1e-3), samples=61, epochs=2, frequency=2, dtype="float")
     with ParallelWrapper(small_model("float"), 3, 2, optimizer=Nesterov(0.05, l2=1e-3)) as wrapper:
-        wrapper.fit(Loader(small_dataset(97), 4, seed=3), 2, evaluate_on=Loader(small_dataset(97), 7, shuffle=False))
+        wrapper.fit(Loader(small_dataset(61), 4, seed=3), 2, evaluate_on=Loader(small_dataset(61), 20, shuffle=False))
         assert fingerprint(wrapper.replicas()[0]) == fingerprint(by_hand.trainers[0].model)
 
 
