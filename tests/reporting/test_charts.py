@@ -132,6 +132,11 @@ def test_a_run_that_has_just_begun_has_no_curves(tmp_path):
     assert set(shown(unfinished(tmp_path, name="b", rows=history(1)[:1]))) > {"Loss"}
 
 
+def test_the_times_of_a_single_epoch_are_an_area(tmp_path):
+    chart = shown(unfinished(tmp_path, rows=history(1)))["Where the time of an epoch goes"]
+    assert {len(line.x) for line in chart.shown} == {1} and charts.svg(chart, "c").startswith("<svg")
+
+
 def test_few_reports_are_joined_by_the_epochs_in_the_learning_rate(tmp_path):
     rows = [row | {"learning_rate": 0.1 * number} for number, row in enumerate(history(3, reports=1), 1)]
     (line,) = shown(unfinished(tmp_path, rows=rows))["Learning rate"].shown
