@@ -75,7 +75,7 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
             assert set(part) == set(known), f"{key}: every argument must be listed"
 
 
-MANY = ["memory=default", "data=npz", "loss=hinge", "optimizer=adam"]
+FILES = ["data=npz", "loss=hinge", "optimizer=adam", "backend=cupy", "parallel=post_local", "callbacks=weight_average"]
 VALUES = ["data.limit=9", "seed=5", "+workers=3", "callbacks.checkpoint.keep_last=3", "memory.device_pool_limit=80%"]
 ADDED = ["+model.layers.more={_target_: cupynet.nn.Dropout}", "+callbacks.mine._target_=mymodule.Mine"]
 REMOVED = ["~callbacks.progress", "callbacks.history=null"]
@@ -84,11 +84,10 @@ REMOVED = ["~callbacks.progress", "callbacks.history=null"]
 @pytest.mark.parametrize(
     "overrides",
     [
-        [*MANY, "backend=numpy", "model=lenet_norm", "parallel=threshold", "callbacks=wandb"],
-        [*MANY, "backend=cupy", "parallel=post_local", "parallel.averaging_frequency=7", "callbacks=weight_average"],
-        ["parallel=hybrid", "callbacks=[default,tensorboard]", "model=mlp", *VALUES, *ADDED, *REMOVED],
+        [*FILES, "parallel.averaging_frequency=7", *VALUES, *ADDED],
+        ["parallel=hybrid", "callbacks=[default,tensorboard]", "model=mlp", *VALUES, *REMOVED],
     ],
-    ids=["files", "values", "lists"],
+    ids=["files", "lists"],
 )
 def test_settings_of_tests_are_those_of_a_run(overrides: list[str]) -> None:
     assert settings_of(*overrides) == config.compose(overrides)
@@ -182,7 +181,7 @@ def test_the_synchronizer_follows_the_settings_of_its_group() -> None:
 
 
 def test_experiments() -> None:
-    wrapper = settings_of("experiment=dl4j_parallel_wrapper")
+    wrapper = composed("experiment=dl4j_parallel_wrapper")
     assert (wrapper.workers, wrapper.epochs, wrapper.batch_size, wrapper.seed, wrapper.dtype) == (
         2,
         10,
@@ -201,12 +200,14 @@ def test_experiments() -> None:
             **{"l1": 0.0, "weight_decay": 0.0, "clip_layer_norm": None, "clip_value": None},
         }
     }
-    guide = settings_of("experiment=dl4j_gpu_guide")
+    guide = composed("experiment=dl4j_gpu_guide")
     assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
     assert (guide.optimizer["learning_rate"], guide.parallel.learning_rate_scale) == (0.01, 1.2)
     assert guide.memory.device_pool_trim_above == "2GiB"
-    assert settings_of("experiment=data_parallel").parallel.averaging_frequency == "end"
-    early = settings_of("experiment=dl4j_early_stopping")
+    parallel = composed("experiment=data_parallel")
+    assert parallel.parallel.averaging_frequency == "end"
+    assert parallel.data["fallback"] == "auto"  # although its file has `override /data: mnist`
+    early = composed("experiment=dl4j_early_stopping")
     assert early.data["validation"] == 5000 and early.epochs == early.callbacks["early_stopping"]["max_epochs"] == 50
 
 
@@ -293,7 +294,7 @@ def test_each_short_name_builds_the_class_of_its_file() -> None:
 
 
 def test_the_diloco_experiment() -> None:
-    settings = settings_of("experiment=diloco")
+    settings = composed("experiment=diloco")
     assert (settings.workers, settings.parallel.averaging_frequency) == (4, 50)
     outer = settings.parallel.synchronizer["outer"]
     assert outer["_target_"] == "cupynet.parallel.DiLoCo" and outer["momentum"] < 0.9

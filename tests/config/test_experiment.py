@@ -285,16 +285,16 @@ PAIRS = [(f"optimizer={name}", f"loss={LOSSES[place % len(LOSSES)]}") for place,
 
 @pytest.mark.parametrize("files", [*PAIRS, ("callbacks=weight_average", "accumulate=3")], ids=" ".join)
 def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> None:
-    """Two workers, 12 iterations on a small network: the weights move, and what is evaluated is finite."""
+    """Two workers, 6 iterations on a small network: the weights move, and what is evaluated is finite."""
     assert len(OPTIMIZERS) > len(LOSSES)
-    found = experiment((), "data.train=384", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, *files)
+    found = experiment((), "data.train=192", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, *files)
     found.placement = Placement(2, ())
     data = found.load()
     with found.wrapper(callbacks=[each for each in found.callbacks if isinstance(each, WeightAverage)]) as training:
         before = training.model.weights()
         training.fit(found.train_loader(data), 1)
         evaluation = training.evaluate(data.test)
-        assert training.trainer.iteration == 12 and np.isfinite(evaluation.loss)
+        assert training.trainer.iteration == 6 and np.isfinite(evaluation.loss)
         after = training.model.weights()
     assert all((after[name] != weight).any() for name, weight in before.items())
 

@@ -40,8 +40,7 @@ REPOSITORY = Path(config.__file__).parents[2]
 
 
 def test_only_an_explicit_data_set_has_no_fallback() -> None:
-    for overrides in ([], ["data.limit=9", "experiment=data_parallel"]):  # whose file has `override /data: mnist`
-        assert settings_of(*overrides).data["fallback"] == "auto"
+    assert settings_of("data.limit=9").data["fallback"] == "auto"
     assert settings_of("data=mnist").data["fallback"] is None
 
 
