@@ -160,16 +160,20 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
-    folders: list[tuple[Path, Path]] = []
+    folders: list[tuple[Path, Path, Path]] = []
     arguments = ("workers=2", "devices=[0,2]", "data=mnist", "data.limit=7", "data.folder=${hydra:runtime.cwd}/x")
-    code, (settings,) = command(*arguments, task=lambda settings, folder: folders.append((folder, Path.cwd())))
+    latest = Path("outputs", "latest")
+    code, (settings,) = command(
+        *arguments, task=lambda settings, folder: folders.append((folder, Path.cwd(), latest.resolve()))
+    )
     assert code == 0
     assert (settings.workers, settings.devices, settings.data["limit"]) == (2, [0, 2], 7)
     assert settings.data["folder"] == f"{in_folder}/x" and settings.data["fallback"] is None  # because data=mnist
     assert settings.backend == BackendSettings(name="auto", priority=PrioritySettings(gpu=100, cpu=0))
     for value in leaves(settings):
         assert type(value) in (int, float, bool, str, type(None)), value
-    ((folder, working_folder),) = folders
+    ((folder, working_folder, linked),) = folders
+    assert linked == folder.resolve()  # the newest run, as soon as it begins
     assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs"
     assert sorted(path.name for path in folder.rglob("*")) == [".hydra", "config.yaml", "hydra.yaml", "overrides.yaml"]
     assert working_folder == in_folder
