@@ -75,7 +75,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 @pytest.fixture(scope="module", autouse=True)
 def frozen() -> None:
-    """Freeze what earlier modules left, so that the garbage collector skips it: runs collect when they end."""
+    """Freeze objects left by earlier modules: each run ends with a garbage collection, which then skips them."""
     gc.collect()
     gc.freeze()
 

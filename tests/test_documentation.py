@@ -196,11 +196,14 @@ def jobs(words: list[str], name: str, schema: type[Settings]) -> Iterator[Job]:
 
 
 def contradict(one: Iterable[str], other: Iterable[str]) -> bool:
-    """Return True if a key, or the file of a group that both set values in, differs between two lists of overrides."""
+    """Return True if two lists of overrides set a key differently, or one selects a group that the other changes."""
     first, second = ({word.lstrip("+~").partition("=")[0]: word for word in words} for words in (one, other))
-    differ = [key for key in {*first, *second} if first.get(key) != second.get(key)]
-    in_both = [key for key in differ if all(any(f"{k}.".startswith(f"{key}.") for k in d) for d in (first, second))]
-    return bool(in_both) or "experiment" in differ
+    differ = {key for key in {*first, *second} if first.get(key) != second.get(key)}
+
+    def sets(overrides: dict[str, str], key: str) -> bool:
+        return any(f"{each}.".startswith(f"{key}.") for each in overrides)
+
+    return "experiment" in differ or any(sets(first, key) and sets(second, key) for key in differ)
 
 
 def merged(given: Iterable[Job]) -> list[Job]:

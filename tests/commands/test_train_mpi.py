@@ -25,10 +25,9 @@ from cupynet.config import stored
 from cupynet.config.schema import Settings
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
-from cupynet.training import Callback
 from tests.support.commands import QUICK, SMALL, environment, run, run_folder
 from tests.support.mpi import ROOT, mpiexec, needs_mpi, ranks_of, under_mpiexec
-from tests.support.resumed_runs import MORE, resumed, same, trained
+from tests.support.resumed_runs import MORE, Ends, resumed, same, trained
 from tests.support.settings import settings_of
 
 pytestmark = needs_mpi
@@ -130,7 +129,7 @@ def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path, setting)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow  # tests/config/test_hydra_main.py has what is compared; the last test below has the comparison
+@pytest.mark.slow  # faster tests: the last one here, and test_ranks_compare_their_settings in test_hydra_main.py
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -329,14 +328,6 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
     assert tracebacks == (50 if kind == "raise" else 0)
 
 
-class Killed(Callback):
-    """Ends a run after 7 iterations as a kill would."""
-
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == 7:
-            raise KeyError("as if killed")
-
-
 SEVERAL = """
 import json, runpy, sys
 from cupynet.core.errors import ConfigError
@@ -370,7 +361,7 @@ def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path):
     whole, resumes, stops = (tmp_path / name for name in ("whole", "resumes", "stops"))
     trained(whole, *settings)
     with pytest.raises(KeyError, match="as if killed"):
-        trained(resumes, *settings, callbacks=[Killed()])
+        trained(resumes, *settings, callbacks=[Ends(7, killed=True)])
     stored.keep(resumes, settings_of(*as_ranks), as_ranks)
     (tmp_path / "several.py").write_text(SEVERAL)
     stopped = [*as_ranks, *faulty(tmp_path, "SIGTERM", 1, 7), "hydra.run.dir=stops"]

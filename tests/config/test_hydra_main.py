@@ -407,7 +407,7 @@ def test_an_interrupt_ends_the_sweep(error: BaseException, code: int, command: C
 def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A quiet run prints warnings alone; the next one speaks again, and has a folder of its own."""
+    """A quiet run prints only warnings. The next run prints everything and has its own folder."""
     quiet, usual = ("+callbacks.progress.style=none", ["warning: careful"]), (None, ["epoch 1", "warning: careful"])
     for setting, printed in (quiet, usual):
         assert command(*filter(None, [setting]), task=talking)[0] == 0
@@ -472,6 +472,14 @@ def test_help_is_the_page_of_the_command(command: Command, capsys: pytest.Captur
     assert command("--help", "hydra/help=cupynet") == (0, [])  # as in the defaults list of conf/config.yaml
     page = capsys.readouterr().out.replace("conftest", "train")  # where the job is defined
     assert page.strip() == page_of("config").strip()
+
+
+def test_a_command_with_a_file_of_its_own_has_its_own_help(
+    in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["tune.py", "--help"])
+    config.run(lambda settings, folder: None, lambda settings: settings, "tune", TuneSettings)
+    assert capsys.readouterr().out.strip() == page_of("tune").strip()
 
 
 @pytest.mark.parametrize("name", ["config", "bench", "plan", "find_rate", "tune"])

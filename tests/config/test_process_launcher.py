@@ -131,7 +131,7 @@ def launched(at_once: int | None, folder: Path, monkeypatch: Any, *, jobs: int, 
         "Context", (), {"config_loader": type("Loader", (), {"load_sweep_config": lambda *_: config})()}
     )
     launcher.setup(hydra_context=context, task_function=lambda config: None, config=config)
-    launcher.launch([["seed=1"]] * jobs, 0)
+    launcher.launch([[f"seed={number}"] for number in range(jobs)], 0)
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,11 @@ def test_jobs_are_spread_over_the_devices(
     jobs: int | None, devices: list[str], expected: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     used: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+    overrides: dict[int, list[str]] = {}
 
     def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
         used.put(device)
+        overrides[job.number] = [*job.overrides]
         time.sleep(0.2)
         return 0, ""
 
@@ -153,6 +155,7 @@ def test_jobs_are_spread_over_the_devices(
     launched(jobs, tmp_path, monkeypatch, jobs=6, devices=devices)
     found = [used.get() for _ in range(6)]
     assert set(found) == expected and used.empty()
+    assert overrides == {number: [f"seed={number}"] for number in range(6)}
 
 
 def test_a_job_that_is_killed_ends_no_other(

@@ -8,8 +8,6 @@ import os
 import re
 import resource
 import shutil
-import signal
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,29 +20,13 @@ from cupynet.core.errors import ConfigError, Interrupted, OutputError
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from cupynet.training import Callback
 from tests.support.commands import QUICK, SMALL, run
-from tests.support.resumed_runs import MORE, resumed, same, started, trained
+from tests.support.resumed_runs import MORE, Ends, resumed, same, started, trained
 
 RUN = Path("outputs/day/run")
 
 
 NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # with running estimates and dropout
-
-
-class Ends(Callback):
-    """Ends a run after some iteration: by SIGTERM, or as a kill would, after which nothing is written."""
-
-    def __init__(self, iteration: int, *, killed: bool = False) -> None:
-        self.iteration, self.killed = iteration, killed
-
-    def on_iteration_end(self, trainer):
-        if trainer.iteration != self.iteration:
-            return
-        if self.killed:
-            raise KeyError("as if killed")
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.2)  # until the main thread has handled the signal
 
 
 @pytest.fixture(scope="module")

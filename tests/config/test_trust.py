@@ -166,14 +166,16 @@ def test_trusted_modules_exist() -> None:
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_stored_run_does_not_decide_where_data_are_downloaded(in_folder: Path, refused: Any) -> None:
+def test_a_stored_run_does_not_decide_where_data_are_downloaded(
+    command: Command, in_folder: Path, refused: Any
+) -> None:
     stored.keep(in_folder / "run", settings_of("data.folder=elsewhere"), ["data.folder=elsewhere"])
     (in_folder / "run" / "summary.json").touch()
     refused("data.folder=elsewhere: ", "resume=run")
     with pytest.raises(ConfigError, match="data.folder=elsewhere: "):
         Trained("run").settings()
     typed = ["data.folder=elsewhere"]
-    assert Trained("run").settings(typed).data["folder"] == "elsewhere"
+    assert command("resume=run", *typed)[0] == 0 and Trained("run").settings(typed).data["folder"] == "elsewhere"
     assert not (in_folder / "elsewhere").exists()
 
 

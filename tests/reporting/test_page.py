@@ -253,7 +253,7 @@ WRONG: list[Any] = [None, 1, "x", [], {}, [None], [[1]], {"a": 1}, True, 1e400, 
 @pytest.mark.parametrize("first", [0, 4, 8])
 def test_values_of_the_wrong_type_are_omitted(tmp_path, first):
     """For every key of every file, one after the other, with changing values."""
-    show = made if first == 0 else page  # which parses it, and so takes twice the time
+    show = made if first == 0 else page  # parsing takes as long as rendering
     folder, values = finished(tmp_path), itertools.cycle(WRONG)
     for _ in range(first):
         next(values)

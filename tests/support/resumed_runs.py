@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume, stored
-from cupynet.training import Callback
+from cupynet.training import Callback, Trainer
 from tests.support.commands import QUICK, SMALL, run
 from tests.support.settings import settings_of
 
@@ -27,6 +30,21 @@ class Fault(Callback):
 MORE = ["epochs=3", "report_every_iterations=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
 FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
+
+
+class Ends(Callback):
+    """Ends a run after some iteration: by SIGTERM, or as a kill would, after which nothing is written."""
+
+    def __init__(self, iteration: int, *, killed: bool = False) -> None:
+        self.iteration, self.killed = iteration, killed
+
+    def on_iteration_end(self, trainer: Trainer) -> None:
+        if trainer.iteration != self.iteration:
+            return
+        if self.killed:
+            raise KeyError("as if killed")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)  # until the main thread has handled the signal
 
 
 def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str) -> tuple[str, str]:

@@ -49,7 +49,7 @@ def wrapper_of(folder, workers, way=None, *callbacks, dtype="double", **options)
 
 @pytest.fixture(scope="module")
 def left_by(tmp_path_factory):
-    """A function that trains until after an iteration and returns the checkpoint of then. Tests share what it made."""
+    """Return a function that trains up to an iteration and returns its checkpoint; results are cached."""
 
     @cache
     def train(workers, iteration, way=None, **options):
@@ -139,7 +139,7 @@ def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, left_by, caplo
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, left_by, workers):
+def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, workers):
     """Four workers need 4 rounds for 15 batches; with fewer workers, 4 rounds are not a whole epoch."""
     callbacks = [Checkpoint(every_iterations=4, every_epochs=100, keep_last=100, path=tmp_path)]
     options = {"synchronizer": ParameterAveraging(1), "optimizer": Nesterov(0.1)}

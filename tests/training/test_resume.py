@@ -41,7 +41,7 @@ def trainer_of(communicator, synchronizer, callbacks) -> Trainer:
 def test_training_resumes_bit_for_bit(synchronizer):
     """From the end of the first epoch, where workers differ in their samples, and from the middle of the second.
 
-    There no way has just averaged. One way also resumes from early in the first epoch.
+    At iteration 7 the ways with a period of 2, 3 or 4 are between averages. "every 3" also resumes from iteration 2.
     """
     data = small_dataset(57)  # 15 batches for 3 workers, the last of one sample
     loader, held_out = Loader(data, 4, seed=3), Loader(data, 20, shuffle=False)
