@@ -44,7 +44,8 @@ class Ends(Callback):
         if self.killed:
             raise KeyError("as if killed")
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.2)  # until the main thread has handled the signal
+        while trainer.consensus.request is None:  # until the main thread has handled the signal
+            time.sleep(0.001)
 
 
 def started(folder: Path, name: str, *arguments: str, code: int = 0, **more: str) -> tuple[str, str]:
