@@ -27,7 +27,7 @@ from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings, own_names
 from cupynet.core.checks import one_line
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError, DataError, OutputError
 
 FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another setting; earlier versions stored references
@@ -156,7 +156,10 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
     """Store the settings of a run in `folder`, each file whole or not at all. OutputError."""
     from cupynet.core.files import write_whole  # brings NumPy, which --help can do without
 
-    (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / ".hydra").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{folder / '.hydra'}: cannot be created ({error.strerror or error})") from error
     for name, content in (("config.yaml", asdict(settings)), ("overrides.yaml", list(overrides))):
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         write_whole(folder / ".hydra" / name, text.encode())

@@ -285,7 +285,7 @@ PAIRS = [(f"optimizer={name}", f"loss={LOSSES[place % len(LOSSES)]}") for place,
 
 @pytest.mark.parametrize("files", [*PAIRS, ("callbacks=weight_average", "accumulate=3")], ids=" ".join)
 def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> None:
-    """Two workers, 6 iterations on a small network: the weights move, and what is evaluated is finite."""
+    """Two workers train a small network for 6 iterations: every weight array changes, and the test loss is finite."""
     assert len(OPTIMIZERS) > len(LOSSES)
     found = experiment((), "data.train=192", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, *files)
     found.placement = Placement(2, ())
