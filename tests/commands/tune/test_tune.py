@@ -230,6 +230,8 @@ def test_trials_that_cannot_be_composed_are_refused_before_the_first() -> None:
     assert "did you mean 'batch_size'" in refusal("batch_sise=32,64")
     assert "int(interval(..))" in refusal("batch_size=interval(16,64)")
     assert "optimizer=adum" in refusal("optimizer=choice(adam,adum)")
+    momentum = ("optimizer=choice(nesterov,sgd)", "optimizer.momentum=interval(0.1,0.9)")  # sgd has none
+    assert "optimizer.momentum" in refusal(*momentum)
 
 
 def test_a_removed_setting_is_refused() -> None:
