@@ -74,8 +74,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @pytest.fixture(scope="module", autouse=True)
-def frozen() -> None:
-    """Freeze objects left by earlier modules: each run ends with a garbage collection, which then skips them."""
+def freeze_gc() -> None:
+    """Exclude objects left by earlier modules from garbage collection. Each run ends with a full collection."""
     gc.collect()
     gc.freeze()
 

@@ -195,7 +195,7 @@ def jobs(words: list[str], name: str, schema: type[Settings]) -> Iterator[Job]:
         yield name, schema, job
 
 
-def contradict(one: Iterable[str], other: Iterable[str]) -> bool:
+def conflict(one: Iterable[str], other: Iterable[str]) -> bool:
     """Return True if two lists of overrides set a key differently, or one selects a group that the other changes."""
     first, second = ({word.lstrip("+~").partition("=")[0]: word for word in words} for words in (one, other))
     differ = {key for key in {*first, *second} if first.get(key) != second.get(key)}
@@ -207,11 +207,11 @@ def contradict(one: Iterable[str], other: Iterable[str]) -> bool:
 
 
 def merged(given: Iterable[Job]) -> list[Job]:
-    """Fewer jobs with the same settings: those that do not contradict each other are given together."""
+    """Merge jobs whose overrides do not conflict."""
     found: list[Job] = []
     for name, schema, words in dict.fromkeys(given):
         for number, (other, kind, together) in enumerate(found):
-            if (other, kind) == (name, schema) and not contradict(words, together):
+            if (other, kind) == (name, schema) and not conflict(words, together):
                 found[number] = (name, schema, tuple(dict.fromkeys((*together, *words))))
                 break
         else:
@@ -347,7 +347,7 @@ def test_weights_come_from_pytorch_and_go_back(tmp_path: Path, monkeypatch: pyte
         assert np.array_equal(back[f"{names[name[0]]}{name[1:]}"], array), name
 
 
-def test_the_readmes_program_runs(
+def test_the_readme_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (code,) = [code for kind, code in FENCE.findall(PAGES["README.md"]) if kind == "python"]

@@ -159,7 +159,9 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
     try:
         (folder / ".hydra").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OutputError(f"{folder / '.hydra'}: cannot be created ({error.strerror or error})") from error
+        raise OutputError(
+            f"{folder / '.hydra'}: cannot be created ({error.strerror or error}): name another folder in hydra.run.dir"
+        ) from error
     for name, content in (("config.yaml", asdict(settings)), ("overrides.yaml", list(overrides))):
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         write_whole(folder / ".hydra" / name, text.encode())

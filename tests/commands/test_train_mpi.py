@@ -27,7 +27,7 @@ from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
 from tests.support.commands import QUICK, SMALL, environment, run, run_folder
 from tests.support.mpi import ROOT, mpiexec, needs_mpi, ranks_of, under_mpiexec
-from tests.support.resumed_runs import MORE, Ends, resumed, same, trained
+from tests.support.resumed_runs import MORE, EndAfter, resumed, same, trained
 from tests.support.settings import settings_of
 
 pytestmark = needs_mpi
@@ -129,7 +129,9 @@ def test_a_wrong_setting_is_refused_once_and_leaves_no_folder(tmp_path, setting)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow  # faster tests: the last one here, and test_ranks_compare_their_settings in test_hydra_main.py
+# fast checks: test_ranks_that_stop_and_resume_equal_threads_bit_for_bit, and
+# test_ranks_compare_all_but_machine_specific_settings in test_hydra_main.py
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "message"),
     [
@@ -187,7 +189,7 @@ def test_the_folder_of_a_run_that_is_going_on_is_refused_once(tmp_path):
     assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_sweeps_and_commands_of_one_process_are_refused(tmp_path, monkeypatch, capsys):
+def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(tmp_path, monkeypatch, capsys):
     """Before MPI is started: the variables of a rank are enough."""
     rank = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     for name, value in {**rank, "HYDRA_FULL_ERROR": "1"}.items():
@@ -328,7 +330,7 @@ def test_fifty_faults_of_a_rank_at_random_moments(tmp_path, kind, capsys):
     assert tracebacks == (50 if kind == "raise" else 0)
 
 
-SEVERAL = """
+RUN_COMMANDS = """
 import json, runpy, sys
 from cupynet.core.errors import ConfigError
 from cupynet.core.mpiexec import rank
@@ -352,8 +354,8 @@ for arguments in json.loads(sys.argv[1]):
 def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path):
     """With synchronized statistics and dropout; in the last round one of the two ranks has no batch.
 
-    Ranks resume a run of threads, and threads one of ranks. A signal to one rank stops both after the same round. Rank
-    0 alone writes and prints.
+    Ranks resume a run started with threads, and threads resume a run started with ranks. A signal to one rank stops
+    both after the same round. Only rank 0 writes and prints.
     """
     norm = ["model=lenet_norm", *(f"model.layers.norm{i}.sync=true" for i in (1, 2)), "workers=2"]
     settings = [*QUICK, *norm, *SMALL, *MORE, "parallel.averaging_frequency=1", "data.train=328", "epochs=2"]
@@ -361,9 +363,9 @@ def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path):
     whole, resumes, stops = (tmp_path / name for name in ("whole", "resumes", "stops"))
     trained(whole, *settings)
     with pytest.raises(KeyError, match="as if killed"):
-        trained(resumes, *settings, callbacks=[Ends(7, killed=True)])
+        trained(resumes, *settings, callbacks=[EndAfter(7, killed=True)])
     stored.keep(resumes, settings_of(*as_ranks), as_ranks)
-    (tmp_path / "several.py").write_text(SEVERAL)
+    (tmp_path / "several.py").write_text(RUN_COMMANDS)
     stopped = [*as_ranks, *faulty(tmp_path, "SIGTERM", 1, 7), "hydra.run.dir=stops"]
     commands = json.dumps([["resume=resumes"], stopped])
     done = under_mpiexec(2, "several.py", commands, cwd=tmp_path, timeout=200)

@@ -46,8 +46,8 @@ def composed(*overrides: str) -> Settings:
     return config.compose(overrides)
 
 
-def among_others(group: str, name: str) -> list[str]:
-    """Return overrides that choose a file of a group, and one of each other, so that few compositions cover all."""
+def covering_overrides(group: str, name: str) -> list[str]:
+    """Return overrides that select this file and one file of every other group; few combinations cover all files."""
     if group == "experiment":
         return [f"experiment={name}"]
     files = {each: [other for its, other in CHOICES if its == each] for each in GROUPS if each != "experiment"}
@@ -61,7 +61,7 @@ def with_file(group: str, name: str, *values: str) -> Settings:
 
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -> None:
-    settings = composed(*among_others(group, name))
+    settings = composed(*covering_overrides(group, name))
     for each in ("data", "model", "loss", "optimizer"):
         assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
     if group not in ("experiment", "backend"):
@@ -89,7 +89,7 @@ REMOVED = ["~callbacks.progress", "callbacks.history=null"]
     ],
     ids=["files", "lists"],
 )
-def test_settings_of_tests_are_those_of_a_run(overrides: list[str]) -> None:
+def test_settings_of_equals_config_compose(overrides: list[str]) -> None:
     assert settings_of(*overrides) == config.compose(overrides)
 
 

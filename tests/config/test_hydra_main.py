@@ -109,7 +109,7 @@ SMALL_CONF = {
 
 @pytest.fixture
 def small_conf(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`config.compose` reads these few lines instead of conf/, in half the time."""
+    """Replace conf/ with `SMALL_CONF` for `config.compose`, which then takes half the time."""
     folder = tmp_path_factory.mktemp("conf")
     for name, content in SMALL_CONF.items():
         path = folder / f"{name}.yaml"
@@ -257,7 +257,7 @@ def raising(error: BaseException) -> Callable[[Settings, Path], float | None]:
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_typed_error_is_one_line_on_the_terminal_and_in_the_log(
+def test_a_cupynet_error_is_one_line_on_the_terminal_and_in_the_log(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = DataError("train-images: is\n damaged")
@@ -321,7 +321,7 @@ def test_settings_that_cannot_be_stored(command: Command, in_folder: Path, capsy
 # --- sweeps
 
 
-def talking(settings: Settings, folder: Path) -> None:
+def logging_task(settings: Settings, folder: Path) -> None:
     logging.getLogger("cupynet.training").info("epoch %d", 1)
     logging.getLogger("cupynet").warning("careful")
     logging.getLogger("cupynet").debug("never")
@@ -329,7 +329,7 @@ def talking(settings: Settings, folder: Path) -> None:
 
 
 def check_log(log: Path) -> str:
-    """Compare a log with the records of `talking`, and return what follows them."""
+    """Check that a log starts with the records of `logging_task`, and return the rest."""
     *lines, rest = log.read_text(encoding="utf-8").split("\n", 3)
     texts = [line.split(" ", 2)[2] for line in lines]
     assert texts[:2] == ["INFO cupynet.training: epoch 1", "WARNING cupynet: careful"]
@@ -342,21 +342,21 @@ def check_log(log: Path) -> str:
 def test_one_bad_job_does_not_stop_a_sweep(
     command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A bug and a refused job. On the terminal a sweep shows warnings alone; each job has a log of its own."""
+    """One job has a bug, another is refused. The terminal shows only warnings; each job that starts has its own log."""
 
     def task(settings: Settings, folder: Path) -> float | None:
-        talking(settings, folder)
+        logging_task(settings, folder)
         return 1 / (settings.epochs - 1)
 
     code, ran = command("-m", "epochs=1,-1,2", task=task)
     assert [settings.epochs for settings in ran] == [1, 2]
-    assert code == 1  # of the first that failed
+    assert code == 1  # the exit code of the first failed job
     out, err = capsys.readouterr()
     assert (out.count("warning: careful"), out.count("epoch 1"), err.count("Traceback")) == (2, 0, 1)
     first, second = [line for line in err.splitlines() if line.startswith("cupynet: ")]
     assert first.startswith("cupynet: job 0: ZeroDivisionError: ") and second.startswith("cupynet: job 1: epochs=-1: ")
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
-    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2"]  # a refused job leaves none
+    assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2"]  # a refused job leaves no folder
     bug, nothing = (check_log(sweep / job / "train.log") for job in "02")
     assert "ERROR cupynet: job 0: ZeroDivisionError: " in bug and "Traceback" in bug and nothing == ""
 
@@ -408,7 +408,7 @@ def test_a_record_appears_once_on_the_terminal_and_once_in_the_log(
     """A quiet run prints only warnings. The next run prints everything and has its own folder."""
     quiet, usual = ("+callbacks.progress.style=none", ["warning: careful"]), (None, ["epoch 1", "warning: careful"])
     for setting, printed in (quiet, usual):
-        assert command(*filter(None, [setting]), task=talking)[0] == 0
+        assert command(*filter(None, [setting]), task=logging_task)[0] == 0
         out, err = capsys.readouterr()
         lines = [line.partition("] ") for line in out.splitlines()]
         assert all(len(time) == len("[12:30:05") and time.count(":") == 2 for time, _, _ in lines)
@@ -443,9 +443,7 @@ def test_under_mpiexec_the_launcher_must_be_mpi(
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_ranks_compare_their_settings_except_those_of_their_machines(
-    in_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_compare_all_but_machine_specific_settings(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: dict[str, Any] = {}
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
@@ -456,8 +454,8 @@ def test_ranks_compare_their_settings_except_those_of_their_machines(
     assert "data.folder" not in compared
 
 
-def page_of(name: str) -> str:
-    """What Hydra prints for --help: the texts of the command's file in conf/, over those of conf/hydra/help."""
+def expected_help(name: str) -> str:
+    """Return the help page of a command: `hydra.help` of its file in conf/, over conf/hydra/help/cupynet.yaml."""
     conf = composing.conf_folder()
     usual, own = OmegaConf.load(conf / "hydra" / "help" / "cupynet.yaml"), OmegaConf.load(conf / f"{name}.yaml").hydra
     command = {"config": "train"}.get(name, name)
@@ -468,16 +466,16 @@ def page_of(name: str) -> str:
 @pytest.mark.usefixtures("minimal_conf")
 def test_help_is_the_page_of_the_command(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("--help", "hydra/help=cupynet") == (0, [])  # as in the defaults list of conf/config.yaml
-    page = capsys.readouterr().out.replace("conftest", "train")  # where the job is defined
-    assert page.strip() == page_of("config").strip()
+    page = capsys.readouterr().out.replace("conftest", "train")  # here Hydra names the job after the module of the task
+    assert page.strip() == expected_help("config").strip()
 
 
-def test_a_command_with_a_file_of_its_own_has_its_own_help(
+def test_a_command_with_its_own_config_has_its_own_help(
     in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tune.py", "--help"])
     config.run(lambda settings, folder: None, lambda settings: settings, "tune", TuneSettings)
-    assert capsys.readouterr().out.strip() == page_of("tune").strip()
+    assert capsys.readouterr().out.strip() == expected_help("tune").strip()
 
 
 @pytest.mark.parametrize("name", ["config", "bench", "plan", "find_rate", "tune"])
@@ -487,7 +485,7 @@ def test_help_lists_the_settings_that_exist(name: str) -> None:
         **{"config": Settings, "bench": BenchSettings, "plan": PlanSettings},
         **{"find_rate": RateSettings, "tune": TuneSettings},
     }[name]
-    page = page_of(name).splitlines()
+    page = expected_help(name).splitlines()
     assert max(map(len, page)) <= 80 and len(page) <= 40
     groups = {line.split()[0]: line.split() for line in page if line[:2] == "  " and line[2:].split()[0] in GROUPS}
     assert list(groups) == list(GROUPS) and len(groups) == sum(line[2:].startswith(GROUPS) for line in page)
@@ -561,7 +559,7 @@ def own_files(in_folder: Path) -> Path:
 
 
 def test_own_files(own_files: Path, command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """--config-dir may stand between settings."""
+    """--config-dir may appear between overrides."""
     code, (settings,) = command("epochs=3", "-cd", "mine", "model=own", "-r", "parallel=own")
     assert code == 0 and settings.epochs == 3 and settings.model == {"_target_": "mine.Stack", "layers": {}}
     assert settings.parallel.synchronizer == {"_target_": "mine.Anything", "every": 7}
@@ -584,7 +582,9 @@ def test_a_wrong_setting_in_a_file_is_named_with_the_file(own_files: Path) -> No
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_resumed_run_takes_changes_of_every_form_and_needs_no_own_files(command: Command, in_folder: Path) -> None:
+def test_a_resumed_run_accepts_overrides_of_every_form_and_needs_no_user_files(
+    command: Command, in_folder: Path
+) -> None:
     before = ["optimizer.momentum=0.5", "workers=2", "seed=5"]
     stored.keep(
         in_folder / "r", replace(settings_of(*before), model={"_target_": "mine.Stack"}), ["model=own", *before]
@@ -607,11 +607,11 @@ def test_conf_is_found_in_a_wheel_and_in_the_repository(tmp_path: Path, monkeypa
     assert config.conf_folder() == tmp_path.resolve() / "cupynet" / "conf"
 
 
-# --- a closed pipe on stdout
+# --- broken pipe
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_closed_pipe_on_stdout_is_not_a_bug(
+def test_a_broken_pipe_is_not_reported_as_a_bug(
     command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = os.pipe()
@@ -634,7 +634,7 @@ finally:
 """
 
 
-def test_help_imports_no_numpy_and_may_be_cut_off(tmp_path: Path) -> None:
+def test_help_imports_no_numpy_and_ends_quietly_on_a_broken_pipe(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-c", SCRIPT, "--help"],
         cwd=tmp_path,

@@ -82,7 +82,9 @@ def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_averag
     assert found.keys() == model.weights().keys()
 
 
-def test_a_checkpoint_of_a_run_without_results_knows_its_pixels(finished: Path, model: Model, tmp_path: Path) -> None:
+def test_a_checkpoint_of_an_unfinished_run_restores_its_normalization(
+    finished: Path, model: Model, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(finished, tmp_path / "copy"))
     (folder / "summary.json").unlink()
     (folder / "weights.safetensors").unlink()
@@ -174,10 +176,10 @@ def test_missing_files_of_a_run_are_named(name: str, finished: Path, tmp_path: P
 
 
 def test_a_wrong_description_of_images_is_refused(finished: Path) -> None:
-    """An incomplete one, and one that another network has."""
+    """Invalid normalization, and a summary that does not match the network."""
     run, invalid = Trained(finished), "description of images is not valid"
     summary = Run(finished).summary()
-    assert run.source.image_shape == (28, 28, 1)  # the settings are read once for all
+    assert run.source.image_shape == (28, 28, 1)  # reads the settings once; the copies share them
     for changes, said in (
         ({"normalize": {"mean": [0]}}, invalid),
         ({"normalize": {"mean": ["a"], "deviation": [1]}}, invalid),

@@ -56,7 +56,7 @@ def wait_for(folder: Path, files: str, count: int) -> None:
         time.sleep(0.05)
 
 
-def test_a_job_trains_in_a_process_of_its_own(
+def test_a_job_trains_in_its_own_process(
     command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-m", "cupynet", "train"])
@@ -64,7 +64,7 @@ def test_a_job_trains_in_a_process_of_its_own(
         monkeypatch.setenv(name, value)
     code, ran = command("-m", *TINY, "epochs=1", "seed=5", "hydra.launcher.jobs=1")
     stdout, stderr = capsys.readouterr()
-    assert (code, ran, stderr) == (0, [], ""), stdout  # none in this process
+    assert (code, ran, stderr) == (0, [], ""), stdout  # no job ran in this process
     (done,) = rows(in_folder).values()
     assert done["exit_code"] == "0" and done["test_accuracy"] and "cupynet compare sweep" in stdout
     assert config.load(in_folder / "sweep" / "0").seed == 5
@@ -212,8 +212,8 @@ def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyP
     assert process_launcher._devices(config) == []
 
 
-def test_an_unavailable_backend_is_left_to_the_job() -> None:
-    """Its process refuses it, and the other jobs of the sweep train."""
+def test_an_unavailable_backend_is_not_an_error_of_the_sweep() -> None:
+    """The process of the job reports the error, so that other jobs can still train."""
     priority = {"gpu": 1, "cpu": 0}
     config = OmegaConf.create({"devices": None, "backend": {"name": "nonesuch", "priority": priority}})
     assert process_launcher._devices(config) == []

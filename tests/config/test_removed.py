@@ -48,7 +48,7 @@ def test_stored_settings() -> None:
             without_removed(stored)
 
 
-def test_a_stored_run_is_read_without_them(in_folder: Path) -> None:
+def test_removed_settings_of_a_stored_run_are_dropped_if_default(in_folder: Path) -> None:
     keep(in_folder / "run", settings_of())
     path = in_folder / "run/.hydra/config.yaml"
     text = path.read_text()

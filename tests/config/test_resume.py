@@ -21,7 +21,7 @@ from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.commands import QUICK, SMALL, run
-from tests.support.resumed_runs import MORE, Ends, resumed, same, started, trained
+from tests.support.resumed_runs import MORE, EndAfter, resumed, same, started, trained
 
 RUN = Path("outputs/day/run")
 
@@ -34,7 +34,7 @@ def one_stopped(tmp_path_factory):
     """A folder with a run that SIGTERM stopped between averages, three iterations after its last checkpoint."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.raises(Interrupted, match=f"to resume: cupynet train resume={folder / RUN}"):
-        trained(folder / RUN, *QUICK, *SMALL, *MORE, *NORM, callbacks=[Ends(7)])
+        trained(folder / RUN, *QUICK, *SMALL, *MORE, *NORM, callbacks=[EndAfter(7)])
     return folder
 
 
@@ -46,14 +46,14 @@ def stopped(one_stopped, in_folder, caplog, minimal_conf):
     return RUN
 
 
-def training(settings, folder):
-    """What the command does with a job."""
+def train_job(settings, folder):
+    """Run a job as the command does."""
     return train.train(train.prepare(settings), folder)
 
 
 @contextlib.contextmanager
 def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]:
-    """Compare a run, which is resumed inside, with one that was left alone."""
+    """Check that the run that the `with` block resumes equals an uninterrupted one."""
     trained(Path("whole"), *QUICK, *SMALL, *MORE, *settings)
     began = json.loads((run_folder / "started.json").read_text())["started"]
     state = Checkpoints(run_folder / "checkpoints").newest().state
@@ -87,7 +87,7 @@ def test_a_killed_run_resumes_bit_for_bit(in_folder, settings, iteration, end, c
     started(in_folder, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
     before = set(in_folder.iterdir())
     with resumes_bit_for_bit(Path("parts"), settings):
-        assert command("resume=parts", "~callbacks.fault", task=training)[0] == 0
+        assert command("resume=parts", "~callbacks.fault", task=train_job)[0] == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == "" and "resuming after iteration" in stdout
     assert ("the previous run in this folder was killed (process " in stdout) == (end == "SIGKILL")
@@ -98,7 +98,7 @@ def contents(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def written(folder):
+def modification_times(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
@@ -114,11 +114,11 @@ def written(folder):
     ],
 )
 def test_invalid_resumes_are_refused(stopped, arguments, said, command, capsys):
-    before = written(stopped)
+    before = modification_times(stopped)
     assert command(*arguments) == (2, [])
     stderr = capsys.readouterr().err
     assert said in stderr and stderr.count("\n") == 1
-    assert written(stopped) == before
+    assert modification_times(stopped) == before
 
 
 def test_a_setting_that_only_one_of_two_runs_has_is_refused():
@@ -133,7 +133,7 @@ def test_a_running_run_cannot_be_resumed(stopped, command, capsys, monkeypatch):
     assert resume.find("latest", []) == stopped
     hold = Hold(stopped)
     try:
-        before = written(stopped), contents(stopped)
+        before = modification_times(stopped), contents(stopped)
         for arguments in (
             [f"resume={stopped}", "hydra.run.dir=other", "epochs=9"],
             [f"hydra.run.dir={stopped}"],
@@ -144,7 +144,7 @@ def test_a_running_run_cannot_be_resumed(stopped, command, capsys, monkeypatch):
             stdout, stderr = capsys.readouterr()
             assert stderr.startswith(f"cupynet: {stopped}: a run is in progress there (process {os.getpid()} on ")
             assert (stdout, stderr.count("\n")) == ("", 1)
-        assert (written(stopped), contents(stopped)) == before
+        assert (modification_times(stopped), contents(stopped)) == before
         assert resume.find("latest", []) is None and not Path("other").exists()
     finally:
         hold.release()
@@ -194,7 +194,7 @@ def test_a_new_run_does_not_overwrite_another(stopped, command, capsys):
         resume.refuse_taken(stopped)
     kept = (stopped / "summary.json").read_bytes()
     with pytest.raises(KeyError, match="as if killed"):
-        resumed(stopped, "epochs=2", callbacks=[Ends(16, killed=True)])
+        resumed(stopped, "epochs=2", callbacks=[EndAfter(16, killed=True)])
     assert (stopped / "summary.json").read_bytes() == kept  # until there are better ones
     assert resume.find("latest", []) == stopped
     resumed(stopped, "epochs=2")
@@ -205,13 +205,13 @@ def test_a_refused_resume_changes_nothing(stopped, command, capsys):
     """Whatever was asked for: what the next `resume=` does must not depend on one that did nothing."""
     folder = stopped / ".hydra"
     before = contents(folder)
-    assert command("resume=latest", "backend.tf32=true", "epochs=7", task=training)[0] == 2
+    assert command("resume=latest", "backend.tf32=true", "epochs=7", task=train_job)[0] == 2
     assert contents(folder) == before
-    assert command("resume=latest", "callbacks.checkpoint.keep_last=5", task=training)[0] == 0
+    assert command("resume=latest", "callbacks.checkpoint.keep_last=5", task=train_job)[0] == 0
     assert "keep_last: 5\n" in (folder / "config.yaml").read_text()
     before = contents(folder)
     capsys.readouterr()
-    assert command(f"resume={stopped}", "epochs=1", "workers=1", task=training)[0] == 0
+    assert command(f"resume={stopped}", "epochs=1", "workers=1", task=train_job)[0] == 0
     stdout = capsys.readouterr().out
     assert "its replicas" not in stdout and "the run is complete" in stdout
     assert contents(folder) == before

@@ -119,8 +119,8 @@ def test_settings_build_nothing_untrusted(name: str, in_folder: Path) -> None:
 
 
 @pytest.fixture
-def theirs(in_folder: Path, minimal_conf: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """theirs(text): a folder for --config-dir with a file experiment/evil.yaml of this text."""
+def untrusted_config(in_folder: Path, minimal_conf: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Return a function that writes its argument to experiment/evil.yaml and returns the folder for --config-dir."""
     monkeypatch.setattr(composing, "conf_folder", hydra_main.conf_folder)  # for `config.compose` too
 
     def write(text: str) -> Path:
@@ -132,9 +132,9 @@ def theirs(in_folder: Path, minimal_conf: None, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", ["a part", "a tag"])
-def test_a_file_of_settings_runs_nothing(name: str, refused: Any, theirs: Callable[[str], Path]) -> None:
+def test_a_config_file_runs_no_code(name: str, refused: Any, untrusted_config: Callable[[str], Path]) -> None:
     text, said = FILES[name]
-    theirs(text)
+    untrusted_config(text)
     refused(
         said,
         "--config-dir",
@@ -145,12 +145,12 @@ def test_a_file_of_settings_runs_nothing(name: str, refused: Any, theirs: Callab
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name not in ("a part", "a tag")])
-def test_a_reference_in_a_file_of_settings_runs_nothing(
-    name: str, theirs: Callable[[str], Path], in_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_an_interpolation_in_a_config_file_runs_no_code(
+    name: str, untrusted_config: Callable[[str], Path], in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, said = FILES[name]
     monkeypatch.setenv("EVIL", "os.mkdir")
-    folder = theirs(text)
+    folder = untrusted_config(text)
     before = tree(in_folder)
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
         build(config.compose(["+experiment=evil"], folder).loss, "loss")
@@ -249,7 +249,10 @@ def test_stored_numbers_are_at_most_64_bits_for_all_who_read_them(run: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["experiment=../../theirs/evil"], "experiment=../../theirs/evil: is not a setting of a run"),
+        (
+            ["experiment=../../theirs/evil"],
+            "experiment=../../theirs/evil: is not a setting of a run",
+        ),
         (["experiment=[../../theirs/evil]"], "is not a setting of a run"),
         (["+callbacks@hydra.callbacks=default"], "+callbacks@hydra.callbacks=default: is not a setting"),
         (["nothing=1"], "nothing=1: is not a setting"),

@@ -119,7 +119,7 @@ class Saving(Callback):
     def on_iteration_end(self, trainer):
         if trainer.iteration == 7:
             os.kill(os.getpid(), signal.SIGTERM)
-            while trainer.consensus.request is None:  # of two waiting signals Python handles SIGINT first
+            while trainer.consensus.request is None:  # if both signals are pending, Python handles SIGINT first
                 time.sleep(0.001)
             original = checkpoints._write_manifest
             def late(folder):

@@ -75,7 +75,7 @@ window.addEventListener("load", () => {
 def measured(*pages: tuple[Path, str]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the browser's measurements of each page and colour scheme at each width, and its console messages.
 
-    A page in a frame prefers the colour scheme of its frame.
+    The `color-scheme` of an iframe sets `prefers-color-scheme` for its page.
     """
     assert CHROMIUM is not None, REASON
     frames = "".join(
@@ -99,7 +99,7 @@ def measured(*pages: tuple[Path, str]) -> tuple[list[dict[str, Any]], list[str]]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """A page with long names, many classes' worth of columns and a long command, and one with a few short names."""
+    """Measurements and console messages of a page with long names and many classes, and of one with short names."""
     names = ["a class with a very long name that goes on and on" + str(index) for index in range(20)]
     counts = [[900 if row == column else (row * column) % 7 for column in range(20)] for row in range(20)]
     test = summary()["test"] | {"confusion": counts}

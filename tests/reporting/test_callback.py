@@ -71,7 +71,7 @@ def fit(run: Path | None, *callbacks: Callback) -> None:
 
 @pytest.fixture
 def without_charts(monkeypatch):
-    """As if matplotlib were not installed. Most of the time of a page is spent on its charts."""
+    """Hide matplotlib. Charts take most of the time needed to write a page."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
@@ -83,7 +83,7 @@ def test_without_matplotlib_there_is_a_page_without_charts(tmp_path, without_cha
     assert "charts need matplotlib" in text and "<svg" not in text and not (tmp_path / "curves.png").exists()
 
 
-def test_a_page_that_cannot_be_written_is_one_warning(tmp_path, without_charts, caplog):
+def test_a_page_that_cannot_be_written_logs_one_warning(tmp_path, without_charts, caplog):
     (tmp_path / "report.html" / "x").mkdir(parents=True)
     fit(tmp_path, History(), ReportPage())
     (record,) = caplog.records

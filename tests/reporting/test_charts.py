@@ -132,7 +132,7 @@ def test_a_run_that_has_just_begun_has_no_curves(tmp_path):
     assert set(shown(unfinished(tmp_path, name="b", rows=history(1)[:1]))) > {"Loss"}
 
 
-def test_the_times_of_a_single_epoch_are_an_area(tmp_path):
+def test_the_time_chart_is_drawn_after_a_single_epoch(tmp_path):
     chart = shown(unfinished(tmp_path, rows=history(1)))["Where the time of an epoch goes"]
     assert {len(line.x) for line in chart.shown} == {1} and charts.svg(chart, "c").startswith("<svg")
 

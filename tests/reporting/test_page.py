@@ -61,7 +61,7 @@ def test_a_page_is_whole_and_refers_to_nothing_outside(tmp_path):
 
 
 def test_no_text_of_a_run_becomes_part_of_its_page(tmp_path):
-    """Text stays text, and control and bidirectional characters are replaced."""
+    """Markup is escaped, and control and bidirectional characters are replaced."""
     text = HOSTILE + "a\x1b]0;title\x07\u202eb\u2066\x00"
     folder = finished(
         tmp_path, name="a<b>&'run", dataset=text, class_names=[text, "dog", "owl"], stopped_by=text,
@@ -253,26 +253,26 @@ WRONG: list[Any] = [None, 1, "x", [], {}, [None], [[1]], {"a": 1}, True, 1e400, 
 @pytest.mark.parametrize("first", [0, 4, 8])
 def test_values_of_the_wrong_type_are_omitted(tmp_path, first):
     """For every key of every file, one after the other, with changing values."""
-    show = made if first == 0 else page  # parsing takes as long as rendering
+    render = made if first == 0 else page  # only one case is parsed, because parsing takes as long as rendering
     folder, values = finished(tmp_path), itertools.cycle(WRONG)
     for _ in range(first):
         next(values)
     for key in summary():
         (folder / "summary.json").write_text(json.dumps(summary(**{key: next(values)})))
-        show(folder)
+        render(folder)
     for key in summary()["test"]:
         (folder / "summary.json").write_text(json.dumps(summary(test=summary()["test"] | {key: next(values)})))
-        show(folder)
+        render(folder)
     (folder / "summary.json").unlink()
     for key in start():
         (folder / "started.json").write_text(json.dumps(start(**{key: next(values)})))
-        show(folder)
+        render(folder)
     rows = history()
     for key in sorted({key for row in rows for key in row}):
         value = next(values)
         changed = [row | {key: value} for row in rows]
         (folder / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in changed))
-        show(folder)
+        render(folder)
 
 
 def test_an_incomplete_row_is_ignored(tmp_path):

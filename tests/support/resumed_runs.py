@@ -32,8 +32,8 @@ FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
 
 
-class Ends(Callback):
-    """Ends a run after some iteration: by SIGTERM, or as a kill would, after which nothing is written."""
+class EndAfter(Callback):
+    """Ends a run after the given iteration, by SIGTERM or by an error that stands in for a kill."""
 
     def __init__(self, iteration: int, *, killed: bool = False) -> None:
         self.iteration, self.killed = iteration, killed

@@ -54,8 +54,8 @@ def _part(schema: type[Settings], group: str, name: str) -> Any:
     return OmegaConf.merge(OmegaConf.structured(schema), {group: file_of(group, name)})[group]
 
 
-def _file(override: Override) -> str | None:
-    """Return the file that `group=file` selects; None for an experiment, and for a file that is not there."""
+def _selected_file(override: Override) -> str | None:
+    """Return the one file that the override selects; None for an experiment, and for a file that does not exist."""
     group, value = override.key_or_group, override.value()
     if override.is_delete() or group == "experiment" or group not in GROUPS or not isinstance(value, str):
         return None
@@ -63,9 +63,9 @@ def _file(override: Override) -> str | None:
 
 
 def _needs_hydra(override: Override) -> bool:
-    """Return True for an override that deletes something, or selects an experiment or several files."""
+    """Return True if the override deletes a key, or selects an experiment, a missing file or several files."""
     selects = override.key_or_group in GROUPS and isinstance(override.value(), str | list)
-    return override.is_delete() or (selects and _file(override) is None)
+    return override.is_delete() or (selects and _selected_file(override) is None)
 
 
 @cache
@@ -77,17 +77,18 @@ def settings_of(*overrides: str) -> Settings:
 def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     """Return the settings of the command whose file in conf/ has this name.
 
-    Hydra composes the default files once; other files replace them in a copy. It also composes, once each, selections
-    with an experiment or with several files of a group. Values are set next, and interpolations are resolved last.
+    Hydra composes the defaults once, and selected files replace their groups in a copy. Overrides that delete a key, or
+    select an experiment, a missing file or several files of a group, are composed by Hydra and cached. Values are set
+    next, and interpolations are resolved last.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     together = any(map(_needs_hydra, parsed))  # an experiment may change settings of the files
-    by_hydra = [each for each in parsed if _needs_hydra(each) or (together and _file(each))]
+    by_hydra = [each for each in parsed if _needs_hydra(each) or (together and _selected_file(each))]
     config = deepcopy(_composed(command, schema, *(str(each.input_line) for each in by_hydra)))
-    for each in sorted(parsed, key=lambda each: _file(each) is None):  # files first
+    for each in sorted(parsed, key=lambda each: _selected_file(each) is None):  # files first
         if each in by_hydra:
             continue
-        key, value, file = each.key_or_group, each.value(), _file(each)
+        key, value, file = each.key_or_group, each.value(), _selected_file(each)
         if file is not None:
             config[key] = _part(schema, key, file)
         else:

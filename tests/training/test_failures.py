@@ -26,7 +26,7 @@ from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
 from tests.support.training import WAYS, small_dataset, small_model
 
-WORKERS, EPOCHS, ROUNDS = 3, 2, 4  # in an epoch of 44 samples, four at a time
+WORKERS, EPOCHS, ROUNDS = 3, 2, 4  # rounds per epoch: 44 samples in batches of 4
 PLACE = r"worker {rank} \(numpy, device 0\)"
 IN_A_ROUND = PLACE + r", epoch {epoch}, at batch \d+"
 NAMES = ("cupynet worker", "cupynet-prefetch")

@@ -48,7 +48,7 @@ def wrapper_of(folder, workers, way=None, *callbacks, dtype="double", **options)
 
 
 @pytest.fixture(scope="module")
-def left_by(tmp_path_factory):
+def checkpoint_after(tmp_path_factory):
     """Return a function that trains up to an iteration and returns its checkpoint; results are cached."""
 
     @cache
@@ -72,8 +72,8 @@ def states(wrapper):
     ("way", "workers"),
     [("every 3", 1), ("every 3", 4), *((way, 2) for way in ("adaptive", "slowmo", *KINDS_OF_WAYS) if way != "every 3")],
 )
-def test_three_workers_become_another_number(tmp_path, left_by, way, workers):
-    path = left_by(3, 7, WAYS[way])
+def test_three_workers_become_another_number(tmp_path, checkpoint_after, way, workers):
+    path = checkpoint_after(3, 7, WAYS[way])
     with wrapper_of(tmp_path, workers, WAYS[way]) as wrapper:
         wrapper.restore(path)
         found = states(wrapper)
@@ -85,17 +85,17 @@ def test_three_workers_become_another_number(tmp_path, left_by, way, workers):
 
 
 @pytest.mark.parametrize(("way", "workers"), [("adaptive", 3), *((way, 2) for way in KINDS_OF_WAYS)])
-def test_one_worker_becomes_several(tmp_path, left_by, way, workers):
-    path = left_by(1, 7, WAYS[way])
+def test_one_worker_becomes_several(tmp_path, checkpoint_after, way, workers):
+    path = checkpoint_after(1, 7, WAYS[way])
     with wrapper_of(tmp_path, workers, WAYS[way]) as wrapper:
         wrapper.restore(path)
         wrapper.fit(LOADER, EPOCHS - wrapper.trainer.epoch)
         assert wrapper.trainer.epoch == EPOCHS and len({fingerprint(each) for each in wrapper.replicas()}) == 1
 
 
-def test_the_mean_is_weighted_like_the_next_average(tmp_path, left_by):
+def test_the_mean_is_weighted_like_the_next_average(tmp_path, checkpoint_after):
     """After 4 of 5 rounds between averages. In the last one, some workers had no batch and one a short batch."""
-    path = left_by(4, 4)
+    path = checkpoint_after(4, 4)
     stored = read(path)
     with wrapper_of(tmp_path / "same", 4) as wrapper:
         wrapper.restore(path)
@@ -113,9 +113,9 @@ def test_the_mean_is_weighted_like_the_next_average(tmp_path, left_by):
 
 
 @pytest.mark.parametrize(("workers", "again"), [(3, 2), (1, 0), (5, 3)])
-def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, left_by, caplog, workers, again):
+def test_no_batch_is_left_out_and_few_are_trained_twice(tmp_path, checkpoint_after, caplog, workers, again):
     """Four workers stop after 2 rounds, 8 of 15 batches. Three workers continue after batch 6, so 2 are repeated."""
-    path = left_by(4, 2, EVERY_ROUND)
+    path = checkpoint_after(4, 2, EVERY_ROUND)
     seen: list[int] = []
     with wrapper_of(tmp_path, workers, EVERY_ROUND) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
@@ -154,9 +154,9 @@ def test_an_epoch_whose_last_round_was_done_is_complete(tmp_path, workers):
 
 
 @pytest.mark.parametrize("workers", [2, 6])
-def test_time_spent_is_counted_once(tmp_path, left_by, workers):
+def test_time_spent_is_counted_once(tmp_path, checkpoint_after, workers):
     """A new worker has spent nothing; global counts such as images are known to all."""
-    path = left_by(4, 4)
+    path = checkpoint_after(4, 4)
     with wrapper_of(tmp_path / "same", 4) as wrapper:
         wrapper.restore(path)
         before = [state["clock"] for state in states(wrapper)]
@@ -169,9 +169,9 @@ def test_time_spent_is_counted_once(tmp_path, left_by, workers):
     assert {clock["images"] for clock in clocks} == {57}
 
 
-def test_the_learning_rate_continues_at_the_same_fraction_of_training(tmp_path, left_by):
+def test_the_learning_rate_continues_at_the_same_fraction_of_training(tmp_path, checkpoint_after):
     """Four workers have 4 rounds an epoch and stop after the first; for one worker with 15 they count as 16."""
-    path, seen = left_by(4, 4), Rates()
+    path, seen = checkpoint_after(4, 4), Rates()
     with wrapper_of(tmp_path, 1, None, seen) as wrapper:
         wrapper.restore(path)
         wrapper.fit(LOADER, 1)
@@ -182,8 +182,8 @@ def test_the_learning_rate_continues_at_the_same_fraction_of_training(tmp_path, 
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_stages_resume_as_the_same_stages(tmp_path, left_by, workers):
-    path = left_by(2, 4, pipeline=STAGES)
+def test_stages_resume_as_the_same_stages(tmp_path, checkpoint_after, workers):
+    path = checkpoint_after(2, 4, pipeline=STAGES)
     with wrapper_of(tmp_path, workers, pipeline=STAGES) as wrapper:
         wrapper.restore(path)
         first, second = ({id(w): w for w in wrapper.replicas()[i::2]}.values() for i in (0, 1))
@@ -192,9 +192,9 @@ def test_stages_resume_as_the_same_stages(tmp_path, left_by, workers):
         assert wrapper.trainer.epoch == EPOCHS
 
 
-@pytest.mark.parametrize("whole", [3, 4])  # of which the one could be counted as replicas of two stages
-def test_whole_replicas_do_not_resume_as_stages(tmp_path, left_by, whole):
-    path = left_by(whole, 4)
+@pytest.mark.parametrize("whole", [3, 4])  # 4 whole replicas could be mistaken for 2 replicas of 2 stages
+def test_whole_replicas_do_not_resume_as_stages(tmp_path, checkpoint_after, whole):
+    path = checkpoint_after(whole, 4)
     with wrapper_of(tmp_path, 1, pipeline=STAGES) as wrapper, pytest.raises(ConfigError) as caught:
         wrapper.restore(path)
     assert str(caught.value).endswith(
@@ -217,8 +217,8 @@ def test_residuals_are_averaged():
         ("half", "float", "continues, but not bit for bit: dtype float, then half"),
     ],
 )
-def test_the_log_says_whether_training_continues_bit_for_bit(tmp_path, left_by, caplog, then, now, expected):
-    path = left_by(2, 7, dtype=then)
+def test_the_log_says_whether_training_continues_bit_for_bit(tmp_path, checkpoint_after, caplog, then, now, expected):
+    path = checkpoint_after(2, 7, dtype=then)
     with wrapper_of(tmp_path, 2, dtype=now) as wrapper, caplog.at_level(logging.INFO):
         wrapper.restore(path)
         wrapper.fit(LOADER, EPOCHS - wrapper.trainer.epoch)
@@ -228,8 +228,8 @@ def test_the_log_says_whether_training_continues_bit_for_bit(tmp_path, left_by, 
     assert (f"dtype {now}, then {then}" in line) == (then != now)
 
 
-def test_a_checkpoint_without_its_environment_is_reported_as_inexact(tmp_path, left_by, caplog):
-    stored = read(left_by(2, 7))
+def test_a_checkpoint_without_its_environment_is_reported_as_inexact(tmp_path, checkpoint_after, caplog):
+    stored = read(checkpoint_after(2, 7))
     state = {key: value for key, value in stored.state.items() if key != "made_by"}
     path = Checkpoints(tmp_path / "changed").save(7, state, stored.arrays)
     with wrapper_of(tmp_path, 2) as wrapper, caplog.at_level(logging.INFO):
@@ -238,8 +238,8 @@ def test_a_checkpoint_without_its_environment_is_reported_as_inexact(tmp_path, l
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_checkpoint_of_an_earlier_version_can_be_resumed(tmp_path, left_by, workers):
-    stored = read(left_by(2, 7))
+def test_a_checkpoint_of_an_earlier_version_can_be_resumed(tmp_path, checkpoint_after, workers):
+    stored = read(checkpoint_after(2, 7))
     for worker in stored.state["workers"]:
         numbers = worker["numbers"]
         del numbers["losses"]

@@ -159,7 +159,7 @@ def before_finish(change):
     return Change()
 
 
-# Rounds of 12 samples: most ways average in round 3 and not in round 2. The four combinations take turns.
+# Rounds of 12 samples: most ways average in round 3 and not in round 2. The ways take the four combinations in turn.
 @pytest.mark.parametrize(
     ("way", "samples", "dtype"),
     [

@@ -77,7 +77,7 @@ def stored_study(folder: Path, *texts: str, **changed: Any) -> Iterator[Study]:
 
 
 def study(*texts: str, storage: optuna.storages.BaseStorage | None = None, **changed: Any) -> Study:
-    """A study in memory: its trials take a tenth of the time of those in a file."""
+    """Return a study in memory. Its trials run ten times as fast as in a file."""
     storage = storage or optuna.storages.InMemoryStorage()
     return Study(storage, search_space(texts or (RATE, CHANNELS)), tune_settings(**changed))
 
@@ -91,7 +91,7 @@ def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Non
             return train(trial), False
 
         monkeypatch.setattr(command, "train_trial", trained)
-        monkeypatch.setattr(command, "gc", SimpleNamespace(collect=lambda: None))  # there are no models
+        monkeypatch.setattr(command, "gc", SimpleNamespace(collect=lambda: None))  # there are no models to free
         settings: Any = SimpleNamespace(trials=trials, timeout_s=timeout_s)
         command.run_trials(Plan(settings, opened.space, [], None, None, []), tmp_path, opened)
 
@@ -106,7 +106,7 @@ def outcomes(opened: Study) -> list[str]:
     return [outcome_of(each) for each in opened.trials]
 
 
-def test_the_same_seed_tries_the_same(search: Callable[..., None]) -> None:
+def test_the_same_seed_tries_the_same_settings(search: Callable[..., None]) -> None:
     tried = []
     for seed in (7, 7, 8):
         opened = study(sampler_seed=seed)
@@ -134,7 +134,7 @@ def test_a_keyboard_interrupt_that_no_signal_raised_is_not_reported_as_one(tmp_p
         command.search(Plan(settings, search_space([RATE]), [], None, None, []), tmp_path)
 
 
-def test_the_least_loss_is_the_best(search: Callable[..., None]) -> None:
+def test_the_lowest_loss_is_the_best(search: Callable[..., None]) -> None:
     opened = study(objective="loss")
     search(opened, 3)
     figures = [each.value for each in opened.ranked]
@@ -207,7 +207,7 @@ def test_trials_that_fail_are_recorded_and_the_search_continues(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("error", [DataError("no images"), OutputError("the disk is full")], ids=["data", "output"])
-def test_an_error_that_no_settings_avoid_ends_the_search(search: Callable[..., None], error: CupynetError) -> None:
+def test_an_error_independent_of_the_settings_ends_the_search(search: Callable[..., None], error: CupynetError) -> None:
     def fails(trial: Any) -> float:
         raise error
 
@@ -283,7 +283,7 @@ def test_a_search_ends_when_all_combinations_are_tried(search: Callable[..., Non
     assert len({tuple(each.values()) for each in settings_tried(opened)}) == 4 <= len(opened.counted) < 100
 
 
-def test_no_trial_begins_after_the_time(search: Callable[..., None]) -> None:
+def test_no_trial_starts_after_the_timeout(search: Callable[..., None]) -> None:
     opened = study()
     search(opened, 3, timeout_s=1e-9)
     assert opened.trials == []

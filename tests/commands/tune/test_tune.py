@@ -50,8 +50,8 @@ def prepared(*typed: str) -> Plan:
 
 
 @pytest.fixture
-def quickly_composed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials are composed as `settings_of` does, once for each choice of files."""
+def fast_compose(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compose trials with `settings_of`, which lets Hydra compose each selection of files only once."""
     monkeypatch.setattr(config, "compose", lambda overrides, config_dir=None: settings_of(*overrides))
 
 
@@ -118,7 +118,7 @@ def test_a_trial_is_a_run_for_other_commands(
     assert "batch_size" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("quickly_composed")
+@pytest.mark.usefixtures("fast_compose")
 def test_a_complete_search_can_be_resumed(
     searched: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,7 +204,7 @@ def refusal(*arguments: str) -> str:
     return str(refused.value)
 
 
-@pytest.mark.usefixtures("quickly_composed")
+@pytest.mark.usefixtures("fast_compose")
 @pytest.mark.parametrize(
     "arguments, wrong",
     [
@@ -245,7 +245,7 @@ def test_without_optuna_the_extra_to_install_is_named(monkeypatch: pytest.Monkey
         prepared(*TINY, RATE)
 
 
-@pytest.mark.usefixtures("quickly_composed")
+@pytest.mark.usefixtures("fast_compose")
 def test_every_choice_and_bound_is_checked_before_the_first_trial() -> None:
     tiny = [each for each in TINY if each != "epochs=1"]
     found = prepared(*tiny, "batch_size=32,64,128", "epochs=range(2,9,2)", "dtype=choice(float,half)")
@@ -285,7 +285,7 @@ def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> N
         for_hydra([f"resume={tmp_path}"])
 
 
-@pytest.mark.usefixtures("quickly_composed")
+@pytest.mark.usefixtures("fast_compose")
 @pytest.mark.parametrize("searched", [False, True])
 def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -> None:
     path = "callbacks.history.path=" + ("choice(/tmp/a,/tmp/b)" if searched else "/tmp/a")
@@ -299,7 +299,7 @@ def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -
         assert prepared(f"resume={tmp_path}", path).resumed == tmp_path  # typed again
 
 
-@pytest.mark.usefixtures("quickly_composed")
+@pytest.mark.usefixtures("fast_compose")
 def test_a_resumed_search_downloads_nothing_to_a_folder_that_it_names(tmp_path: Path) -> None:
     given, _ = for_hydra(["data.folder=/tmp/a", RATE])
     (tmp_path / ".hydra").mkdir()

@@ -218,7 +218,9 @@ def test_a_checkpoint_after_a_skip_resumes_bit_for_bit(tmp_path):
         whole.fit(loader, 2)
         result = fingerprint(whole.model)
     with wrapper([]) as rest:
-        rest.restore(tmp_path / "step-00000015")  # the batch was left out in the first epoch, of 13 rounds
+        rest.restore(
+            tmp_path / "step-00000015"
+        )  # in the second epoch; the batch was skipped in the first, which has 13 rounds
         rest.fit(loader, 2 - rest.trainer.epoch)
         assert fingerprint(rest.model) == result
         assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 2
