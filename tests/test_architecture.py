@@ -115,7 +115,7 @@ BUILD_FROM_CONFIGURATION = {
 }  # Hydra's: config/instantiate.py builds
 SHELLS = ("os.system", "os.popen", "os.startfile", "os.exec", "os.spawn", "os.posix_spawn", "subprocess.getoutput")
 # These import what a name says that they have checked, or have of us.
-BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py", "commands/doctor.py"}
+BY_NAME = {"config/instantiate.py", "__init__.py", "__main__.py"}
 REGISTRIES = ("pypi" + ".org", "pythonhosted" + ".org", "anaconda" + ".org", "anaconda" + ".com", "npmjs" + ".")
 TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "conf", "cupynet", "tests", "outputs"}
 

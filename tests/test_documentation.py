@@ -247,8 +247,6 @@ def check(command: Command) -> list[Job]:
     for option in options:
         assert described and option.startswith("--config-dir") or f'"{option.partition("=")[0]}"' in text, option
     given = [word for word in words if re.match(r"[+~]*[\w./]+=", word) and not PLACEHOLDER.search(word)]
-    if name == "doctor":
-        given = [word for word in given if not word.startswith(("json=", "check="))]
     if described is not None:
         assert len(given) == len(words) or any(map(PLACEHOLDER.search, words)), f"no settings: {words}"
     return list(jobs(given, *(described or ("config", Settings))))
