@@ -20,7 +20,7 @@ from cupynet.config.schema import Settings, size
 from cupynet.core.checks import counted, on_device, tf32_products
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
-from cupynet.nn import Image, Layer, Loss, Model, Params, build, check_batches, check_loss, check_output
+from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
@@ -95,7 +95,6 @@ class Experiment:
             raise ConfigError(
                 f"accumulate={settings.accumulate}: must be at most batch_size, which is {settings.batch_size}"
             )
-        check_batches(network, settings.batch_size, self._cut, self.placement.workers)
         with naming("parallel.synchronizer", parallel.synchronizer):
             self.synchronizer.check(self.placement.workers, stages)
         tf32_products("backend.tf32", settings.backend.tf32, self.backend_name, settings.dtype)
@@ -153,7 +152,7 @@ class Experiment:
         """
         network = copy.deepcopy(self.network)
         with naming("model"):
-            build(network, self.input, params or Params(), create_backend(backend, self.settings.dtype))
+            network.build(self.input, (params or Params()).scope(), create_backend(backend, self.settings.dtype))
             check_loss(network, self.loss)
             check_output(network, self.source.classes)
         return network
@@ -359,12 +358,12 @@ class Experiment:
 
     def _warn_of_settings(self) -> None:
         """Log a warning for each setting that is valid but probably a mistake."""
-        for last in self.network.activated() if self.loss.applies is not None else ():
-            if last.output_activation != "identity":
-                log.warning(
-                    "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
-                    last.output_activation, self.loss.applies,
-                )  # fmt: skip
+        last = self.network.output_activation
+        if self.loss.applies is not None and last != "identity":
+            log.warning(
+                "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
+                *(last, self.loss.applies),
+            )
         if self.pipeline is not None and self.pipeline.micro_batches > self.settings.batch_size:
             counts = self.pipeline.micro_batches, self.settings.batch_size
             log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d examples", *counts)

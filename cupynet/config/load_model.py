@@ -22,7 +22,7 @@ from cupynet.config.schema import Settings
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.data import Source
-from cupynet.nn import Image, Layer, Loss, Model, Params, build
+from cupynet.nn import Image, Layer, Loss, Model, Params
 from cupynet.parallel import Synchronizer
 from cupynet.runs.run import Run, Summary
 from cupynet.training.checkpointing import found, trained
@@ -183,7 +183,7 @@ class Trained:
     def _check_size(self, network: Layer, image: Image, backend: Backend) -> None:
         """Refuse a network with more weights than are stored, before memory is allocated for them. DataError."""
         params = Params()
-        build(copy.deepcopy(network), image, params, backend)
+        copy.deepcopy(network).build(image, params.scope(), backend)
         stored = sum(weight.size for weight in self.weights.values())
         if params.count > stored:
             counts = f"it has {params.count:,} weights, and {stored:,} are stored"

@@ -8,7 +8,7 @@ from cupynet.nn.dropout import Dropout
 from cupynet.nn.init import Filled, Normal, Orthogonal, TruncatedNormal, Uniform, VarianceScaling
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import BinaryCrossEntropy, Hinge, Huber, Loss, MeanSquaredError, SoftmaxNLL
-from cupynet.nn.model import Model, build, check_batches, check_loss, check_output
+from cupynet.nn.model import Model, check_loss, check_output
 from cupynet.nn.norm import BatchNorm, LayerNorm
 from cupynet.nn.params import Buffer, Parameter, Params, Scope, Segment
 from cupynet.nn.pool import AvgPool2D, GlobalAvgPool2D, MaxPool2D
@@ -53,8 +53,6 @@ __all__ = [
     "TruncatedNormal",
     "Uniform",
     "VarianceScaling",
-    "build",
-    "check_batches",
     "check_loss",
     "check_output",
     "no_backward",

@@ -49,10 +49,6 @@ class Residual(Layer):
             yield self.shortcut.path, self.shortcut
             yield from self.shortcut.computed()
 
-    def activated(self) -> list[Layer]:
-        """The layers of both branches; this one without a shortcut, because the sum has no activation."""
-        return [self] if self.shortcut is None else [*self.body.activated(), *self.shortcut.activated()]
-
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         output = self.body.build(input, params, backend)
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
@@ -107,9 +103,6 @@ class Concat(Layer):
 
     def children(self) -> Iterable[tuple[str, Layer]]:
         return self.branches.items()
-
-    def activated(self) -> list[Layer]:
-        return [layer for branch in self.branches.values() for layer in branch.activated()]
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         made = {name: branch.build(input, params.scope(name), backend) for name, branch in self.branches.items()}

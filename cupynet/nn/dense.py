@@ -83,9 +83,6 @@ class Flatten(Layer):
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         return x.reshape(len(x), -1), lambda dy: None if dy is None else dy.reshape(x.shape)
 
-    def activated(self) -> list[Layer]:
-        return []
-
 
 class Activation(Layer):
     """An activation as a separate layer.
@@ -105,9 +102,6 @@ class Activation(Layer):
     @property
     def output_activation(self) -> str:
         return self.name
-
-    def activated(self) -> list[Layer]:
-        return [] if self.name == "identity" else [self]
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         return input

@@ -50,8 +50,5 @@ class Dropout(Layer):
 
         return y, backward
 
-    def activated(self) -> list[Layer]:
-        return []
-
     def describe(self) -> str:
         return f"rate {self.rate:g}"

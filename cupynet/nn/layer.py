@@ -63,8 +63,6 @@ class Layer:
             step then has them on the device.
         syncs_replicas: True if a training pass exchanges data with the other replicas. A replica without a batch then
             passes an example that does not count, see `Context`; pipelines refuse such layers.
-        least: the smallest number of examples from which a training pass can learn. Smaller batches, such as the last
-            of an epoch, are accepted; training in which all batches are smaller is refused, see `check_batches`.
         backend: where the layer computes. This and the following are set by every call of `build`.
         path: the layer's name including those of the layers around it, `block.conv1`; empty for a network of one layer.
         needs_dx: see `Scope`; if False, `backward` may return None.
@@ -77,7 +75,6 @@ class Layer:
     recordable = False
     uses_rng = False
     syncs_replicas = False
-    least = 1
     _declared_in: Params | None = None
     needs_dx = True
     declared = 0
@@ -118,13 +115,6 @@ class Layer:
         """Give back outputs of other layers for x (N, ...), in `forward` outside training, but not x or views of it."""
         given = self.backend.address(x)
         self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
-
-    def activated(self) -> list[Layer]:
-        """Return the layers whose `output_activation` was applied last: this one, or some of its children.
-
-        Empty if this layer passes values on unchanged; then the previous layer counts.
-        """
-        return [self]
 
     def multiply_adds(self) -> int:
         """Return the multiply-adds of a forward pass per example, without those of its children."""
@@ -217,8 +207,9 @@ class Sequential(Layer):
     def children(self) -> Iterable[tuple[str, Layer]]:
         return self.layers.items()
 
-    def activated(self) -> list[Layer]:
-        return next(filter(None, (layer.activated() for layer in reversed(self.layers.values()))), [])
+    @property
+    def output_activation(self) -> str:
+        return list(self.layers.values())[-1].output_activation
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         needs_dx = params.needs_dx

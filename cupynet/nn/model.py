@@ -21,7 +21,6 @@ from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
 PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
-BYTES = 32  # images with values above this multiple of the scaled 255 were not scaled
 
 
 class Model:
@@ -37,7 +36,7 @@ class Model:
         backend: where it computes.
         seed: of the initial weights, from 0 to 2**64 - 1.
         loss: minimized in training; `SoftmaxNLL()` by default.
-        needs_dx: True if the derivative with respect to the input is needed, see `build`.
+        needs_dx: True to compute the derivative with respect to the input, for a later stage of a pipeline.
 
     Attributes:
         network: the built copy.
@@ -70,7 +69,7 @@ class Model:
         self.network, self._needs_dx = copy.deepcopy(network), needs_dx
         self.params, self.pixels = Params(), FRACTIONS
         self.class_names: tuple[str, ...] = ()
-        self.output = build(self.network, input, self.params, backend, needs_dx=needs_dx)
+        self.output = self.network.build(input, self.params.scope(needs_dx=needs_dx), backend)
         check_loss(self.network, self.loss)
         if isinstance(self.output, Flat):
             self.loss.check(self.output.features)
@@ -124,7 +123,7 @@ class Model:
             batch_size: the number of images computed together.
 
         Raises:
-            ConfigError: the images have another size, integers other than uint8, or unscaled floating point.
+            ConfigError: the images have another size, or are neither uint8 nor floating point.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
         parts = []
@@ -154,34 +153,17 @@ class Model:
 
     def _images(self, images: Any) -> Any:
         """Return images as an array (N, ...) of examples of this network, uint8 or floating point. ConfigError."""
-        kind, shape = type(images).__name__, self.input.shape
-        try:
-            images = images if hasattr(images, "dtype") else np.asarray(images)
-        except (TypeError, ValueError, RuntimeError) as error:  # lists of unequal lengths, arrays of another library
-            raise ConfigError(f"images must be an array, got {kind} ({checks.one_line(error)})") from error
-        if images.ndim == 0:
-            raise ConfigError(f"images must be an array, got {kind}")
-        if tuple(images.shape) in (shape, shape[:-1] if shape[-1] == 1 and len(shape) == 3 else shape):
-            images = images[None]
-        if images.shape[1:] == shape[:-1] and shape[-1] == 1 and len(shape) == 3:
+        images, shape = images if hasattr(images, "dtype") else np.asarray(images), self.input.shape
+        if len(shape) == 3 and shape[-1] == 1 and images.shape[-2:] == shape[:2]:
             images = images[..., None]
-        if tuple(images.shape[1:]) != shape:
-            raise ConfigError(f"images of shape {tuple(images.shape)}: this network takes N of {shape}")
-        if images.dtype != np.uint8 and not np.issubdtype(images.dtype, np.floating):
-            raise ConfigError(f"images of {images.dtype}: must be uint8, or floating point scaled to 0..1")
-        if images.dtype != np.uint8 and images.size:
-            self._refuse_bytes(images)
-        return images
-
-    def _refuse_bytes(self, images: Any) -> None:
-        """Refuse pixels that were not scaled: predictions would be meaningless. Flat examples are not checked."""
-        least, most = float(images.min()), float(images.max())
-        high = max(255 * scale + shift for scale, shift in zip(self.pixels.scale, self.pixels.shift, strict=True))
-        if isinstance(self.input, Image) and least >= 0 and most > BYTES * high:
+        if images.shape == shape:
+            images = images[None]
+        if images.shape[1:] != shape or not (images.dtype == np.uint8 or np.issubdtype(images.dtype, np.floating)):
             raise ConfigError(
-                f"images of {images.dtype} up to {most:g}: this model was trained on pixels scaled to "
-                f"{min(self.pixels.shift) + 0.0:.4g}..{high:.4g}: give uint8, or scale them"
+                f"images of shape {tuple(images.shape)} and type {images.dtype}: this network takes N of {shape}, "
+                "uint8, or floating point scaled as in training"
             )
+        return images
 
     def _scores(self, x: Array) -> tuple[Array, Array]:
         """Return probabilities and raw outputs of one batch."""
@@ -296,62 +278,23 @@ class Model:
         return rows
 
 
-def build(network: Layer, input: InputType, params: Params, backend: Backend, *, needs_dx: bool = False) -> InputType:
-    """Infer all shapes of `network` and declare its weights.
-
-    It allocates nothing, so a configuration can be checked with it.
-
-    Args:
-        needs_dx: True if the derivative with respect to the input is needed: the network is a later stage of a
-            pipeline.
-    """
-    return network.build(input, params.scope(needs_dx=needs_dx), backend)
-
-
 ENDINGS = ("softmax", "log_softmax", "sigmoid")  # not allowed before a loss that applies one of them
 
 
 def check_loss(network: Layer, loss: Loss) -> None:
-    """Refuse a built network that ends in softmax or sigmoid if the loss applies one of them itself."""
-    for last in network.activated() if loss.applies is not None else ():
-        if last.output_activation in ENDINGS:
-            name, kind = last.path.rpartition(".")[2] or "network", type(loss).__name__
-            raise ConfigError(
-                f"layer '{name}' has activation {last.output_activation}, but {kind} applies {loss.applies} itself: "
-                "use activation identity"
-            )
-
-
-def check_batches(network: Layer, examples: int, cut: int = 1, replicas: int = 1) -> None:
-    """Refuse a batch size with which a layer of a built network never gets enough examples (`Layer.least`).
-
-    Args:
-        examples: the size of a whole batch of one replica.
-        cut: the number of its micro-batches.
-        replicas: number of replicas that train together.
-
-    Raises:
-        ConfigError: the message names the layer.
-    """
-    parts = min(examples, cut)
-    for layer in network.walk():
-        found = examples // parts * (replicas if layer.syncs_replicas else 1)
-        if found < layer.least:
-            cause = f"batch_size={examples}" + (f" in {parts} parts" if parts > 1 else "")
-            fewer = ", or fewer parts" if parts > 1 else ""
-            raise ConfigError(
-                f"{cause}: layer '{layer.path}', a {type(layer).__name__}, sees {found} example at a time and needs at "
-                f"least {layer.least} to learn from them: use a larger batch_size{fewer}"
-            )
+    """Refuse a network that ends in softmax or sigmoid if the loss applies one of them itself."""
+    last = network.output_activation
+    if loss.applies is not None and last in ENDINGS:
+        raise ConfigError(
+            f"the last layer has activation {last}, but {type(loss).__name__} applies {loss.applies} itself: use "
+            "activation identity"
+        )
 
 
 def check_output(network: Layer, classes: int) -> None:
     """Refuse a built network whose output is not one logit per class."""
-    output, last = network.output, network
-    while isinstance(last, Sequential):
-        last = list(last.layers.values())[-1]
-    if not isinstance(output, Flat) or output.features != classes:
+    if network.output != Flat(classes):
         raise ConfigError(
-            f"layer '{last.path or 'network'}' gives {output}, but the data has {checks.counted(classes, 'class')}: "
-            f"end in Dense(units={classes})"
+            f"the network gives {network.output}, but the data has {checks.counted(classes, 'class')}: end in "
+            f"Dense(units={classes})"
         )

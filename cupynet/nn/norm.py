@@ -40,8 +40,7 @@ class BatchNorm(Layer):
     is normalized with the variance over n.
 
     If a batch has a single value per channel, as when the last batch of vectors has one example, there is no variance.
-    Then the output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an error.) Training is
-    refused if every batch is that small, see `check_batches`.
+    Then the output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an error.)
 
     Raises:
         ConfigError: an argument is invalid.
@@ -56,7 +55,6 @@ class BatchNorm(Layer):
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         channels = input.shape[-1:]
-        self.least = 2 if input.features == input.shape[-1] else 1
         self.scale = params.add("scale", channels, ones, decay=False)
         self.shift = params.add("shift", channels, zeros, decay=False)
         self.mean = params.add_buffer("mean", channels)

@@ -19,7 +19,7 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import flag, instance, integer, on_device, one_of, shown
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.data import Batches, Dataset, Shards, as_loader
-from cupynet.nn import Model, check_batches
+from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
     AveragingSchedule,
@@ -245,8 +245,6 @@ class ParallelWrapper:
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
         fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
         fit.check_validation([*self.callbacks, self.optimizer.learning_rate], self.synchronizer, workers)
-        cut = self._accumulate if self.pipeline is None else self.pipeline.micro_batches
-        check_batches(self.model.network, min(loader.batch_size, len(loader.dataset)), cut, workers)
         if loader.batches < workers and self._launcher.first == 0:
             idle = workers - loader.batches
             log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)

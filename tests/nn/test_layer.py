@@ -27,7 +27,6 @@ from cupynet.nn import (
     Params,
     Scope,
     Sequential,
-    build,
 )
 from cupynet.optim import Nesterov
 from tests.guides.extending.scale import Scale
@@ -185,7 +184,7 @@ def test_a_stage_behind_another_gives_its_derivative(kind: str) -> None:
     backend, found = create_backend("numpy", "double"), []
     for needs_dx in (False, True):
         params, network = Params(), small_networks()[kind]
-        output = build(network, SMALL, params, backend, needs_dx=needs_dx)
+        output = network.build(SMALL, params.scope(needs_dx=needs_dx), backend)
         params.allocate(backend, seed=1)
         x, _ = examples(backend, 3)
         y, backward = network.forward(x, Context(train=True))
@@ -437,7 +436,7 @@ def test_subclasses_of_layers_are_not_fused(name: str) -> None:
     def computed(**layers: Layer) -> Any:
         backend, params = create_backend(name, "double"), Params()
         network = Sequential(layers)
-        build(network, Image(6, 6, 2), params, backend)
+        network.build(Image(6, 6, 2), params.scope(), backend)
         params.allocate(backend, 5)
         with backend.here():
             return backend.to_host(network.forward(backend.asarray(x), INFERENCE)[0]).copy()

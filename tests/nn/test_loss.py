@@ -167,7 +167,7 @@ def test_a_loss_refuses_the_activation_that_it_applies_itself(loss: Loss) -> Non
     if loss.applies is None:
         Model(network, Flat(4), create_backend("numpy"), loss=loss)
         return
-    line = f"layer 'output' has activation softmax, but {type(loss).__name__} applies {loss.applies} itself: use"
+    line = f"the last layer has activation softmax, but {type(loss).__name__} applies {loss.applies} itself: use"
     with pytest.raises(ConfigError, match=line):
         Model(network, Flat(4), create_backend("numpy"), loss=loss)
 

@@ -9,27 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import PixelScale, create_backend
+from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
     Activation,
-    Concat,
     Context,
     Conv2D,
     Dense,
-    Dropout,
     Flat,
     Flatten,
     Image,
-    Layer,
     MaxPool2D,
     Model,
     Params,
-    Residual,
     Sequential,
     SoftmaxNLL,
-    build,
     check_output,
 )
 from cupynet.nn.model import PREDICTED_TOGETHER
@@ -155,40 +150,14 @@ def test_scores_are_probabilities_of_the_classes(name: str) -> None:
 
 def test_images_that_do_not_fit_are_refused() -> None:
     model = small()
-    with pytest.raises(ConfigError, match=r"images of shape \(2, 8, 9, 2\): this network takes"):
+    with pytest.raises(ConfigError, match=r"images of shape \(2, 8, 9, 2\) and type uint8: this network takes"):
         model.predict(np.zeros((2, 8, 9, 2), np.uint8))
-    with pytest.raises(ConfigError, match="images of int64: must be uint8, or floating point scaled to 0..1"):
+    with pytest.raises(ConfigError, match=r"images of shape .* and type int64: this network takes N of .*, uint8, or"):
         model.predict(np.zeros((2, *SMALL.shape), np.int64))
-    for nothing, kind in (("a.png", "str"), (None, "NoneType"), ([[1], [1, 2]], "list")):
-        with pytest.raises(ConfigError, match=f"^images must be an array, got {kind}"):
+    for nothing in ("a.png", None):
+        with pytest.raises(ConfigError, match=r"images of shape \(\) and type .*: this network takes N of"):
             model.predict(nothing)
     assert model.predict(np.zeros((0, *SMALL.shape), np.uint8)).shape == (0, 3)
-
-
-@pytest.mark.parametrize("classified", [False, True])
-def test_bytes_in_floating_point_are_refused(classified: bool) -> None:
-    """The answers would be sure, and mean nothing. What a network takes otherwise is its own affair."""
-    model = small()
-    asked = model.classify if classified else model.predict
-    random = np.random.default_rng(0)
-    fractions = random.random((2, *SMALL.shape), np.float32)
-    for taken in (
-        fractions,
-        fractions * 2 - 1,
-        random.standard_normal(fractions.shape),
-        fractions * 100 - 1,
-        fractions[:0],
-    ):
-        assert len(asked(taken)) == len(taken)
-    line = r"images of float32 up to 25\d.*: this model was trained on pixels scaled to 0\.\.1: give"
-    with pytest.raises(ConfigError, match=line):
-        asked(fractions * 255)
-    model.pixels = PixelScale.of([0.5, 0.25], [0.5, 0.25])
-    asked(fractions * 4 - 1)
-    with pytest.raises(ConfigError, match=r"scaled to -1\.\.3: give"):
-        asked(fractions * 255)
-    flat = Model(Sequential([Dense(3)]), Flat(4), create_backend("numpy"))
-    assert flat.predict(np.array([[9.0, 700, 0, 1]])).shape == (1, 3)  # no pixels
 
 
 @every_backend
@@ -243,7 +212,9 @@ def test_grey_images_may_lack_their_axis_of_channels() -> None:
     for given in (images, images.tolist(), images / 255):
         taken = np.asarray(given, np.uint8) if isinstance(given, list) else given
         np.testing.assert_allclose(grey.predict(taken), expected, rtol=1e-5)
-    with pytest.raises(ConfigError, match=r"images of shape \(6, 9, 8\): this network takes N of \(9, 8, 2\)"):
+    with pytest.raises(
+        ConfigError, match=r"images of shape \(6, 9, 8\) and type uint8: this network takes N of \(9, 8, 2\)"
+    ):
         small().predict(np.zeros((6, 9, 8), np.uint8))
 
 
@@ -325,7 +296,9 @@ def test_the_summary_of_a_single_layer() -> None:
     ids=["dense", "activation", "dense in a block", "activation in a block"],
 )
 def test_softmax_is_not_applied_twice(network: Sequential) -> None:
-    with pytest.raises(ConfigError, match="layer 'output' has activation softmax, but SoftmaxNLL applies softmax itse"):
+    with pytest.raises(
+        ConfigError, match="the last layer has activation softmax, but SoftmaxNLL applies softmax itself"
+    ):
         Model(network, SMALL, create_backend("numpy"))
 
 
@@ -371,31 +344,6 @@ def softmax() -> Dense:
     return Dense(3, activation="softmax")
 
 
-@pytest.mark.parametrize(
-    "layers",
-    [
-        {"output": Conv2D(3, 1, activation="softmax"), "flat": Flatten()},
-        {"output": softmax(), "drop": Dropout(), "same": Activation("identity"), "inner": Sequential([Dropout()])},
-        {"mixed": Concat({"output": softmax()})},
-        {"mixed": Concat([Dense(3), Sequential({"output": softmax(), "drop": Dropout()})])},
-        {"sum": Residual({"output": softmax()}, Dense(3))},
-        {"sum": Residual({"dense": Dense(3)}, Sequential({"output": softmax()}))},
-        {"output": softmax(), "mixed": Concat({"a": Dropout(), "b": Flatten()})},
-    ],
-)
-def test_softmax_is_found_behind_layers_that_keep_values(layers: dict[str, Layer]) -> None:
-    with pytest.raises(ConfigError, match="layer 'output' has activation softmax, but SoftmaxNLL applies softmax itse"):
-        Model(Sequential(layers), SMALL, create_backend("numpy"))
-
-
-@pytest.mark.parametrize(
-    "layers",
-    [[Flatten(), softmax(), Residual(Dense(3))], [softmax(), Dense(3), Flatten()], [Dropout(), Flatten()]],
-)
-def test_a_softmax_that_is_changed_afterwards_is_allowed(layers: list[Layer]) -> None:
-    Model(Sequential(layers), SMALL, create_backend("numpy"))
-
-
 def test_softmax_elsewhere_is_allowed() -> None:
     Model(
         Sequential({"attention": Conv2D(3, 1, activation="softmax"), "out": Dense(3)}), SMALL, create_backend("numpy")
@@ -403,22 +351,17 @@ def test_softmax_elsewhere_is_allowed() -> None:
 
 
 def test_one_logit_for_each_class() -> None:
-    """The layer that makes the output is named as its weights are."""
-    backend, image = create_backend("numpy"), Image(1, 1, 3)
-    for network, name in (
-        (Sequential({"last": Dense(10)}), "last"),
-        (Sequential({"head": Sequential({"fc": Dense(10)})}), "head.fc"),
-        (Dense(10), "network"),
-    ):
-        build(network, image, Params(), backend)
-        check_output(network, 10)
-        line = rf"^layer '{name}' gives Flat\(10\), but the data has 3 classes: end in Dense\(units=3\)$"
-        with pytest.raises(ConfigError, match=line):
-            check_output(network, 3)
-    network = Sequential({"conv": Conv2D(3, 1)})
-    build(network, image, Params(), backend)
-    with pytest.raises(ConfigError, match=r"layer 'conv' gives Image\(1, 1, 3\), but the data has 3 classes: end in"):
+    image, backend = Image(1, 1, 3), create_backend("numpy")
+    network = Sequential({"head": Sequential({"fc": Dense(10)})})
+    network.build(image, Params().scope(), backend)
+    check_output(network, 10)
+    line = r"^the network gives Flat\(10\), but the data has 3 classes: end in Dense\(units=3\)$"
+    with pytest.raises(ConfigError, match=line):
         check_output(network, 3)
+    conv = Sequential({"conv": Conv2D(3, 1)})
+    conv.build(image, Params().scope(), backend)
+    with pytest.raises(ConfigError, match=r"the network gives Image\(1, 1, 3\), but the data has 3 classes: end in"):
+        check_output(conv, 3)
 
 
 def test_a_network_too_deep_for_its_images_is_refused() -> None:

@@ -23,7 +23,6 @@ from cupynet.nn import (
     Model,
     Params,
     Sequential,
-    check_batches,
 )
 from cupynet.nn.norm import BatchNormReLU
 from tests.support.backends import every_backend, every_dtype
@@ -182,7 +181,6 @@ def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
     backend = create_backend(name, dtype)
     layer = BatchNorm()
     params = built(layer, Flat(3), backend, scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
-    assert layer.least == 2
     y, dx = passed(layer, backend, np.array([[1000.1, -3.3, 7.0]]), np.array([[1.0, 2.0, 4.0]]))
     np.testing.assert_array_equal(y, [[0.5, 0.25, -1.0]])
     np.testing.assert_array_equal(dx, np.zeros((1, 3)))
@@ -194,32 +192,9 @@ def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
     np.testing.assert_allclose(backend.to_host(layer.variance.data), [1.1, 0.9, 1.1], rtol=1e-6)
     images = BatchNorm()
     built(images, Image(2, 2, 3), backend)
-    assert images.least == 1 and params.count == 6
+    assert params.count == 6
     passed(images, backend, np.arange(12.0).reshape(1, 2, 2, 3), np.ones((1, 2, 2, 3)))
     np.testing.assert_allclose(backend.to_host(images.mean.data), 0.1 * np.array([4.5, 5.5, 6.5]), rtol=1e-6)
-
-
-def test_batches_too_small_for_batch_norm_are_refused() -> None:
-    network, params = Sequential({"conv": Conv2D(2, 1), "n1": BatchNorm(), "d": Dense(4), "n2": BatchNorm()}), Params()
-    network.build(Image(2, 2, 1), params.scope(), create_backend("numpy"))
-    line = "^batch_size=1: layer 'n2', a BatchNorm, sees 1 example at a time and needs at least 2 .* larger batch_size$"
-    with pytest.raises(ConfigError, match=line):
-        check_batches(network, 1)
-    with pytest.raises(
-        ConfigError, match="^batch_size=5 in 3 parts: layer 'n2', .* larger batch_size, or fewer parts$"
-    ):
-        check_batches(network, 5, cut=3)
-    with pytest.raises(ConfigError, match="^batch_size=2 in 2 parts: layer 'n2'"):
-        check_batches(network, 2, cut=8)
-    check_batches(network, 2)
-    check_batches(network, 6, cut=3)
-    with pytest.raises(ConfigError, match="layer 'n2'"):
-        check_batches(network, 1, replicas=4)
-    met = Sequential({"d": Dense(4), "n": BatchNorm(sync=True)})
-    met.build(Flat(2), Params().scope(), create_backend("numpy"))
-    check_batches(met, 1, replicas=2)
-    with pytest.raises(ConfigError, match="layer 'n'"):
-        check_batches(met, 1)
 
 
 @pytest.mark.parametrize(

@@ -154,28 +154,6 @@ def test_any_way_of_training_takes_a_last_batch_of_one_example(way: str) -> None
     assert all(np.isfinite(array).all() for array in weights(found[0]).values())
 
 
-def test_batches_too_small_for_their_statistics_are_refused_before_training() -> None:
-    begun: list[str] = []
-
-    class Notes(Callback):
-        def on_fit_start(self, trainer: Any) -> None:
-            begun.append("fit")
-
-    with ParallelWrapper(model_of(), 2, callbacks=[Notes()]) as alone_each:
-        with pytest.raises(ConfigError, match="^batch_size=1: layer 'norm2', a BatchNorm, sees 1 example at a time"):
-            alone_each.fit(small_dataset(10), batch_size=1)
-        with pytest.raises(ConfigError, match="^batch_size=1: layer 'norm2'"):
-            alone_each.fit(small_dataset(1), batch_size=8)
-        assert not begun
-        alone_each.fit(small_dataset(9), batch_size=2)
-    with ParallelWrapper(model_of(), 1, accumulate=3) as cut:
-        with pytest.raises(ConfigError, match="^batch_size=5 in 3 parts: layer 'norm2'"):
-            cut.fit(small_dataset(10), batch_size=5)
-        cut.fit(small_dataset(10), batch_size=6)  # the last batch has 4, in parts of 1, 1 and 2
-    with ParallelWrapper(model_of(sync=True), 2) as together:
-        together.fit(small_dataset(3), batch_size=1)  # the second round has one example
-
-
 def test_statistics_without_sync_differ_from_one_replica() -> None:
     """Without `sync` each worker normalises by its own batch, so the identity above does not hold."""
     data = small_dataset(60)
