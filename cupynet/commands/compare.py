@@ -10,25 +10,25 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from cupynet.config.sweep_table import Column, Screen, as_csv, as_markdown, show
+from cupynet.config.sweep_table import Column, Screen, as_csv, show
 from cupynet.core.errors import ConfigError, OutputError
 from cupynet.core.exits import Arguments, leave_after, named, say_error
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import printable, wrapped
-from cupynet.reporting.comparison.answer import answer
+from cupynet.reporting.comparison.answer import Answer, answer
 from cupynet.reporting.comparison.groups import Comparison, Group, compared
 from cupynet.reporting.comparison.runs import find, is_run
-from cupynet.reporting.comparison.table import FRONT, chosen, columns, in_order, records
+from cupynet.reporting.comparison.table import FIGURES, FRONT, columns, in_order
 
 PAGE = "compare.html"
-HIDDEN = ("state", "folder", "accuracy_low", "accuracy_high")  # columns that a terminal shows only if selected
 EXAMPLES = """\
 examples:
   cupynet compare outputs/latest        (after a sweep, that sweep)
   cupynet compare outputs/latest outputs/2026-11-21/17-05-12-345678
   cupynet compare 'outputs/sweeps/*/*' --sort train_s --csv runs.csv
-  cupynet compare outputs/latest --to 0.99 --columns workers,time_to
+  cupynet compare outputs/latest --to 0.99
 
 Runs that differ only in their seed are one row: the mean, the lowest and the
 highest. * marks the Pareto front: no other run is both more accurate and faster
@@ -49,16 +49,12 @@ def _parser() -> Arguments:
         "folders", nargs="+", type=named, help="folders of runs or sweeps, folders above them, or patterns"
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
-    parser.add_argument("--columns", metavar="A,B,...", help="the columns to show, in this order")
     parser.add_argument("--to", type=float, metavar="ACCURACY", help="the target of time_to, such as 0.99")
     parser.add_argument("--csv", type=named, metavar="FILE", help="write all columns to a file")
     parser.add_argument(
         "--html", type=named, metavar="FILE", help=f"write the page to a file; by default {PAGE} in a sweep's folder"
     )
-    parser.add_argument("--no-html", action="store_true", help="write no page")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    form.add_argument("--json", action="store_true", help="print everything as JSON")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
 
 
@@ -67,61 +63,59 @@ def _compare(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--to {arguments.to:g}: must be an accuracy above 0 and at most 1, such as 0.99")
     comparison = compared(find(arguments.folders), arguments.to)
     groups = in_order(comparison, arguments.sort)
-    table = columns(comparison, groups)
-    selected = None
-    if arguments.columns is not None:
-        selected = chosen(table, [name for name in arguments.columns.split(",") if name])
+    table, found = columns(comparison, groups), answer(comparison)
     page = _write_page(arguments, comparison, groups)  # first: it may be refused
     if arguments.csv is not None:
-        write_whole(arguments.csv, as_csv([column for column in table if column.key != "accuracy_range"]).encode())
-    text, notes = answer(comparison)
+        write_whole(arguments.csv, as_csv(table).encode())
     if arguments.json:
-        found = {
-            "varied": comparison.varied,
-            "split": comparison.split,
-            "target": comparison.target,
-            "groups": records(comparison, groups),
-            "others": [{"run": str(run.folder), "state": run.trouble} for run in comparison.others],
-            "answer": text,
-            "notes": notes,
-        }
-        print(json.dumps(found, indent=2))
-    elif arguments.markdown:
-        shown = selected or [column for column in table if column.key != "folder"]
-        print(printable("\n".join([as_markdown(shown), text, *notes])))
+        print(json.dumps(_record(comparison, groups, found), indent=2))
     else:
-        if selected is None:
-            rows = slice(len(groups))  # the runs without a result follow; they are printed below the table
-            selected = [
-                replace(column, cells=column.cells[rows], values=column.values[rows])
-                for column in table
-                if column.key not in HIDDEN
-            ]
-        _print(comparison, groups, selected, [text, *notes])
+        _print(comparison, len(groups), table, found)
         if page is not None:
             print(f"\n{printable(str(page))}")
 
 
-def _print(comparison: Comparison, groups: Sequence[Group], table: Sequence[Column], answers: Sequence[str]) -> None:
+def _record(comparison: Comparison, groups: Sequence[Group], found: Answer) -> dict[str, Any]:
+    """Return the comparison for JSON."""
+    rows = [
+        {
+            "settings": group.settings,
+            "runs": [str(run.folder) for run in group.runs],
+            "seeds": [run.summary["seed"] for run in group.runs],
+            **{name: group.figures.get(name) for name, *_ in FIGURES},
+            "front": group.front,
+        }
+        for group in groups
+    ]
+    return {
+        "varied": comparison.varied,
+        "split": comparison.split,
+        "target": comparison.target,
+        "groups": rows,
+        "others": [{"run": str(run.folder), "state": run.trouble} for group in comparison.others for run in group.runs],
+        "answer": found.text,
+        "notes": found.notes,
+    }
+
+
+def _print(comparison: Comparison, finished: int, table: Sequence[Column], found: Answer) -> None:
     """Print the table, the runs without a result, and the answer on the terminal."""
     screen = Screen()
-
-    def say(text: str, indent: str = "", width: int = screen.width) -> None:
-        screen.print("\n".join(wrapped(text, width, indent)))
-
-    left: list[Column] = []
-    if table[0].cells:
-        left = show(table, {place: "bold" for place, group in enumerate(groups) if group.front}, screen)
-    if any(column.key == "front" and FRONT in column.cells for column in table if column not in left):
-        say(f"{FRONT} Pareto front: no other run is both more accurate and faster to train", "  ")
-    for run in comparison.others:
-        own = " ".join(f"{key}={value}" for key, value in comparison.shown[str(run.folder)].items())
-        say(f"{run.name}{f' ({own})' if own else ''}: {run.trouble}", "  ")
-    if left:
-        say(f"no room for {', '.join(column.key for column in left)}: --columns selects columns, --csv has all")
+    shown = [
+        replace(column, cells=column.cells[:finished]) for column in table if column.key not in ("state", "folder")
+    ]
+    if finished:
+        left = show(shown, {}, screen)
+        screen.print(f"{FRONT} Pareto front: no other run is both more accurate and faster to train")
+        if left:
+            screen.print(f"no room for {', '.join(column.key for column in left)}: --csv has all columns")
+    for group in comparison.others:
+        (run,) = group.runs
+        own = f" ({group.name})" if group.settings else ""
+        screen.print("\n".join(wrapped(f"{run.name}{own}: {run.trouble}", screen.width, "  ")))
     screen.print()
-    for text in answers:
-        say(text, "  " if text is not answers[0] else "", min(screen.width, 100))
+    for text in (found.text, *found.notes):
+        screen.print("\n".join(wrapped(text, min(screen.width, 100))))
 
 
 def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group]) -> Path | None:
@@ -132,7 +126,7 @@ def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: S
         path = Path(arguments.html)
     else:
         path = Path(arguments.folders[0]) / PAGE
-        if arguments.no_html or len(arguments.folders) > 1 or not path.parent.is_dir() or is_run(path.parent):
+        if len(arguments.folders) > 1 or not path.parent.is_dir() or is_run(path.parent):
             return None
     try:
         write_whole(path, compare_page(comparison, groups, path.parent))

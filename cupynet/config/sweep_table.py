@@ -1,4 +1,4 @@
-"""Rows of figures as a table: on a terminal, as CSV and as Markdown."""
+"""Rows of figures as a table: on a terminal and as CSV."""
 
 from __future__ import annotations
 
@@ -130,15 +130,3 @@ def _no_formula(value: Any) -> Any:
         float(value)
         return value
     return f"'{value}"
-
-
-def as_markdown(columns: Sequence[Column]) -> str:
-    """Return a Markdown table."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("\\", "\\\\").replace("|", "\\|") for cell in cells) + " |"
-
-    rule = "|" + "|".join("---:" if column.right else "---" for column in columns) + "|"
-    rows = zip(*(column.cells for column in columns), strict=True)
-    head = [column.title.replace("_\n", "_").replace("-\n", "-").replace("\n", " ").strip() for column in columns]
-    return "\n".join([line(head), rule, *map(line, rows)]) + "\n"

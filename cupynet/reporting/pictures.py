@@ -94,6 +94,15 @@ def _in_colour(values: NDArray[np.float64]) -> NDArray[np.uint8]:
     return np.concatenate([np.round(127.5 + 127.5 * values), opaque], axis=-1).astype(np.uint8)
 
 
+class Cell(NamedTuple):
+    """A cell of a matrix: its text, how dark it is (0..1), its colour in style.css, and its tooltip."""
+
+    text: str = ""
+    strength: float = 0.0
+    colour: str = "heat"
+    title: str = ""
+
+
 def confusion(counts: NDArray[np.int64], names: list[str]) -> dict[str, Any]:
     """Return a confusion matrix, whose rows are the actual classes, for a template; a picture if there are many.
 
@@ -106,20 +115,17 @@ def confusion(counts: NDArray[np.int64], names: list[str]) -> dict[str, Any]:
     if len(counts) > MAX_CELLS:
         pixels = by_sign(np.where(diagonal, -right, np.sqrt(wrong)))
         return {"picture": picture(pixels, "confusion matrix", max(600 // len(counts), 1))}
-    shares = np.where(diagonal, right, wrong)
-    rows = [
-        (
-            name,
-            [
-                {
-                    "text": str(count),
-                    "title": f"{name} taken for {names[guess]}: {count:,}",
-                    "colour": "heat" if actual == guess else "miss",
-                    "strength": 0.08 + 0.87 * float(shares[actual, guess]) if count else 0.0,
-                }
-                for guess, count in enumerate(counts[actual].tolist())
-            ],
-        )
-        for actual, name in enumerate(names)
-    ]
+    shares = np.where(counts == 0, 0, 0.08 + 0.87 * np.where(diagonal, right, wrong))
+    rows = []
+    for actual, name in enumerate(names):
+        cells = [
+            Cell(
+                f"{count}",
+                float(shares[actual, guess]),
+                "heat" if actual == guess else "miss",
+                f"{name} taken for {names[guess]}: {count:,}",
+            )
+            for guess, count in enumerate(counts[actual].tolist())
+        ]
+        rows.append((name, cells))
     return {"head": names, "rows": rows}

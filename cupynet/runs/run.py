@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
@@ -173,6 +174,8 @@ def _is_a(value: Any, kind: Any) -> bool:
     kind = get_origin(kind) or kind
     if isinstance(value, bool):
         return kind is bool
+    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # NaN too
+        return False
     return isinstance(value, int | float if kind is float else kind)
 
 

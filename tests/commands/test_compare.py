@@ -61,7 +61,7 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     lines = out.splitlines()
     assert lines[0].split() == ["averaging_", "test", "test", "speed-", "time", "to", "train"]
     assert lines[2].split()[:5] == ["0", "1", "1", "94.00", "%"]
-    assert any(line.startswith("4 (workers=4 parallel.averaging_frequency=1): damaged: summary.json") for line in lines)
+    assert any(line.startswith("4 (workers=4 averaging_frequency=1): damaged: summary.json") for line in lines)
     assert "Use workers=1 averaging_frequency=1: 94.00 % in 20.0 s of training" in out
     assert lines[-1] == str(sweep / "compare.html") and (sweep / "compare.html").is_file()
     with (tmp_path / "runs.csv").open() as file:
@@ -71,14 +71,7 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     assert rows[0]["parallel.averaging_frequency"] == "1" and rows[0]["folder"] == str(sweep / "0")
 
 
-def test_markdown_and_json_output(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = here(sweep, "--markdown", "--no-html", monkeypatch=monkeypatch, capsys=capsys)
-    lines = out.splitlines()
-    assert (code, err) == (0, "") and lines[0].startswith("| run | workers | averaging_frequency | test accuracy |")
-    assert set(lines[1]) == set("|-:") and lines[2].startswith("| 0 | 1 | 1 | 94.00 % |")
-    assert "| 4 | 4 | 1 | - |" in out and not (sweep / "compare.html").exists()
+def test_json_output(sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = here(sweep, "--json", "--sort=-workers", "--to", "0.9", monkeypatch=monkeypatch, capsys=capsys)
     found = json.loads(out)
     assert [group["settings"]["workers"] for group in found["groups"]] == ["2", "2", "1", "1"]
@@ -86,18 +79,15 @@ def test_markdown_and_json_output(
         found["target"] == 0.9 and found["others"][0]["run"] == str(sweep / "4") and found["answer"].startswith("Use")
     )
     assert (sweep / "compare.html").is_file()  # and not a word of it in the JSON
-    arguments = (sweep, "--columns", "averaging_frequency,accuracy")
-    code, out, err = here(*arguments, monkeypatch=monkeypatch, capsys=capsys)
-    assert out.splitlines()[2].split() == ["1", "94.00", "%"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["missing"], 2, "missing: does not exist: name the folder of a run or of a sweep"),
-        (["miss*"], 2, "miss*: does not exist"),
-        (["empty"], 2, "empty: contains no run: a run has .hydra/config.yaml or summary.json"),
-        (["file"], 2, "file: is not a folder: name that of a run or of a sweep"),
+        (["missing"], 2, "missing: contains no run: name the folder of a run or of a sweep"),
+        (["miss*"], 2, "miss*: contains no run"),
+        (["empty"], 2, "empty: contains no run"),
+        (["file"], 2, "file: contains no run"),
         (["sweep", "empty"], 2, "empty: contains no run"),
         (["sweep", "--to", "98"], 2, "--to 98: must be an accuracy above 0 and at most 1, such as 0.99"),
         (["sweep", "--sort", "workrs"], 2, "--sort workrs: there is no such column; did you mean 'workers'?"),
@@ -129,14 +119,6 @@ def test_the_mark_of_the_pareto_front_is_explained(
 ) -> None:
     _, out, _ = here(sweep, monkeypatch=monkeypatch, capsys=capsys)
     assert FRONT in out and f"{FRONT} Pareto front" in out
-
-
-def test_an_unknown_column_is_answered_with_each_name_once(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = here(sweep, "--columns", "foo", monkeypatch=monkeypatch, capsys=capsys)
-    names = err.rpartition("the names are ")[2].strip().replace(" and ", ", ").split(", ")
-    assert code == 2 and "workers" in names and len(names) == len(set(names))
 
 
 @pytest.mark.slow
@@ -245,7 +227,7 @@ def test_control_characters_reach_neither_the_terminal_nor_the_page(
         made(tmp_path / str(number), workers=workers, dataset=evil, extra=extra)
     made(tmp_path / "other", workers=4, dataset=evil, stop_reason="signal", stopped_by=evil)
     made(tmp_path / "data", workers=8)
-    for form in ([], ["--markdown"], ["--json"]):
+    for form in ([], ["--json"]):
         code, out, err = here(tmp_path, *form, monkeypatch=monkeypatch, capsys=capsys)
         assert code == 0 and not {"\x1b", "\x07", "\u202e"} & set(out + err)
     assert (
@@ -259,12 +241,9 @@ def test_numbers_too_large_for_a_run_are_named(
     made(tmp_path / "0", images=10**400)
     made(tmp_path / "1", extra=f"x: 0x{'f' * 8000}\n")
     code, out, err = here(tmp_path, monkeypatch=monkeypatch, capsys=capsys)
-    assert code == 0 and err == "" and "images=1000" in out and "more than 64 bits" in " ".join(out.split())
-
-
-def test_a_speed_up_below_one_is_called_slower(sweep: Path) -> None:
-    for number in "23":
-        path = sweep / number / "summary.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "images_per_s": 660.0}))
-    text, seen = page_of(sweep)
-    assert "0.66x" in seen.text and "slower than one worker" in seen.text
+    assert (
+        code == 0
+        and err == ""
+        and "images=1000" in " ".join(out.split())
+        and "more than 64 bits" in " ".join(out.split())
+    )

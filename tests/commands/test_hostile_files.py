@@ -253,7 +253,7 @@ def case_of_a_run(good: Path, here: Path, rng: random.Random) -> tuple[list[str]
         [
             ["predict", called, "pictures"], ["predict", f"{called}/checkpoints", "pictures", "--json"],
             ["evaluate", called], ["evaluate", called, "--json"], ["report", called],
-            ["compare", "outputs", *rng.choice([[], ["--markdown"], ["--json"], ["--csv", "x.csv"]])],
+            ["compare", "outputs", *rng.choice([[], ["--json"], ["--csv", "x.csv"]])],
             ["export", called, "--torch-module", "net.py", "--safetensors", "w.safetensors"],
         ],
         2,

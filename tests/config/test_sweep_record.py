@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.config import sweep_record
-from cupynet.config.sweep_table import Column, Screen, as_csv, as_markdown, fitting, heading, shortened, show
+from cupynet.config.sweep_table import Column, Screen, as_csv, fitting, heading, shortened, show
 from tests.support.compared_runs import made
 
 JOBS = [
@@ -162,13 +162,12 @@ def test_the_least_important_columns_are_omitted_first() -> None:
     assert [column.key for column in fitting(columns, 1)[0]] == ["a"]
 
 
-def test_tables_as_csv_and_markdown() -> None:
+def test_tables_as_csv() -> None:
     columns = [
         Column("a", "a\nb", ["1", "x|y"], [1, "x|y"]),
         Column("c", "c_\nd", ["p,q", ""], ["p,q", None], right=False),
     ]
     assert as_csv(columns) == 'a,c\n1,"p,q"\nx|y,\n'
-    assert as_markdown(columns) == "| a b | c_d |\n|---:|---|\n| 1 | p,q |\n| x\\|y |  |\n"
 
 
 def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:

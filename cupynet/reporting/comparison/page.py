@@ -11,52 +11,38 @@ from urllib.parse import quote
 from cupynet.config.sweep_table import shortened
 from cupynet.reporting import charts
 from cupynet.reporting.charts import BACKGROUND, PALETTE, Chart, Line
-from cupynet.reporting.comparison.answer import answer, comparable
-from cupynet.reporting.comparison.groups import Comparison, Group, judged
-from cupynet.reporting.comparison.runs import ComparedRun
+from cupynet.reporting.comparison.answer import answer
+from cupynet.reporting.comparison.groups import Comparison, Group
 from cupynet.reporting.comparison.table import FIGURES, columns
+from cupynet.reporting.pictures import Cell
 from cupynet.reporting.render import render
 
-LEFT_OUT = ("run", "state", "folder", "front", "accuracy_low", "accuracy_high")  # columns shown in another way
+LEFT_OUT = ("run", "state", "folder", "front")  # columns shown in another way
 FORMS = {name: form for name, _, form, _ in FIGURES}
 MAX_LINES = 2 * len(PALETTE)  # of a chart: each colour solid and dashed
 
 
 def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> bytes:
     """Render the page. groups: in the order of the table; at: the folder of the page, for links to runs."""
-    text, notes = answer(comparison)
     figures, missing = charts.figures(comparison_charts(comparison, groups))
     table = [column for column in columns(comparison, groups) if column.key not in LEFT_OUT]
-    short = shortened(comparison.varied)
+    rows = [
+        {"group": group, "links": [(_link(run.folder, at), run.name) for run in group.runs], "cells": cells}
+        for group, *cells in zip([*groups, *comparison.others], *(column.cells for column in table), strict=True)
+    ]
     return render(
         "compare.html",
         title=f"{len(comparison.finished) + len(comparison.others)} runs compared",
         marks=_marks(comparison),
-        answer=text,
-        notes=notes,
-        kind="bad" if comparable(comparison)[0] or not groups else "live",
+        answer=answer(comparison),
         tiles=_tiles(comparison),
         head=[column.title.split("\n") for column in table],
-        rows=[
-            {
-                "links": [_link(run, at) for run in group.runs],
-                "cells": [column.cells[place] for column in table],
-                "front": group.front,
-            }
-            for place, group in enumerate(groups)
-        ],
-        speed_up=any(group.speed_up is not None for group in groups),
+        rows=rows[: len(groups)],
+        speed_up=any("speed_up" in group.figures for group in groups),
         charts=figures,
         missing=missing,
-        grid=_grid(comparison, groups),
-        others=[
-            {
-                "link": _link(run, at),
-                "settings": " ".join(f"{short[key]}={v}" for key, v in comparison.shown[str(run.folder)].items()),
-                "trouble": run.trouble,
-            }
-            for run in comparison.others
-        ],
+        grid=_grid(comparison),
+        others=rows[len(groups) :],
     )
 
 
@@ -80,66 +66,61 @@ def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
     )
     rows = []
     for title, name, best in wanted:
-        known = [(value, group) for group in comparison.groups if (value := group.value(name)) is not None]
+        known = [group for group in comparison.groups if name in group.figures]
         if known:
-            value, group = best(known, key=lambda pair: pair[0])
-            remark = f"slower than one worker: {group.name}" if name == "speed_up" and value < 1 else group.name
-            rows.append((title, FORMS[name](value) + "x" * (name == "speed_up"), remark))
+            group = best(known, key=lambda group: group.figures[name])
+            rows.append((title, FORMS[name](group.figures[name]), group.name))
     return rows
 
 
-def _link(run: ComparedRun, at: Path) -> tuple[str, str]:
-    """Return the relative address of a run's report, or of its folder if it has none, and the run's name."""
-    report = run.folder / "report.html"
-    target = os.path.relpath(report if report.is_file() else run.folder, at)
-    address = quote(os.fsencode(Path(target).as_posix()))  # a name may not be valid UTF-8
-    return f"./{address}{'' if report.is_file() else '/'}", run.name
+def _link(folder: Path, at: Path) -> str:
+    """Return the relative address of a run's report, or of its folder if it has none."""
+    report = (folder / "report.html").is_file()
+    target = Path(os.path.relpath(folder / "report.html" if report else folder, at))
+    return f"./{quote(os.fsencode(target.as_posix()))}{'' if report else '/'}"  # a name may not be valid UTF-8
 
 
 def comparison_charts(comparison: Comparison, groups: Sequence[Group]) -> list[Chart]:
     """Return the charts: accuracy over time and iterations, accuracy against training time, and speed-up."""
-    return [*_curves(comparison, groups), _pareto(comparison), _speed_up(comparison)]
+    return [
+        _curves(comparison, groups, "time", "seconds of training", "train_s"),
+        _curves(comparison, groups, "iterations", "iterations", "iteration"),
+        _pareto(comparison),
+        _speed_up(comparison),
+    ]
 
 
-def _curves(comparison: Comparison, groups: Sequence[Group]) -> list[Chart]:
+def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: str, value: str) -> Chart:
     """Return the accuracy of the first run of each group, in the order of the table."""
-    split = comparison.split
-    note = "of each row of the table its first run" if any(len(group.runs) > 1 for group in groups) else ""
-    if len(groups) > MAX_LINES:
-        note = f"the first {MAX_LINES} rows of the table"
-    found = []
-    for what, label, value in (("time", "seconds of training", "train_s"), ("iterations", "iterations", "iteration")):
-        lines = []
-        for place, group in enumerate(groups[:MAX_LINES]):
-            epochs = group.runs[0].epochs
-            x, y = [float(getattr(each, value)) for each in epochs], [each.accuracy.get(split) for each in epochs]
-            lines.append(Line(group.name, x, y, place, dashed=place >= len(PALETTE), points=True))
-        title = f"{split.capitalize()} accuracy over {what}"
-        found.append(Chart(title, label, "accuracy (%)", lines, percent=True, note=note))
-    return found
+    lines = []
+    for place, group in enumerate(groups[:MAX_LINES]):
+        epochs = group.runs[0].epochs
+        x, y = [getattr(each, value) for each in epochs], [each.accuracy[comparison.split] for each in epochs]
+        lines.append(Line(group.name, x, y, place, dashed=place >= len(PALETTE), points=True))
+    title = f"{comparison.split.capitalize()} accuracy over {over}"
+    note = f"The first run of each row, and at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
+    return Chart(title, label, "accuracy (%)", lines, percent=True, note=note)
 
 
 def _pareto(comparison: Comparison) -> Chart:
     """Return accuracy against time: a point for each group, and a line through the Pareto front."""
-    candidates = judged(comparison.groups)
     lines = []
     kinds = (("front: nothing is both better and faster", True, 2, 1.8), ("others", False, 0, 0.0))
-    for name, front, colour, width in kinds:
-        points = sorted((seconds, accuracy) for accuracy, seconds, group in candidates if group.front is front)
+    for name, front, colour, width in kinds if len(comparison.judged) > 1 else ():
+        own = [group.figures for group in comparison.judged if group.front is front]
+        points = sorted((figures["train_s"], figures["accuracy"]) for figures in own)
         lines.append(Line(name, [x for x, _ in points], [y for _, y in points], colour, width, points=True))
-    title = "Accuracy against training time"
-    return Chart(title, "seconds of training", "accuracy (%)", lines if len(candidates) > 1 else [], percent=True)
+    return Chart("Accuracy against training time", "seconds of training", "accuracy (%)", lines, percent=True)
 
 
 def _speed_up(comparison: Comparison) -> Chart:
     """Return the speed-up over the number of workers, a line for each combination of the other settings."""
-    others = [key for key in comparison.varied if key != "workers"]
-    short = shortened(others)
+    short = shortened([key for key in comparison.varied if key != "workers"])
     series: dict[str, dict[int, float]] = {}
     for group in comparison.groups:
-        if group.speed_up is not None:
-            name = " ".join(f"{short[key]}={group.settings[key]}" for key in others) or "measured"
-            series.setdefault(name, {1: 1.0})[group.workers] = group.speed_up
+        if "speed_up" in group.figures:
+            name = " ".join(f"{short[key]}={group.settings[key]}" for key in short) or "measured"
+            series.setdefault(name, {1: 1.0})[group.workers] = group.figures["speed_up"]
     lines = []
     for place, (name, points) in enumerate(list(series.items())[:MAX_LINES]):
         x, y = zip(*sorted(points.items()), strict=True)
@@ -150,33 +131,23 @@ def _speed_up(comparison: Comparison) -> Chart:
     return Chart("Speed-up over one worker", "workers", "times one worker's images/s", lines, zero=True)
 
 
-def _grid(comparison: Comparison, groups: Sequence[Group]) -> dict[str, Any] | None:
-    """Return each figure by both settings, if two settings varied."""
-    if len(comparison.varied) != 2 or len(groups) < 4:
+def _grid(comparison: Comparison) -> dict[str, Any] | None:
+    """Return three figures by both settings, if two settings varied; the best is the darkest."""
+    if len(comparison.varied) != 2:
         return None
-    down, across = comparison.varied
-    rows, head = (list(dict.fromkeys(group.settings[key] for group in comparison.groups)) for key in (down, across))
+    down, across = shortened(comparison.varied).values()
+    rows, head = (list(dict.fromkeys(group.settings[key] for group in comparison.judged)) for key in comparison.varied)
     if len(rows) < 2 or len(head) < 2:
         return None
     tables = []
-    for title, key in (
-        (f"{comparison.split} accuracy", "accuracy"),
-        ("images/s", "images_per_s"),
-        ("training time", "train_s"),
-    ):
-        values = {(g.settings[down], g.settings[across]): v for g in groups if (v := g.value(key)) is not None}
-        if values:
-            ends = min(values.values()), max(values.values())
-            worst, best = reversed(ends) if key == "train_s" else ends
-            cells = {place: _cell(FORMS[key](value), value, worst, best) for place, value in values.items()}
-            absent = {"text": "", "title": "", "strength": 0.0}
-            body = [(row, [cells.get((row, column), absent) for column in head]) for row in rows]
-            tables.append({"title": title, "rows": body})
-    short = shortened([down, across])
-    return {"down": short[down], "across": short[across], "head": head, "tables": tables}
-
-
-def _cell(text: str, value: float, worst: float, best: float) -> dict[str, Any]:
-    """Return a cell of a matrix, darker for better values."""
-    share = (value - worst) / (best - worst) if best != worst else 0.0
-    return {"text": text, "title": "", "colour": "heat", "strength": 0.08 + 0.84 * share}
+    kinds = ((f"{comparison.split} accuracy", "accuracy", 1), ("images/s", "images_per_s", 1))
+    for title, name, sign in (*kinds, ("training time", "train_s", -1)):
+        values = {tuple(group.settings.values()): sign * group.figures[name] for group in comparison.judged}
+        least, most = min(values.values()), max(values.values())
+        cells = {
+            place: Cell(FORMS[name](sign * value), 0.08 + 0.84 * (value - least) / (most - least or 1))
+            for place, value in values.items()
+        }
+        body = [(row, [cells.get((row, column), Cell()) for column in head]) for row in rows]
+        tables.append({"title": title, "rows": body})
+    return {"down": down, "across": across, "head": head, "tables": tables}

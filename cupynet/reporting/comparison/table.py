@@ -14,18 +14,16 @@ FRONT = "*"
 
 
 def seconds(value: float) -> str:
+    """Format a duration: 12.3 s, 1,234 s."""
     return f"{value:.1f} s" if value < 1000 else f"{value:,.0f} s"
 
 
-def rate(value: float) -> str:
-    return f"{value:,.0f}"
-
-
 # Name, title, format and weight of each figure. On a narrow terminal the lowest weights are left out first.
-FIGURES: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
+FIGURES: tuple[tuple[str, str, Callable[[Any], str], int], ...] = (
     ("accuracy", "{split}\naccuracy", percent, 9),
+    ("accuracy_range", "over\nseeds", str, 5),
     ("loss", "test\nloss", "{:.4g}".format, 2),
-    ("images_per_s", "images/s", rate, 6),
+    ("images_per_s", "images/s", "{:,.0f}".format, 6),
     ("speed_up", "speed-\nup", "{:.2f}".format, 5),
     ("efficiency", "efficiency", percent, 1),
     ("time_to", "time to\n{target:.4g}", seconds, 4),
@@ -35,56 +33,27 @@ FIGURES: tuple[tuple[str, str, Callable[[float], str], int], ...] = (
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
     """Return all columns, with a row for each group, followed by the runs without a result."""
-    others, found = comparison.others, []
+    rows, short, found = [*groups, *comparison.others], shortened(comparison.varied), []
 
     def add(
-        key: str, title: str, values: Sequence[Any], form: Callable[[Any], str] = str, *,
-        below: Sequence[Any] | None = None, right: bool = True, weight: int,
-    ) -> None:  # fmt: skip
-        every = [*values, *([None] * len(others) if below is None else below)]
-        cells = [ABSENT if value is None else form(value) for value in every]
-        found.append(Column(key, title, cells, every, right, weight))
+        key: str, title: str, values: Sequence[Any], weight: int, form: Callable[[Any], str] = str, right: bool = True
+    ) -> None:
+        cells = [ABSENT if value is None else form(value) for value in values]
+        found.append(Column(key, title, cells, values, right, weight))
 
-    names = [" ".join(run.name for run in group.runs) for group in groups] + [run.name for run in others]
-    called = [_called(group) for group in groups] + [run.name for run in others]
-    found.append(Column("run", "run", called, names, right=False, weight=3 if comparison.varied else 10))
-    short = shortened(comparison.varied)
+    names = [row.runs[0].name + f"+{len(row.runs) - 1}" * (len(row.runs) > 1) for row in rows]
+    add("run", "run", names, 3 if comparison.varied else 10, right=False)
     for key in comparison.varied:
-        below = [comparison.shown[str(run.folder)][key] for run in others]
-        add(key, heading(short[key]), [group.settings[key] for group in groups], below=below, weight=8)
-    repeated = any(len(group.runs) > 1 for group in groups)
-    if repeated:
-        add("seeds", "seeds", [len(group.runs) for group in groups], weight=3)
+        add(key, heading(short[key]), [row.settings[key] for row in rows], 8)
+    if any(len(row.runs) > 1 for row in rows):
+        add("seeds", "seeds", [len(row.runs) for row in rows], 3)
     for name, title, form, weight in FIGURES:
-        values = [group.value(name) for group in groups]
-        if all(value is None for value in values):
-            continue
-        add(name, title.format(split=comparison.split, target=comparison.target), values, form, weight=weight)
-        if name == "accuracy" and repeated:
-            figures = [group.figures.get(name) for group in groups]
-            spans = [None if each is None else f"{100 * each.low:.2f}-{100 * each.high:.2f}" for each in figures]
-            add("accuracy_range", "over\nseeds", spans, weight=5)
-            add("accuracy_low", "lowest", [each and each.low for each in figures], percent, weight=4)
-            add("accuracy_high", "highest", [each and each.high for each in figures], percent, weight=4)
-    marks = [FRONT if group.front else "" for group in groups] + [""] * len(others)
-    found.append(Column("front", "", marks, [*(group.front for group in groups), *[None] * len(others)], weight=7))
-    states = [run.trouble for run in others]
-    add("state", "state", ["finished"] * len(groups), below=states, right=False, weight=0)
-    folders = ["; ".join(str(run.folder) for run in group.runs) for group in groups]
-    add("folder", "folder", folders, below=[str(run.folder) for run in others], right=False, weight=0)
-    return found
-
-
-def chosen(columns: Sequence[Column], names: Sequence[str]) -> list[Column]:
-    """Return the named columns in their order. Raises ConfigError."""
-    known = {column.key: column for column in columns}
-    short = {short: key for key, short in shortened(list(known)).items()}
-    found = []
-    for name in names:
-        key = name if name in known else short.get(name)
-        if key is None:
-            raise ConfigError(f"--columns {name}: there is no such column{nearest(name, {*known, *short})}")
-        found.append(known[key])
+        values = [row.figures.get(name) for row in rows]
+        if any(value is not None for value in values):
+            add(name, title.format(split=comparison.split, target=comparison.target), values, weight, form)
+    add("front", "", [FRONT if row.front else "" for row in rows], 7)
+    add("state", "state", [row.runs[0].trouble or "finished" for row in rows], 0, right=False)
+    add("folder", "folder", ["; ".join(str(run.folder) for run in row.runs) for row in rows], 0, right=False)
     return found
 
 
@@ -94,43 +63,21 @@ def in_order(comparison: Comparison, by: str | None) -> list[Group]:
     Groups without a value come last. Raises ConfigError.
     """
     name = "accuracy" if by is None else by.removeprefix("-")
-    falling = by is None or by != name
-    keys = {short: key for key, short in shortened(comparison.varied).items()} | {k: k for k in comparison.varied}
-    figures = [key for key, *_ in FIGURES]
-    if name == "run":
-        return comparison.groups[:: -1 if falling else 1]
-    if name not in keys and name not in figures:
-        raise ConfigError(f"--sort {by}: there is no such column{nearest(name, ['run', *keys, *figures])}")
-
-    def value(group: Group) -> Any:
-        return _sortable(group.settings[keys[name]]) if name in keys else group.value(name)
-
-    known = [group for group in comparison.groups if value(group) is not None]
-    unknown = [group for group in comparison.groups if value(group) is None]
-    return [*sorted(known, key=value, reverse=falling), *unknown]
+    values = {column.key: column.values for column in columns(comparison, comparison.groups)}
+    values |= {short: values[key] for key, short in shortened(comparison.varied).items()}
+    if name not in values:
+        if by is None:
+            return comparison.groups
+        raise ConfigError(f"--sort {by}: there is no such column{nearest(name, values)}")
+    rows = list(zip(comparison.groups, values[name], strict=False))  # those without a result follow
+    known = [(group, _sortable(value)) for group, value in rows if value is not None]
+    known.sort(key=lambda row: row[1], reverse=by is None or by != name)
+    return [*(group for group, _ in known), *(group for group, value in rows if value is None)]
 
 
-def _sortable(text: str) -> tuple[int, float, str]:
+def _sortable(value: Any) -> tuple[int, float, str]:
     """Return a key that puts numbers before words."""
     try:
-        return 0, float(text), ""
+        return 0, float(value), ""
     except ValueError:
-        return 1, 0.0, text
-
-
-def _called(group: Group) -> str:
-    names = [run.name for run in group.runs]
-    return names[0] if len(names) == 1 else f"{names[0]}+{len(names) - 1}"
-
-
-def records(comparison: Comparison, groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return all data of each group, for JSON."""
-    found = []
-    for group in groups:
-        row: dict[str, Any] = {"settings": group.settings, "runs": [str(run.folder) for run in group.runs]}
-        row["seeds"] = [run.summary["seed"] for run in group.runs]
-        for name, *_ in FIGURES:
-            figure = group.figures.get(name)
-            row[name] = group.value(name) if figure is None else figure._asdict()
-        found.append({**row, "front": group.front})
-    return found
+        return 1, 0.0, str(value)

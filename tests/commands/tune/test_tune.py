@@ -112,7 +112,7 @@ def test_a_trial_is_a_run_for_other_commands(
     with pytest.raises(SystemExit, match="^0$"):
         evaluate.main()
     assert f"accuracy {percent(json.loads(capsys.readouterr().out)['accuracy'])}" in stdout
-    monkeypatch.setattr(sys, "argv", ["compare", str(folder / "trials"), "--no-html"])
+    monkeypatch.setattr(sys, "argv", ["compare", str(folder / "trials")])
     with pytest.raises(SystemExit, match="^0$"):
         compare.main()
     assert "batch_size" in capsys.readouterr().out
