@@ -28,7 +28,7 @@ TESTS = Path(__file__).parent
 DEVICE_CODE = (TESTS / "standin", TESTS / "backend" / "cuda")
 # What takes longest begins first: else one process works at the end while the others have nothing left.
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
-HIDDEN = "CuPy finds no usable GPU: there is no NVIDIA driver"  # as it is said where there is none
+HIDDEN = "CuPy finds no usable GPU (cudaErrorNoDevice: no CUDA-capable device is detected)"
 # Thousands of operations, which show again that single operations are right.
 LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batches", "half_learns_what_float_learns")
 

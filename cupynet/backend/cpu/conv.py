@@ -9,7 +9,6 @@ from cupynet.backend.array import Array
 from cupynet.backend.cpu.dense import NumbaDense
 from cupynet.backend.cpu.device import window_numbers
 from cupynet.backend.cpu.direct_conv import DirectConvolution, passes
-from cupynet.backend.cpu.kernels import conv as conv_kernels
 from cupynet.backend.cpu.kernels import depthwise
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
@@ -18,29 +17,6 @@ from cupynet.core.errors import ConfigError
 
 class NumbaConv(NumbaDense, ConvOps):
     """See `ConvOps`."""
-
-    def im2col(self, x: Array, window: Window) -> Array:
-        if window.pads or window.dilates or not self._stores(x):
-            return super().im2col(x, window)
-        shapes.windows("im2col", x.shape, window)
-        n, height, width, channels = x.shape
-        rows, cols = window.output(height, width)
-        columns = self.borrow((n * rows * cols, window.places * channels))
-        windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
-        conv_kernels.im2col(x.reshape(n, height, width * channels), windows, rows, window.stride, channels)
-        return columns
-
-    def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        if window.pads or window.dilates or not self._stores(columns):
-            return super().col2im(columns, shape, window)
-        shapes.windows("col2im", shape, window)
-        n, height, width, channels = shape
-        rows, cols = window.output(height, width)
-        shapes.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
-        x = self.borrow(shape)
-        windows = columns.reshape(n * rows, cols, window.kernel[0], window.kernel[1] * channels)
-        conv_kernels.col2im(windows, x.reshape(n, height, width * channels), rows, window.stride, channels)
-        return x
 
     def _direct(self, x: Array, weight: Array, window: Window) -> DirectConvolution | None:
         """Return the convolution without im2col; None if the reference must compute it."""
@@ -86,21 +62,19 @@ class NumbaConv(NumbaDense, ConvOps):
         convolution.input_gradient(dy, weight, dx)
         return dx
 
-    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
+    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
         if weight.shape[2] > 1 or not self._stores(x, weight):
             return super()._grouped(x, weight, window, groups)
         filters = weight.reshape(*window.kernel, -1)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), filters.shape[2]))
         depthwise.forward(x, filters, y, *window_numbers(window)[1:], window.dilation, filters.shape[2] // groups)
-        return y, None
+        return y
 
     def _grouped_backward(
-        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
-        need_dx: bool,
-    ) -> Array | None:  # fmt: skip
-        given = dy, columns, x, weight, weight_grad, window, groups
-        if columns is not None or not self._stores(dy, x, weight) or not self._compiles(dy, weight_grad):
-            return super()._grouped_backward(*given, need_dx=need_dx)
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *, need_dx: bool
+    ) -> Array | None:
+        if weight.shape[2] > 1 or not self._stores(dy, x, weight) or not self._compiles(dy, weight_grad):
+            return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         filters, grad = (a.reshape(*window.kernel, -1) for a in (weight, weight_grad))
         moves = (*window_numbers(window)[1:], window.dilation, filters.shape[2] // groups)
         depthwise.weight_gradient(x, dy, grad, *moves)

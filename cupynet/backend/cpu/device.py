@@ -41,12 +41,9 @@ class NumbaDevice(Device):
         rows, wide = images.reshape(len(images), -1), self.policy.storage.type
         rows.flags.writeable = False  # as memory-mapped files: one kernel for both
         target = batch.reshape(len(samples), -1)
-        if len(pixels.scale) == 1:
-            images_kernels.gather_scale(rows, samples, wide(pixels.scale[0]), wide(pixels.shift[0]), target)
-        else:
-            repeats = rows.shape[1] // len(pixels.scale)  # tables for a whole image, so that the kernel has one loop
-            scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
-            images_kernels.gather_scale_each(rows, samples, scale, shift, target)
+        repeats = rows.shape[1] // len(pixels.scale)  # tables for a whole image, so that the kernel has one loop
+        scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
+        images_kernels.gather_scale(rows, samples, scale, shift, target)
         return batch
 
 

@@ -33,23 +33,21 @@ class CudaConv(CudaDense, ConvOps):
         self.kernels.images(f"col2im_{self._kind}", n, height * width * channels, columns, x, *sizes)
         return x
 
-    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
+    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
         if weight.shape[2] > 1:
             return super()._grouped(x, weight, window, groups)
         n, filters = len(x), weight.shape[3]
         y = self.borrow((n, *window.output(*x.shape[1:3]), filters))
         sizes = (*self._geometry(x.shape, window), *window.dilation, filters // groups)
         self.kernels.images(f"depthwise_{self._kind}", n, y.size // max(n, 1), x, weight, y, *sizes)
-        return y, None
+        return y
 
     def _grouped_backward(
-        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
-        need_dx: bool,
-    ) -> Array | None:  # fmt: skip
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *, need_dx: bool
+    ) -> Array | None:
         """See `ConvOps`. The weight gradient of a depthwise convolution is summed in parts, in a fixed order."""
-        if columns is not None:
-            given = dy, columns, x, weight, weight_grad, window, groups
-            return super()._grouped_backward(*given, need_dx=need_dx)
+        if weight.shape[2] > 1:
+            return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         n, height, width, channels = x.shape
         sizes = (*self._geometry(x.shape, window), *window.dilation, weight.shape[3] // groups)
         parts = max(1, min(n * window.output(height, width)[0], MOST_PARTS))

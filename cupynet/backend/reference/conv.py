@@ -56,10 +56,10 @@ class ConvOps(DenseOps):
         shapes.convolution("conv2d", x.shape, weight, window, groups)
         outputs = weight.shape[3]
         if groups > 1:
-            y, kept = self._grouped(x, weight, window, groups)
+            y = self._grouped(x, weight, window, groups)
             if bias is not None:
                 self._add_bias(y.reshape(-1, outputs), bias)
-            return y, kept
+            return y, None
         columns = self.im2col(x, window)
         y = self.matmul(columns, weight.reshape(-1, outputs))  # (N·H'·W', O)
         if bias is not None:
@@ -72,7 +72,7 @@ class ConvOps(DenseOps):
     ) -> Array | None:  # fmt: skip
         """Add the gradients of weight and bias, return dx (N, H, W, C) or None.
 
-        columns: the second result of `conv2d`.
+        columns: the second result of `conv2d`; None to compute it again.
         """
         shapes.convolution("conv2d_backward", x.shape, weight, window, groups)
         outputs = weight.shape[3]
@@ -81,9 +81,12 @@ class ConvOps(DenseOps):
             shapes.alike("conv2d_backward", weight, weight_grad)
             if bias_grad is not None:
                 self._add_column_sums(bias_grad, dy.reshape(-1, outputs))
-            return self._grouped_backward(dy, columns, x, weight, weight_grad, window, groups, need_dx=need_dx)
+            return self._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
+        made = self.im2col(x, window) if columns is None else None
+        columns = columns if made is None else made
         dy = dy.reshape(-1, outputs)  # (N·H'·W', O)
         self._add_product(weight_grad.reshape(-1, outputs), columns, dy)
+        self.give_back(made)
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy)
         if not need_dx:
@@ -93,70 +96,40 @@ class ConvOps(DenseOps):
         self.give_back(dcolumns)
         return dx
 
-    # One product for each group: the channels of a group become images of their own, so that im2col gives a group
-    # contiguous rows.
-
-    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> tuple[Array, Array]:
-        """`conv2d` in groups, without a bias."""
-        columns = self._columns_apart(x, window, groups)
-        rows, each = len(columns) // groups, weight.shape[3] // groups
-        parts = self.borrow((groups, rows, each))
-        for g in range(groups):
-            product = self.matmul(columns[g * rows : (g + 1) * rows], self._group(weight, g, each))
-            parts[g] = product
-            self.give_back(product)
-        y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), weight.shape[3]))
-        y.reshape(rows, groups, each)[...] = parts.transpose(1, 0, 2)
-        self.give_back(parts)
-        return y, columns
+    def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
+        """`conv2d` in groups, without a bias: a convolution for each group."""
+        y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
+        for channels, filters in _parts(x, weight, groups):
+            images, own = self._copy(x[..., channels]), self._copy(weight[..., filters])
+            part, columns = self.conv2d(images, own, None, window)
+            y[..., filters] = part
+            self.give_back(images, own, part, columns)
+        return y
 
     def _grouped_backward(
-        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *,
-        need_dx: bool,
-    ) -> Array | None:  # fmt: skip
-        """`conv2d_backward` in groups, without a bias; columns: None if the forward pass made none."""
-        made = None if columns is not None else self._columns_apart(x, window, groups)
-        columns = columns if made is None else made
-        rows, each = len(columns) // groups, weight.shape[3] // groups
-        parts = self._apart(dy, groups)  # (G·N, H', W', O / G)
-        of_group = parts.reshape(groups, rows, each)
-        grad = self.borrow((columns.shape[1], each), self.policy.accumulate)  # the gradient of a group has gaps
-        dcolumns = self.borrow(columns.shape, self.policy.compute) if need_dx else None
-        for g in range(groups):
-            own = slice(g * rows, (g + 1) * rows)
+        self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *, need_dx: bool
+    ) -> Array | None:
+        """`conv2d_backward` in groups, without a bias."""
+        dx = self.borrow(x.shape) if need_dx else None
+        for channels, filters in _parts(x, weight, groups):
+            gradient, images, own = (self._copy(a) for a in (dy[..., filters], x[..., channels], weight[..., filters]))
+            grad = self.borrow(own.shape, self.policy.accumulate)
             grad[...] = 0
-            self._add_product(grad, columns[own], of_group[g])
-            self._group(weight_grad, g, each)[...] += grad
-            if dcolumns is not None:
-                product = self._product(of_group[g], self._group(weight, g, each), transpose_b=True)
-                dcolumns[own] = product
-                self.give_back(product)
-        self.give_back(grad, parts, made)
-        if dcolumns is None:
-            return None
-        n, height, width, channels = x.shape
-        apart = self.col2im(dcolumns, (groups * n, height, width, channels // groups), window)
-        dx = self.borrow(x.shape)
-        places = n * height * width
-        dx.reshape(places, groups, -1)[...] = apart.reshape(groups, places, -1).transpose(1, 0, 2)
-        self.give_back(dcolumns, apart)
+            part = self.conv2d_backward(gradient, None, images, own, grad, None, window, need_dx=need_dx)
+            weight_grad[..., filters] += grad
+            if dx is not None:
+                dx[..., channels] = part
+            self.give_back(gradient, images, own, grad, part)
         return dx
 
-    def _columns_apart(self, x: Array, window: Window, groups: int) -> Array:
-        """Return the im2col rows of each group, one group after the other: (G·N·H'·W', K_h·K_w·C / G)."""
-        apart = self._apart(x, groups)
-        columns = self.im2col(apart, window)
-        self.give_back(apart)
-        return columns
+    def _copy(self, view: Array) -> Array:
+        """Return a contiguous copy, borrowed."""
+        copy = self.borrow(view.shape, view.dtype)
+        copy[...] = view
+        return copy
 
-    def _apart(self, x: Array, groups: int) -> Array:
-        """Return the channels of each group as images of their own, borrowed: (N, H, W, C) -> (G·N, H, W, C / G)."""
-        n, height, width, channels = x.shape
-        apart, places = self.borrow((groups * n, height, width, channels // groups)), n * height * width
-        apart.reshape(groups, places, -1)[...] = x.reshape(places, groups, -1).transpose(1, 0, 2)
-        return apart
 
-    @staticmethod
-    def _group(weight: Array, group: int, filters: int) -> Array:
-        """Return a group's part of a weight (K_h, K_w, C / G, O) as a strided matrix view: (K_h·K_w·C / G, O / G)."""
-        return weight.reshape(-1, weight.shape[3])[:, group * filters : (group + 1) * filters]
+def _parts(x: Array, weight: Array, groups: int) -> list[tuple[slice, slice]]:
+    """Return the channels and the filters of each group."""
+    channels, filters = x.shape[3] // groups, weight.shape[3] // groups
+    return [(slice(g * channels, (g + 1) * channels), slice(g * filters, (g + 1) * filters)) for g in range(groups)]

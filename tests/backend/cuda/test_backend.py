@@ -173,43 +173,17 @@ def test_a_cupy_that_cannot_compile_is_reported_and_is_not_a_bug(cupy: Any, monk
         raise CompilerError("cannot open source file cuda_fp16.h\nand much more")
 
     monkeypatch.setattr(cupy, "ones", ones)
-    assert probe() == "CuPy cannot run a kernel (cannot open source file cuda_fp16.h)"
+    assert probe() == "CuPy finds no usable GPU (cannot open source file cuda_fp16.h)"
     name, reason = select_backend("auto")
     assert name != "cupy" and reason is not None and "cuda_fp16.h" in reason
 
 
-@pytest.mark.parametrize(
-    ("driver", "error", "reason"),
-    [
-        (0, "cudaErrorInsufficientDriver: CUDA driver version is insufficient", "there is no NVIDIA driver"),
-        (
-            11040,
-            "cudaErrorInsufficientDriver: CUDA driver version is insufficient\nand more",
-            "cudaErrorInsufficientDriver: CUDA driver version is insufficient (the driver takes CUDA up to 11.4, CuPy "
-            "was made for 12.9)",
-        ),
-        (
-            12040,
-            "cudaErrorNoDevice: no CUDA-capable device is detected",
-            "cudaErrorNoDevice: no CUDA-capable device is detected (the driver takes CUDA up to 12.4, CuPy was made "
-            "for 12.9)",
-        ),
-        (12040, None, "none is there (the driver takes CUDA up to 12.4, CuPy was made for 12.9)"),
-    ],
-)
-def test_the_reason_why_cupy_cannot_be_used_is_precise(
-    cupy: Any, monkeypatch: pytest.MonkeyPatch, driver: int, error: str | None, reason: str
-) -> None:
+def test_the_reason_why_there_is_no_gpu_is_that_of_cuda(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def count() -> int:
-        if error is not None:
-            raise RuntimeError(error)
-        return 0
+        raise RuntimeError("cudaErrorNoDevice: no CUDA-capable device is detected\nand more")
 
-    monkeypatch.setattr(cupy, "is_available", lambda: False)
-    monkeypatch.setattr(cupy.cuda.runtime, "driverGetVersion", lambda: driver)
-    monkeypatch.setattr(cupy.cuda.runtime, "runtimeGetVersion", lambda: 12090)
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", count)
-    assert probe() == f"CuPy finds no usable GPU: {reason}"
+    assert probe() == "CuPy finds no usable GPU (cudaErrorNoDevice: no CUDA-capable device is detected)"
 
 
 def test_a_model_of_another_device_is_made_and_loaded_by_any_thread(cupy: Any) -> None:

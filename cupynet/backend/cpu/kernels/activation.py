@@ -82,28 +82,6 @@ def _expm1_of(x: Any) -> Any:
     return expm1
 
 
-def _log1p(x: Any) -> Any:
-    raise NotImplementedError("compiled code alone")
-
-
-@overload(_log1p, jit_options=STRICT)  # type: ignore[untyped-decorator]
-def _log1p_of(x: Any) -> Any:
-    """log(1 + x) for 0 <= x <= 1: 2 atanh(z), z = x / (2 + x) of at most 1/3, by its series."""
-    real = (SINGLE if x == types.float32 else DOUBLE)[0]
-    one, two = real(1), real(2)
-    terms = tuple(real(1 / k) for k in range(33, 1, -2))
-    a0, a1, a2, a3, a4, a5, a6, a7, a8, a9, a10, a11, a12, a13, a14, a15 = terms
-
-    def log1p(x: Any) -> Any:
-        z = x / (two + x)
-        w = z * z
-        s = a8 + w * (a7 + w * (a6 + w * (a5 + w * (a4 + w * (a3 + w * (a2 + w * (a1 + w * a0)))))))
-        s = one + w * (a15 + w * (a14 + w * (a13 + w * (a12 + w * (a11 + w * (a10 + w * (a9 + w * s)))))))
-        return two * z * s
-
-    return log1p
-
-
 # forward: out = f(x); x and out may be one ----------------------------------------------------------------------------
 
 
@@ -142,15 +120,6 @@ def sigmoid(x: Array, out: Array, slope: Any) -> None:
         v = x[i]
         small = _exp(-abs(v))
         out[i] = (small if v < 0 else one) / (one + small)
-
-
-@kernel
-def softplus(x: Array, out: Array, slope: Any) -> None:
-    """log(1 + exp(x))."""
-    zero = x.dtype.type(0)
-    for i in range(x.size):
-        v = x[i]
-        out[i] = (zero if v < 0 else v) + _log1p(_exp(-abs(v)))
 
 
 @kernel
@@ -207,13 +176,6 @@ def sigmoid_backward(dy: Array, y: Array, slope: Any) -> None:
 
 
 @kernel
-def softplus_backward(dy: Array, y: Array, slope: Any) -> None:
-    """dy · (1 - exp(-y))."""
-    for i in range(dy.size):
-        dy[i] *= -_expm1(-y[i])
-
-
-@kernel
 def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
     """dy · (Phi(x) + x phi(x)), the normal distribution and its density."""
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
@@ -235,15 +197,17 @@ def silu_backward(dy: Array, x: Array, slope: Any) -> None:
         dy[i] *= s * (one + v * rest)
 
 
+# Softplus is left to NumPy.
 FORWARD: dict[str, Callable[..., None]] = {
-    function.__name__: function for function in (leaky_relu, elu, tanh, sigmoid, softplus, gelu, silu)
+    function.__name__: function for function in (leaky_relu, elu, tanh, sigmoid, gelu, silu)
 }
 BACKWARD: dict[str, Callable[..., None]] = {
-    function.__name__.removesuffix("_backward"): function
-    for function in (
-        *(leaky_relu_backward, elu_backward, tanh_backward, sigmoid_backward),
-        *(softplus_backward, gelu_backward, silu_backward),
-    )
+    "leaky_relu": leaky_relu_backward,
+    "elu": elu_backward,
+    "tanh": tanh_backward,
+    "sigmoid": sigmoid_backward,
+    "gelu": gelu_backward,
+    "silu": silu_backward,
 }
 
 

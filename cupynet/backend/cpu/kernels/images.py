@@ -7,18 +7,8 @@ from cupynet.backend.cpu.kernels.jit import kernel
 
 
 @kernel
-def gather_scale(images: Array, samples: Array, scale: float, shift: float, batch: Array) -> None:
-    """batch[i] = images[samples[i]] * scale + shift; (S, F) uint8, (N,), (N, F)."""
-    for i in range(samples.size):
-        source = images[samples[i]]
-        target = batch[i]
-        for j in range(target.size):
-            target[j] = source[j] * scale + shift
-
-
-@kernel
-def gather_scale_each(images: Array, samples: Array, scale: Array, shift: Array, batch: Array) -> None:
-    """batch[i] = images[samples[i]] * scale + shift, each by its own; (S, F) uint8, (N,), (F,), (F,), (N, F)."""
+def gather_scale(images: Array, samples: Array, scale: Array, shift: Array, batch: Array) -> None:
+    """batch[i] = images[samples[i]] * scale + shift, value by value; (S, F) uint8, (N,), (F,), (F,), (N, F)."""
     for i in range(samples.size):
         source = images[samples[i]]
         target = batch[i]
