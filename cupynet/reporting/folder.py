@@ -37,7 +37,8 @@ class RunData:
         running: True if a process is training there now.
         start: started.json; empty if there is none.
         summary: summary.json; empty if there is none.
-        reports, epochs: the rows of history.jsonl.
+        rows: the rows of history.jsonl.
+        reports, epochs: those of these kinds.
         error: the error that ended the run; "" if none did.
         damaged: what could not be read, and why.
     """
@@ -46,6 +47,7 @@ class RunData:
     running: bool = False
     start: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     reports: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
@@ -90,9 +92,9 @@ def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunD
     data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, _object) or {}
     data.summary = data.read(run.summary_path, _object) or {}
-    rows = data.read(run.history_path, _rows) or []
-    data.reports = [row for row in rows if row.get("kind") == "report"]
-    data.epochs = [row for row in rows if row.get("kind") == "epoch"]
+    data.rows = data.read(run.history_path, _rows) or []
+    data.reports = [row for row in data.rows if row.get("kind") == "report"]
+    data.epochs = [row for row in data.rows if row.get("kind") == "epoch"]
     data.error = error or data.read(run.folder / "train.log", _last_error) or ""
     return data
 

@@ -212,7 +212,7 @@ def _time(data: RunData) -> dict[str, Any] | None:
     facts = [(name, clock(value)) for key, name in known if (value := data.summary.get(key)) is not None]
     if sent := data.get("bytes_sent"):
         facts.append(("sent between workers", amount(sent)))
-    legend = [charts.Entry(name, colour) for _, name, colour in parts] + [charts.Entry(*charts.OTHER)]
+    legend = [(name, colour, False) for _, name, colour in parts] + [(*charts.OTHER, False)]
     advice = data.get("advice")
     return {"bars": bars, "legend": legend, "facts": facts, "advice": advice} if bars or facts or advice else None
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from cupynet.commands import compare as command
-from cupynet.reporting import charts
 from cupynet.reporting.comparison.groups import compared
 from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find
@@ -183,7 +182,7 @@ def test_the_page_shows_every_run_and_setting(sweep: Path) -> None:
     assert "5 runs compared" in seen.text and "Use workers=1 averaging_frequency=1" in seen.text
     assert "workers and averaging_frequency together" in seen.text and "damaged: summary.json" in seen.text
     assert seen.links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/"]
-    if charts.available():
+    if "matplotlib" not in seen.text:
         assert text.count("<svg") == 4
         assert all(f"{name} over " in text for name in ("accuracy", "times one worker&#x27;s images/s"))
 

@@ -49,8 +49,8 @@ def test_markup_and_formulas_in_names_are_shown_literally():
 
 @pytest.mark.parametrize("log", [False, True])
 @pytest.mark.parametrize(
-    "values", [[1.0], [0.0, 0.0], [-1.0, 2.0], [1e-300, 1e300], [math.nan, 1.0, None, math.inf], [5.0] * 5000, []],
-    ids=["one", "zeros", "negative", "wide", "gaps", "many", "none"],
+    "values", [[1.0], [0.0, 0.0], [-1.0, 2.0], [1e-300, 1e300], [math.nan, 1.0, None, math.inf], [5.0] * 5000],
+    ids=["one", "zeros", "negative", "wide", "gaps", "many"],
 )  # fmt: skip
 def test_any_numbers_are_drawn(values, log):
     chart = Chart("t", "x", "y", [Line("a", list(range(len(values))), values)], log=log)
@@ -59,10 +59,10 @@ def test_any_numbers_are_drawn(values, log):
 
 def test_lines_without_finite_points_are_omitted():
     chart = Chart(
-        "t", "x", "y", [Line("a", [1, 2], [None, math.nan]), Line(None, [1], [1.0]), Line("b", [1], [2.0], 7)]
+        "t", "x", "y", [Line("a", [1, 2], [None, math.nan]), Line(None, [1], [1.0]), Line("b", [1], [2.0], 5)]
     )
     assert [line.name for line in chart.shown] == [None, "b"]
-    assert chart.legend() == [("b", 7 % len(PALETTE), False)]
+    assert chart.legend == [("b", 5, False)]
 
 
 def test_a_long_line_is_thinned_to_the_means_of_neighbours():
@@ -92,7 +92,6 @@ def test_the_palette_is_that_of_the_page():
 
 def test_without_matplotlib_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert not charts.available()
     assert charts.figures([LOSS]) == ([], charts.MISSING) and "pip install 'cupynet[plots]'" in charts.MISSING
 
 
@@ -110,11 +109,11 @@ def test_the_curves_of_a_run(tmp_path):
         "worker 0", "each worker, by epoch", None, "all replicas, since the last average", "training, by epoch", "test",
     ]  # fmt: skip
     (accuracy,) = drawn["Accuracy"].shown
-    assert list(accuracy.x) == [1, 2, 3] and accuracy.y[2] == pytest.approx(1 - 0.2 / 3)
+    assert list(accuracy.x) == [1, 2, 3] and accuracy.y[2] == pytest.approx(100 - 20 / 3)
     assert [line.name for line in drawn["Replica divergence"].shown] == ["conv1", "output", "all weights"]
     spent = {line.name: line.y[0] for line in drawn["Where the time of an epoch goes"].shown}
     assert spent == pytest.approx({"computing": 1.5, "averaging": 0.2, "data": 0.01, "other": 0.29})
-    content = charts.png(drawn.values())
+    content = charts.png([drawn["Loss"], drawn["Accuracy"]])
     assert content.startswith(b"\x89PNG") and len(content) < 400_000
 
 
@@ -132,9 +131,8 @@ def test_a_run_that_has_just_begun_has_no_curves(tmp_path):
     assert set(shown(unfinished(tmp_path, name="b", rows=history(1)[:1]))) > {"Loss"}
 
 
-def test_the_time_chart_is_drawn_after_a_single_epoch(tmp_path):
-    chart = shown(unfinished(tmp_path, rows=history(1)))["Where the time of an epoch goes"]
-    assert {len(line.x) for line in chart.shown} == {1} and charts.svg(chart, "c").startswith("<svg")
+def test_the_time_chart_needs_two_epochs(tmp_path):
+    assert "Where the time of an epoch goes" not in shown(unfinished(tmp_path, rows=history(1)))
 
 
 def test_few_reports_are_joined_by_the_epochs_in_the_learning_rate(tmp_path):

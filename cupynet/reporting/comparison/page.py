@@ -94,12 +94,16 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
     """Return the accuracy of the first run of each group, in the order of the table."""
     lines = []
     for place, group in enumerate(groups[:MAX_LINES]):
-        epochs = group.runs[0].epochs
-        x, y = [getattr(each, value) for each in epochs], [each.accuracy[comparison.split] for each in epochs]
-        lines.append(Line(group.name, x, y, place, dashed=place >= len(PALETTE), points=True))
+        shares = [(getattr(each, value), each.accuracy[comparison.split]) for each in group.runs[0].epochs]
+        points = [(x, 100 * share) for x, share in shares if share is not None]
+        lines.append(Line(group.name, [x for x, _ in points], [y for _, y in points], **_look(place)))
     title = f"{comparison.split.capitalize()} accuracy over {over}"
     note = f"The first run of each row, and at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
-    return Chart(title, label, "accuracy (%)", lines, percent=True, note=note)
+    return Chart(title, label, "accuracy (%)", lines, note=note)
+
+
+def _look(place: int) -> dict[str, Any]:
+    return {"colour": place % len(PALETTE), "dashed": place >= len(PALETTE), "points": True}
 
 
 def _pareto(comparison: Comparison) -> Chart:
@@ -108,9 +112,9 @@ def _pareto(comparison: Comparison) -> Chart:
     kinds = (("front: nothing is both better and faster", True, 2, 1.8), ("others", False, 0, 0.0))
     for name, front, colour, width in kinds if len(comparison.judged) > 1 else ():
         own = [group.figures for group in comparison.judged if group.front is front]
-        points = sorted((figures["train_s"], figures["accuracy"]) for figures in own)
+        points = sorted((figures["train_s"], 100 * figures["accuracy"]) for figures in own)
         lines.append(Line(name, [x for x, _ in points], [y for _, y in points], colour, width, points=True))
-    return Chart("Accuracy against training time", "seconds of training", "accuracy (%)", lines, percent=True)
+    return Chart("Accuracy against training time", "seconds of training", "accuracy (%)", lines)
 
 
 def _speed_up(comparison: Comparison) -> Chart:
@@ -124,10 +128,10 @@ def _speed_up(comparison: Comparison) -> Chart:
     lines = []
     for place, (name, points) in enumerate(list(series.items())[:MAX_LINES]):
         x, y = zip(*sorted(points.items()), strict=True)
-        lines.append(Line(name, x, y, place, dashed=place >= len(PALETTE), points=True))
+        lines.append(Line(name, x, y, **_look(place)))
     if lines:
         most = max(max(points) for points in series.values())
-        lines.append(Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True, behind=True))
+        lines.append(Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True))
     return Chart("Speed-up over one worker", "workers", "times one worker's images/s", lines, zero=True)
 
 
