@@ -234,7 +234,7 @@ def memory(maker: Maker, counts: Sequence[int] = (1, 2, 8, 16, 32)) -> None:
 
 
 def plan(maker: Maker) -> None:
-    """What was predicted beside what was measured, with threads and under mpiexec."""
+    """What was predicted beside what was measured."""
     made = maker.run("plan", "check=true", "link=10gbe").json("plan.json")
     maker.save("plan", {"command": "cupynet plan check=true link=10gbe", **made})
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_info
 
-PACKAGES = ("cupynet", "numpy", "numba", "hydra-core", "safetensors", "cupy-cuda12x", "cupy-cuda13x")
+PACKAGES = ("cupynet", "numpy", "numba", "hydra-core", "safetensors", "cupy-cuda12x", "cupy-cuda13x", "torch")
 SOURCES = ("cupynet", "conf")  # the folders of the source tree that affect results
 GIT_TIMEOUT_S = 2.0  # a network file system may hang
 

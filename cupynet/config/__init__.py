@@ -11,12 +11,11 @@ search_space.py reads the search space of `tune`.
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
 from cupynet.config.hydra_main import Entry, in_sweep, keep_settings, run
 from cupynet.config.search_space import search_space, split
-from cupynet.config.stored import arguments_of, check_downloads, check_outputs, keep, load, overrides_of, written
+from cupynet.config.stored import check_downloads, check_outputs, keep, load, overrides_of, written
 
 __all__ = [
     "GROUPS",
     "Entry",
-    "arguments_of",
     "check_downloads",
     "check_outputs",
     "compose",

@@ -7,7 +7,6 @@ and --config-dir are ignored.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path, PurePath
@@ -20,12 +19,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.config.composing import GROUPS, composed, flat, own_folder, settings_of
+from cupynet.config.composing import GROUPS, composed, flat, settings_of
 from cupynet.config.instantiate import build
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.config.resume import name_of
-from cupynet.config.schema import Settings, own_names
+from cupynet.config.schema import Settings
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, DataError, OutputError
 
@@ -120,19 +119,6 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
             raise DataError(f"{path}: {one_line(each)}: is not a setting of a run")
         kept.append(str(each))
     return kept
-
-
-def arguments_of(folder: Path, schema: type[Settings], *without: str) -> list[str]:
-    """Return the arguments of the job in `folder` that a training run accepts: --config-dir, and overrides.
-
-    Args:
-        schema: the job's settings class; settings that only this class has are left out.
-        without: further settings and groups to leave out.
-    """
-    own, named = own_names(schema), own_folder(sys.argv[1:])
-    asked = [(each, name_of(each)) for each in overrides_of(folder, schema)]
-    kept = [each for each, name in asked if name not in without and name.partition(".")[0] not in own]
-    return kept if named is None else [f"--config-dir={named.absolute()}", *kept]
 
 
 def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cupynet import config
-from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.bench import measure
 from cupynet.config.experiment import Experiment
-from cupynet.config.schema import BenchSettings, PlanSettings
-from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
-from cupynet.nn import INFERENCE
+from cupynet.interop import torch_source
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import Replica, Trainer
@@ -25,22 +23,6 @@ from tests.support.training import small_dataset, small_model
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
     return Experiment(settings_of("data=synthetic", "data.train=256", "batch_size=16", "workers=2"))
-
-
-def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experiment) -> None:
-    weights = 4 * experiment.model().params.master.size
-    assert measure.averaged_bytes(experiment) == 2 * weights
-    alone = Experiment(settings_of("data=synthetic", "parallel.average_updaters=false", "workers=2"))
-    assert measure.averaged_bytes(alone) == weights
-
-
-def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
-    """Each sends 2 (W - 1) / W of it in every average: its own parts of the sum, and the means to all others."""
-    with experiment.wrapper(callbacks=(), workers=2, synchronizer=ParameterAveraging(1)) as wrapper:
-        wrapper.fit(experiment.train_loader(experiment.load()), 1)
-        averages = wrapper.trainer.iteration + 1  # the last is that of the end
-        sent = wrapper.trainer.spent.bytes_sent
-    assert sent[0] / averages == pytest.approx(measure.averaged_bytes(experiment), rel=0.01)
 
 
 def test_medians_are_measured_in_turn() -> None:
@@ -77,79 +59,69 @@ def test_a_step_computes_the_norm_of_the_gradient_once(loop: str, monkeypatch: p
     assert len(norms) == 3
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_operations_are_those_of_the_parts_that_a_batch_is_cut_into(
-    accumulate: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The largest of them is measured, and counted as often as it goes into a batch."""
-    seen, images = set(), []
+def test_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every function takes 2 ms."""
 
-    def passes(backend: Any, layer: Any, x: Any) -> Any:
-        seen.add(len(x))
-        return 1e-3, 3e-3, layer.forward(x, INFERENCE)[0]
+    def timed(backend: Any, *works: Any, at_least_s: float = 0.0) -> list[float]:
+        for work in works:
+            work()
+        return [2.0] * len(works)
 
-    def timed(work: Any, backend: Any) -> float:
-        work()
-        return 2e-3
-
-    loaded = NumbaBackend.load_images
-
-    def load_images(*given: Any) -> Any:
-        images.append(len(given[2]))
-        return loaded(*given)
-
-    monkeypatch.setattr(NumbaBackend, "load_images", load_images)
-    monkeypatch.setattr(measure, "passes", passes)
     monkeypatch.setattr(measure, "timed", timed)
-    sizes = ("batch_size=10", f"accumulate={accumulate}", "workers=1", "backend=numba")
+    sizes = ("batch_size=10", "workers=1", "backend=numba")
     rows = measure.operations(Experiment(settings_of("data=synthetic", *sizes)), 50.0)
-    times = {1: 1.0, 3: 2.5}[accumulate]
-    assert seen == {int(10 / times)} and images[-1] == 10
     found = {row["operation"]: row for row in rows}
-    assert found["dense1 forward"]["ms"] == pytest.approx(times) and found["loss"]["ms"] == pytest.approx(2 * times)
-    assert found["dense1 backward"]["ms"] == pytest.approx(2 * times)
-    assert (found["update"]["ms"], found["load batch"]["ms"]) == (2.0, 2.0)
-    assert found["dense1 forward"]["mflop"] == pytest.approx(10 * 2 * 800 * 500 / 1e6)
-    assert found["dense1 forward"]["gflop_per_s"] == pytest.approx(8.0 / times)
+    assert all(row["ms"] == 2.0 for row in rows)
+    assert {"conv1 + pool1 forward", "output backward", "loss", "update", "load batch"} <= found.keys()
+    mflop = 10 * 2 * 800 * 500 / 1e6
+    assert found["dense1 forward"]["mflop"] == pytest.approx(mflop)
+    assert found["dense1 backward"]["mflop"] == pytest.approx(2 * mflop)
+    assert found["conv1 + pool1 backward"]["mflop"] == pytest.approx(10 * 2 * 24 * 24 * 25 * 20 / 1e6)  # no dx
+    assert found["dense1 forward"]["gflop_per_s"] == pytest.approx(mflop / 2)
+    assert found["dense1 forward"]["share_of_ceiling"] == pytest.approx(mflop / 2 / 50)
 
 
-def test_step_times(experiment: Experiment) -> None:
-    times = measure.step_times(experiment, 2, seconds=0.05)
-    assert times.shape == (2, 2) and (times > 0).all()
+def test_a_step_of_two_workers(experiment: Experiment) -> None:
+    assert measure.step_images_per_s(experiment, 2, seconds=0.05) > 0
 
 
 def test_the_loop_counts_images(experiment: Experiment) -> None:
     assert measure.loop_images_per_s(experiment, experiment.load(), 2, 256) > 0
 
 
-def test_a_run_is_measured_from_outside() -> None:
-    quick = ["data=synthetic", "data.train=200", "data.test=50", "epochs=1", "workers=1", "model=mlp"]
-    assert measure.run_images_per_s(quick) > 0
-    with pytest.raises(CupynetError, match="train stages=2 ended with 2: cupynet: stages=2: was removed"):
-        measure.run_images_per_s(["stages=2"])
+@pytest.mark.parametrize(("stderr", "reason"), [("Traceback\nImportError: no", "ImportError: no"), ("", "status -9")])
+def test_a_peer_that_fails_says_why(
+    stderr: str, reason: str, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = SimpleNamespace(returncode=-9, stderr=stderr, stdout="")
+    monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: done)
+    with pytest.raises(ConfigError, match=f"could not be measured: .*{reason}"):
+        measure.torch_images_per_s(experiment, "--threads", 1)
 
 
-def test_without_mpi_the_reason_is_recorded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(measure, "find_spec", lambda name: None)
-    assert measure.without_ranks() == "mpi4py is not installed: pip install 'cupynet[mpi]'"
-    monkeypatch.setattr(measure, "find_spec", lambda name: object())
-    monkeypatch.setattr(measure.sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert measure.without_ranks() == "there is no mpiexec: pip install 'cupynet[mpi]'"
-    with pytest.raises(ConfigError, match="^there is no mpiexec"):
-        measure.run_images_per_s([], ranks=2)
-    (tmp_path / "mpiexec").touch()
-    assert measure.without_ranks() == ""
+def test_a_peer_that_hangs_is_not_waited_for(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "PEER_S", 0.01)
+    with pytest.raises(ConfigError, match=r"^peers=torch: PyTorch takes more than 0.01 s$"):
+        measure.torch_images_per_s(experiment, "--threads", 1)
 
 
-def test_a_measured_run_inherits_the_settings_of_the_command(tmp_path: Path) -> None:
-    asked = tmp_path / ".hydra" / "overrides.yaml"
-    asked.parent.mkdir()
-    asked.write_text("- workers=[1,2]\n- batch_size=64\n- ++repeats=1\n- parallel=averaging\n- parallel.timeout_s=9\n")
-    assert measure.overrides(tmp_path, PlanSettings, "parallel") == [
-        *("data=synthetic", "batch_size=64", "parallel.timeout_s=9")
-    ]
-    assert measure.overrides(tmp_path, BenchSettings)[1:3] == ["workers=[1,2]", "batch_size=64"]
-    asked.write_text("- data=mnist\n- data.limit=5\n- images=3\n")
-    assert measure.overrides(tmp_path, BenchSettings) == ["data=mnist", "data.limit=5"]
-    assert config.overrides_of(tmp_path / "nowhere") == []
+def test_the_peer_has_the_network_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Experiment(settings_of("data=synthetic", "backend=numpy", "model=resnet8", "optimizer=adam", "batch_size=7"))
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        with open(command[command.index("--network") + 1], encoding="utf-8") as file:
+            assert file.read() == torch_source(one.model())
+        asked.append(command)
+        return SimpleNamespace(returncode=0, stdout="250.5\n")
+
+    monkeypatch.setattr(measure.subprocess, "run", run)
+    assert measure.torch_images_per_s(one, "--device", "cuda:3") == 250.5
+    start = [sys.executable, "-m", "cupynet.bench.torch_peer", "--batch", "7", "--network"]
+    assert asked[0][: len(start)] == start and asked[0][-4:] == ["--optimizer", "Adam", "--device", "cuda:3"]
+
+
+@pytest.mark.parametrize(("override", "named"), [("optimizer=lamb", "LAMB"), ("loss=hinge", "Hinge")])
+def test_networks_without_a_peer_are_refused(override: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=f"^peers=torch: .*{named}"):
+        measure.torch_network(Experiment(settings_of("data=synthetic", "backend=numpy", "model=mlp", override)))
