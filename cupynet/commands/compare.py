@@ -105,10 +105,8 @@ def _print(comparison: Comparison, finished: int, table: Sequence[Column], found
         replace(column, cells=column.cells[:finished]) for column in table if column.key not in ("state", "folder")
     ]
     if finished:
-        left = show(shown, {}, screen)
+        show(shown, screen, "--csv has all columns")
         screen.print(f"{FRONT} Pareto front: no other run is both more accurate and faster to train")
-        if left:
-            screen.print(f"no room for {', '.join(column.key for column in left)}: --csv has all columns")
     for group in comparison.others:
         (run,) = group.runs
         own = f" ({group.name})" if group.settings else ""

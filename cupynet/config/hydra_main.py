@@ -315,8 +315,8 @@ class _Command(Generic[S, T]):
                     raise SystemExit(self.code) from raised  # it ends the sweep
             finally:
                 if sweep:
-                    overrides, shown = sweep_record.split(job_overrides()), Path(near(folder))
-                    job = sweep_record.Job(now.job.num, overrides, shown, self.code or 0, error)
+                    shown = Path(near(folder))
+                    job = sweep_record.Job(now.job.num, job_overrides(), shown, self.code or 0, error)
                     sweep_record.ended(Path(now.sweep.dir), job)
         if not begun and not rank():
             if sweep:

@@ -28,11 +28,11 @@ MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "
 
 def asked(arguments: Sequence[str]) -> str | None:
     """Return the value of `resume=` on a command line: a path or `latest`; None if there is nothing to resume."""
-    found = _given(arguments, "resume")
+    found = given(arguments, "resume")
     return None if found == "null" else found
 
 
-def _given(arguments: Sequence[str], name: str) -> str | None:
+def given(arguments: Sequence[str], name: str) -> str | None:
     """Return the last value of a setting on a command line, without quotes; None if it is missing."""
     found = [each.partition("=")[2] for each in arguments if name_of(each) == name]
     return unquoted(found[-1]) if found else None
@@ -49,7 +49,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         DataError: a file of the run is a link, or no plain file.
     """
     if value == "latest":
-        own = _given(arguments, "hydra.run.dir")
+        own = given(arguments, "hydra.run.dir")
         path = _unfinished() if own is None else Path(own)
         if path is None or not _checkpoints(path):
             return None
@@ -83,7 +83,7 @@ def mark_latest(folder: Path) -> None:
 
 def ended(arguments: Sequence[str]) -> Path | None:
     """Return the folder in hydra.run.dir if it holds a finished run without a checkpoint; else None."""
-    own = _given(arguments, "hydra.run.dir")
+    own = given(arguments, "hydra.run.dir")
     if own is None or not os.path.isfile(Path(own, SUMMARY)) or Path(own, TRIAL).is_file() or _goes_on(Path(own)):
         return None
     return Path(own)

@@ -9,12 +9,12 @@ import contextlib
 import logging
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from cupynet.config.sweep_table import Column, Screen, as_csv, heading, shortened, show
+from cupynet.config.sweep_table import ABSENT, Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.checks import one_line, percent
 from cupynet.core.errors import ConfigError, CupynetError, OutputError
 from cupynet.core.exits import Console, say_error
@@ -23,7 +23,13 @@ from cupynet.core.terminal import near
 from cupynet.runs.run import Run, Summary
 
 NAME = "sweep.csv"
-NO_RESULT = "-"
+FIGURES = (  # name, title, format
+    ("test_accuracy", "test\naccuracy", percent),
+    ("validation_accuracy", "validation\naccuracy", percent),
+    ("test_loss", "test\nloss", "{:.4g}".format),
+    ("images_per_s", "images/s", "{:,.0f}".format),
+    ("train_s", "train\ntime", "{:.1f} s".format),
+)
 
 
 @dataclass(frozen=True)
@@ -32,17 +38,23 @@ class Job:
 
     Attributes:
         number: from 0.
-        overrides: setting -> value, as written.
+        overrides: of the job, as typed.
         folder: of the run.
         code: exit code.
         error: one line; "" if there was none.
     """
 
     number: int
-    overrides: Mapping[str, str]
+    overrides: Sequence[str]
     folder: Path
     code: int
     error: str = ""
+
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """Setting -> value, as typed."""
+        parts = (each.partition("=") for each in self.overrides)
+        return {name.lstrip("+"): value for name, _, value in parts}
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -53,16 +65,17 @@ class Job:
         return None
 
     @property
-    def split(self) -> str:
-        """The images to choose by: `validation` if there are some, else `test`."""
-        return "test" if self.accuracy("validation") is None else "validation"
-
-    def accuracy(self, split: str) -> float | None:
-        """Return the accuracy on the `validation` or the `test` images; None if it was not measured."""
+    def accuracy(self) -> float | None:
+        """The accuracy on the validation images if there are some, else on the test images."""
         if self.summary is None:
             return None
         scores = self.summary.scores
-        return scores.validation_accuracy if split == "validation" else scores.test_accuracy
+        return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
+
+    def __str__(self) -> str:
+        if self.code:
+            return f"ended with exit code {self.code}: {one_line(self.error)}"
+        return "done" if self.accuracy is None else f"accuracy {percent(self.accuracy)}"
 
 
 _ended: dict[int, Job] = {}  # the jobs of this process's sweep, by number
@@ -78,12 +91,6 @@ def began(number: int, overrides: Sequence[str]) -> None:
     say(f"job {number}: {' '.join(each for each in overrides if each not in sys.argv)}")
 
 
-def split(overrides: Sequence[str]) -> dict[str, str]:
-    """Return setting -> value of a job's overrides, as written."""
-    parts = (each.partition("=") for each in overrides)
-    return {name.lstrip("+"): value for name, _, value in parts}
-
-
 def begin() -> None:
     """Forget the jobs of an earlier sweep of this process."""
     _ended.clear()
@@ -92,31 +99,39 @@ def begin() -> None:
 def ended(sweep: Path, job: Job) -> None:
     """Record that a job has ended in sweep.csv, and print its result. A failure to write is a warning."""
     _ended[job.number] = job
+    jobs = in_order()
+    table = [
+        *columns(jobs),
+        column("exit_code", [job.code for job in jobs]),
+        column("error", [one_line(job.error) for job in jobs]),
+        column("folder", [str(job.folder) for job in jobs]),
+    ]
     try:
-        write_whole(sweep / NAME, as_csv(Table(jobs()).columns()).encode())
+        write_whole(sweep / NAME, as_csv(table).encode())
     except OutputError as error:
         say_error(f"warning: {NAME}: {error}")
     if not job.code:
-        say(f"job {job.number}: {outcome(job)}")
+        say(f"job {job.number}: {job}")
 
 
-def jobs() -> list[Job]:
+def in_order() -> list[Job]:
     """Return the jobs that have ended, failed ones last."""
     return sorted(_ended.values(), key=lambda job: (job.code != 0, job.number))
 
 
-def outcome(job: Job) -> str:
-    """Describe the result of a job in a line."""
-    found = job.summary
-    if job.code in (130, 143) and job.error:
-        return one_line(job.error)  # stopped by a signal
-    if job.code:
-        return f"failed with exit code {job.code}{f': {one_line(job.error)}' if job.error else ''}"
-    if found is None:
-        return "done"
-    accuracy = job.accuracy(job.split)
-    reached = "" if accuracy is None else f"{job.split} accuracy {percent(accuracy)}, "
-    return f"{reached}{found.cost.images_per_s:,.0f} images/s, trained in {found.cost.train_s:.1f} s"
+def columns(jobs: Sequence[Job]) -> list[Column]:
+    """Return the numbers, the settings that differ and the results."""
+    names = dict.fromkeys(name for job in jobs for name in job.settings)
+    varied = [name for name in names if len({job.settings.get(name) for job in jobs}) > 1]
+    short = shortened(varied)
+    found = [column("job", [job.number for job in jobs])]
+    for name in varied:
+        values = [job.settings.get(name) for job in jobs]
+        found.append(column(name, values, title=heading(short[name])))
+    results = [{} if job.summary is None else job.summary.flat() for job in jobs]
+    for name, title, form in FIGURES:
+        found.append(column(name, [result.get(name) for result in results], form, title))
+    return found
 
 
 def finish(sweep: Path) -> int:
@@ -124,79 +139,16 @@ def finish(sweep: Path) -> int:
 
     Returns the exit code of the first job that failed, or 0.
     """
-    if _ended:
+    jobs = in_order()
+    best = max(jobs, key=lambda job: -1 if job.code or job.accuracy is None else job.accuracy, default=None)
+    if best is not None:
         with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
-            Table(jobs()).show(sweep, Screen())
-    return next((_ended[number].code for number in sorted(_ended) if _ended[number].code), 0)
-
-
-class Table:
-    """The table of a sweep's jobs.
-
-    Attributes:
-        varied: the settings in which jobs differ, in the order they were written.
-        split: the images by which the best job is chosen: `validation` or `test`.
-        best: the job of the best accuracy, the fastest of several; None if none has one.
-    """
-
-    def __init__(self, jobs: Sequence[Job]) -> None:
-        self.jobs = list(jobs)
-        names = dict.fromkeys(name for job in jobs for name in job.overrides)
-        self.varied = [name for name in names if len({job.overrides.get(name) for job in jobs}) > 1]
-        results = [job for job in jobs if job.code == 0 and job.summary is not None]
-        # chosen by validation images if every job has some
-        self.split = "validation" if all(job.split == "validation" for job in results) else "test"
-        scored = [
-            (accuracy, -job.summary.cost.train_s, job)
-            for job in results
-            if job.summary is not None and (accuracy := job.accuracy(self.split)) is not None
-        ]
-        self.best = max(scored, key=lambda each: each[:2])[2] if scored else None
-
-    def columns(self) -> list[Column]:
-        """Return the table; values in files are exact."""
-        jobs, short = self.jobs, shortened(self.varied)
-        settings = [
-            Column(
-                name, heading(short[name]), [job.overrides.get(name, NO_RESULT) for job in jobs],
-                [job.overrides.get(name) for job in jobs], weight=8,
-            )
-            for name in self.varied
-        ]  # fmt: skip
-        return [
-            Column("job", "job", [str(job.number) for job in jobs], [job.number for job in jobs], weight=10),
-            *settings,
-            self._figure("test_accuracy", "test\naccuracy", percent, 9),
-            self._figure("validation_accuracy", "validation\naccuracy", percent, 9),
-            self._figure("test_loss", "test\nloss", lambda loss: f"{loss:.4g}", 5),
-            self._figure("images_per_s", "images/s", lambda rate: f"{rate:,.0f}", 6),
-            self._figure("train_s", "train\ntime", lambda seconds: f"{seconds:.1f} s", 4),
-            Column("exit_code", "", [], [job.code for job in jobs]),
-            Column("error", "", [], [one_line(job.error) for job in jobs]),
-            Column("folder", "", [], [str(job.folder) for job in jobs]),
-        ]
-
-    def _figure(self, name: str, title: str, form: Callable[[float], str], weight: int) -> Column:
-        values = [None if job.summary is None else job.summary.flat()[name] for job in self.jobs]
-        return Column(name, title, [NO_RESULT if v is None else form(v) for v in values], values, weight=weight)
-
-    def show(self, sweep: Path, screen: Screen) -> None:
-        """Print the table, failed jobs with their errors, and the best job."""
-        columns = [each for each in self.columns() if any(cell != NO_RESULT for cell in each.cells)]
-        styles = {
-            place: "bold" if job is self.best else "dim"
-            for place, job in enumerate(self.jobs)
-            if job.code or job is self.best
-        }
-        left_out = show(columns, styles, screen)
-        for job in self.jobs:
-            if job.code:
-                screen.print(f"job {job.number} {outcome(job)}", soft_wrap=True)
-        if left_out:
-            screen.print(f"no room for {', '.join(column.key for column in left_out)}: see {NAME}")
-        if self.best is not None:
-            settings = " ".join(f"{name}={self.best.overrides.get(name)}" for name in self.varied)
-            accuracy = percent(self.best.accuracy(self.split) or 0.0)
-            screen.print(f"best: job {self.best.number} ({settings}), {self.split} accuracy {accuracy}", soft_wrap=True)
+            screen = Screen()
+            table = [each for each in columns(jobs) if any(cell != ABSENT for cell in each.cells)]
+            show(table, screen, f"see {NAME}")
+            for job in jobs:
+                if job.code:
+                    screen.print(f"job {job.number} {job}", soft_wrap=True)
             command = shlex.join(["cupynet", "compare", near(sweep)])
-            screen.print(f"Compare the jobs: {command}", soft_wrap=True)
+            screen.print(f"best: job {best.number}, {best}. Compare the jobs: {command}", soft_wrap=True)
+    return next((_ended[number].code for number in sorted(_ended) if _ended[number].code), 0)

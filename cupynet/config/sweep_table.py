@@ -7,19 +7,20 @@ import csv
 import io
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
 from cupynet.core.terminal import printable
 
+ABSENT = "-"  # a cell without a value
 PIPED = 80  # columns if stdout is not a terminal
 GAP = 2  # between two columns
-LEAST = 5  # characters that a shortened cell keeps
 FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # the start of a formula; a single minus is not one
 
 
@@ -33,7 +34,6 @@ class Column:
         cells: text of each row.
         values: value of each row, for files.
         right: True to align to the right, as figures are.
-        weight: on a narrow terminal the columns of the lowest weight are left out first.
     """
 
     key: str
@@ -41,12 +41,19 @@ class Column:
     cells: Sequence[str]
     values: Sequence[Any] = field(default=())
     right: bool = True
-    weight: int = 1
 
     @property
     def width(self) -> int:
         """Width in characters."""
         return max([*map(len, self.title.splitlines()), *map(len, self.cells)], default=0)
+
+
+def column(
+    key: str, values: Sequence[Any], form: Callable[[Any], str] = str, title: str | None = None, *, right: bool = True
+) -> Column:
+    """Make a column from its values. None is shown as `-`, and is empty in files."""
+    cells = [ABSENT if value is None else form(value) for value in values]
+    return Column(key, key if title is None else title, cells, values, right)
 
 
 def heading(key: str) -> str:
@@ -67,16 +74,6 @@ def shortened(keys: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[Column]]:
-    """Return the columns that fit into a width, and those that do not."""
-    kept, left = list(columns), []
-    while sum(column.width for column in kept) + GAP * (len(kept) - 1) > width and len(kept) > 1:
-        least = min(kept, key=lambda column: (column.weight, -kept.index(column)))
-        kept.remove(least)
-        left.append(least)
-    return kept, [column for column in columns if column in left]
-
-
 class Screen(Console):
     """A console on stdout, 80 columns wide if that is not a terminal. Raises BrokenPipeError if the reader is gone.
 
@@ -95,19 +92,22 @@ class Screen(Console):
         raise BrokenPipeError from sys.exc_info()[1]
 
 
-def show(columns: Sequence[Column], styles: Mapping[int, str], screen: Screen) -> list[Column]:
-    """Print a table within the terminal's width. Return the columns left out. styles: row number -> style, as bold."""
-    kept, left = fitting(columns, screen.width)
+def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
+    """Print a table. The last columns are left out if the terminal is too narrow.
+
+    remedy: where to find them.
+    """
+    ends = accumulate(each.width + GAP for each in columns)
+    count = max(sum(end - GAP <= screen.width for end in ends), 1)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
-    for column in kept:
-        table.add_column(
-            Text(printable(column.title)), justify="right" if column.right else "left", vertical="bottom",
-            no_wrap=True, overflow="ellipsis", min_width=min(column.width, LEAST),
-        )  # fmt: skip
-    for number, cells in enumerate(zip(*(column.cells for column in kept), strict=True)):
-        table.add_row(*(Text(printable(cell)) for cell in cells), style=styles.get(number))
+    for each in columns[:count]:
+        justify: JustifyMethod = "right" if each.right else "left"
+        table.add_column(Text(printable(each.title)), justify=justify, vertical="bottom", no_wrap=True)
+    for cells in zip(*(each.cells for each in columns[:count]), strict=True):
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     screen.print(table)
-    return left
+    if count < len(columns):
+        screen.print(f"no room for {', '.join(each.key for each in columns[count:])}: {remedy}", soft_wrap=True)
 
 
 def as_csv(columns: Sequence[Column]) -> str:

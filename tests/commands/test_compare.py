@@ -58,8 +58,8 @@ def test_a_sweep_as_a_process(sweep: Path, tmp_path: Path) -> None:
     out, err = called(sweep, "--csv", "runs.csv", cwd=tmp_path)
     assert err == "" and "\x1b" not in out and max(map(len, out.splitlines()[:-1])) <= 80
     lines = out.splitlines()
-    assert lines[0].split() == ["averaging_", "test", "test", "speed-", "time", "to", "train"]
-    assert lines[2].split()[:5] == ["0", "1", "1", "94.00", "%"]
+    assert lines[0].split() == ["averaging_", "test", "train", "speed-", "time", "to", "test"]
+    assert lines[2].split()[:6] == ["0", "*", "1", "1", "94.00", "%"]
     assert any(line.startswith("4 (workers=4 averaging_frequency=1): damaged: summary.json") for line in lines)
     assert "Use workers=1 averaging_frequency=1: 94.00 % in 20.0 s of training" in out
     assert lines[-1] == str(sweep / "compare.html") and (sweep / "compare.html").is_file()

@@ -10,8 +10,7 @@ pytest.importorskip("optuna")
 
 from cupynet import config
 from cupynet.config import search_space, split
-from cupynet.config.search_space import ends as ends_of
-from cupynet.config.search_space import values, written
+from cupynet.config.search_space import is_continuous, lowest, written
 from cupynet.core.errors import ConfigError
 
 
@@ -21,26 +20,25 @@ def one(text: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "text, kind, ends, everything",
+    "text, kind, ends",
     [
-        ("batch_size=32,64", "Categorical", ["32", "64"], ["32", "64"]),
-        ("batch_size=choice(32,64,32)", "Categorical", ["32", "64"], ["32", "64"]),
-        ("a='x y',null", "Categorical", ["'x y'", "null"], ["'x y'", "null"]),
-        ("a=interval(0.1,0.3)", "Float", [0.1, 0.3], None),
-        ("a=int(interval(2,5))", "Int", [2, 5], [2, 3, 4, 5]),
-        ("a=range(1,8,2)", "Int", [1, 7], [1, 3, 5, 7]),
-        ("a=range(5,1,-2)", "Int", [3, 5], [3, 5]),
-        ("a=range(0.1,0.5,0.1)", "Float", [0.1, 0.4], [0.1, 0.2, 0.3, 0.4]),
-        ("a=tag(log,int(interval(4,7)))", "Int", [4, 7], [4, 5, 6, 7]),
+        ("batch_size=32,64", "Categorical", ("32", "64")),
+        ("batch_size=choice(32,64,32)", "Categorical", ("32", "64")),
+        ("a='x y',null", "Categorical", ("'x y'", "null")),
+        ("a=interval(0.1,0.3)", "Float", (0.1, 0.3)),
+        ("a=int(interval(2,5))", "Int", (2, 5)),
+        ("a=range(1,8,2)", "Int", (1, 7)),
+        ("a=range(5,1,-2)", "Int", (3, 5)),
+        ("a=range(0.1,0.5,0.1)", "Float", (0.1, 0.4)),
+        ("a=tag(log,int(interval(4,7)))", "Int", (4, 7)),
     ],
     ids=["simple", "choice", "texts", "interval", "integers", "range", "downwards", "fractions", "log_integers"],
 )
-def test_values_are_distributions(text: str, kind: str, ends: list[object], everything: list[object] | None) -> None:
+def test_values_are_distributions(text: str, kind: str, ends: tuple[object, ...]) -> None:
     found = one(text)
     assert type(found).__name__ == f"{kind}Distribution"
-    assert ends_of(found) == ends
-    listed = values(found)
-    assert listed == (None if everything is None else pytest.approx(everything) if kind == "Float" else everything)
+    assert (found.choices if kind == "Categorical" else (found.low, found.high)) == ends
+    assert lowest(found) == ends[0] and is_continuous(found) == (text == "a=interval(0.1,0.3)")
 
 
 def test_wide_intervals_are_searched_on_a_logarithmic_scale() -> None:
@@ -49,10 +47,8 @@ def test_wide_intervals_are_searched_on_a_logarithmic_scale() -> None:
     assert not one("a=interval(0,1000)").log  # 0 has no logarithm
 
 
-def test_a_number_has_few_digits_and_never_leaves_its_interval() -> None:
-    found = one("a=interval(0.1234561,0.9876543)")
-    assert written(found, 0.1234562) == "0.1234561" and written(found, 0.98765432) == "0.987654"
-    assert written(found, 0.5555555555) == "0.555556"
+def test_a_number_has_few_digits() -> None:
+    assert written(0.5555555555) == "0.555556" and written(1e-7) == "1e-07" and written(12) == "12"
     assert list(search_space(["+a.b=1,2"])) == ["+a.b"]
 
 
@@ -66,13 +62,9 @@ def test_a_number_has_few_digits_and_never_leaves_its_interval() -> None:
         ["a=interval(1,inf)"],
         ["a=tag(log,interval(-1,1))"],
         ["a=tag(logarithmic,interval(1,2))"],
-        ["a=tag(log,choice(1,2))"],
-        ["a=choice(1,1)"],
-        ["a=range(3,4)"],
         ["a=range(3,9,-1)"],
         ["a=range(3,9,0)"],
         ["a=glob(*)"],
-        ["~a=1,2"],
         ["a=1,2", "+a=3,4"],
     ],
     ids=" ".join,
@@ -88,7 +80,6 @@ def test_a_command_line_is_parsed_and_written_back() -> None:
     given = ["workers=1", texts[0], "--config-dir", "there", texts[1], "broken=(", texts[2], "devices=[0,1]"]
     *kept, last = split(given)
     assert kept == ["workers=1", "--config-dir", "there", "broken=(", "devices=[0,1]"]
-    assert split([last]) == [last]  # what a search that goes on has stored
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parsed = OverridesParser.create().parse_override(last)

@@ -1,4 +1,4 @@
 """Hyperparameter search: `cupynet tune`.
 
-`arguments` reads the command line, `search` runs the trials, `study` stores them with Optuna, `results` prints them.
+`command` reads the command line. `search` runs the trials with Optuna and prints their results.
 """

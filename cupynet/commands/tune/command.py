@@ -6,34 +6,109 @@ are used once, by the best trial.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cupynet import config
-from cupynet.commands.tune.arguments import Plan, for_hydra, prepare
-from cupynet.config.schema import TuneSettings
+from cupynet.config import resume
+from cupynet.config.schema import TuneSettings, own_names
+from cupynet.config.search_space import is_continuous, lowest
 from cupynet.core import signals
-from cupynet.core.errors import CupynetError
-from cupynet.core.exits import steady_streams, tell
+from cupynet.core.checks import kept_out, one_line
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.exits import leave_after
+
+if TYPE_CHECKING:
+    from cupynet.commands.tune.search import Plan  # needs Optuna
+
+MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # when a search is resumed
+REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `${`
 
 
 def main() -> None:
     """Run the command."""
-    signals.command(_command)
+    signals.command(lambda: leave_after(_command))
 
 
 def _command() -> None:
     typed = sys.argv[1:]
-    try:
-        sys.argv[1:], resumed = for_hydra(typed)
-    except CupynetError as error:
-        steady_streams()
-        raise SystemExit(tell(error)) from None
+    sys.argv[1:], resumed = for_hydra(typed)
     config.run(_search, partial(prepare, sys.argv[1:], resumed, typed), "tune", TuneSettings)
 
 
 def _search(plan: Plan, folder: Path) -> float:
-    from cupynet.commands.tune.search import search  # needs Optuna: `prepare` has checked that it is installed
+    from cupynet.commands.tune.search import search
 
     return search(plan, folder)
+
+
+def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Return the arguments for Hydra, and the folder of the search to resume.
+
+    The searched settings are moved into `search`. A resumed search gets the arguments it was started with.
+
+    Raises:
+        ConfigError: `-m`, or settings that cannot change when a search is resumed.
+        DataError: the folder contains links or pipes, its files cannot be read, or its settings refer to something.
+    """
+    if {"-m", "--multirun"} & set(typed):
+        raise ConfigError("-m: a search starts its trials itself: leave -m out")
+    value = resume.asked(typed)
+    now = [each for each in typed if resume.name_of(each) != "resume"]
+    if value is None:
+        return config.split(now), None
+    folder = Path(value)
+    if not (folder / resume.STUDY).is_file():
+        raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
+    resume.require_plain_files(folder)
+    stored = config.overrides_of(folder, TuneSettings)
+    for each in filter(_is_setting, now):
+        if resume.name_of(each) not in MAY_DIFFER and each not in stored:
+            raise ConfigError(f"{each}: when a search is resumed only {', '.join(MAY_DIFFER)} may change")
+    for each in filter(REFERENCE.search, stored):
+        raise DataError(f"{folder}: {one_line(each)}: a stored setting must be a plain value")
+    changed = [*map(resume.name_of, now), "trusted_modules"]
+    kept = [each for each in stored if resume.name_of(each) not in changed]
+    return [*kept, *now, f"hydra.run.dir={resume.quoted(folder)}"], folder
+
+
+def _is_setting(argument: str) -> bool:
+    return not argument.startswith("-") and ("=" in argument or argument.startswith("~"))
+
+
+def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str], settings: TuneSettings) -> Plan:
+    """Refuse a search that cannot work before its first trial. ConfigError."""
+    if find_spec("optuna") is None:
+        raise ConfigError("cupynet tune needs Optuna, which is not installed: pip install 'cupynet[sweep]'")
+    from cupynet.commands.tune.search import Plan
+
+    folder = resume.given(arguments, "hydra.run.dir")
+    if resumed is None and folder is not None and Path(folder, resume.STUDY).exists():
+        raise ConfigError(f"{folder}: holds a search: resume it with resume={folder}, or use another folder")
+    space = config.search_space(settings.search)
+    if not space:
+        raise ConfigError(
+            "nothing is searched: write a setting as a range of values, such as "
+            "optimizer.learning_rate='interval(0.001,0.3)' (--help shows more)"
+        )
+    own = (*own_names(TuneSettings), "hydra")
+    shared = [each for each in filter(_is_setting, arguments) if resume.name_of(each).split(".")[0] not in own]
+    fixed = [resume.name_of(each) for each in shared]
+    for name, distribution in ((resume.name_of(key), each) for key, each in space.items()):
+        if name in fixed:
+            raise ConfigError(f"{name}: is searched and also has a fixed value: remove one of the two")
+        if settings.sampler == "grid" and is_continuous(distribution):
+            raise ConfigError(f"sampler=grid: {name} is continuous: write range(..) or choice(..), or sampler=tpe")
+    plan = Plan(settings, space, shared, config.own_folder(arguments), resumed, typed)
+    source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
+    if not getattr(source, "validation", True):
+        images = source.expected().get("train", 0)
+        if "data.validation" in fixed or not images:
+            raise ConfigError("a search compares trials by images held out of training: data.validation=1000")
+        shared.append(f"data.validation={kept_out(images)}")
+    return plan

@@ -1,33 +1,87 @@
-"""The trials of a search, one after the other."""
+"""The trials of a search, one after the other, in an Optuna study."""
 
 from __future__ import annotations
 
-import gc
 import logging
 import math
 import shlex
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from optuna.trial import FrozenTrial, Trial
+import optuna
+from optuna.distributions import BaseDistribution
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+from optuna.samplers import BruteForceSampler, RandomSampler, TPESampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
-from cupynet.commands.tune import results
-from cupynet.commands.tune.arguments import Plan
-from cupynet.commands.tune.results import folder_of, outcome_of, reason_of
-from cupynet.commands.tune.study import INTERRUPTED, PruningCallback, Study, open_study
-from cupynet.config import resume
+from cupynet.config import resume, sweep_record
+from cupynet.config.experiment import Experiment
+from cupynet.config.schema import TuneSettings
+from cupynet.config.search_space import written
+from cupynet.config.sweep_table import Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core import signals
-from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError, signal_of
-from cupynet.core.exits import Console, out_of_memory
+from cupynet.core.checks import OBJECTIVES, one_line, percent
+from cupynet.core.errors import (
+    CupynetError,
+    DataError,
+    DivergedError,
+    Interrupted,
+    OutputError,
+    signal_of,
+)
+from cupynet.core.exits import quiet
+from cupynet.core.files import write_whole
 from cupynet.core.terminal import near, printable
+from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
 
 log = logging.getLogger(__name__)
+
+SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": BruteForceSampler}
+PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
+DONE = (TrialState.COMPLETE, TrialState.PRUNED)
+MOST_SHOWN = 10  # rows of the table
+SILENT = {"_target_": "cupynet.training.Progress", "style": "none"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated search.
+
+    Attributes:
+        settings: the settings of the search.
+        space: the distribution of each searched setting.
+        shared: the settings of all trials, as overrides.
+        config_dir: the argument of --config-dir.
+        resumed: the folder of the search to resume; None for a new one.
+        typed: the arguments of this command line.
+    """
+
+    settings: TuneSettings
+    space: Mapping[str, Any]
+    shared: list[str]
+    config_dir: Path | None
+    resumed: Path | None
+    typed: Sequence[str]
+
+    def overrides(self, params: Mapping[str, Any]) -> list[str]:
+        """Return the settings of a trial."""
+        return [*self.shared, *(f"{key}={written(params[key])}" for key in self.space)]
+
+    def experiment(self, params: Mapping[str, Any]) -> Experiment:
+        """Build the experiment of a trial. ConfigError."""
+        settings = config.compose(self.overrides(params), self.config_dir)
+        if self.resumed is not None:
+            config.check_outputs(settings.callbacks, self.resumed, self.typed)
+            config.check_downloads(settings, self.resumed, self.typed)
+        return train.prepare(replace(settings, callbacks={**settings.callbacks, "progress": SILENT}))
 
 
 def search(plan: Plan, folder: Path) -> float:
@@ -37,114 +91,232 @@ def search(plan: Plan, folder: Path) -> float:
     """
     resume.mark_latest(folder)
     settings = plan.settings
-    with open_study(folder / resume.STUDY, plan.space, settings) as study:
-        try:
-            with signals.handled(signals.leave):
-                log.info("searched: %s", " ".join(settings.search))
-                log.info(
-                    "%d trials (%d done), compared by validation %s; sampler %s, pruner %s",
-                    settings.trials, len(study.counted), settings.objective, settings.sampler, settings.pruner,
-                )  # fmt: skip
-                log.info("settings of all trials: %s", " ".join(plan.shared))
-                run_trials(plan, folder, study)
-                best = best_trial(study)
-                trusted = ",".join(settings.trusted_modules)
-                test, _, _ = evaluated(folder_of(folder, best.number), [f"trusted_modules=[{trusted}]"])
-        except (KeyboardInterrupt, Interrupted) as stopped:
-            if isinstance(stopped, KeyboardInterrupt) and not signal_of(stopped):
-                raise  # a callback raised it
-            interrupted = stopped if isinstance(stopped, Interrupted) else Interrupted.by(stopped)
-            command = shlex.join(["cupynet", "tune", f"resume={near(folder)}"])
-            done = f"{len(study.counted)} of {settings.trials} trials are done. Resume with: {command}"
-            raise Interrupted(interrupted.signal_number, done) from None
-        summary = "\n".join(results.summary(folder, study, plan, test))
-        with _only_in_the_log():
-            log.info("%s", summary)
-        print()
-        results.print_table(study)
-        print(f"\n{printable(summary)}")
+    study = open_study(folder / resume.STUDY, plan.space, settings)
+    quiet()  # the records of trials are in train.log
+    _say(f"searched: {' '.join(settings.search)}; the same for all trials: {' '.join(plan.shared)}")
+    try:
+        with signals.handled(signals.leave):
+            run_trials(plan, folder, study)
+            best = ranked(study)[0]
+            trusted = ",".join(settings.trusted_modules)
+            test, _, _ = evaluated(folder_of(folder, best.number), [f"trusted_modules=[{trusted}]"])
+    except optuna.exceptions.StorageInternalError as error:
+        raise OutputError(f"{folder / resume.STUDY}: cannot be written ({one_line(error)})") from error
+    except KeyboardInterrupt as stopped:
+        if not signal_of(stopped):
+            raise  # a callback raised it
+        done, command = len(study.get_trials(states=DONE)), shlex.join(["cupynet", "tune", f"resume={near(folder)}"])
+        raise Interrupted.by(stopped, f"{done} of {settings.trials} trials are done. Resume with: {command}") from None
+    text = "\n".join(summary(folder, study, plan, test))
+    log.info("%s", text)
+    print()
+    show(columns(ranked(study)[:MOST_SHOWN], plan), Screen(), "see tune.csv")
+    print(f"\n{printable(text)}")
     return float(best.value)
+
+
+def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings) -> Study:
+    """Open the study in an SQLite file, which is created if it does not exist.
+
+    Raises:
+        DataError: the file is not a study, or one of another search.
+    """
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    try:
+        study = optuna.create_study(
+            storage=f"sqlite:///{path}",
+            study_name="cupynet",
+            direction="maximize" if OBJECTIVES[settings.objective] > 0 else "minimize",
+            load_if_exists=True,
+            pruner=PRUNERS[settings.pruner](),
+        )
+        for trial in study.get_trials(states=[TrialState.RUNNING]):
+            study.tell(trial.number, state=TrialState.FAIL)
+        trials = study.get_trials()
+    except Exception as error:  # of Optuna, Alembic, SQLAlchemy or sqlite3
+        raise DataError(f"{path}: is not a study of this version of Optuna ({one_line(error):.200})") from error
+    if any(not each.distributions.items() <= space.items() for each in trials):
+        raise DataError(f"{path}: is the study of another search")
+    # a resumed search would draw the same settings again with the same seed
+    study.sampler = SAMPLERS[settings.sampler](seed=(settings.sampler_seed + len(trials)) % 2**32)
+    return study
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> None:
     """Run trials until their number or the time is reached, or all combinations have been tried."""
-    settings, began = plan.settings, time.monotonic()
-    while len(study.counted) < settings.trials:
-        if study.exhausted:
-            log.info("all combinations have been tried")
-            return
-        if settings.timeout_s is not None and time.monotonic() - began >= settings.timeout_s:
-            log.info("timeout_s=%g: the search ends after %d trials", settings.timeout_s, len(study.counted))
-            return
-        log.info("%s", results.line(run_trial(plan, folder, study), study, settings.trials))
-        results.write_table(folder, study)
-        gc.collect()  # models have reference cycles
+    study.optimize(
+        partial(run_trial, plan, folder, study),
+        n_trials=max(plan.settings.trials - len(study.get_trials(states=DONE)), 0),
+        timeout=plan.settings.timeout_s,
+        callbacks=[partial(record, plan, folder)],
+        gc_after_trial=True,  # models have reference cycles
+    )
 
 
-def run_trial(plan: Plan, folder: Path, study: Study) -> FrozenTrial:
-    """Run one trial and record its outcome. A failed trial does not end the search.
+def ranked(study: Study) -> list[FrozenTrial]:
+    """Return the complete trials, best first. CupynetError if there are none."""
+    complete = study.get_trials(states=[TrialState.COMPLETE])
+    if not complete:
+        trials = study.get_trials()
+        diverged = trials and all(each.state == TrialState.PRUNED for each in trials)
+        reason = f": trial {trials[-1].number}: {reason_of(trials[-1])}" if trials else ""
+        raise (DivergedError if diverged else CupynetError)(f"no trial was completed{reason}")
+    return sorted(complete, key=lambda each: each.value, reverse=study.direction.name == "MAXIMIZE")
+
+
+# a trial --------------------------------------------------------------------------------------------------------------
+
+
+def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
+    """Train a trial; return its objective, or NaN if it failed, which does not end the search.
 
     Raises:
-        Interrupted, KeyboardInterrupt: a signal came. The trial does not count.
+        TrialPruned: training was pruned, or diverged.
+        KeyboardInterrupt: a signal came. The trial is repeated when the search is resumed.
         DataError, OutputError: all other trials would fail too.
     """
-    trial = study.ask()
-    with _only_in_the_log():
-        try:
-            figure, pruned = train_trial(plan, folder, study, trial)
-        except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
-            study.tell(trial, INTERRUPTED, reason=str(error))
-            raise
-        except DivergedError as error:
-            return study.tell(trial, "diverged", reason=str(error))
-        except Exception as error:
-            log.info("trial %d failed", trial.number, exc_info=error)
-            no_memory = out_of_memory(error) or "memory" in str(error).lower()
-            reason = str(error) if isinstance(error, CupynetError) else f"{type(error).__name__}: {error}"
-            return study.tell(trial, "out of memory" if no_memory else "failed", reason=reason)
-    if pruned:
-        return study.tell(trial, "pruned")
-    if figure is None or math.isnan(figure):
-        return study.tell(trial, "diverged", reason="the last evaluation is not a number")
-    return study.tell(trial, "complete", figure)
+    for key, each in plan.space.items():
+        if isinstance(each, optuna.distributions.CategoricalDistribution):
+            trial.suggest_categorical(key, each.choices)
+        elif isinstance(each, optuna.distributions.IntDistribution):
+            trial.suggest_int(key, each.low, each.high, step=each.step, log=each.log)
+        else:
+            trial.suggest_float(key, each.low, each.high, step=each.step, log=each.log)
+    try:
+        return train_trial(plan, folder, trial)
+    except optuna.TrialPruned:
+        raise
+    except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
+        trial.set_user_attr("reason", one_line(error))
+        study.enqueue_trial(trial.params)
+        if isinstance(error, Interrupted):  # `optimize` takes it for the error of a trial
+            raise KeyboardInterrupt(error.signal_number) from None
+        raise
+    except DivergedError as error:
+        trial.set_user_attr("reason", one_line(error))
+        raise optuna.TrialPruned from error
+    except Exception as error:
+        log.info("trial %d failed", trial.number, exc_info=error)
+        trial.set_user_attr("reason", one_line(error) or type(error).__name__)
+        return math.nan
 
 
-def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> tuple[float | None, bool]:
-    """Train a trial in its own run folder. Return the objective, and True if it was pruned."""
-    overrides = plan.overrides(trial.params)
-    settings = config.compose(overrides, plan.config_dir)
-    silent = {"_target_": "cupynet.training.Progress", "style": "none"}
-    settings = replace(settings, callbacks={**settings.callbacks, "progress": silent})
-    experiment = train.prepare(settings)
+def train_trial(plan: Plan, folder: Path, trial: Trial) -> float:
+    """Train a trial in its own run folder; return the objective. TrialPruned, DivergedError."""
+    experiment = plan.experiment(trial.params)
     experiment.tests = False
-    callback = PruningCallback(trial, study.objective)
+    callback = PruningCallback(trial, plan.settings.objective)
     experiment.callbacks.append(callback)
     run = folder_of(folder, trial.number)
     run.mkdir(parents=True, exist_ok=True)
-    config.keep(run, settings, overrides)
+    config.keep(run, experiment.settings, plan.overrides(trial.params))
     train.train(experiment, run)
-    return callback.figure, callback.pruned
+    if callback.pruned:
+        raise optuna.TrialPruned
+    if not math.isfinite(callback.figure):
+        raise DivergedError("the last evaluation is not a number")
+    return callback.figure
 
 
-@contextmanager
-def _only_in_the_log() -> Iterator[None]:
-    """Keep log records off the terminal: train.log of the search has them."""
-    loggers = [logging.getLogger(name) for name in ("cupynet", "__main__")]
-    levels = {each: each.level for logger in loggers for each in logger.handlers if isinstance(each, Console)}
-    try:
-        for each in levels:
-            each.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for each, level in levels.items():
-            each.setLevel(level)
+class PruningCallback(Callback):
+    """Reports each evaluation to Optuna, and stops training if the pruner decides so.
+
+    Args:
+        trial: the current trial.
+        objective: the metric to report.
+
+    Attributes:
+        figure: the metric of the last evaluation of the fit; NaN before.
+        pruned: True if the pruner stopped training.
+    """
+
+    def __init__(self, trial: Trial, objective: str) -> None:
+        self._trial, self._objective = trial, objective
+        self.figure, self.pruned = math.nan, False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PruningCallback:
+        return self  # only rank 0 calls it
+
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        if record.evaluation is None:
+            return
+        figure = float(getattr(record.evaluation, self._objective))
+        if not math.isfinite(figure):
+            return
+        self._trial.report(figure, record.epoch)
+        if trainer.iteration < trainer.total_iterations and self._trial.should_prune():
+            self.pruned = True
+            trainer.stop("pruned: other trials were better after as many epochs", StopReason.EARLY)
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        if trainer.evaluation is not None:
+            self.figure = float(getattr(trainer.evaluation, self._objective))
 
 
-def best_trial(study: Study) -> FrozenTrial:
-    """Return the best trial. CupynetError if none is complete."""
-    if study.ranked:
-        return study.ranked[0]
-    failed = study.counted
-    kind = DivergedError if failed and all(outcome_of(each) == "diverged" for each in failed) else CupynetError
-    reason = f": trial {failed[0].number}: {reason_of(failed[0])}" if failed else ""
-    raise kind(f"no trial was completed{reason}")
+# results --------------------------------------------------------------------------------------------------------------
+
+
+def folder_of(search: Path, number: int) -> Path:
+    """Return the run folder of a trial."""
+    return search / "trials" / f"{number:04d}"
+
+
+def reason_of(trial: FrozenTrial) -> str:
+    """Return why a trial is not complete."""
+    killed = "the search was killed" if trial.state == TrialState.FAIL else ""
+    return one_line(trial.user_attrs.get("reason", killed))
+
+
+def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
+    """Print a line about a trial that has ended, and write all trials to tune.csv. OutputError."""
+    result = _form(plan)(trial.value) if trial.value is not None else ""
+    if trial.state != TrialState.COMPLETE:
+        result = ", ".join(filter(None, [result, trial.state.name.lower(), reason_of(trial)]))
+    settings = " ".join(f"{key}={written(value)}" for key, value in trial.params.items())
+    _say(f"trial {trial.number}: {settings}: {result}")
+    trials = [each for each in study.get_trials() if each.state.is_finished()]
+    table = [
+        *columns(trials, plan),
+        column("outcome", [each.state.name.lower() for each in trials]),
+        column("wall_s", [each.duration and each.duration.total_seconds() for each in trials]),
+        column("reason", [reason_of(each) for each in trials]),
+    ]
+    write_whole(folder / "tune.csv", as_csv(table).encode())
+
+
+def columns(trials: Sequence[FrozenTrial], plan: Plan) -> list[Column]:
+    """Return the number, the result and the settings of each trial."""
+    names = shortened([key.lstrip("+") for key in plan.space])
+    found = [
+        column("trial", [each.number for each in trials]),
+        column(plan.settings.objective, [each.value for each in trials], _form(plan)),
+    ]
+    for key in plan.space:
+        name, values = key.lstrip("+"), [each.params.get(key) for each in trials]
+        found.append(column(name, values, written, heading(names[name])))
+    return [*found, column("epochs", [each.last_step for each in trials])]
+
+
+def _form(plan: Plan) -> Any:
+    return percent if plan.settings.objective == "accuracy" else "{:.4g}".format
+
+
+def summary(folder: Path, study: Study, plan: Plan, test: Evaluation) -> list[str]:
+    """Return lines about the best trial, and the command that trains it again."""
+    best = ranked(study)[0]
+    config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
+    command = shlex.join(["cupynet", "train", *config_dir, *plan.overrides(best.params)])
+    return [
+        f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}",
+        f"test images     accuracy {percent(test.accuracy)}, loss {test.loss:.4g} (evaluated by this trial only)",
+        f"run folder      {near(folder_of(folder, best.number))}",
+        f"all trials      {near(folder / 'tune.csv')}",
+        f"train it again  {command}",
+    ]
+
+
+def _say(text: str) -> None:
+    """Print a line, also to the log."""
+    log.info("%s", text)
+    sweep_record.say(text)

@@ -18,7 +18,7 @@ from cupynet.reporting.pictures import Cell
 from cupynet.reporting.render import render
 
 LEFT_OUT = ("run", "state", "folder", "front")  # columns shown in another way
-FORMS = {name: form for name, _, form, _ in FIGURES}
+FORMS = {name: form for name, _, form in FIGURES}
 MAX_LINES = 2 * len(PALETTE)  # of a chart: each colour solid and dashed
 
 

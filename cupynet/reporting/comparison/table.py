@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cupynet.config.sweep_table import Column, heading, shortened
+from cupynet.config.sweep_table import Column, column, heading, shortened
 from cupynet.core.checks import nearest, percent
 from cupynet.core.errors import ConfigError
-from cupynet.reporting.comparison.groups import ABSENT, Comparison, Group
+from cupynet.reporting.comparison.groups import Comparison, Group
 
 FRONT = "*"
 
@@ -18,42 +18,35 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 1000 else f"{value:,.0f} s"
 
 
-# Name, title, format and weight of each figure. On a narrow terminal the lowest weights are left out first.
-FIGURES: tuple[tuple[str, str, Callable[[Any], str], int], ...] = (
-    ("accuracy", "{split}\naccuracy", percent, 9),
-    ("accuracy_range", "over\nseeds", str, 5),
-    ("loss", "test\nloss", "{:.4g}".format, 2),
-    ("images_per_s", "images/s", "{:,.0f}".format, 6),
-    ("speed_up", "speed-\nup", "{:.2f}".format, 5),
-    ("efficiency", "efficiency", percent, 1),
-    ("time_to", "time to\n{target:.4g}", seconds, 4),
-    ("train_s", "train\ntime", seconds, 7),
+# Name, title and format of each figure, the most important first.
+FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("accuracy", "{split}\naccuracy", percent),
+    ("accuracy_range", "over\nseeds", str),
+    ("train_s", "train\ntime", seconds),
+    ("images_per_s", "images/s", "{:,.0f}".format),
+    ("speed_up", "speed-\nup", "{:.2f}".format),
+    ("time_to", "time to\n{target:.4g}", seconds),
+    ("loss", "test\nloss", "{:.4g}".format),
+    ("efficiency", "efficiency", percent),
 )
 
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
     """Return all columns, with a row for each group, followed by the runs without a result."""
-    rows, short, found = [*groups, *comparison.others], shortened(comparison.varied), []
-
-    def add(
-        key: str, title: str, values: Sequence[Any], weight: int, form: Callable[[Any], str] = str, right: bool = True
-    ) -> None:
-        cells = [ABSENT if value is None else form(value) for value in values]
-        found.append(Column(key, title, cells, values, right, weight))
-
+    rows, short = [*groups, *comparison.others], shortened(comparison.varied)
     names = [row.runs[0].name + f"+{len(row.runs) - 1}" * (len(row.runs) > 1) for row in rows]
-    add("run", "run", names, 3 if comparison.varied else 10, right=False)
+    found = [column("run", names, right=False), column("front", [FRONT if row.front else "" for row in rows], title="")]
     for key in comparison.varied:
-        add(key, heading(short[key]), [row.settings[key] for row in rows], 8)
+        found.append(column(key, [row.settings[key] for row in rows], title=heading(short[key])))
     if any(len(row.runs) > 1 for row in rows):
-        add("seeds", "seeds", [len(row.runs) for row in rows], 3)
-    for name, title, form, weight in FIGURES:
+        found.append(column("seeds", [len(row.runs) for row in rows]))
+    for name, title, form in FIGURES:
         values = [row.figures.get(name) for row in rows]
         if any(value is not None for value in values):
-            add(name, title.format(split=comparison.split, target=comparison.target), values, weight, form)
-    add("front", "", [FRONT if row.front else "" for row in rows], 7)
-    add("state", "state", [row.runs[0].trouble or "finished" for row in rows], 0, right=False)
-    add("folder", "folder", ["; ".join(str(run.folder) for run in row.runs) for row in rows], 0, right=False)
+            title = title.format(split=comparison.split, target=comparison.target)
+            found.append(column(name, values, form, title))
+    found.append(column("state", [row.runs[0].trouble or "finished" for row in rows], right=False))
+    found.append(column("folder", ["; ".join(str(run.folder) for run in row.runs) for row in rows], right=False))
     return found
 
 
