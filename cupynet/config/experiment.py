@@ -9,15 +9,15 @@ from __future__ import annotations
 import copy
 import gc
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
 from cupynet.config.instantiate import build_as, check_modules, named, naming
-from cupynet.config.memory_estimate import Usage
+from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
-from cupynet.core.checks import counted, on_device, tf32_products
+from cupynet.core.checks import amount, counted, on_device, tf32_products
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
@@ -254,47 +254,41 @@ class Experiment:
 
     def check_memory(self) -> None:
         """Refuse settings for which the machine or a device has too little memory, on all ranks. ConfigError."""
-        refused = next(filter(None, (usage.refusal(*there, self._names()) for usage, there in self._usages())), "")
+        refused = self._too_large()
         if self.job is not None:
             refused = self.job.first_word(refused)
         if refused:
             raise ConfigError(refused)
 
-    def _usages(self) -> Iterator[tuple[Usage, tuple[int, str]]]:
-        """Yield the estimated use of each device and of the machine, and what they have."""
-        placement, params, there = self.placement, Params(), memory()
+    def _too_large(self) -> str:
+        """Return why the run does not fit into the memory of its devices, or of the machine; "" if it does."""
+        settings, placement, params = self.settings, self.placement, Params()
         network = self._built(self.backend_name, params)
+        policy = create_backend(self.backend_name, settings.dtype).policy
+        examples = settings.batch_size * min(placement.stages, self._cut) / self._cut
+        replica = replica_bytes(network, params.count, self.optimizer, policy, examples)
         ranks = placement.ranks if self.job is None else self.job.machines.count(self.job.machines[self.job.rank])
-        images = self.source.expected()
-        usage = Usage(
-            network=network,
-            weights=params.count,
-            policy=create_backend(self.backend_name, self.settings.dtype).policy,
-            optimizer=self.optimizer,
-            batch_size=self.settings.batch_size,
-            workers=-(-ranks // placement.stages),
-            prefetch=self.settings.parallel.prefetch_buffer,
-            held=min(placement.stages, self._cut) / self._cut,
-            trained=len(self.source.shards) if isinstance(self.source, Sharded) else images.get("train", 0),
-            images=images,
-            loads=1 if self.job is None else ranks,
-        )
+        replicas, pixels = -(-ranks // placement.stages), network.input.features
         if placement.devices:
             from cupynet.backend import cuda
 
-            own = replace(usage, images={}, prefetch=0, devices=len(placement.devices))
-            yield own, (cuda.memory(self.devices()), "the device has")
-            usage = replace(usage, workers=0, prefetch=0)
-        if there is not None:
-            yield usage, there
-
-    def _names(self) -> dict[str, str]:
-        """Return the names of a `Usage`'s settings in messages, and the prefix of a layer's name."""
-        data, model = self.settings.data, self.settings.model
-        sizes = {name: f"data.{name}" if name in data else f"data: {name}" for name in self.source.expected()}
-        layers = "model.layers." if isinstance(model.get("layers"), Mapping) else "model: layer "
-        own = {"batch_size": "batch_size", "workers": "workers", "prefetch": "parallel.prefetch_buffer"}
-        return {**own, **sizes, "layer": layers}
+            limit: tuple[int, str] | None = (cuda.memory(self.devices()), "the device has")
+            needed = {use: replicas * size // len(placement.devices) for use, size in replica.items()}
+        else:
+            limit, counts = memory(), self.source.expected()
+            ahead = min(settings.parallel.prefetch_buffer * settings.batch_size, counts.get("train", 0))
+            needed = {use: replicas * size for use, size in replica.items()}
+            needed["prefetched batches"] = ahead * pixels * policy.storage.itemsize
+            needed["images"] = sum(counts.values()) * pixels * (1 if self.job is None else ranks)  # loaded by each rank
+        total = sum(needed.values())
+        if limit is None or total <= limit[0]:
+            return ""
+        uses = ", ".join(f"{use} {amount(size)}" for use, size in needed.items())
+        return (
+            f"batch_size={settings.batch_size}, {counted(placement.workers, 'worker')}: the run needs about "
+            f"{amount(total)} of memory ({uses}), and {limit[1]} {amount(limit[0])}: lower batch_size, workers or "
+            "parallel.prefetch_buffer, or make the network or the data smaller"
+        )
 
     def load(self) -> Data:
         """Load the data. DataError if they cannot be read, or do not have the shapes that the source declares."""
