@@ -3,65 +3,27 @@
 SIGINT, SIGTERM, SIGUSR1 and SIGHUP are handled alike: a closed terminal and a warning of a scheduler mean the same as
 Ctrl-C. A signal that the process ignores from its start (SIGHUP under nohup) stays ignored. A handler only sets a flag
 or raises KeyboardInterrupt, because it may run between any two instructions of the main thread.
-
-A signal that would end the process at once waits until `undisturbed` blocks are over; the next one does not wait.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from cupynet.core.errors import Interrupted
-from cupynet.core.mpiexec import rank, started
+from cupynet.core.mpiexec import rank
 
 LIFELINE = "CUPYNET_LIFELINE"  # environment variable of a process whose stdin is a `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
-class _Saving:
-    """The number of threads inside `undisturbed`, and the signal that waits for them."""
-
-    def __init__(self) -> None:
-        self.threads, self.waiting = 0, 0
-        # guards `threads`; a handler must not take it, because it may have interrupted its owner
-        self.lock = threading.Lock()
-
-
-_saving = _Saving()
-
-
 def leave(number: int) -> None:
-    """Raise KeyboardInterrupt(number) in a handler, after a save that is under way unless it is the second signal."""
-    again, _saving.waiting = _saving.waiting, number
-    if again or not _saving.threads:  # read after `waiting` is set, so that the end of a save sees the signal
-        _saving.waiting = 0
-        raise KeyboardInterrupt(number)  # not an Exception, which a download would retry
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Context in which no signal ends the process, for short saves; in any thread."""
-    with _saving.lock:
-        _saving.threads += 1
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        with _saving.lock:
-            _saving.threads -= 1
-            number = 0 if _saving.threads else _saving.waiting
-        if number:
-            _saving.waiting = 0
-            if not failed:  # otherwise the error ends the process and is reported
-                signal.pthread_kill(threading.main_thread().ident or 0, number)  # wakes the main thread if it waits
+    """Raise KeyboardInterrupt(number) in a handler: unlike an Exception, a download does not retry after it."""
+    raise KeyboardInterrupt(number)
 
 
 @contextmanager
@@ -85,33 +47,17 @@ def command(main: Callable[[], None]) -> None:
     """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 
     Until `main` handles signals itself, the handler ends the process, because other code might catch an exception.
-    After `main`, a signal no longer changes the exit code.
 
     Args:
         main: should import slow modules itself, so that signals are handled during the imports too.
     """
-    code = 1
-    atexit.register(_deaf)  # registered first, called last
     if os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()
     try:
         with handled(_end):
             main()
-        code = 0
-    except SystemExit as left:
-        code = left.code if isinstance(left.code, int) else int(left.code is not None)
-        raise
     except KeyboardInterrupt as stopped:  # not reported yet
-        code = _report(Interrupted.by(stopped))
-        raise SystemExit(code) from None
-    finally:
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        if threading.current_thread() is threading.main_thread():
-            for number in NUMBERS:
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    signal.signal(number, lambda number, frame: os._exit(code))
+        raise SystemExit(_report(Interrupted.by(stopped))) from None
 
 
 @contextmanager
@@ -128,16 +74,6 @@ def lifeline() -> Iterator[int]:
 def _end_with_parent() -> None:
     os.read(0, 1)  # returns when the pipe closes
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _deaf() -> None:
-    """Ignore signals while the interpreter exits, when Python restores the default handlers.
-
-    MPI ranks still wait for each other then, and may have to be ended by a signal.
-    """
-    if threading.current_thread() is threading.main_thread() and started() is None:
-        for number in NUMBERS:
-            signal.signal(number, signal.SIG_IGN)
 
 
 def _end(number: int) -> None:

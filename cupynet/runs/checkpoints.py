@@ -29,7 +29,6 @@ from typing import Any
 
 from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import load_weights, save_weights, write_json, write_whole
-from cupynet.core.signals import undisturbed
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
@@ -76,7 +75,6 @@ class Checkpoints:
                 places[int(match[1])] = entry
         return places
 
-    @undisturbed()
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
         """Write the checkpoint of iteration `step`, replacing an existing one; return its folder.
 
@@ -110,7 +108,6 @@ class Checkpoints:
             shutil.rmtree(part, ignore_errors=True)
         return path
 
-    @undisturbed()
     def keep(self, steps: Collection[int]) -> None:
         """Remove the checkpoints of all other iterations. OutputError."""
         try:

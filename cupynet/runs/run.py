@@ -14,7 +14,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 from cupynet.core.checks import shown
 from cupynet.core.errors import ConfigError, DataError, OutputError
 from cupynet.core.files import load_weights, require_plain, save_weights, write_json, write_whole
-from cupynet.core.signals import undisturbed
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 
@@ -282,13 +281,12 @@ class Run:
 
         examples: (M, H, W, C) uint8, the images of the M most confident mistakes, in their order.
         """
-        with undisturbed():
-            self.summary_path.unlink(missing_ok=True)  # it describes the previous weights
-            save_weights(self.weights_path, weights)
-            self.examples_path.unlink(missing_ok=True)
-            if examples is not None and len(examples):
-                save_weights(self.examples_path, {"images": examples})
-            write_json(self.summary_path, summary.flat())
+        self.summary_path.unlink(missing_ok=True)  # it describes the previous weights
+        save_weights(self.weights_path, weights)
+        self.examples_path.unlink(missing_ok=True)
+        if examples is not None and len(examples):
+            save_weights(self.examples_path, {"images": examples})
+        write_json(self.summary_path, summary.flat())
         self.saved = True
 
     def summary(self) -> Summary:
