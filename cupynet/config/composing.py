@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -10,7 +9,6 @@ from typing import Any, TypeVar, cast
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,15 +16,13 @@ from omegaconf.errors import OmegaConfBaseException
 from cupynet.config.instantiate import for_chosen_classes
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
-from cupynet.config.resume import quoted
-from cupynet.config.schema import Settings, read, without_stand_in
-from cupynet.core.checks import one_line
+from cupynet.config.resume import name_of, quoted
+from cupynet.config.schema import Settings, read
 from cupynet.core.errors import ConfigError
 
 S = TypeVar("S", bound=Settings)
 
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
-FLAGS = {"true": True, "1": True, "false": False, "0": False}
 CONFIG_DIR = ("-cd", "--config-d")  # how the option may be shortened
 
 
@@ -36,21 +32,6 @@ def register(schema: type[Settings]) -> None:
 
 
 register(Settings)
-
-
-def of_environment(name: str, default: bool | int) -> bool | int:
-    """Return an environment variable as the type of `default`, or `default` if it is unset or empty. ConfigError."""
-    text = os.environ.get(name, "").strip()
-    if not text:
-        return default
-    try:
-        return FLAGS[text.lower()] if isinstance(default, bool) else int(text)
-    except (KeyError, ValueError):
-        what = "true or false" if isinstance(default, bool) else "an integer"
-        raise ConfigError(f"{name}={one_line(text):.80}: must be {what}") from None
-
-
-OmegaConf.register_new_resolver("cupynet.env", of_environment, replace=True)
 
 
 def conf_folder() -> Path:
@@ -107,8 +88,12 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
     except OmegaConfBaseException as error:
         raise ConfigError(message(error, schema)) from error
     _refuse_nul(plain)
-    asked = [(each.key_or_group, each.value()) for each in OverridesParser.create().parse_overrides(list(overrides))]
-    return read(schema, without_stand_in(for_chosen_classes(plain, asked), dict(asked)))
+    asked = [name_of(each) for each in overrides]
+    for_chosen_classes(plain, asked)
+    data = plain.get("data")
+    if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & {*asked}:
+        data["fallback"] = None  # data that were chosen have no stand-in
+    return read(schema, plain)
 
 
 def _refuse_nul(value: Any, key: str = "") -> None:

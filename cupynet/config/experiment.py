@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
-from cupynet.config.instantiate import build_as, check_modules, named, naming
+from cupynet.config.instantiate import build_as, check_modules, naming
 from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
 from cupynet.core.checks import amount, counted, on_device, tf32_products
@@ -70,7 +70,7 @@ class Experiment:
             raise ConfigError(f"data: {kind} must have image_shape, (height, width, channels), and classes")
         self.loss = self._part("loss", settings.loss, Loss)
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
-        self.synchronizer = self._synchronizer()
+        self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
         self.network = self._part("model", settings.model, Layer)
         self.callbacks = [
             self._part(f"callbacks.{name}", part, Callback)
@@ -116,14 +116,6 @@ class Experiment:
         if pipeline.count is None:
             self._open, pipeline.stages = True, stages
         return pipeline
-
-    def _synchronizer(self) -> Synchronizer:
-        """Build the synchronizer. Errors name the settings of `parallel` that its arguments refer to."""
-        parallel = self.settings.parallel
-        try:
-            return self._part("parallel.synchronizer", parallel.synchronizer, Synchronizer)
-        except ConfigError as error:
-            raise ConfigError(named("parallel", vars(parallel), str(error.__cause__)) or str(error)) from error
 
     def _check_validation(self) -> None:
         """Refuse parts that compare epochs if there are no validation images or no evaluations. ConfigError."""

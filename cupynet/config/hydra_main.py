@@ -377,8 +377,6 @@ class _Command(Generic[S, T]):
             self.keep = functools.partial(keep, folder, settings, [*before, *self.changes])
         if flat(settings.callbacks).get("progress.style") == "none":
             quiet()
-        if hold.found is not None:
-            _log.info("the previous run in this folder was killed (%s)", hold.found)
         if hold.warning:
             _log.warning("%s", hold.warning)
         if self.schema is Settings:

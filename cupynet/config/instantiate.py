@@ -12,7 +12,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter
@@ -81,11 +81,16 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
 
 
 def under(key: str, node: Any, error: BaseException) -> str:
-    """Put the setting before a constructor's error: `limit=0: ...` -> `data.limit=0: ...`."""
+    """Put the setting before a constructor's error: `limit=0: ...` and `Conv2D kernel=0: ...` -> `data.limit=0: ...`.
+
+    Args:
+        node: the arguments; an error that names none of them gets `key`.
+    """
     text = one_line(error)
-    if text.startswith((f"{key}:", f"{key}.", f"{key}=")):
-        return text
-    return named(key, node, text) or f"{key}: {text}"
+    about = re.match(r"(?:[A-Z]\w* )?(?P<rest>(?P<name>\w+)=.*)", text)
+    if about is not None and isinstance(node, Mapping) and about["name"] in node:
+        return f"{key}.{about['rest']}"
+    return text if text.startswith((f"{key}:", f"{key}.", f"{key}=")) else f"{key}: {text}"
 
 
 @contextmanager
@@ -97,54 +102,25 @@ def naming(key: str, node: Any = None) -> Iterator[None]:
         raise ConfigError(under(key, node, error)) from error
 
 
-def named(key: str, node: Any, text: str) -> str | None:
-    """Replace the argument that an error names by its setting; None if the error names no argument in `node`.
-
-    `Conv2D kernel='x': ...` is about the argument `kernel` if `node` has that value.
-    """
-    if not isinstance(node, Mapping):
-        return None
-    about = re.match(r"(?:[A-Z]\w* )?(\w+)=", text)
-    if about is not None and about[1] in node:
-        value = node[about[1]]
-        for way in (repr, str, written):
-            begins = f"{about[0]}{shown(value, way)}: "
-            if text.startswith(begins):
-                return f"{key}.{about[1]}={shown(value, written)}: {text[len(begins) :]}"
-    return None
-
-
-def for_chosen_classes(plain: dict[str, Any], overrides: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+def for_chosen_classes(plain: dict[str, Any], asked: Iterable[str]) -> None:
     """Drop a file's arguments that the class chosen by an override does not have.
 
     `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. Arguments of overrides
     stay, so that a wrong one is refused.
 
     Args:
-        plain: all settings; changed in place and returned.
-        overrides: (dotted key, value) of each.
+        plain: all settings; changed in place.
+        asked: the dotted keys of the overrides.
     """
-    asked: set[str] = set()
-    for key, value in overrides:
-        asked.add(key)
-        if isinstance(value, Mapping):
-            asked.update(f"{key}.{name}" for name in value)
-    trusted = plain.get("trusted_modules") or ()
-    for key in asked:
-        place, _, last = key.rpartition(".")
+    for place in {key.removesuffix("._target_") for key in asked if key.endswith("._target_")}:
         part: Any = plain
         for name in place.split("."):
             part = part.get(name) if isinstance(part, dict) else None
-        if last != "_target_" or not isinstance(part, dict):
-            continue
-        try:
-            taken, takes_any = arguments(_find(part[last], place, ("cupynet", *trusted)))
-        except ConfigError:  # reported when the part is built
-            continue
-        kept = {other[len(place) + 1 :].split(".")[0] for other in asked if other.startswith(f"{place}.")}
-        for name in part.keys() - kept - taken.keys() if not takes_any else ():
-            del part[name]
-    return plain
+        with suppress(ConfigError):  # reported when the part is built
+            named, takes_any = arguments(_find(part["_target_"], place, ("cupynet", *plain["trusted_modules"])))
+            for name in part.keys() - named.keys() - {"_target_"} if not takes_any else ():
+                if not any(key.startswith(f"{place}.{name}") for key in asked):
+                    del part[name]
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:

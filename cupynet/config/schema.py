@@ -8,17 +8,17 @@ booleans, because it accepts 2 as true. The arguments of parts are validated by 
 from __future__ import annotations
 
 import re
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
+from threading import TIMEOUT_MAX
 from typing import Any, TypeVar
 
 from cupynet.core import checks
-from cupynet.core.checks import guess, nearest, refusal, shown, written
+from cupynet.core.checks import nearest, refusal, shown, written
 from cupynet.core.errors import ConfigError
 
-Rule = Callable[[str, Any], Any]  # (dotted key, value) -> the value to keep, or a ConfigError
+Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> the value to keep, or a ConfigError
 
 MOST_WORKERS = 10_000  # every worker is a thread with its own replica
 MOST_IMAGES = 100_000_000  # of a measurement, which makes them
@@ -38,11 +38,16 @@ def as_is(key: str, value: Any) -> Any:
     return value
 
 
-def setting(default: Any, rule: Rule = as_is) -> Any:
-    """Declare a setting with a default and a rule."""
+def setting(default: Any, check: Rule = as_is, **bounds: Any) -> Any:
+    """Declare a setting with a default. It accepts null if that is its default, and what `check` accepts."""
+
+    def rule(key: str, value: Any) -> Any:
+        return None if value is None and default is None else check(key, value, **bounds)
+
+    metadata = {"rule": as_is if check is as_is else rule}
     if isinstance(default, list):
-        return field(default_factory=partial(list, default), metadata={"rule": rule})
-    return field(default=default, metadata={"rule": rule})
+        return field(default_factory=partial(list, default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def group(kind: type[Group]) -> Any:
@@ -58,44 +63,14 @@ def part(**default: Any) -> Any:
 # rules ----------------------------------------------------------------------------------------------------------------
 
 
-def integer(minimum: int, **bounds: Any) -> Rule:
-    """Return a rule for an integer of at least `minimum`. `bounds`: see `checks.integer`."""
-    return lambda key, value: checks.integer(key, value, minimum, **bounds)
-
-
-def one_of(*names: str) -> Rule:
-    """Return a rule for one of the names."""
-    return lambda key, value: checks.one_of(key, value, names)
-
-
-def optional(rule: Rule) -> Rule:
-    """Accept null in addition to the values that another rule accepts."""
-    return lambda key, value: None if value is None else rule(key, value)
-
-
-def number(**bounds: Any) -> Rule:
-    """Return a rule for a number. `bounds`: see `checks.number`."""
-    return lambda key, value: checks.number(key, value, **bounds)
-
-
-def seconds(**bounds: Any) -> Rule:
-    """Return a rule for a number of seconds that a thread can wait."""
-    return number(**bounds, below=threading.TIMEOUT_MAX, unit="seconds")
-
-
-def memory(*, share: bool) -> Rule:
-    """Return a rule for an amount of memory (see `size`), or null for no limit."""
-
-    def rule(key: str, value: Any) -> Any:
-        try:
-            if value is not None:
-                size(value, share)
-        except ValueError:
-            form = f"bytes, an amount such as 2GiB{', a share of the device such as 80%' * share}, or null"
-            raise refusal(key, written(value), f"must be {form}") from None
-        return value
-
-    return rule
+def memory(key: str, value: Any, *, share: bool = False) -> Any:
+    """Return an amount of memory, see `size`, as it was written."""
+    try:
+        size(value, share)
+    except ValueError:
+        form = f"bytes, an amount such as 2GiB{', a share of the device such as 80%' * share}, or null"
+        raise refusal(key, shown(value, written), f"must be {form}") from None
+    return value
 
 
 def count_or_flag(key: str, value: Any) -> bool | int:
@@ -103,33 +78,20 @@ def count_or_flag(key: str, value: Any) -> bool | int:
     return bool(value) if checks.is_bool(value) else checks.integer(key, value, 1, ", or true or false")
 
 
-def integers(key: str, value: Any) -> list[int] | None:
-    """Integers of at least 1, sorted and without duplicates; or null for the default."""
-    if value is None:
-        return None
-    try:
-        found = sorted({checks.integer(key, each, 1) for each in (value if isinstance(value, list) else [value])})
-    except ConfigError:
-        found = []
-    if not found:
-        what = "must be an integer of at least 1, a list of them such as [2,8,64], or null"
-        raise refusal(key, shown(value, written), what)
-    return found
+def integers(key: str, value: Any) -> list[int]:
+    """Integers of at least 1, sorted and without duplicates; none for the default."""
+    found = value if isinstance(value, list) else [value]
+    return sorted({checks.integer(key, each, 1, ", or a list of them such as [2,8,64]") for each in found})
 
 
 def link(key: str, value: Any) -> str | dict[str, float]:
     """Return a link by name, or by its bandwidth and latency."""
-    if isinstance(value, str) and value in checks.LINKS:
-        return value
     if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:
-        forms = f"{', '.join(checks.LINKS)}, or {{bandwidth_gbit_s:10,latency_us:25}}"
-        raise refusal(key, shown(value, written), f"must be one of {forms}{guess(value, checks.LINKS)}")
-    try:
-        bandwidth = checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0)
-        latency = checks.number(f"{key}.latency_us", value["latency_us"], minimum=0)
-    except checks.Refusal as wrong:
-        raise ConfigError(str(wrong)) from None  # with the inner key
-    return {"bandwidth_gbit_s": bandwidth, "latency_us": latency}
+        return checks.one_of(key, value, [*checks.LINKS, "{bandwidth_gbit_s:10,latency_us:25}"])
+    return {
+        "bandwidth_gbit_s": checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0),
+        "latency_us": checks.number(f"{key}.latency_us", value["latency_us"], minimum=0),
+    }
 
 
 def size(value: object, share: bool = False) -> int | float:
@@ -138,16 +100,12 @@ def size(value: object, share: bool = False) -> int | float:
     kB MB GB TB are powers of 1000, KiB MiB GiB TiB of 1024. A share is a float, 0 < share <= 1. ValueError otherwise.
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]i?b|b|%|)", str(value).strip(), re.IGNORECASE)
-    if match is None or isinstance(value, bool):
-        raise ValueError(f"{value} is not an amount of memory")
-    number, unit = float(match[1]), match[2].lower()
-    if unit == "%":
-        if not share or not 0 < number <= 100:
-            raise ValueError(f"{value} is not a share of the device's memory")
+    number, unit = (float(match[1]), match[2].lower()) if match else (0.0, "")
+    if unit == "%" and share and 0 < number <= 100:
         return number / 100
-    amount = number * (1024 if "i" in unit else 1000) ** "bkmgt".index(unit[:1] or "b")
-    if not 1 <= amount < checks.LONGEST or ("." in match[1] and unit in ("", "b")):
-        raise ValueError(f"{value} is not a whole number of bytes")
+    amount = 0.0 if unit == "%" else number * (1024 if "i" in unit else 1000) ** "bkmgt".index(unit[:1] or "b")
+    if not 1 <= amount < checks.LONGEST:
+        raise ValueError(f"{value} is not an amount of memory")
     return int(amount)
 
 
@@ -166,7 +124,7 @@ class PrioritySettings(Group):
 class BackendSettings(Group):
     """The backend."""
 
-    name: str = setting("auto", one_of("auto", *checks.BACKENDS))
+    name: str = setting("auto", checks.one_of, names=("auto", *checks.BACKENDS))
     priority: PrioritySettings = group(PrioritySettings)
     max_block_size: int = setting(256, checks.block_size)
     max_grid_size: int | None = setting(None, checks.grid_size)
@@ -177,9 +135,9 @@ class BackendSettings(Group):
 class MemorySettings(Group):
     """Limits of CuPy's memory pools, and where the data set is kept."""
 
-    device_pool_limit: Any = setting(None, memory(share=True))
-    device_pool_trim_above: Any = setting(None, memory(share=False))
-    pinned_pool_trim_above: int | None = setting(None, optional(integer(0)))
+    device_pool_limit: Any = setting(None, memory, share=True)
+    device_pool_trim_above: Any = setting(None, memory)
+    pinned_pool_trim_above: int | None = setting(None, checks.integer, minimum=0)
     data_on_device: Any = setting("auto", checks.on_device)
 
 
@@ -188,13 +146,13 @@ class ParallelSettings(Group):
     """How replicas are synchronized, or cut into stages. The parts refer to these settings."""
 
     averaging_frequency: Any = setting(3)
-    prefetch_buffer: int = setting(24, integer(0))
+    prefetch_buffer: int = setting(24, checks.integer, minimum=0)
     report_score_after_averaging: Any = setting(True, checks.flag)
     average_updaters: Any = setting(True, checks.flag)
     learning_rate_scale: Any = setting("none", checks.learning_rate_scale)
-    timeout_s: float = setting(300.0, seconds(minimum=1))
-    launcher: str = setting("thread", one_of("thread", "mpi"))
-    reduce: str = setting("auto", one_of("auto", "nccl", "device", "host"))
+    timeout_s: float = setting(300.0, checks.number, minimum=1, below=TIMEOUT_MAX, unit="seconds")
+    launcher: str = setting("thread", checks.one_of, names=("thread", "mpi"))
+    reduce: str = setting("auto", checks.one_of, names=("auto", "nccl", "device", "host"))
     synchronizer: Any = part()
     pipeline: Any = part(default=None)
 
@@ -203,15 +161,15 @@ class ParallelSettings(Group):
 class Settings(Group):
     """The settings of a run; conf/config.yaml explains each."""
 
-    workers: int | None = setting(None, optional(integer(1, most=MOST_WORKERS)))
+    workers: int | None = setting(None, checks.integer, minimum=1, most=MOST_WORKERS)
     dtype: str = setting("float", checks.dtype)
     seed: int = setting(123, checks.seed)
-    epochs: int = setting(10, integer(1))
-    batch_size: int = setting(128, integer(1))
-    accumulate: int = setting(1, integer(1))
+    epochs: int = setting(10, checks.integer, minimum=1)
+    batch_size: int = setting(128, checks.integer, minimum=1)
+    accumulate: int = setting(1, checks.integer, minimum=1)
     devices: list[int] | None = setting(None)
-    evaluate_every_epochs: int = setting(1, integer(1))
-    report_every_iterations: int = setting(50, integer(1))
+    evaluate_every_epochs: int = setting(1, checks.integer, minimum=1)
+    report_every_iterations: int = setting(50, checks.integer, minimum=1)
     trusted_modules: list[str] = setting([])
     fast_dev_run: Any = setting(False, count_or_flag)
     profile: Any = setting(False, count_or_flag)
@@ -230,11 +188,11 @@ class Settings(Group):
 class BenchSettings(Settings):
     """The settings of `cupynet bench`: those of the measured run, and those of conf/bench.yaml."""
 
-    peers: str | None = setting(None, optional(one_of("torch")))
-    repeats: int = setting(5, integer(1))
-    images: int = setting(60000, integer(1, most=MOST_IMAGES))
+    peers: str | None = setting(None, checks.one_of, names=("torch",))
+    repeats: int = setting(5, checks.integer, minimum=1)
+    images: int = setting(60000, checks.integer, minimum=1, most=MOST_IMAGES)
     gpu: Any = setting(False, checks.flag)
-    seeds: int = setting(5, integer(1))
+    seeds: int = setting(5, checks.integer, minimum=1)
 
 
 @dataclass(kw_only=True)
@@ -247,11 +205,11 @@ class PlanSettings(Settings):
     workers: Any = setting(None, integers)
     link: Any = setting("10gbe", link)
     frequencies: Any = setting(None, integers)
-    machines: int | None = setting(None, optional(integer(1)))
-    cores_per_machine: int | None = setting(None, optional(integer(1)))
+    machines: int | None = setting(None, checks.integer, minimum=1)
+    cores_per_machine: int | None = setting(None, checks.integer, minimum=1)
     check: Any = setting(False, checks.flag)
-    repeats: int = setting(3, integer(1))
-    images: int = setting(20000, integer(1, most=MOST_IMAGES))
+    repeats: int = setting(3, checks.integer, minimum=1)
+    images: int = setting(20000, checks.integer, minimum=1, most=MOST_IMAGES)
 
     @property
     def asked(self) -> list[int]:
@@ -278,21 +236,21 @@ class TuneSettings(Settings):
     """The settings of `cupynet tune`: those that all trials share, and those of conf/tune.yaml."""
 
     search: list[str] = setting([])
-    trials: int = setting(20, integer(1))
-    timeout_s: float | None = setting(None, optional(seconds(above=0)))
-    objective: str = setting("accuracy", one_of(*checks.OBJECTIVES))
-    sampler: str = setting("tpe", one_of("tpe", "random", "grid"))
+    trials: int = setting(20, checks.integer, minimum=1)
+    timeout_s: float | None = setting(None, checks.number, above=0, below=TIMEOUT_MAX, unit="seconds")
+    objective: str = setting("accuracy", checks.one_of, names=tuple(checks.OBJECTIVES))
+    sampler: str = setting("tpe", checks.one_of, names=("tpe", "random", "grid"))
     sampler_seed: int = setting(0, checks.seed)
-    pruner: str = setting("median", one_of("median", "hyperband", "none"))
+    pruner: str = setting("median", checks.one_of, names=("median", "hyperband", "none"))
 
 
 @dataclass(kw_only=True)
 class RateSettings(Settings):
     """The settings of `cupynet find_rate`: those of the run, and those of conf/find_rate.yaml."""
 
-    lowest: float = setting(1e-6, number(above=0))
-    highest: float = setting(10.0, number(above=0))
-    iterations: int = setting(200, integer(10))
+    lowest: float = setting(1e-6, checks.number, above=0)
+    highest: float = setting(10.0, checks.number, above=0)
+    iterations: int = setting(200, checks.integer, minimum=10)
 
 
 # reading --------------------------------------------------------------------------------------------------------------
@@ -317,27 +275,10 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
     for each in known.values():
         key = _below(above, each.name)
         if each.name in given:
-            value = given[each.name]
-            try:
-                values[each.name] = each.metadata["rule"](key, value)
-            except checks.Refusal as wrong:
-                raise ConfigError(f"{key}={shown(value, written)}: {wrong.reason}") from None
+            values[each.name] = each.metadata["rule"](key, given[each.name])
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ConfigError(f"{key}: is missing")
     return kind(**values)
-
-
-def without_stand_in(plain: dict[str, Any], asked: Iterable[str]) -> dict[str, Any]:
-    """Forbid a fallback for data that were chosen by an override (`data=mnist`) while `data.fallback` is auto.
-
-    Args:
-        plain: all settings; changed in place and returned.
-        asked: the keys of the overrides.
-    """
-    data = plain.get("data")
-    if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & set(asked):
-        data["fallback"] = None
-    return plain
 
 
 def rules(kind: type[Group], above: str = "") -> Iterator[tuple[str, Rule]]:

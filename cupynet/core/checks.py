@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -27,17 +26,9 @@ LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.bench.cost_mo
 OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # of validation images; 1: more is better
 
 
-class Refusal(ConfigError):
-    """Raised by a check: `name=value: reason`. The configuration uses `reason` with the value as it was typed."""
-
-    def __init__(self, text: str, reason: str = "") -> None:
-        super().__init__(text)
-        self.reason = reason
-
-
-def refusal(name: str, value: str, reason: str) -> Refusal:
+def refusal(name: str, value: str, reason: str) -> ConfigError:
     """Make the error about a value, given as text."""
-    return Refusal(f"{name}={value}: {reason}", reason)
+    return ConfigError(f"{name}={value}: {reason}")
 
 
 def integer(
@@ -90,18 +81,17 @@ def number(
         real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         real = math.nan
-    fits = (
-        (above is None or real > above)
-        and (minimum is None or real >= minimum)
-        and (real < below or (infinite and real == math.inf))
-    )
-    if not fits:
-        bounds = (
-            [f"above {above:g}"] if above is not None else [f"of at least {minimum:g}"] if minimum is not None else []
-        )
-        bounds += [f"below {below:g}"] if below < math.inf else []
-        what = f"number of {unit}" if unit else "number"
-        raise refusal(name, shown(value), f"must be a {what} {' and '.join(bounds)}".rstrip() + also)
+    too_high = real >= below and not (infinite and real == math.inf)
+    if (
+        math.isnan(real)
+        or too_high
+        or (above is not None and real <= above)
+        or (minimum is not None and real < minimum)
+    ):
+        bounds = {"above": above, "of at least": minimum, "below": below if below < math.inf else None}
+        limits = " and ".join(f"{how} {bound:g}" for how, bound in bounds.items() if bound is not None)
+        what = f"number of {unit} {limits}" if unit else f"number {limits}"
+        raise refusal(name, shown(value), f"must be a {what.rstrip()}{also}")
     return real
 
 
@@ -212,21 +202,17 @@ def counted(count: int, noun: str) -> str:
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     """Format a value for a message: on one line, of at most `SHOWN` characters."""
-    try:
-        text = re.sub(r"<(?:[\w.<>]+\.)?(\w+) object at 0x[0-9a-f]+>", r"\1(...)", one_line(text_of(value)))
-    except ValueError:  # an int of more digits than Python prints
-        return f"<{one(type(value).__name__)}, too long to print>"
+    text = one_line(text_of(value))
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def amount(size: int) -> str:
-    """Format a number of bytes, in powers of 1000: `5.2 TB`, `52.1 TB`, `521 TB`."""
-    units = ("bytes", "kB", "MB", "GB", "TB", "PB", "EB")
-    power = 0
-    while power < len(units) - 1 and size / 1000**power >= (999.5 if power else 1000):
-        power += 1
-    count = size / 1000**power
-    return f"{count:.{1 if power and round(count, 1) < 100 else 0}f} {units[power]}"
+def amount(size: float) -> str:
+    """Format a number of bytes, in powers of 1000: `5.2 TB`, `521.0 TB`."""
+    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
+        if size < 999.5:
+            return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} EB"
 
 
 def kept_out(images: int) -> int:
@@ -247,17 +233,15 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 def guess(value: object, names: Iterable[str]) -> str:
     """Return the end of a message about a value that is none of `names`: the most similar one, if there is one."""
-    match = get_close_matches(shown(value, str).lower(), list(names), n=1)
+    known, text = list(names), shown(value, str)
+    match = get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown name: the most similar known one, or all if none is similar."""
     names = sorted(known)
-    match = get_close_matches(name, names, n=1) or get_close_matches(name.lower(), names, n=1)
-    if match:
-        return f"; did you mean '{match[0]}'?"
-    return f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else ""
+    return guess(name, names) or (f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else "")
 
 
 def setting(group: str, name: str, *value: object, python: str = "") -> str:

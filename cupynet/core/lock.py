@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,18 +23,6 @@ NAME = "running.json"  # in a run's folder while it runs: the lock, and who hold
 TIMEOUT_S = 0.5  # `at_work` holds the lock for a moment
 
 
-@dataclass(frozen=True)
-class Holder:
-    """The process that holds a folder, or held it when it was killed."""
-
-    pid: int
-    host: str
-    started: str
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}, since {self.started}"
-
-
 class Hold:
     """This process's lock on a run's folder, until `release`.
 
@@ -43,7 +30,6 @@ class Hold:
         folder: must exist.
 
     Attributes:
-        found: the process that was killed while it had the folder; None if there was none.
         warning: why the folder is not protected; "" if it is.
 
     Raises:
@@ -51,7 +37,6 @@ class Hold:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.found: Holder | None = None
         self.warning = ""
         self._path, self._lock = folder / NAME, _file_lock(folder / NAME)
         if self._path.exists() and not self._path.is_file():  # reading a pipe would never end
@@ -59,27 +44,23 @@ class Hold:
         try:
             self._lock.acquire(timeout=TIMEOUT_S)
         except TimeoutError:
-            holder = _holder(self._path)
-            who = "" if holder is None else f" ({holder})"
+            who = _holder(self._path)
             raise ConfigError(
                 f"{folder}: a run is in progress there{who}: wait for it, stop it, or name another folder"
             ) from None
         except OSError as error:
             self.warning = f"{self._path}: {error.strerror}: nothing keeps a second run out of this folder"
             return
-        self._file, self.found = self._path.stat(), _holder(self._path)
-        own = Holder(os.getpid(), platform.node(), time.strftime("%Y-%m-%d %H:%M:%S"))
+        own = {"pid": os.getpid(), "host": platform.node(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
         with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
-            self._path.write_text(json.dumps(asdict(own)) + "\n", encoding="utf-8")
+            self._path.write_text(json.dumps(own) + "\n", encoding="utf-8")
 
     def release(self) -> None:
         """Release the lock; harmless a second time, and in a forked process."""
-        if not self._lock.is_locked:
-            return
-        with contextlib.suppress(OSError):
-            if os.path.samestat(self._path.stat(), self._file):  # not of another folder of this name
+        if self._lock.is_locked:
+            with contextlib.suppress(OSError):
                 self._path.unlink()  # while it is held: a waiting process notices that the file is gone
-        self._lock.release()
+            self._lock.release()
 
 
 def at_work(folder: Path) -> bool:
@@ -105,11 +86,11 @@ def _file_lock(path: Path) -> FileLock:
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
 
 
-def _holder(path: Path) -> Holder | None:
-    """Return the process named in the file, or None."""
+def _holder(path: Path) -> str:
+    """Return the process that the file names, in parentheses after a space; "" if it names none."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(4096))
-        return Holder(int(found["pid"]), str(found["host"]), str(found["started"]))
+        return f" (process {found['pid']} on {found['host']}, since {found['started']})"
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
+        return ""

@@ -301,7 +301,7 @@ def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> N
         (("loss.class_weights=[1,2]",), "loss: SoftmaxNLL class_weights: 2 weights for 10 classes: set one for each"),
         (
             ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",),
-            "data: normalize={mean:[0.1,0.2],deviation:[1.0,1.0]}: images have 1 channel: give a number for each",
+            "data.normalize={mean:[0.1,0.2],deviation:[1.0,1.0]}: images have 1 channel: give a number for each",
         ),
         (
             ("~model.layers.output",),
@@ -316,26 +316,20 @@ def test_bad_settings_are_refused_before_data_are_loaded(settings: tuple[str, ..
 
 
 @pytest.mark.parametrize(
-    ("wrong", "reason"),
+    ("wrong", "line"),
     [
-        ("data.seed=null", "must be an integer of at least 0"),
-        ("data.seed=x", "must be an integer of at least 0"),
-        ("data.limit=true", "must be an integer of at least 1, or null for no limit"),
-        ("data.validation=[1,a]", "must be an integer of at least 0"),
-        ("model.layers.conv2.kernel=x", "must be an integer of at least 1, or a pair of them (height, width)"),
-        (
-            "optimizer.learning_rate=-1",
-            "must be a number above 0, or a schedule such as OneCycle(0.2), in YAML "
-            "{_target_: cupynet.optim.OneCycle, peak: 0.2}",
-        ),
-        ("callbacks.checkpoint.every_epochs=0.5", "must be an integer of at least 1"),
-        ("parallel.averaging_frequency=null", "must be an integer of at least 1, epoch or end"),
+        ("data.seed=null", "data.seed=None: must be an integer of at least 0"),
+        ("data.validation=[1,a]", "data.validation=[1, 'a']: must be an integer of at least 0"),
+        ("model.layers.conv2.kernel=x", "model.layers.conv2.kernel='x': must be an integer of at least 1, or a pair"),
+        ("optimizer.learning_rate=-1", "optimizer.learning_rate=-1: must be a number above 0, or a schedule"),
+        ("callbacks.checkpoint.every_epochs=0.5", "callbacks.checkpoint.every_epochs=0.5: must be an integer of at"),
+        ("parallel.averaging_frequency=0", "parallel.synchronizer: averaging_frequency=0: must be an integer of at"),
     ],
 )
-def test_errors_of_parts_quote_the_value_as_typed(wrong: str, reason: str) -> None:
+def test_errors_of_parts_name_the_setting_and_the_value(wrong: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         experiment((), wrong)
-    assert str(caught.value) == f"{wrong.lstrip('+')}: {reason}"
+    assert str(caught.value).startswith(line)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,6 @@ def test_a_killed_run_resumes_bit_for_bit(in_folder, settings, iteration, end, c
         assert command("resume=parts", "~callbacks.fault", task=train_job)[0] == 0
     stdout, stderr = capsys.readouterr()
     assert stderr == "" and "resuming after iteration" in stdout
-    assert ("the previous run in this folder was killed (process " in stdout) == (end == "SIGKILL")
     assert set(in_folder.iterdir()) == before | {in_folder / "whole"}
 
 
