@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -175,6 +176,13 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
         return value
     own = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
     raise ConfigError(f"{name} is {own}: must be {one(kind.__name__)}, such as {example}")
+
+
+def finite(value: Any) -> float | None:
+    """Return `value` as a float if it is a finite number of Python, otherwise None."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        return None
+    return float(value)
 
 
 def is_bool(value: Any) -> bool:

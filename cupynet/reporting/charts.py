@@ -17,7 +17,8 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from cupynet.reporting.folder import RunData, finite
+from cupynet.core.checks import finite
+from cupynet.reporting.folder import RunData
 
 # The colours of the light page (templates/style.css); in an SVG they become its variables. They can be distinguished
 # with a colour vision deficiency (Okabe and Ito 2008, "Color universal design"). The last is for lines in the
@@ -240,8 +241,7 @@ def _inline(text: str, name: str, label: str) -> str:
 def run_charts(data: RunData) -> list[Chart]:
     """Return the charts of a run's history."""
     builders = (_loss, _accuracy, _learning_rate, _divergence, _throughput, _epoch_times)
-    drawn = [data.section(build.__name__.strip("_").replace("_", " "), build) for build in builders]
-    return [chart for chart in drawn if chart is not None]
+    return [chart for build in builders if (chart := data.section(build)) is not None]
 
 
 def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:

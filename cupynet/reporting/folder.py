@@ -6,8 +6,6 @@ The page leaves out sections whose values are invalid.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from collections.abc import Callable
@@ -16,16 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.core.checks import one_line
-from cupynet.core.errors import ConfigError, CupynetError, DataError
-from cupynet.core.files import load_weights
+from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.lock import at_work
-from cupynet.runs.run import Run
+from cupynet.runs.run import Run, read_object
 
-MAX_TEXT = 1 << 20  # bytes read of a text file
-MAX_ARRAYS = 64 << 20  # bytes of a file of arrays that is read for a picture
-MAX_ROWS = 10_000  # of a history, approximately: 25 for each point of a chart
-REPORT = b'{"kind": "report"'  # start of a report's row
-RECORD = re.compile(r"\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)")  # a line of a log
+RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # of a log
 
 
 @dataclass
@@ -57,15 +50,16 @@ class RunData:
         """Read a file; None if there is none. A file that cannot be read is added to `damaged`."""
         try:
             return how(path) if is_plain(path) else None
-        except (CupynetError, OSError, ValueError, RecursionError) as error:
-            self.damaged.append(f"{path.name}: {one_line(error)}")
+        except (CupynetError, OSError) as error:
+            self.damaged.append(one_line(error).replace(f"{self.run.folder}{os.sep}", ""))
             return None
 
-    def section(self, name: str, build: Callable[[RunData], Any]) -> Any:
+    def section(self, build: Callable[[RunData], Any]) -> Any:
         """Build a part of the page; None if it fails because of invalid values."""
         try:
             return build(self)
         except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+            name = build.__name__.strip("_").replace("_", " ")
             self.damaged.append(f"{name}: {type(error).__name__}: {one_line(error)}")
             return None
 
@@ -90,9 +84,9 @@ def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunD
     if not any(map(is_plain, (run.summary_path, run.started_path, run.history_path, config_path(run)))):
         raise ConfigError(f"{folder}: is not the folder of a run: name one under outputs/")
     data = RunData(run, running=not over and at_work(run.folder))
-    data.start = data.read(run.started_path, _object) or {}
-    data.summary = data.read(run.summary_path, _object) or {}
-    data.rows = data.read(run.history_path, _rows) or []
+    data.start = data.read(run.started_path, read_object) or {}
+    data.summary = data.read(run.summary_path, read_object) or {}
+    data.rows = data.read(run.history_path, lambda _: run.history()) or []
     data.reports = [row for row in data.rows if row.get("kind") == "report"]
     data.epochs = [row for row in data.rows if row.get("kind") == "epoch"]
     data.error = error or data.read(run.folder / "train.log", _last_error) or ""
@@ -109,55 +103,12 @@ def is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def finite(value: Any) -> float | None:
-    """Return `value` as a float if it is a finite number, otherwise None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def read_arrays(path: Path) -> dict[str, Any]:
-    """Return the arrays of a file by name. Raises DataError."""
-    if path.stat().st_size > MAX_ARRAYS:
-        raise DataError(f"expected at most {MAX_ARRAYS:,} bytes")
-    return load_weights(path)
-
-
 def read_text(path: Path) -> str:
-    """Return the text of a file, or the beginning of a long one."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(MAX_TEXT)
-
-
-def _object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise DataError(f"expected an object, found {type(found).__name__}")
-    return found
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the complete rows: all epochs, and an even selection of very many reports, to bound the memory."""
-    rows: list[dict[str, Any]] = []
-    with path.open("rb") as file:
-        step = 1 + sum(1 for _ in file) // MAX_ROWS
-        file.seek(0)
-        for number, line in enumerate(file):
-            if not line.endswith(b"\n") or (number % step and line.startswith(REPORT)):
-                continue  # the last row may be half written
-            row = json.loads(line)
-            if isinstance(row, dict):
-                rows.append(row)
-    return rows
+    """Return the text of a file."""
+    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _last_error(path: Path) -> str:
     """Return the error at the end of a log; "" if the last record is not one, as when the run was resumed or killed."""
-    with path.open("rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_TEXT))
-        lines = file.read(MAX_TEXT).decode("utf-8", "replace").splitlines()
-    last = next((found for line in reversed(lines) if (found := RECORD.fullmatch(line))), None)
-    return last[2] if last is not None and last[1] == "ERROR" else ""
+    *_, (level, text) = [("", ""), *RECORD.findall(read_text(path))]
+    return text if level == "ERROR" else ""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cupynet.core.checks import shown
+from cupynet.core.checks import finite, shown
 from cupynet.core.errors import ConfigError, DataError, OutputError
 from cupynet.core.files import load_weights, require_plain, save_weights, write_json, write_whole
 from cupynet.runs.checkpoints import Checkpoints
@@ -173,9 +172,9 @@ def _is_a(value: Any, kind: Any) -> bool:
     kind = get_origin(kind) or kind
     if isinstance(value, bool):
         return kind is bool
-    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:  # NaN too
-        return False
-    return isinstance(value, int | float if kind is float else kind)
+    if isinstance(value, int | float):
+        return kind in (float, type(value)) and finite(value) is not None
+    return isinstance(value, kind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,7 +265,7 @@ class Run:
     def started(self) -> str | None:
         """Return the time of the first start; None if started.json is missing or cannot be read."""
         try:
-            started = _object(self.started_path).get("started")
+            started = read_object(self.started_path).get("started")
         except DataError:
             return None
         return started if isinstance(started, str) else None
@@ -296,7 +295,7 @@ class Run:
             raise ConfigError(
                 f"{self.folder}: is not a finished run, it has no {path.name}: name a folder under outputs/"
             )
-        found = _object(path)
+        found = read_object(path)
         try:
             return Summary.of(found)
         except DataError as error:
@@ -314,20 +313,21 @@ class Run:
         return load_weights(self.weights_path)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the rows of history.jsonl. DataError for a missing or damaged file."""
+        """Return the complete rows of history.jsonl. DataError for a missing or damaged file."""
         require_plain(self.history_path)
         try:
-            lines = self.history_path.read_text(encoding="utf-8").splitlines()
-            return [json.loads(line) for line in lines]
+            *lines, _ = self.history_path.read_text(encoding="utf-8").split("\n")  # the last may be half written
+            rows = [json.loads(line) for line in lines]
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.history_path}: cannot be read ({error})") from error
+        return [row for row in rows if isinstance(row, dict)]
 
     def columns(self) -> Columns:
         """Return the history as columns. DataError."""
-        return Columns.of(row for row in self.history() if isinstance(row, dict))
+        return Columns.of(self.history())
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. DataError."""
     require_plain(path)
     try:

@@ -233,6 +233,11 @@ def test_one_is_no_plural() -> None:
     assert found[6:] == ["2,000 images", "2,000 classes", "2,000 batches"]
 
 
+def test_finite_numbers_become_floats() -> None:
+    assert [checks.finite(value) for value in (3, 0.5, -1e300)] == [3.0, 0.5, -1e300]
+    assert not any(map(checks.finite, (math.nan, math.inf, -math.inf, HUGE, True, "1", None, [1])))
+
+
 def test_lists_in_words() -> None:
     assert checks.listed(["half"]) == "half"
     assert checks.listed(["half", "float"]) == "half or float"

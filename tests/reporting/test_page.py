@@ -111,7 +111,7 @@ def test_the_status_of_a_run_is_shown(tmp_path, name):
 
 def test_a_run_without_results_was_killed_or_failed(tmp_path):
     data = read_run(unfinished(tmp_path, name="killed", rows=history(2)))
-    assert state(data)[:2] == ("killed", "bad") and "2 of 3 epochs" in state(data)[2]
+    assert state(data)[:2] == ("killed", "bad") and "after 2 of 3 epochs: resume=" in state(data)[2]
     line = "2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: iteration 7: the loss is not finite\n"
     data = read_run(unfinished(tmp_path, name="diverged", log=line + "Traceback\n  more\n"))
     assert state(data) == ("diverged", "bad", "iteration 7: the loss is not finite")
@@ -123,15 +123,6 @@ def test_a_run_without_results_was_killed_or_failed(tmp_path):
     assert state(read_run(folder, error="the disk is full")) == ("failed", "bad", "the disk is full")
     resumed_run = finished(tmp_path, name="resumed", iterations=200)  # of the 300 in its history
     assert state(read_run(resumed_run, error="the disk is full"))[0] == "failed"
-
-
-def test_a_checkpoint_to_resume_from_is_mentioned_if_there_is_one(tmp_path):
-    folder = unfinished(tmp_path, rows=history(1))
-    assert "resume" not in state(read_run(folder))[2]
-    (folder / "checkpoints" / "step-00000100.tmp-7").mkdir(parents=True)
-    assert "resume" not in state(read_run(folder))[2]
-    (folder / "checkpoints" / "step-00000100").mkdir()
-    assert "resume" in state(read_run(folder))[2]
 
 
 def test_the_end_of_a_long_log_is_read(tmp_path):
@@ -281,17 +272,6 @@ def test_an_incomplete_row_is_ignored(tmp_path):
         file.write('{"kind": "epoch", "epo')
     data = read_run(folder)
     assert len(data.epochs) == 1 and not data.damaged
-
-
-def test_a_long_history_is_thinned_but_keeps_every_epoch(tmp_path, monkeypatch):
-    monkeypatch.setattr("cupynet.reporting.folder.MAX_ROWS", 100)
-    rows = [row for row in history(1, reports=1) if row["kind"] == "report"]
-    lines = [json.dumps(rows[0] | {"iteration": at}) + "\n" for at in range(300)]
-    lines[7] = lines[77] = json.dumps(history()[-1]) + "\n"
-    folder = unfinished(tmp_path)
-    (folder / "history.jsonl").write_text("".join(lines))
-    data = read_run(folder)
-    assert len(data.epochs) == 2 and 50 < len(data.reports) <= 100 and not data.damaged
 
 
 @pytest.mark.parametrize("make", [lambda path: None, lambda path: path.mkdir()], ids=["missing", "empty"])

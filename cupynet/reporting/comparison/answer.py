@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from cupynet.core.checks import percent
+from cupynet.core.checks import finite, percent
 from cupynet.reporting.comparison.groups import Comparison, Group
 from cupynet.reporting.comparison.runs import ComparedRun
 from cupynet.reporting.comparison.table import seconds
-from cupynet.reporting.folder import finite
 
 CLOSE = 0.001  # accuracy that may be traded for speed
 

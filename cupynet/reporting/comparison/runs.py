@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cupynet import config
-from cupynet.core.checks import one_line
+from cupynet.core.checks import finite, one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.terminal import printable
-from cupynet.reporting.folder import RunData, config_path, finite, is_plain, read_run
+from cupynet.reporting.folder import RunData, config_path, is_plain, read_run
 from cupynet.runs.run import Run
 
 
