@@ -1,7 +1,7 @@
 """The operations that layers, losses and optimizers call.
 
-`reference/` has each once, for NumPy and CuPy; `cpu/` and `cuda/` override those that they accelerate. `cpu/` falls
-back to the reference for arrays that its kernels do not take; `cuda/` refuses them.
+`reference/` has each once, for NumPy and CuPy; `cpu/` and `cuda/` override those that they accelerate. Kernels trust
+the shapes and layouts of arrays, which layers know since they were built: try a new layer on numpy first.
 
 Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.window import Window
 
@@ -29,14 +28,6 @@ class Convolution:
     window: Window
     activation: str = "identity"
     groups: int = 1
-
-    def check(self, x: Array, weights: Weights) -> None:
-        """Refuse images, weights (or their gradients) of other shapes: kernels would read beyond their end."""
-        weight, bias = weights
-        shapes.shape_of("conv2d", "the batch of images", x, (len(x), *self.image))
-        shapes.shape_of("conv2d", "the weight", weight, (*self.window.kernel, self.image[2], self.filters))
-        if bias is not None:
-            shapes.shape_of("conv2d", "the bias", bias, (self.filters,))
 
 
 @dataclass(frozen=True)
@@ -60,11 +51,7 @@ class FusedPair:
     activates = False
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """Return the output for x (N, ...), and what the backward pass needs, all borrowed.
-
-        Raises:
-            ConfigError: the arrays have other shapes than the pair.
-        """
+        """Return the output for x (N, ...), and what the backward pass needs, all borrowed."""
         raise NotImplementedError
 
     def backward(

@@ -7,6 +7,7 @@ import importlib.util
 
 from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
+from cupynet.backend.policy import DtypePolicy
 from cupynet.core import checks
 from cupynet.core.checks import BACKENDS
 from cupynet.core.errors import ConfigError
@@ -80,9 +81,10 @@ def create_backend(
                 f"backend=cupy: CuPy is not installed ({error}): {CUPY}; backend=auto uses what works here"
             ) from error
     if name == "numba":
-        from cupynet.backend.cpu.numba_backend import NumbaBackend  # numba is imported only if it is used
+        from cupynet.backend.cpu.numba_backend import Numba16Backend, NumbaBackend  # numba is imported only if used
 
-        return NumbaBackend(dtype, device)
+        narrow = DtypePolicy.of(dtype).storage.itemsize == 2
+        return Numba16Backend(dtype, device) if narrow else NumbaBackend(dtype, device)
     return NumpyBackend(dtype, device)
 
 

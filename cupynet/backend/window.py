@@ -7,6 +7,8 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from cupynet.core.errors import ConfigError
+
 IntPair: TypeAlias = tuple[int, int]  # (height, width)
 
 
@@ -78,6 +80,21 @@ class Window:
     def fits(self, height: int, width: int) -> bool:
         """Return True if such an image, with its zeros, has room for a window."""
         return min(self.output(height, width)) > 0
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse images of another shape than (N, H, W, C) with room for a window: kernels would read beyond them."""
+        if len(shape) != 4 or not self.fits(*shape[1:3]):
+            raise ConfigError(f"images of shape {tuple(shape)}: must be (N, H, W, C) with room for {self}")
+
+    def check_weight(self, shape: tuple[int, ...], weight: tuple[int, ...], groups: int = 1) -> None:
+        """Refuse images of `shape` that a weight (K_h, K_w, C / groups, O) does not fit."""
+        self.check(shape)
+        fits = weight[:3] == (*self.kernel, shape[3] / groups) and len(weight) == 4 and weight[3] % groups == 0
+        if not fits:
+            raise ConfigError(
+                f"a weight of shape {tuple(weight)}: must be (K_h, K_w, C / {groups}, a multiple of {groups}) for "
+                f"{self} on images of {shape[3]} channels"
+            )
 
     def inside(self, height: int, width: int) -> tuple[slice, ...]:
         """Return the index of the images in padded ones (N, H, W, C)."""

@@ -245,15 +245,18 @@ class Sequential(Layer):
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         if not context.train:
             return self._infer(x, context), no_backward
-        derivatives: list[Backward] = []
+        derivatives: list[tuple[Backward, tuple[int, ...]]] = []
         for layer in self.steps:
+            shape = x.shape
             x, backward_of_layer = layer.forward(x, context)
-            derivatives.append(backward_of_layer)
+            derivatives.append((backward_of_layer, shape))
 
         def backward(dy: Array) -> Array | None:
             dx: Array | None = dy
-            for derivative in reversed(derivatives):
+            for derivative, shape in reversed(derivatives):
                 dx = derivative(dx)  # also with None: a layer before the first weights still holds its output
+                if dx is not None and (dx.shape != shape or not dx.flags.c_contiguous):
+                    raise ConfigError(f"a layer's derivative of shape {dx.shape}: must be contiguous, {shape}")
             return dx
 
         return x, backward

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.device import NumbaDevice
 from cupynet.backend.cpu.kernels import activation as activation_kernels
 from cupynet.backend.reference.activation import ActivationOps
 
 
-class NumbaActivation(NumbaDevice, ActivationOps):
+class NumbaActivation(ActivationOps):
     """See `ActivationOps`."""
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
-        if not self._stores(dy, y) or dy.shape != y.shape:
-            return super().relu_backward(dy, y)
         activation_kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
-        if not self._stores(x, out) or x.shape != out.shape or name not in activation_kernels.FORWARD:
+        if name not in activation_kernels.FORWARD:
             return super().pointwise(name, x, out, slope)
         activation_kernels.FORWARD[name](x.reshape(-1), out.reshape(-1), x.dtype.type(slope))
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
-        if not self._stores(dy, kept) or dy.shape != kept.shape or name not in activation_kernels.BACKWARD:
+        if name not in activation_kernels.BACKWARD:
             return super().pointwise_backward(name, dy, kept, slope)
         activation_kernels.BACKWARD[name](dy.reshape(-1), kept.reshape(-1), dy.dtype.type(slope))
         return dy

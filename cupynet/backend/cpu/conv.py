@@ -1,69 +1,82 @@
-"""Convolutions on the CPU: without im2col if a kernel takes them."""
+"""Convolutions on the CPU, straight from images (`kernels/tiles.py`); depthwise ones by a kernel of their own.
+
+An image with padding is copied into a frame of zeros, which stays in the cache, and multiplied from there.
+"""
 
 from __future__ import annotations
 
-import numpy as np
-
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.dense import NumbaDense
 from cupynet.backend.cpu.device import window_numbers
-from cupynet.backend.cpu.direct_conv import DirectConvolution, passes
-from cupynet.backend.cpu.kernels import depthwise
+from cupynet.backend.cpu.direct_conv import Passes, passes
+from cupynet.backend.cpu.kernels import depthwise, tiles
+from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
-from cupynet.core.errors import ConfigError
 
 
 class NumbaConv(NumbaDense, ConvOps):
     """See `ConvOps`."""
 
-    def _direct(self, x: Array, weight: Array, window: Window) -> DirectConvolution | None:
-        """Return the convolution without im2col; None if the reference must compute it."""
-        if x.ndim != 4 or weight.ndim != 4 or not self._stores(x, weight):
-            return None
-        known = passes((x.shape[1], x.shape[2], x.shape[3]), weight.shape[3], window, x.itemsize)
-        return None if known is None else DirectConvolution(self, known)
-
     def conv2d(
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
     ) -> tuple[Array, Array]:
-        shapes.convolution("conv2d", x.shape, weight, window, groups)
-        convolution = self._direct(x, weight, window) if groups == 1 else None
-        if convolution is None:
+        window.check_weight(x.shape, weight.shape, groups)
+        known = passes(x.shape[1:], weight.shape[3], window, x.itemsize) if groups == 1 else None
+        if known is None:
             return super().conv2d(x, weight, bias, window, groups=groups)
-        if bias is not None:
-            shapes.shape_of("conv2d", "the bias", bias, weight.shape[3:])
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
-        convolution.forward(x, weight, bias, y)
+        self._convolve(known.frame, known.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
         return y, None
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
-        shapes.convolution("conv2d_backward", x.shape, weight, window, groups)
-        convolution = self._direct(x, weight, window) if groups == 1 and columns is None else None
-        if convolution is None:
+        known = passes(x.shape[1:], weight.shape[3], window, x.itemsize) if groups == 1 else None
+        if known is None or columns is not None:
             given = dy, columns, x, weight, weight_grad, bias_grad, window
             return super().conv2d_backward(*given, need_dx=need_dx, groups=groups)
-        filters = weight.shape[3]
-        shapes.shape_of("conv2d_backward", "dy", dy, (len(x), *window.output(*x.shape[1:3]), filters))
-        shapes.alike("conv2d_backward", weight, weight_grad)
-        if not self._compiles(weight, weight_grad):
-            raise ConfigError(f"conv2d_backward: the weight's gradient must be contiguous, in {weight.dtype}")
-        dy = np.ascontiguousarray(dy, x.dtype)
-        convolution.add_weight_gradient(x, dy, weight_grad)
+        self._add_products(known.frame, known.weight_gradient, x, dy, x.reshape(-1)[:0], weight_grad[None])
         if bias_grad is not None:
-            self._add_column_sums(bias_grad, dy.reshape(-1, filters))
-        if not need_dx:
-            return None
+            self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
+        return self._input_gradient(known, dy, x, weight) if need_dx else None
+
+    def _input_gradient(self, known: Passes, dy: Array, x: Array, weight: Array) -> Array:
+        """Return dx (N, H, W, C) from dy (N, H', W', O)."""
+        places, (channels, filters) = known.places, weight.shape[2:]
+        turned = self.borrow((len(places), filters, channels))
+        for i, place in enumerate(places):
+            turned[i] = weight.reshape(-1, channels, filters)[place].T
         dx = self.borrow(x.shape)
-        convolution.input_gradient(dy, weight, dx)
+        frame = known.frame._replace(size=0)
+        self._convolve(frame, known.input_gradient, dy, turned.reshape(-1, channels), None, dx)
+        self.give_back(turned)
         return dx
 
+    def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
+        """Sums of x with `factors` (rows, columns), one row for each value of the table."""
+        columns = factors.shape[1]
+        packed, start = self.borrow((factors.size,)), self.borrow((columns,))
+        _, width, _ = tiles.tile(columns, x.itemsize)
+        tiles.pack(factors, sums.parts, width, packed)
+        start[...] = 0 if bias is None else bias
+        self._add_products(frame, sums, x, packed.reshape(1, 1, -1), start, y)
+        self.give_back(packed, start)
+
+    def _add_products(self, frame: Frame, sums: Sums, x: Array, factors: Array, start: Array, y: Array) -> None:
+        """See `tiles.products`."""
+        columns = y.shape[-1]
+        zeros = self.borrow((frame.size,)) if frame.size else x.reshape(-1)[:0]
+        zeros[...] = 0
+        products = tiles.products(*tiles.tile(columns, x.itemsize))
+        factors = factors.reshape(len(factors), -1, factors.shape[-1])
+        y = y.reshape(len(y), -1, columns)
+        products(x.reshape(len(x), -1), zeros, frame, sums, factors, start, y)
+        self.give_back(zeros if frame.size else None)
+
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
-        if weight.shape[2] > 1 or not self._stores(x, weight):
+        if weight.shape[2] > 1:
             return super()._grouped(x, weight, window, groups)
         filters = weight.reshape(*window.kernel, -1)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), filters.shape[2]))
@@ -73,7 +86,7 @@ class NumbaConv(NumbaDense, ConvOps):
     def _grouped_backward(
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, window: Window, groups: int, *, need_dx: bool
     ) -> Array | None:
-        if weight.shape[2] > 1 or not self._stores(dy, x, weight) or not self._compiles(dy, weight_grad):
+        if weight.shape[2] > 1:
             return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         filters, grad = (a.reshape(*window.kernel, -1) for a in (weight, weight_grad))
         moves = (*window_numbers(window)[1:], window.dilation, filters.shape[2] // groups)

@@ -16,14 +16,12 @@ from functools import cached_property
 
 import numpy as np
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.kernels import dense as dense_kernels
 from cupynet.backend.cpu.kernels import outer, rows, windows
 from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
 from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
-from cupynet.core.errors import ConfigError
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row below this fills no vector
@@ -74,8 +72,8 @@ class ConvPool(FusedPair):
         return (row + col).reshape(-1).astype(np.int32)
 
     def _read(self, a: Array) -> Array:
-        """Return `a`, or a borrowed copy if it is not contiguous or not in the compute precision."""
-        if a.dtype == self.dtype and a.flags.c_contiguous:
+        """Return `a`, or a borrowed copy if it is not in the compute precision."""
+        if a.dtype == self.dtype:
             return a
         copy = self.backend.borrow(a.shape, self.dtype)
         copy[...] = a
@@ -96,7 +94,6 @@ class ConvPool(FusedPair):
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """(N, H, W, C) -> (N, H', W', O); saved are the winners, and the images unless they are x itself."""
         weight, bias = weights
-        self.conv.check(x, weights)
         images, factors = self._padded(x), self._read(weight)
         if bias is None:
             offset = self.backend.borrow((self.filters,), self.dtype)
@@ -128,10 +125,6 @@ class ConvPool(FusedPair):
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
         weight, (weight_grad, bias_grad), window = weights[0], grads, self.conv.window
-        self.conv.check(x, weights)
-        self.conv.check(x, grads)
-        shapes.shape_of("conv2d and max_pool2d", "dy", dy, (len(x), *self.pooled, self.filters))
-        shapes.alike("conv2d and max_pool2d", dy, saved[0])
         wide, by_window = self._read(dy), (len(x), len(self.patches.corners), self.filters)
         passed = Passed(wide.reshape(by_window), saved[0].reshape(by_window))
         images = saved[1] if len(saved) > 1 else x
@@ -148,8 +141,6 @@ class ConvPool(FusedPair):
 
     def _add_weight_gradient(self, images: Array, passed: Passed, weight_grad: Array) -> None:
         """Add to weight_grad (K_h, K_w, C, O); images are padded, (N, F)."""
-        if weight_grad.dtype != self.dtype or not weight_grad.flags.c_contiguous:
-            raise ConfigError(f"conv2d and max_pool2d: the weight's gradient must be contiguous, in {self.dtype}")
         patches = self.patches
         if patches.row < SHORT_ROW:
             self._short_rows(images, passed, weight_grad.reshape(-1, self.filters))

@@ -1,4 +1,4 @@
-"""The arrays that numba kernels take, and batches made by one of them."""
+"""Batches made by a numba kernel, and the geometry of windows as kernels take it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,13 @@ from cupynet.backend.window import Window
 
 
 class NumbaDevice(Device):
-    """NumPy arrays, for the compiled loops of `kernels/`.
-
-    Kernels take contiguous arrays in float or double and trust shapes: each operation checks the shapes, and leaves
-    other arrays to the reference. In half, a fused convolution works on copies in float; the other operations on stored
-    activations are NumPy's.
-    """
-
-    def _compiles(self, *arrays: Array) -> bool:
-        """Return True if kernels take these arrays: contiguous, and in one precision."""
-        return all(array.flags.c_contiguous and array.dtype == arrays[0].dtype for array in arrays)
-
-    def _stores(self, *arrays: Array) -> bool:
-        """Return True if kernels take these activations: contiguous, and stored in the compute precision."""
-        return self.policy.compute == self.policy.storage == arrays[0].dtype and self._compiles(*arrays)
+    """See `Device`."""
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel would read anywhere
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
-        fits = samples.size and images.size and len(pixels.scale) in (1, images.shape[-1])
-        halved = self.policy.compute != self.policy.storage
-        if halved or not fits or images.dtype != np.uint8 or not images.flags.c_contiguous:
+        if not samples.size or not images.flags.c_contiguous or len(pixels.scale) not in (1, images.shape[-1]):
             return super().load_images(images, samples, pixels)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
         rows, wide = images.reshape(len(images), -1), self.policy.storage.type

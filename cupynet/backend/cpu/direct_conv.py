@@ -1,7 +1,6 @@
-"""A convolution on the CPU without im2col and without a pool (`kernels/tiles.py`).
+"""The sums of a convolution on the CPU, as tables for `kernels/tiles.py`.
 
-An image with padding is copied into a frame of zeros, which stays in the cache, and multiplied from there. The gradient
-of the images is a product for each place of the window, added to the pixels seen by that place.
+The gradient of the images is a product for each place of the window, added to the pixels seen by that place.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels import tiles
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
-from cupynet.backend.device import Device
 from cupynet.backend.window import Window
 
 LARGEST = 1 << 31  # values that 32 bits can index
@@ -39,12 +37,12 @@ class Passes(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def passes(image: tuple[int, int, int], filters: int, window: Window, itemsize: int) -> Passes | None:
+def passes(image: tuple[int, ...], filters: int, window: Window, itemsize: int) -> Passes | None:
     """Return the passes for images (H, W, C).
 
     None if an image or its output has too many values for 32 bits, or no window sees a pixel.
     """
-    (height, width, channels), (rows, cols) = image, window.output(*image[:2])
+    (height, width, channels), (rows, cols) = image, window.output(image[0], image[1])
     padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
     if max(padded[0] * step, rows * cols * filters) >= LARGEST:
         return None
@@ -72,11 +70,9 @@ def _grid(rows: int, cols: int, down: int, across: int) -> Array:
     return (np.arange(rows)[:, None] * down + np.arange(cols) * across).reshape(-1)
 
 
-def _seen(
-    image: tuple[int, int, int], filters: int, window: Window
-) -> tuple[list[int], list[tuple[Array, Array, Array]]]:
+def _seen(image: tuple[int, ...], filters: int, window: Window) -> tuple[list[int], list[tuple[Array, Array, Array]]]:
     """Places of the window that saw pixels; for each, offsets into gradients (H', W', O), pixels and filters."""
-    (height, width, channels), counts = image, window.output(*image[:2])
+    (height, width, channels), counts = image, window.output(image[0], image[1])
     places, found = [], []
     for place, at in enumerate(np.ndindex(*window.kernel)):
         y, x = (
@@ -102,48 +98,3 @@ def _sums(parts: list[tuple[Array, Array, Array]], columns: int, itemsize: int) 
         row, value = row + starts.size + more, value + table.size
     starts, outs, table = (np.concatenate(arrays).astype(np.int32) for arrays in zip(*filled, strict=True))
     return tiles.Sums(numbers, starts, outs, table)
-
-
-class DirectConvolution:
-    """Runs the passes on contiguous arrays of one precision and of checked shapes."""
-
-    def __init__(self, backend: Device, passes: Passes) -> None:
-        self.backend, self.passes = backend, passes
-
-    def forward(self, x: Array, weight: Array, bias: Array | None, y: Array) -> None:
-        """y (N, H', W', O) = the convolution of x (N, H, W, C), plus the bias."""
-        self._convolve(self.passes.frame, self.passes.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
-
-    def add_weight_gradient(self, x: Array, dy: Array, grad: Array) -> None:
-        """Add to grad (K_h, K_w, C, O)."""
-        self._run(self.passes.frame, self.passes.weight_gradient, x, dy, x.reshape(-1)[:0], grad[None])
-
-    def input_gradient(self, dy: Array, weight: Array, dx: Array) -> None:
-        """dx (N, H, W, C) from dy (N, H', W', O)."""
-        places, (channels, filters) = self.passes.places, weight.shape[2:]
-        turned = self.backend.borrow((len(places), filters, channels), weight.dtype)
-        for i, place in enumerate(places):
-            turned[i] = weight.reshape(-1, channels, filters)[place].T
-        frame = self.passes.frame._replace(size=0)
-        self._convolve(frame, self.passes.input_gradient, dy, turned.reshape(-1, channels), None, dx)
-        self.backend.give_back(turned)
-
-    def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
-        """Sums of x with `factors` (rows, columns), one row for each value of the table."""
-        columns = factors.shape[1]
-        packed, start = (self.backend.borrow((size,), x.dtype) for size in (factors.size, columns))
-        _, width, _ = tiles.tile(columns, x.itemsize)
-        tiles.pack(factors, sums.parts, width, packed)
-        start[...] = 0 if bias is None else bias
-        self._run(frame, sums, x, packed.reshape(1, 1, -1), start, y)
-        self.backend.give_back(packed, start)
-
-    def _run(self, frame: Frame, sums: Sums, x: Array, factors: Array, start: Array, y: Array) -> None:
-        columns = y.shape[-1]
-        zeros = self.backend.borrow((frame.size,), x.dtype) if frame.size else x.reshape(-1)[:0]
-        zeros[...] = 0
-        products = tiles.products(*tiles.tile(columns, x.itemsize))
-        factors = factors.reshape(len(factors), -1, factors.shape[-1])
-        y = y.reshape(len(y), -1, columns)
-        products(x.reshape(len(x), -1), zeros, frame, sums, factors, start, y)
-        self.backend.give_back(zeros if frame.size else None)

@@ -6,22 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import philox, shapes
+from cupynet.backend import philox
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.device import NumbaDevice
 from cupynet.backend.cpu.kernels import dropout as dropout_kernels
 from cupynet.backend.reference.dropout import DropoutOps
 
 
-class NumbaDropout(NumbaDevice, DropoutOps):
+class NumbaDropout(DropoutOps):
     """See `DropoutOps`."""
 
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
-        if not self._stores(x) or not x.size or (out is not None and not self._stores(out)):
-            return super().dropout(x, samples, epoch, key, rate, out)
         out = self.borrow(x.shape) if out is None else out
-        shapes.alike("dropout", x, out)
-        shapes.shape_of("dropout", "samples", samples, x.shape[:1])
         flat, samples = (len(x), -1), np.ascontiguousarray(samples, np.int64)
         draw = (
             int(np.reshape(epoch, -1)[0]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.activation import NumbaActivation
 from cupynet.backend.cpu.kernels import norm as norm_kernels
@@ -15,8 +14,6 @@ class NumbaNorm(NumbaActivation, NormOps):
     """See `NormOps`."""
 
     def channel_moments(self, x: Array) -> Array:
-        if not self._normalises(x):
-            return super().channel_moments(x)
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
         norm_kernels.channel_moments(x.reshape(-1, x.shape[-1]), moments)
         return moments
@@ -24,8 +21,6 @@ class NumbaNorm(NumbaActivation, NormOps):
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
     ) -> Array:
-        if not self._normalises(x, mean, variance, scale, shift):
-            return super().normalize(x, mean, variance, scale, shift, epsilon, relu=relu)
         y, factor = self.borrow(x.shape), scale / np.sqrt(variance + epsilon)
         rows = x.shape[-1]
         norm_kernels.normalize(x.reshape(-1, rows), mean, factor, shift, y.reshape(-1, rows), relu)
@@ -34,10 +29,6 @@ class NumbaNorm(NumbaActivation, NormOps):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        others = [dy] if y is None else [dy, y]
-        shapes.alike("normalize_sums", x, *others)
-        if not self._normalises(x, mean, variance) or not self._stores(*others):
-            return super().normalize_sums(dy, x, y, mean, variance, epsilon)
         sums, flat = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
         if y is None:
             norm_kernels.normalize_sums(dy.reshape(flat), x.reshape(flat), mean, sums)
@@ -49,10 +40,6 @@ class NumbaNorm(NumbaActivation, NormOps):
     def normalize_backward(
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
-        shapes.alike("normalize_backward", dy, x)
-        shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
-        if not self._normalises(x, mean, variance, scale) or not self._stores(dy, sums):
-            return super().normalize_backward(dy, x, mean, variance, scale, sums, count, epsilon)
         inverse, flat = 1 / np.sqrt(variance + epsilon), (-1, x.shape[-1])
         factor = scale * inverse
         slope, offset = factor * inverse * sums[1] * (1 / count), factor * sums[0] * (1 / count)
@@ -60,8 +47,6 @@ class NumbaNorm(NumbaActivation, NormOps):
         return dy
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
-        if not self._normalises(x, scale, shift):
-            return super().normalize_rows(x, scale, shift, epsilon)
         y, moments = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate)
         norm_kernels.normalize_rows(x, scale, shift, x.dtype.type(epsilon), y, moments)
         return y, moments
@@ -69,14 +54,5 @@ class NumbaNorm(NumbaActivation, NormOps):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        shapes.alike("normalize_rows_backward", dy, x)
-        shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
-        if not self._normalises(x, scale, scale_grad, shift_grad) or not self._stores(dy, moments):
-            return super().normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx=need_dx)
         norm_kernels.normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx)
         return dy if need_dx else None
-
-    def _normalises(self, x: Array, *vectors: Array) -> bool:
-        """Return True if kernels take these activations and vectors of their channels, after checking shapes."""
-        shapes.channels("normalisation", x, *vectors)
-        return self._stores(x, *vectors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cupynet.backend.cpu import conv_pool
 from cupynet.backend.cpu.conv import NumbaConv
+from cupynet.backend.cpu.device import NumbaDevice
 from cupynet.backend.cpu.dropout import NumbaDropout
 from cupynet.backend.cpu.norm import NumbaNorm
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
@@ -12,8 +13,8 @@ from cupynet.backend.cpu.update import NumbaUpdate
 from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Operation
 
 
-class NumbaBackend(NumbaConv, NumbaPool, NumbaNorm, NumbaDropout, NumbaUpdate, NumpyBackend):
-    """NumPy arrays; operations fall back to the reference for arrays that the kernels do not take."""
+class Numba16Backend(NumbaUpdate, NumpyBackend):
+    """NumPy arrays in 16 bits, which numba cannot compute: only updates and fused pairs (on copies) are compiled."""
 
     name = "numba"
 
@@ -21,3 +22,7 @@ class NumbaBackend(NumbaConv, NumbaPool, NumbaNorm, NumbaDropout, NumbaUpdate, N
         if isinstance(first, Convolution) and isinstance(second, MaxPool):
             return conv_pool.fuse(self, first, second)
         return None
+
+
+class NumbaBackend(NumbaDevice, NumbaConv, NumbaPool, NumbaNorm, NumbaDropout, Numba16Backend):
+    """NumPy arrays in float or double."""

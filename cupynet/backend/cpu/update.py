@@ -6,40 +6,31 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.device import NumbaDevice
 from cupynet.backend.cpu.kernels import update as update_kernels
 from cupynet.backend.reference.update import UpdateOps
 from cupynet.backend.update_rules import Move, Rule
 
 
-class NumbaUpdate(NumbaDevice, UpdateOps):
+class NumbaUpdate(UpdateOps):
     """See `UpdateOps`."""
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        shapes.alike("mean_in_place", *parts)
-        small = parts[0].dtype == np.float16  # numba has no half precision
-        if small or not self._compiles(*parts) or len(parts) != len(shares):
+        if parts[0].dtype == np.float16:  # numba has no half precision
             return super().mean_in_place(parts, shares)
         update_kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))
 
     def squared_norm(self, grad: Array) -> Array:
-        if not self._compiles(grad):
-            return super().squared_norm(grad)
         return grad.dtype.type(update_kernels.squared_norm(grad.reshape(-1)))
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
-        if not self._compiles(grad):
-            return super().clip_norm(grad, squared_norm, largest)
         real = grad.dtype.type
         update_kernels.clip_norm(grad.reshape(-1), real(squared_norm), real(largest))
 
     def move_weights(
         self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
     ) -> None:
-        shapes.alike(rule.name, weight, grad, *states)
-        if rule.name not in update_kernels.UPDATES or not self._compiles(weight, grad, *states):
+        if rule.name not in update_kernels.UPDATES:
             return super().move_weights(rule, weight, grad, states, move, stored)
         numbers = tuple(map(weight.dtype.type, move.in_order()))
         update_kernels.UPDATES[rule.name](weight, grad, *states, numbers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.dense import MOST_PARTS, CudaDense
 from cupynet.backend.reference.conv import ConvOps
@@ -13,7 +12,6 @@ class CudaConv(CudaDense, ConvOps):
     """See `ConvOps`."""
 
     def im2col(self, x: Array, window: Window) -> Array:
-        shapes.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
         places = window.output(height, width)
         columns = self.borrow((n * places[0] * places[1], window.places * channels))
@@ -24,10 +22,8 @@ class CudaConv(CudaDense, ConvOps):
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
-        shapes.windows("col2im", shape, window)
         n, height, width, channels = shape
         rows, cols = window.output(height, width)
-        shapes.shape_of("col2im", "columns", columns, (n * rows * cols, window.places * channels))
         x = self.borrow(shape)
         sizes = (*self._geometry(shape, window), *window.dilation)
         self.kernels.images(f"col2im_{self._kind}", n, height * width * channels, columns, x, *sizes)

@@ -33,7 +33,6 @@ class ConvPool(FusedPair):
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """(N, H, W, C) -> (N, H', W', O); saved are the winners and the im2col rows."""
-        self.conv.check(x, weights)
         backend, (weight, bias) = self.backend, weights
         columns = backend.im2col(x, self.conv.window)
         product = backend.matmul(columns, weight.reshape(-1, self.conv.filters))
@@ -45,7 +44,6 @@ class ConvPool(FusedPair):
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
-        self.conv.check(x, grads)
         backend, (weight, _), (weight_grad, bias_grad), (winners, columns) = self.backend, weights, grads, saved
         through = backend.max_pool2d_backward(dy, winners, (len(x), *self.convolved, self.conv.filters), self.pool)
         dx = backend.conv2d_backward(

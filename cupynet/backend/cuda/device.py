@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
@@ -37,7 +36,7 @@ class CudaDevice(Device):
     threads that use the backend (a caller that predicts or reads weights) use the same stream, so work runs in the
     order of the calls and freed memory is reused only after its last use. They wait while the worker captures a graph.
 
-    Kernels trust shapes, so each operation checks them. `Kernels.launch` refuses arrays with gaps or in another
+    Kernels trust shapes. `Kernels.launch` refuses arrays with gaps or in another
     precision than the policy's.
 
     Args:
@@ -199,7 +198,6 @@ class CudaDevice(Device):
         return CudaTransfer(self, data, batch_size, there)
 
     def convert(self, source: Array, target: Array) -> None:
-        shapes.alike("convert", source, target)
         storage, wide = self.policy.storage, self.policy.accumulate
         if {source.dtype, target.dtype} != {storage, wide}:
             return super().convert(source, target)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import philox, shapes
+from cupynet.backend import philox
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.device import CudaDevice
 from cupynet.backend.reference.dropout import DropoutOps
@@ -17,8 +17,6 @@ class CudaDropout(CudaDevice, DropoutOps):
 
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
         out = self.borrow(x.shape) if out is None else out
-        shapes.alike("dropout", x, out)
-        shapes.shape_of("dropout", "samples", samples, x.shape[:1])
         size = x.size // max(len(x), 1)
         when = self.asarray(np.full(1, epoch, np.int64)) if isinstance(epoch, int) else epoch
         draw = key & philox.MASK, key >> 32, philox.dropped_below(rate), 1 / (1 - rate)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.device import CudaDevice
 from cupynet.backend.reference.loss import LossOps
@@ -19,8 +18,6 @@ class CudaLoss(CudaDevice, LossOps):
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:
         own = None if weights is None else self._constants(weights)
-        if own is not None:
-            shapes.shape_of("softmax_cross_entropy", "weights", own, logits.shape[1:])
         return self._loss("softmax_cross_entropy", logits, labels, (own,), smoothing, len(logits))
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
@@ -31,7 +28,6 @@ class CudaLoss(CudaDevice, LossOps):
     ) -> tuple[Array, Array]:
         """Return the losses (N,) and the gradient (N, O) from a kernel. count: number of values in the mean."""
         n, outputs = prediction.shape
-        shapes.shape_of(name, "labels", labels, (n,))
         labels = self.asarray(labels, np.int64)
         if n not in self._losses:  # never freed: a captured step writes to it
             self._losses[n] = self.allocate((n,), self.policy.accumulate)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.activation import CudaActivation
 from cupynet.backend.cuda.dense import CudaDense
@@ -17,7 +16,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
     """See `NormOps`. Sums over rows are made in parts, then over the parts, always in the same order."""
 
     def channel_moments(self, x: Array) -> Array:
-        shapes.channels("channel_moments", x)
         columns = x.shape[-1]
         rows = x.size // columns
         parts, moments = self._parts(rows, columns), self.borrow((2, columns), self.policy.accumulate)
@@ -30,15 +28,12 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         return moments
 
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
-        shapes.shape_of("track_moments", "moments", moments, (2, *mean.shape))
-        shapes.alike("track_moments", mean, variance)
         size = mean.size
         self.kernels.flat(f"track_moments_{self._wide}", size, mean, variance, moments, momentum, unbiased, size)
 
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
     ) -> Array:
-        shapes.channels("normalize", x, mean, variance, scale, shift)
         y, columns = self.borrow(x.shape), x.shape[-1]
         sizes = x.size // columns, columns, int(relu)
         arguments = x, mean, variance, scale, shift, y, epsilon, *sizes
@@ -48,8 +43,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        shapes.alike("normalize_sums", dy, x, *([] if y is None else [y]))
-        shapes.channels("normalize_sums", x, mean, variance)
         columns = x.shape[-1]
         rows = x.size // columns
         parts = self._parts(rows, columns)
@@ -59,9 +52,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
     def normalize_backward(
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
-        shapes.alike("normalize_backward", dy, x)
-        shapes.channels("normalize_backward", x, mean, variance, scale)
-        shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
         columns = x.shape[-1]
         arguments = dy, x, mean, variance, scale, sums, 1 / count, epsilon, x.size // columns, columns
         name = f"normalize_backward_{self._kind}"
@@ -69,7 +59,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         return dy
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
-        shapes.channels("normalize_rows", x, scale, shift)
         y, moments, (rows, columns) = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate), x.shape
         arguments = x, scale, shift, y, moments, epsilon, rows, columns
         self.kernels.rows(f"normalize_rows_{self._kind}", rows, columns, *arguments)
@@ -78,9 +67,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        shapes.alike("normalize_rows_backward", dy, x)
-        shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
-        shapes.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
         rows, columns = x.shape
         parts = self._parts(rows, columns)
         self._by_chunks(f"normalize_rows_sums_{self._kind}", rows, columns, dy, x, moments, parts)

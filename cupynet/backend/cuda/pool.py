@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.device import CudaDevice
 from cupynet.backend.reference.pool import PoolOps
@@ -16,7 +15,7 @@ class CudaPool(CudaDevice, PoolOps):
     """See `PoolOps`."""
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
-        shapes.windows("max_pool2d", x.shape, window, pool=True)
+        window.check(x.shape)
         return self._pool(x, None, window, window.place_dtype, relu=False)
 
     def _pool(
@@ -30,25 +29,20 @@ class CudaPool(CudaDevice, PoolOps):
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
-        shapes.windows("max_pool2d_backward", shape, window, pool=True)
         n, height, width, channels = shape
-        shapes.shape_of("max_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
-        shapes.alike("max_pool2d_backward", dy, winners)
         dx, name = self.borrow(shape), f"max_pool_backward_{self._kind}_{winners.dtype.name}"
         self.kernels.images(name, n, math.prod(shape[1:]), dy, winners, dx, *self._geometry(shape, window))
         return dx
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:
-        shapes.windows("avg_pool2d", x.shape, window, pool=True)
+        window.check(x.shape)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), x.shape[3]))
         sizes = self._geometry(x.shape, window)
         self.kernels.images(f"avg_pool_{self._kind}", len(x), math.prod(y.shape[1:]), x, y, *sizes)
         return y
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
-        shapes.windows("avg_pool2d_backward", shape, window, pool=True)
         n, height, width, channels = shape
-        shapes.shape_of("avg_pool2d_backward", "dy", dy, (n, *window.output(height, width), channels))
         dx, name = self.borrow(shape), f"avg_pool_backward_{self._kind}"
         self.kernels.images(name, n, math.prod(shape[1:]), dy, dx, *self._geometry(shape, window))
         return dx

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.dense import MOST_PARTS
 from cupynet.backend.cuda.device import SIXTEEN, CudaDevice
@@ -20,7 +19,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
 
     def weighted_sum(self, out: Array, parts: list[Array], shares: list[float]) -> None:
         """See `UpdateOps`. With more than 16 parts, the sum is rounded to the vectors' precision after every 16."""
-        shapes.alike("weighted_sum", out, *parts)
         counted = [(part, share) for part, share in zip(parts, shares, strict=True) if share]
         some, rest = counted[:TERMS], counted[TERMS:]
         lacking = TERMS - len(some)
@@ -60,7 +58,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
         self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
     ) -> None:
         vectors = weight, grad, *states
-        shapes.alike(rule.name, *vectors, *(() if stored is None else (stored,)))
         name = f"{rule.name}_update_{self._kind}"
         if name in INSTANCES:
             self._flat(name, weight.size, *vectors, stored, *move.in_order(), self.controls)
@@ -92,7 +89,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
         self, weight: Array, grad: Array, norms: tuple[Array, Array], layers: Layers, rate: float,
         stored: Array | None = None,
     ) -> None:  # fmt: skip
-        shapes.alike("trust_weights", weight, grad, *(() if stored is None else (stored,)))
         if layers.bounds:
             name, grid = f"trust_weights_{self._kind}", self._stretches(layers)
             arguments = weight, grad, stored, *norms, layers.table, rate, self.controls, len(layers.bounds)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 
@@ -125,7 +124,6 @@ class ActivationOps(Device):
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
         """dy where the output y is positive, else 0; in place, of any shape."""
-        shapes.alike("relu_backward", dy, y)
         self.xp.copyto(dy, dy.dtype.type(0), where=~(y > 0))  # no product: 0 times NaN is NaN
         return dy
 
@@ -153,7 +151,6 @@ class ActivationOps(Device):
             name: leaky_relu, elu, tanh, sigmoid, softplus, gelu or silu.
             slope: of leaky_relu below zero.
         """
-        shapes.alike("pointwise", x, out)
         out[...] = POINTWISE[name].forward(self.xp, x.astype(self.policy.accumulate), slope)
         return out
 
@@ -162,7 +159,6 @@ class ActivationOps(Device):
 
         kept: the output y; for gelu and silu the input x.
         """
-        shapes.alike("pointwise_backward", dy, kept)
         factor = POINTWISE[name].derivative(self.xp, kept.astype(self.policy.accumulate), slope)
         dy[...] = dy * factor
         return dy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.reference.dense import DenseOps
 from cupynet.backend.window import Window
@@ -18,7 +17,6 @@ class ConvOps(DenseOps):
 
         Chellapilla et al. 2006.
         """
-        shapes.windows("im2col", x.shape, window)
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
         columns = self.borrow((n * output[0] * output[1], window.places * channels), self.policy.compute)
@@ -31,10 +29,8 @@ class ConvOps(DenseOps):
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
         """Return the transpose of im2col, windows added back to their places: (N·H'·W', K_h·K_w·C) -> (N, H, W, C)."""
-        shapes.windows("col2im", shape, window)
         n, height, width, channels = shape
         output = window.output(height, width)
-        shapes.shape_of("col2im", "columns", columns, (n * output[0] * output[1], window.places * channels))
         padded = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
         padded[...] = 0
         windows = columns.reshape(n, *output, *window.kernel, channels)
@@ -53,7 +49,7 @@ class ConvOps(DenseOps):
         Raises:
             ConfigError: the images have no room for a window, or other channels than the weight.
         """
-        shapes.convolution("conv2d", x.shape, weight, window, groups)
+        window.check_weight(x.shape, weight.shape, groups)
         outputs = weight.shape[3]
         if groups > 1:
             y = self._grouped(x, weight, window, groups)
@@ -74,11 +70,8 @@ class ConvOps(DenseOps):
 
         columns: the second result of `conv2d`; None to compute it again.
         """
-        shapes.convolution("conv2d_backward", x.shape, weight, window, groups)
         outputs = weight.shape[3]
-        shapes.shape_of("conv2d_backward", "dy", dy, (x.shape[0], *window.output(*x.shape[1:3]), outputs))
         if groups > 1:
-            shapes.alike("conv2d_backward", weight, weight_grad)
             if bias_grad is not None:
                 self._add_column_sums(bias_grad, dy.reshape(-1, outputs))
             return self._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)

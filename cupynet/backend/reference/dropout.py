@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynet.backend import philox, shapes
+from cupynet.backend import philox
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 
@@ -23,8 +23,6 @@ class DropoutOps(Device):
             out: the result, which may be x; by default borrowed.
         """
         out = self.borrow(x.shape) if out is None else out
-        shapes.alike("dropout", x, out)
-        shapes.shape_of("dropout", "samples", samples, x.shape[:1])
         rows = x.reshape(len(x), -1)
         drawn = philox.of_examples(self.xp, samples, epoch, key, rows.shape[1])
         kept = rows.astype(self.policy.accumulate) * self.policy.accumulate.type(1 / (1 - rate))

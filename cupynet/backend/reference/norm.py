@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.reference.activation import ActivationOps
 
@@ -12,7 +11,6 @@ class NormOps(ActivationOps):
 
     def channel_moments(self, x: Array) -> Array:
         """Mean and biased variance of each channel: (..., C) -> (2, C), in the accumulation precision."""
-        shapes.channels("channel_moments", x)
         rows = x.reshape(-1, x.shape[-1]).astype("float64")
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
         mean = rows.mean(axis=0)
@@ -26,8 +24,6 @@ class NormOps(ActivationOps):
 
         unbiased: the factor on the moments' variance, n / (n - 1).
         """
-        shapes.shape_of("track_moments", "moments", moments, (2, *mean.shape))
-        shapes.alike("track_moments", mean, variance)
         for running, moment, factor in ((mean, moments[0], 1.0), (variance, moments[1], unbiased)):
             running *= momentum
             running += (1 - momentum) * factor * moment
@@ -39,7 +35,6 @@ class NormOps(ActivationOps):
 
         (..., C); mean and variance (C,) in the accumulation precision, scale and shift (C,) in that of x.
         """
-        shapes.channels("normalize", x, mean, variance, scale, shift)
         wide = x.astype(self.policy.accumulate)
         wide -= mean
         wide *= scale.astype(self.policy.accumulate) / self.xp.sqrt(variance + epsilon)
@@ -55,8 +50,6 @@ class NormOps(ActivationOps):
 
         y: the output after ReLU: dy becomes 0 in place where it is not positive; None without ReLU.
         """
-        shapes.channels("normalize_sums", x, mean, variance)
-        shapes.alike("normalize_sums", dy, x, *([] if y is None else [y]))
         if y is not None:
             dy = self.relu_backward(dy, y)
         wide = x.astype("float64")
@@ -75,9 +68,6 @@ class NormOps(ActivationOps):
 
         count: the number of values of each channel in the moments and the sums.
         """
-        shapes.channels("normalize_backward", x, mean, variance, scale)
-        shapes.alike("normalize_backward", dy, x)
-        shapes.shape_of("normalize_backward", "sums", sums, (2, x.shape[-1]))
         accumulate = self.policy.accumulate
         inverse = 1 / self.xp.sqrt(variance + epsilon)
         wide = x.astype(accumulate)
@@ -94,7 +84,6 @@ class NormOps(ActivationOps):
 
         (R, D), (D,), (D,) -> (R, D), (R, 2) in the accumulation precision.
         """
-        shapes.channels("normalize_rows", x, scale, shift)
         accumulate = self.policy.accumulate
         wide = x.astype(accumulate)
         moments = self.borrow((len(x), 2), accumulate)
@@ -115,9 +104,6 @@ class NormOps(ActivationOps):
 
         moments: (N, 2), from the forward pass.
         """
-        shapes.channels("normalize_rows_backward", x, scale, scale_grad, shift_grad)
-        shapes.alike("normalize_rows_backward", dy, x)
-        shapes.shape_of("normalize_rows_backward", "moments", moments, (len(x), 2))
         accumulate = self.policy.accumulate
         wide, normal = dy.astype(accumulate), x.astype(accumulate)
         normal -= moments[:, :1]

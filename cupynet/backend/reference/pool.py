@@ -6,7 +6,6 @@ import math
 
 import numpy as np
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 from cupynet.backend.window import Window
@@ -21,7 +20,7 @@ class PoolOps(Device):
         The place in the window is ky·K_w + kx. The first of equal values wins, so that ties have one gradient path, and
         the first NaN of a window wins over all values. Padding never wins.
         """
-        shapes.windows("max_pool2d", x.shape, window, pool=True)
+        window.check(x.shape)
         output = window.output(*x.shape[1:3])
         y = self.borrow((x.shape[0], *output, x.shape[3]), x.dtype)
         winners = self.borrow(y.shape, window.place_dtype)
@@ -41,11 +40,8 @@ class PoolOps(Device):
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The gradient goes to each window's winner: (N, H', W', C) -> (N, H, W, C); windows that overlap add up."""
-        shapes.windows("max_pool2d_backward", shape, window, pool=True)
         n, height, width, channels = shape
         output = window.output(height, width)
-        shapes.shape_of("max_pool2d_backward", "dy", dy, (n, *output, channels))
-        shapes.alike("max_pool2d_backward", dy, winners)
         dx = self.borrow((n, *window.padded(height, width), channels), dy.dtype)
         dx[...] = 0
         for place, (ky, kx) in enumerate(np.ndindex(*window.kernel)):
@@ -58,7 +54,7 @@ class PoolOps(Device):
 
         Padding does not count. Summed in the accumulation precision.
         """
-        shapes.windows("avg_pool2d", x.shape, window, pool=True)
+        window.check(x.shape)
         n, height, width, channels = x.shape
         output, padded = window.output(height, width), self._surrounded(x, window, 0)
         total = self.borrow((n, *output, channels), self.policy.accumulate)
@@ -71,10 +67,8 @@ class PoolOps(Device):
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
         """The gradient of each window, shared equally by its pixels: (N, H', W', C) -> (N, H, W, C)."""
-        shapes.windows("avg_pool2d_backward", shape, window, pool=True)
         n, height, width, channels = shape
         output = window.output(height, width)
-        shapes.shape_of("avg_pool2d_backward", "dy", dy, (n, *output, channels))
         dx = self.borrow((n, *window.padded(height, width), channels), self.policy.accumulate)
         dx[...] = 0
         shared = dy * self._shares(window, height, width)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from cupynet.backend import shapes
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 from cupynet.backend.update_rules import Layers, Move, Rule
@@ -19,7 +18,6 @@ class UpdateOps(Device):
 
         Flat vectors (P,) in the host's memory, on every backend.
         """
-        shapes.alike("mean_in_place", *parts)
         contributors = [(part, share) for part, share in zip(parts, shares, strict=True) if share > 0]
         # in double: shares in single precision do not add up to one
         total = contributors[0][0].astype("float64") * contributors[0][1]
@@ -33,7 +31,6 @@ class UpdateOps(Device):
 
         Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Added up in double precision.
         """
-        shapes.alike("weighted_sum", out, *parts)
         total = self.xp.zeros(out.shape, "float64")
         for part, share in zip(parts, shares, strict=True):
             if share:
@@ -72,7 +69,6 @@ class UpdateOps(Device):
             states: the vectors of the rule, updated in place.
             stored: the copy of the weights that layers read, updated too; None if they read the weights themselves.
         """
-        shapes.alike(rule.name, weight, grad, *states)
         xp = self.xp
         if move.scale != 1.0:
             grad *= move.scale
@@ -116,7 +112,6 @@ class UpdateOps(Device):
             norms: |w|² and |g|² of each layer (L,). The ratio is 1 if either is zero.
             stored: as in `move_weights`.
         """
-        shapes.alike("trust_weights", weight, grad)
         xp, (squares, steps) = self.xp, norms
         both = (squares > 0) & (steps > 0)
         ratios = xp.sqrt(xp.where(both, squares, 1) / xp.where(both, steps, 1))

@@ -65,19 +65,6 @@ def test_padding_around_an_image_keeps_nothing_of_the_previous_image() -> None:
     assert y[0, 0].tolist() == [[8] * 4, [12] * 4, [12] * 4, [8] * 4] and np.array_equal(y[0], y[1])
 
 
-def test_a_strided_gradient_is_accepted_and_a_strided_weight_gradient_is_not() -> None:
-    backend, window, rng = create_backend("numba"), Window((2, 2)), np.random.default_rng(3)
-    x, weight, wide = (rng.normal(size=size).astype(np.float32) for size in ((2, 4, 4, 3), (2, 2, 3, 5), (2, 3, 3, 10)))
-    y, kept = backend.conv2d(x, weight, None, window)
-    grads = [np.zeros_like(weight), np.zeros_like(weight)]
-    for dy, grad in zip((wide[..., ::2], np.ascontiguousarray(wide[..., ::2])), grads, strict=True):
-        backend.conv2d_backward(dy, kept, x, weight, grad, None, window, need_dx=False)
-    assert np.array_equal(*grads) and grads[0].any()
-    with pytest.raises(ValueError, match="the weight's gradient must be contiguous, in float32"):
-        backend.conv2d_backward(y, kept, x, weight, np.zeros((2, 2, 3, 10), np.float32)[..., ::2], None, window,
-                                need_dx=False)  # fmt: skip
-
-
 def test_images_too_large_for_32_bits_are_left_to_numpy() -> None:
     window = Window((3, 3))
     assert passes((1 << 15, 1 << 15, 2), 1, window, 4) is None and passes((1 << 15, 1 << 15, 1), 3, window, 4) is None

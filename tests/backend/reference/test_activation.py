@@ -11,7 +11,6 @@ import pytest
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.reference import activation as pointwise
-from cupynet.core.errors import ConfigError
 from cupynet.nn.activation import ACTIVATIONS, activation_function
 from tests.support.backends import every_backend, every_dtype
 
@@ -78,14 +77,3 @@ def test_monotone_activations_are_marked() -> None:
         y: Any = activation_function(name).into(backend, x, np.empty_like(x))
         assert expected == bool((np.diff(y) >= 0).all()) or name == "softmax", name
     assert not monotone["softmax"] and not monotone["gelu"] and not monotone["silu"]
-
-
-@every_backend
-def test_other_shapes_are_refused(name: str) -> None:
-    backend = create_backend(name)
-    x, other = backend.borrow((4,)), backend.borrow((5,))
-    x[...], other[...] = 0, 0
-    with pytest.raises(ConfigError, match="pointwise: arrays of shapes"):
-        backend.pointwise("tanh", x, other)
-    with pytest.raises(ConfigError, match="pointwise_backward: arrays of shapes"):
-        backend.pointwise_backward("tanh", x, other)
