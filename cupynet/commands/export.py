@@ -79,17 +79,14 @@ def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: 
 
     content = onnx_graph(model, input=input, metadata=_about(trained, model, input))
     found = difference(content, model, check, input) if check else None
-    if found is not None and not found.logits <= BOUND:
+    if found is not None and not found <= BOUND:
         raise CupynetError(
-            f"{path}: is not written: on {found.images:,} images onnxruntime {found.runtime} and the model differ by "
-            f"{found.logits:.1e} of the range of the logits, more than {BOUND:g}"
+            f"{path}: is not written: on {check:,} images onnxruntime and the model differ by {found:.1e} of the range "
+            f"of the logits, more than {BOUND:g}"
         )
     write_whole(path, content)
     if found is not None:
-        verdict = (
-            f"on {found.images:,} random images its logits in onnxruntime {found.runtime} differ by at most "
-            f"{found.logits:.1e} of their range"
-        )
+        verdict = f"on {check:,} random images its logits in onnxruntime differ by at most {found:.1e} of their range"
     else:
         verdict = "unchecked" + (": onnxruntime is not installed (pip install 'cupynet[onnx]')" if check else "")
     shape = ", ".join(map(str, ("N", *model.input.shape)))

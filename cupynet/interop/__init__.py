@@ -2,13 +2,12 @@
 
 from cupynet.interop.keras import import_keras
 from cupynet.interop.onnx import INPUTS, export_onnx, onnx_graph
-from cupynet.interop.onnx_check import BOUND, Difference, difference
+from cupynet.interop.onnx_check import BOUND, difference
 from cupynet.interop.torch import export_torch, import_torch, torch_source
 
 __all__ = [
     "BOUND",
     "INPUTS",
-    "Difference",
     "difference",
     "export_onnx",
     "export_torch",

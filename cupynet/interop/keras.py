@@ -10,16 +10,16 @@ The only file that imports h5py.
 from __future__ import annotations
 
 import io
+import math
 import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from itertools import combinations, product
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, require_plain
@@ -29,18 +29,17 @@ from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 H5_IN_KERAS = "model.weights.h5"
 DROPOUT_STATE = "/seed_generator/"
 CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # here -> Keras
-DEPTHWISE = "depthwise_conv2d"
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of `path`, a `.weights.h5` or `.keras` file of Keras 3; needs h5py (the extra `keras`).
 
-    A `Conv2D` with as many groups as channels takes the weights of a `DepthwiseConv2D`, or of a `Conv2D`.
+    A `Conv2D` with as many groups as channels takes the weights of a `DepthwiseConv2D`, or of a `Conv2D` in `names`.
 
     Args:
         names: our layer -> layer in the file ("conv1": "conv2d_1"). By default the n-th layer of a class here is the
-            n-th of that class there. Layers of equal size in different branches must be named: Keras numbers layers
-            in branches by their distance to the output.
+            n-th of that class there. Layers in branches must be named: Keras numbers them by their distance to the
+            output.
 
     Raises:
         DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
@@ -51,69 +50,55 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
     _check_unambiguous(model, wanted, names)
     with _opened(path) as stored:
         variables = {name: variable for name, variable in stored.items() if DROPOUT_STATE not in name}
-        layers = {**_keras_names(model.network, variables), **names}
+        layers = {**_keras_names(model.network), **names}
         counts: Counter[str] = Counter()
         arrays = {}
         for name, (layer, _, shape) in wanted.items():
             there = f"layers/{layers[layer.path]}/vars/{counts[layer.path]}"
             counts[layer.path] += 1
             variable = take(variables, there, name, path)
-            read = partial(_read, variable, layer, shape)
+            read = partial(_read, variable, shape)
             arrays[name] = check_shape(read, variable.shape, shape, f"{name} of {there!r}", path)
         check_all_taken(variables, path)
     model.load_weights(arrays)
 
 
-def _is_depthwise(layer: Layer) -> TypeGuard[Conv2D]:
-    return isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1
-
-
-def _read(variable: Any, layer: Layer, shape: tuple[int, ...]) -> Any:
+def _read(variable: Any, shape: tuple[int, ...]) -> Any:
     array = variable[()]
-    if _is_depthwise(layer) and array.shape == (*shape[:2], layer.groups, shape[-1] // layer.groups):
-        return array.reshape(shape)  # (K_h, K_w, C, multiplier) -> (K_h, K_w, 1, O)
+    channels = math.prod(array.shape[2:])
+    if array.ndim == 4 and shape == (*array.shape[:2], 1, channels):
+        return array.reshape(shape)  # of a DepthwiseConv2D: (K_h, K_w, C, multiplier) -> (K_h, K_w, 1, O)
     return array
 
 
-def _keras_names(network: Layer, stored: Collection[str]) -> dict[str, str]:
+def _keras_names(network: Layer) -> dict[str, str]:
     """Return Keras' name of each layer: its class in snake case, and the number of earlier layers of this class."""
-    has_depthwise = any(name.startswith(f"layers/{DEPTHWISE}") for name in stored)
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():
         kind = CLASSES.get(type(layer).__name__, type(layer).__name__)
         kind = re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", kind)).lower()
-        if has_depthwise and _is_depthwise(layer):
-            kind = DEPTHWISE
+        if isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1:
+            kind = "depthwise_conv2d"
         names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind
-        counts[kind] = counts.get(kind, 0) + 1
+        counts[kind] += 1
     return names
 
 
 def _check_unambiguous(model: Model, wanted: Mapping[str, Weight], names: Mapping[str, str]) -> None:
-    """Refuse to guess which of two branches a layer of the file is in, if the sizes fit either way. ConfigError.
+    """Refuse to guess which layer of the file is in which of two branches. ConfigError.
 
     Layers in sequence have the same order here and there. (keras/src/ops/function.py numbers layers by depth.)
     """
-    sizes: dict[str, list[Any]] = {}
-    for layer, own, shape in wanted.values():
-        sizes.setdefault(layer.path, [type(layer)]).append((own, shape))
+    with_weights = {layer.path for layer, _, _ in wanted.values()}
     for parent in model.network.walk():
-        for first, second in combinations(_branches(parent), 2):
-            for one, other in product(first, second):
-                alike = one.path in sizes and sizes[one.path] == sizes.get(other.path)
-                if alike and not {one.path, other.path} <= set(names):
-                    raise ConfigError(
-                        f"layers {one.path!r} and {other.path!r} have the same size, in two branches, and Keras does "
-                        f"not say which is which. Name both: names={{{one.path!r}: ..., {other.path!r}: ...}}"
-                    )
-
-
-def _branches(layer: Layer) -> list[list[Layer]]:
-    """Return the layers in each of the parallel branches of a layer."""
-    if isinstance(layer, Residual):
-        return [list(layer.body.walk()), [] if layer.shortcut is None else list(layer.shortcut.walk())]
-    return [list(branch.walk()) for _, branch in layer.children()] if isinstance(layer, Concat) else []
+        if isinstance(parent, Concat) or (isinstance(parent, Residual) and parent.shortcut is not None):
+            unnamed = with_weights.intersection(layer.path for layer in parent.walk()) - set(names)
+            if unnamed:
+                raise ConfigError(
+                    f"layer {min(unnamed)!r} is in one of several branches, which Keras numbers in an order of its "
+                    f"own. Name it in the file: names={{{min(unnamed)!r}: 'conv2d_1'}}"
+                )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A model as an ONNX graph, in operators of opset 13, which every runtime has since 2021.
+"""A model as an ONNX graph, in operators of opset 20, of 2023.
 
 The input is `images` (N, H, W, C) with any N: uint8 of 0 to 255, or float of 0 to 1. The graph includes the scaling
 and normalization of pixels. It returns `logits` (N, O), and `probabilities` if the loss defines them. Inside the graph
@@ -10,7 +10,6 @@ The only file that imports onnx.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,13 +41,16 @@ from cupynet.nn import (
     SoftmaxNLL,
 )
 
-OPSET, IR_VERSION = 13, 7  # of 2020 and 2021: the operators, and the form of the file
+OPSET, IR_VERSION = 20, 9  # the operators, and the form of the file, of onnx 1.15
 INPUTS = ("uint8", "float")
 PROBABILITIES: dict[type[Any], tuple[str, dict[str, int]]] = {
     SoftmaxNLL: ("Softmax", {"axis": 1}),
     BinaryCrossEntropy: ("Sigmoid", {}),
 }
-SIMPLE = {"relu": "Relu", "elu": "Elu", "tanh": "Tanh", "sigmoid": "Sigmoid", "softplus": "Softplus"}
+SIMPLE: dict[str, tuple[str, dict[str, int]]] = {
+    **{name: (name.capitalize(), {}) for name in ("relu", "elu", "gelu", "tanh", "sigmoid", "softplus")},
+    "softmax": ("Softmax", {"axis": 1}),  # of channels, or of the features of vectors
+}
 
 
 def export_onnx(
@@ -137,13 +139,9 @@ class _Graph:
         if input == "uint8":
             x = self.add("Cast", x, made="images/Cast", to=self.onnx.TensorProto.FLOAT)
         x = self.add("Mul", x, scale, made="images/Mul")
-        if any(model.pixels.shift):
-            x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), made="images/Add")
-        return (
-            self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2])
-            if isinstance(model.input, Image)
-            else x
-        )
+        x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), made="images/Add")
+        vectors = not isinstance(model.input, Image)
+        return x if vectors else self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2])
 
     def layer(self, layer: Layer, x: str) -> str:
         """Add a layer; return the name of its output."""
@@ -153,31 +151,20 @@ class _Graph:
         """Add an activation; return the name of its output."""
         if kind == "identity":
             return x
-        if kind in SIMPLE:
-            return self.add(SIMPLE[kind], x, made=f"{name}/{SIMPLE[kind]}")
         if kind == "leaky_relu":
             return self.add("LeakyRelu", x, made=f"{name}/LeakyRelu", alpha=slope)
-        if kind == "softmax":  # channels, or the features of vectors, are the second axis
-            return self.add("Softmax", x, made=f"{name}/Softmax", axis=1)
         if kind == "silu":
             return self.add("Mul", x, self.add("Sigmoid", x, made=f"{name}/Sigmoid"), made=f"{name}/Mul")
-        root, half, one = (
-            self.constant(f"{name}.{what}", number)
-            for what, number in (("root", math.sqrt(0.5)), ("half", 0.5), ("one", 1.0))
-        )
-        erf = self.add("Erf", self.add("Mul", x, root, made=f"{name}/Scaled"), made=f"{name}/Erf")
-        share = self.add("Mul", self.add("Add", erf, one, made=f"{name}/Add"), half, made=f"{name}/Share")
-        return self.add("Mul", x, share, made=f"{name}/Mul")
+        operator, attributes = SIMPLE[kind]
+        return self.add(operator, x, made=f"{name}/{operator}", **attributes)
 
     def flat(self, layer: Layer, x: str) -> str:
         """Flatten x, images in the order H, W, C."""
         if not isinstance(layer.input, Image):
             return x
         name = _name(layer)
-        if layer.input.channels > 1 and layer.input.height * layer.input.width > 1:
-            x = self.add("Transpose", x, made=f"{name}/Transpose", perm=[0, 2, 3, 1])
-        shape = self.constant(f"{name}.shape", [0, layer.input.features], np.int64)  # 0: as it is
-        return self.add("Reshape", x, shape, made=f"{name}/Reshape")
+        x = self.add("Transpose", x, made=f"{name}/Transpose", perm=[0, 2, 3, 1])
+        return self.add("Flatten", x, made=f"{name}/Flatten", axis=1)
 
 
 def _name(layer: Layer) -> str:
@@ -232,22 +219,15 @@ def _batch_norm(graph: _Graph, layer: Any, x: str) -> str:
 
 
 def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
-    """ONNX has an operator for it only since opset 17."""
     name, image = _name(layer), isinstance(layer.input, Image)
-    whole = image and layer.axis == "features"
-    axes = [1, 2, 3] if whole else [1]
-    scale, shift = (graph.weight(layer, own, (2, 0, 1) if whole else None) for own in ("scale", "shift"))
-    if image and not whole:  # one for each channel
-        for own in (scale, shift):
-            graph.constants[own] = graph.constants[own].reshape(-1, 1, 1)
-    mean = graph.add("ReduceMean", x, made=f"{name}/Mean", axes=axes, keepdims=1)
-    apart = graph.add("Sub", x, mean, made=f"{name}/Sub")
-    square = graph.add("Mul", apart, apart, made=f"{name}/Square")
-    variance = graph.add("ReduceMean", square, made=f"{name}/Variance", axes=axes, keepdims=1)
-    epsilon = graph.constant(f"{name}.epsilon", layer.epsilon)
-    deviation = graph.add("Sqrt", graph.add("Add", variance, epsilon, made=f"{name}/Add"), made=f"{name}/Sqrt")
-    normal = graph.add("Div", apart, deviation, made=f"{name}/Div")
-    return graph.add("Add", graph.add("Mul", normal, scale, made=f"{name}/Mul"), shift, made=f"{name}/Shifted")
+    by_channel = image and layer.axis == "channels"
+    axes = (2, 0, 1) if image and not by_channel else None
+    weights = [graph.weight(layer, own, axes) for own in ("scale", "shift")]
+    if by_channel:  # the operator normalizes over the last axes
+        x = graph.add("Transpose", x, perm=[0, 2, 3, 1], made=f"{name}/Last")
+    settings = {"axis": -1 if by_channel else 1, "epsilon": layer.epsilon}
+    y = graph.add("LayerNormalization", x, *weights, made=f"{name}/LayerNormalization", **settings)
+    return graph.add("Transpose", y, made=f"{name}/First", perm=[0, 3, 1, 2]) if by_channel else y
 
 
 def _avg_pool(graph: _Graph, layer: Any, x: str) -> str:

@@ -9,7 +9,7 @@ accordingly: see `orders`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend import Window
-from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.files import PathLike, load_tensors, require_plain, save_weights
+from cupynet.core.errors import ConfigError
+from cupynet.core.files import PathLike, load_tensors, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 from cupynet.nn import (
     Activation,
@@ -29,7 +29,6 @@ from cupynet.nn import (
     Conv2D,
     Dense,
     Dropout,
-    Flat,
     Flatten,
     GlobalAvgPool2D,
     Image,
@@ -43,7 +42,6 @@ from cupynet.nn import (
 
 Order = NDArray[np.int64]  # (F,): the index, in our vector, of each value of PyTorch's
 Modules = dict[str, str]  # suffix of the name -> Python expression
-Entry = tuple[str, str]  # name within the parent, Python expression
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class Equivalent:
 
     Attributes:
         modules: returns the modules of a built layer in order. The one with the suffix "" has the layer's name and
-            weights, the others ("pad", "activation") have no weights.
+            weights, the others (":pad", ":activation") have no weights.
         names: our name of a weight -> PyTorch's, if they differ.
         axes: the permutation of our axes into PyTorch's, for weights with this many axes.
     """
@@ -63,27 +61,20 @@ class Equivalent:
 
 
 def _conv(layer: Conv2D) -> Modules:
-    window, even = layer.window, all(before == after for before, after in layer.window.padding)
-    arguments = [str(layer.input.shape[-1]), str(layer.filters), str(layer.kernel)]
-    if layer.stride != (1, 1):
-        arguments.append(f"stride={layer.stride}")
-    if window.pads and even:
-        arguments.append(f"padding={_even_padding(window)}")
-    if window.dilates:
-        arguments.append(f"dilation={layer.dilation}")
-    if layer.groups > 1:
-        arguments.append(f"groups={layer.groups}")
-    if not layer.use_bias:
-        arguments.append("bias=False")
-    pad = {} if even else {"pad": f"nn.ZeroPad2d({_padding(window)})"}
-    return {**pad, "": f"nn.Conv2d({', '.join(arguments)})", **_activation("activation", layer.activation)}
+    (top, bottom), (left, right) = layer.window.padding
+    even = top == bottom and left == right
+    arguments = (
+        f"{layer.input.shape[-1]}, {layer.filters}, {layer.kernel}, stride={layer.stride}, "
+        f"padding={(top, left) if even else 0}, dilation={layer.dilation}, groups={layer.groups}, bias={layer.use_bias}"
+    )
+    pad = {} if even else {":pad": f"nn.ZeroPad2d({_padding(layer.window)})"}
+    return {**pad, "": f"nn.Conv2d({arguments})", **_activation(":activation", layer.activation)}
 
 
 def _dense(layer: Dense) -> Modules:
-    flatten = {"flatten": "nn.Flatten()"} if isinstance(layer.input, Image) else {}
-    bias = "" if layer.use_bias else ", bias=False"
-    linear = f"nn.Linear({layer.input.features}, {layer.units}{bias})"
-    return {**flatten, "": linear, **_activation("activation", layer.activation)}
+    flatten = {":flatten": "nn.Flatten()"} if isinstance(layer.input, Image) else {}
+    linear = f"nn.Linear({layer.input.features}, {layer.units}, bias={layer.use_bias})"
+    return {**flatten, "": linear, **_activation(":activation", layer.activation)}
 
 
 def _batch_norm(layer: BatchNorm) -> Modules:
@@ -100,32 +91,15 @@ def _layer_norm(layer: LayerNorm) -> Modules:
 
 def _max_pool(layer: MaxPool2D) -> Modules:
     window = layer.window
-    if _pool_can_pad(window):
-        return {"": f"nn.MaxPool2d({_pool_arguments(window)})"}
-    pad = f"nn.ConstantPad2d({_padding(window)}, float('-inf'))"
-    return {"pad": pad, "": f"nn.MaxPool2d({window.kernel}, {window.stride})"}
+    pad = {":pad": f"nn.ConstantPad2d({_padding(window)}, -torch.inf)"} if window.pads else {}
+    return {**pad, "": f"nn.MaxPool2d({window.kernel}, {window.stride})"}
 
 
 def _avg_pool(layer: AvgPool2D) -> Modules:
     window = layer.window
-    if _pool_can_pad(window):
-        return {"": f"nn.AvgPool2d({_pool_arguments(window)}, count_include_pad=False)"}
-    return {"": f"MaskedAvgPool({window.kernel}, {window.stride}, {_padding(window)})"}
-
-
-def _pool_arguments(window: Window) -> str:
-    padding = f", {_even_padding(window)}" if window.pads else ""
-    return f"{window.kernel}, {window.stride}{padding}"
-
-
-def _pool_can_pad(window: Window) -> bool:
-    """Return True if PyTorch's pools take the padding: equal on both sides, at most half a window."""
-    (top, bottom), (left, right) = window.padding
-    return top == bottom and left == right and 2 * top <= window.kernel[0] and 2 * left <= window.kernel[1]
-
-
-def _even_padding(window: Window) -> tuple[int, ...]:
-    return tuple(before for before, _ in window.padding)
+    if window.pads:
+        return {"": f"MaskedAvgPool({window.kernel}, {window.stride}, {_padding(window)})"}
+    return {"": f"nn.AvgPool2d({window.kernel}, {window.stride})"}
 
 
 def _padding(window: Window) -> tuple[int, int, int, int]:
@@ -154,7 +128,7 @@ LAYERS: dict[type[Layer], Equivalent] = {
     LayerNorm: Equivalent(_layer_norm, NORM_NAMES, axes=(2, 0, 1)),  # (H, W, C) -> (C, H, W)
     MaxPool2D: Equivalent(_max_pool),
     AvgPool2D: Equivalent(_avg_pool),
-    GlobalAvgPool2D: Equivalent(lambda layer: {"mean": "nn.AdaptiveAvgPool2d(1)", "": "nn.Flatten()"}),
+    GlobalAvgPool2D: Equivalent(lambda layer: {":mean": "nn.AdaptiveAvgPool2d(1)", "": "nn.Flatten()"}),
     Flatten: Equivalent(lambda layer: {"": "nn.Flatten()"}),
     Dropout: Equivalent(lambda layer: {"": f"nn.Dropout({layer.rate!r})"}),
     Activation: Equivalent(lambda layer: _activation("", layer.name, layer.slope)),
@@ -169,7 +143,7 @@ UNCHANGED = Equivalent(lambda layer: {})  # the weights of users' layers keep th
 def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a PyTorch state dict: `safetensors.torch.save_file(net.state_dict(), path)`.
 
-    Running statistics of batch normalization are loaded too. Nothing in the file is executed.
+    Running statistics of batch normalization are loaded too. Files of `torch.save`, which can run code, are not read.
 
     Args:
         names: our name -> PyTorch's name, of layers ("conv1": "features.0") or single weights ("conv1.weight":
@@ -180,7 +154,6 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
         DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
         ConfigError: `names` contains a layer or weight that the model does not have.
     """
-    _check_not_pickled(path)
     tensors = {name: tensor for name, tensor in load_tensors(path).items() if not name.endswith("num_batches_tracked")}
     order, names = orders(model.network), names or {}
     found = {}
@@ -192,21 +165,6 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
         found[name] = check_shape(convert, tensor.shape, shape, f"{name} of {there!r}", path)
     check_all_taken(tensors, path)
     model.load_weights(found)
-
-
-def _check_not_pickled(path: PathLike) -> None:
-    """Refuse what `torch.save` writes: a pickle, which can run code. DataError."""
-    require_plain(path)
-    try:
-        with open(path, "rb") as file:
-            start = file.read(4)
-    except OSError:
-        return  # load_tensors reports the reason
-    if start.startswith((b"PK\x03\x04", b"\x80\x02")):
-        raise DataError(
-            f"{path}: is a file of torch.save, which can run code. Save the weights with "
-            "safetensors.torch.save_file(net.state_dict(), path)."
-        )
 
 
 def _renamed(name: str, names: Mapping[str, str], own: str) -> str:
@@ -269,52 +227,32 @@ def orders(network: Layer) -> dict[int, Order]:
     """Return PyTorch's order of values, by `id`, for each layer of a built network that reads a flattened image.
 
     Raises:
-        ConfigError: a Residual adds two vectors that PyTorch has in different orders.
+        ConfigError: a branch of a Residual or Concat ends in a flattened image.
     """
     found: dict[int, Order] = {}
-    _output_order(network, None, found)
+    _flattened(network, None, found)
     return found
 
 
-def _output_order(layer: Layer, order: Order | None, found: dict[int, Order]) -> Order | None:
-    """Return the order of a layer's output for an input in `order`; None for our own order, and for images."""
+def _flattened(layer: Layer, image: Image | None, found: dict[int, Order]) -> Image | None:
+    """Return the image whose flattened values a layer's output is, if any. image: the same of its input."""
     if isinstance(layer, Sequential):
         for _, inner in layer.children():
-            order = _output_order(inner, order, found)
-        return order
-    if isinstance(layer, Residual):
-        through = _output_order(layer.body, order, found)
-        around = order if layer.shortcut is None else _output_order(layer.shortcut, order, found)
-        if not np.array_equal(_explicit(through, layer), _explicit(around, layer)):
+            image = _flattened(inner, image, found)
+        return image
+    if isinstance(layer, Residual | Concat):
+        branches = [layer.body, layer.shortcut] if isinstance(layer, Residual) else layer.branches.values()
+        if any(image if branch is None else _flattened(branch, image, found) for branch in branches):
             raise ConfigError(
-                f"Residual '{layer.path}': adds a flattened image to another vector, which PyTorch has in different "
-                "orders. Flatten before it, and begin it with a Dense."
+                f"{type(layer).__name__} '{layer.path}': combines a flattened image with other values, and PyTorch "
+                "flattens in another order. End the branch in a Dense."
             )
-        return through
-    if isinstance(layer, Concat):
-        made = [(_output_order(branch, order, found), branch) for _, branch in layer.children()]
-        if isinstance(layer.output, Image) or all(each is None for each, _ in made):
-            return None
-        starts = [sum(layer.widths[:i]) for i in range(len(made))]
-        return np.concatenate([_explicit(each, branch) + at for (each, branch), at in zip(made, starts, strict=True)])
-    flattens = layer.input.features == layer.output.features and isinstance(layer.output, Flat)
-    if isinstance(layer.input, Image):
-        order = _channels_first(layer.input) if flattens or isinstance(layer, Dense | Flatten) else None
-    if order is not None and isinstance(layer, Dense | BatchNorm | LayerNorm):
-        found[id(layer)] = order
-    return order if flattens and not isinstance(layer, Dense) else None
-
-
-def _explicit(order: Order | None, layer: Layer) -> Order:
-    return np.arange(layer.output.features) if order is None else order
-
-
-def _channels_first(image: Image) -> Order | None:
-    """Return the order (C, H, W) of an image's values; None if it equals ours."""
-    if image.channels == 1 or image.height * image.width == 1:
         return None
-    order: Order = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
-    return order
+    if isinstance(layer.input, Image) and isinstance(layer, Dense | Flatten):
+        image = layer.input if layer.input.channels > 1 else None  # the order of one channel is the same
+    if image is not None and isinstance(layer, Dense | BatchNorm | LayerNorm):
+        found[id(layer)] = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
+    return None if isinstance(layer, Dense) else image
 
 
 # the module -----------------------------------------------------------------------------------------------------------
@@ -403,14 +341,9 @@ def torch_source(model: Model) -> str:
     """
     check_known(model.network, KNOWN, "PyTorch")
     orders(model.network)  # refuses a vector that PyTorch holds in two orders
-    if isinstance(model.network, Sequential):
-        lines = "".join(f"        ({name!r}, {module}),\n" for name, module in _children(model.network))
-        network = f"nn.Sequential(OrderedDict([\n{lines}    ]))"
-    else:
-        modules = _entries("network", model.network, ())
-        if len(modules) > 1:
-            raise ConfigError("the network is one layer, but several PyTorch modules. Put it into a Sequential.")
-        ((_, network),) = modules  # its weights have no prefix
+    if not isinstance(model.network, Sequential):
+        raise ConfigError("the network is a single layer. Put it into a Sequential.")
+    network = "".join(f"        {module},\n" for module in _inside(model.network))
     text = HEAD.format(
         input=model.input,
         outputs=model.output.features,
@@ -419,38 +352,23 @@ def torch_source(model: Model) -> str:
         deviation=list(model.pixels.deviation),
     )
     text += "".join(f"\n{helper}" for call, helper in HELPERS.items() if call in network)
-    return f"{text}\n\ndef network():\n    return {network}\n"
+    return f"{text}\n\ndef network():\n    return nn.Sequential(OrderedDict([\n{network}    ]))\n"
 
 
-def _children(layer: Sequential) -> list[Entry]:
-    children = dict(layer.children())
-    return [entry for name, child in children.items() for entry in _entries(name, child, children)]
+def _inside(layer: Sequential) -> list[str]:
+    return [module for name, child in layer.children() for module in _named(name, child)]
 
 
-def _entries(name: str, layer: Layer, siblings: Collection[str]) -> list[Entry]:
-    """Return the modules of a layer, with names that no sibling has."""
+def _named(name: str, layer: Layer) -> list[str]:
+    """Return the modules of a layer, each as a pair of its name and its expression."""
     if isinstance(layer, Sequential):
-        return [(name, f"nn.Sequential(OrderedDict([{_listed(_children(layer))}]))")]
-    if isinstance(layer, Residual):
-        inner = dict(layer.children())
-        shortcut = [] if layer.shortcut is None else _entries("shortcut", layer.shortcut, inner)
-        body = [entry for each, child in layer.body.children() for entry in _entries(each, child, inner)]
-        return [(name, f"Branches(torch.add, [{_listed(body)}], [{_listed(shortcut)}])")]
-    if isinstance(layer, Concat):
-        branches = [_listed(_entries(each, branch, layer.branches)) for each, branch in layer.branches.items()]
-        return [(name, f"Branches(concat, {', '.join(f'[{branch}]' for branch in branches)})")]
-    modules = LAYERS[type(layer)].modules(layer)
-    return [(_unique(name, suffix, siblings), module) for suffix, module in modules.items()]
-
-
-def _unique(name: str, suffix: str, siblings: Collection[str]) -> str:
-    if not suffix:
-        return name
-    found = f"{name}_{suffix}"
-    while found in siblings:
-        found += "_"
-    return found
-
-
-def _listed(entries: list[Entry]) -> str:
-    return ", ".join(f"({name!r}, {module})" for name, module in entries)
+        modules = {"": f"nn.Sequential(OrderedDict([{', '.join(_inside(layer))}]))"}
+    elif isinstance(layer, Residual):
+        shortcut = [] if layer.shortcut is None else _named("shortcut", layer.shortcut)
+        modules = {"": f"Branches(torch.add, [{', '.join(_inside(layer.body))}], [{', '.join(shortcut)}])"}
+    elif isinstance(layer, Concat):
+        branches = (f"[{', '.join(_named(*branch))}]" for branch in layer.branches.items())
+        modules = {"": f"Branches(concat, {', '.join(branches)})"}
+    else:
+        modules = LAYERS[type(layer)].modules(layer)
+    return [f"({name + suffix!r}, {module})" for suffix, module in modules.items()]

@@ -47,7 +47,7 @@ def test_every_export_format(finished: Path, tmp_path: Path) -> None:
     for name, weight in load_weights(tmp_path / "a.safetensors").items():
         np.testing.assert_array_equal(weight, model.weights()[name])
     assert load_file(tmp_path / "torch.safetensors")["dense1.weight"].shape == (256, 784)
-    assert "nn.Linear(784, 256)" in (tmp_path / "a.py").read_text()
+    assert "nn.Linear(784, 256, bias=True)" in (tmp_path / "a.py").read_text()
 
 
 def test_a_checkpoint_is_exported_without_a_check(
@@ -109,14 +109,13 @@ def test_a_closed_stdout_is_no_error(finished: Path, tmp_path: Path) -> None:
 def test_a_graph_that_differs_is_not_written(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = interop.Difference(10, 2e-4, "1.0")
-    monkeypatch.setattr(interop, "difference", lambda *_: wrong)
+    monkeypatch.setattr(interop, "difference", lambda *_: 2e-4)
     monkeypatch.setattr("sys.argv", ["export", str(finished), "--onnx", str(tmp_path / "a.onnx")])
     with pytest.raises(SystemExit) as left:
         export.main()
     assert left.value.code == 1 and not list(tmp_path.iterdir())
     told = capsys.readouterr().err
-    assert "is not written: on 10 images onnxruntime 1.0 and the model differ by 2.0e-04 of the range" in told
+    assert "is not written: on 1,000 images onnxruntime and the model differ by 2.0e-04 of the range" in told
     monkeypatch.setattr(interop, "difference", lambda *_: None)
     with pytest.raises(SystemExit) as left:
         export.main()

@@ -1,7 +1,7 @@
 """Makes tests/golden/torch_exported.{safetensors,npz} and torch_module.txt with PyTorch, in this folder.
 
 The network with every layer of tests/support/exported_networks.py, as it is exported: its tensors, the text of its
-module, and the logits which that module computes of them in double. Made with torch 2.13.0, which the tests that read
+module, and the logits which that module computes of them in double. Made with torch 2.14.1, which the tests that read
 them do not need:
 
     PYTHONPATH=. python tests/golden/make_exporting.py

@@ -109,7 +109,7 @@ def depthwise(seed: int) -> Model:
 
 @pytest.mark.parametrize("own_layer", [True, False], ids=["DepthwiseConv2D", "Conv2D"])
 def test_depthwise_convolutions_are_imported(own_layer: bool, tmp_path: Path) -> None:
-    """As DepthwiseConv2D, whose kernel is (K_h, K_w, C, multiplier), or as Conv2D with groups."""
+    """As DepthwiseConv2D, whose kernel is (K_h, K_w, C, multiplier), or as Conv2D with groups, which are named."""
     source, found = depthwise(1), depthwise(2)
     deep = ("depthwise_conv2d", "depthwise_conv2d_1") if own_layer else ("conv2d_1", "conv2d_2")
     last = "conv2d_1" if own_layer else "conv2d_3"
@@ -123,7 +123,7 @@ def test_depthwise_convolutions_are_imported(own_layer: bool, tmp_path: Path) ->
     if own_layer:
         for name, shape in zip(deep, [(3, 2, 4, 2), (2, 2, 8, 1)], strict=True):
             arrays[f"layers/{name}/vars/0"] = arrays[f"layers/{name}/vars/0"].reshape(shape)
-    import_keras(found, write(tmp_path / "a.weights.h5", arrays))
+    import_keras(found, write(tmp_path / "a.weights.h5", arrays), {} if own_layer else there)
     for name, weight in source.weights().items():
         np.testing.assert_array_equal(found.weights()[name], weight)
 
@@ -212,21 +212,21 @@ def test_layers_in_branches_need_names(tmp_path: Path) -> None:
     stored = {f"layers/{there[layer]}/vars/{number}": arrays[f"{layer}.{own}"]
               for layer in there for number, own in enumerate(("weight", "bias"))}  # fmt: skip
     path = write(tmp_path / "a.weights.h5", stored)
-    for names in ({}, {first: "conv2d_1"}):
-        line = rf"^layers '{first}' and '{second}' have the same size, in two branches"
-        with pytest.raises(ConfigError, match=line):
-            import_keras(found, path, names)
-    import_keras(found, path, {first: "conv2d_1", second: "conv2d"})
+    named = {first: "conv2d_1", second: "conv2d", third: "conv2d_2"}
+    for missing in named:
+        with pytest.raises(ConfigError, match=rf"^layer '{missing}' is in one of several branches"):
+            import_keras(found, path, {name: place for name, place in named.items() if name != missing})
+    import_keras(found, path, named)
     for name, weight in arrays.items():
         np.testing.assert_array_equal(found.weights()[name], weight)
 
 
-def test_layers_that_fit_in_one_way_need_no_names(tmp_path: Path) -> None:
-    layers = {"block": Residual([Conv2D(2, 3, padding="same"), Conv2D(2, 3, padding="same")], Conv2D(2, 1))}
+def test_a_residual_around_nothing_needs_no_names(tmp_path: Path) -> None:
+    layers = {"block": Residual([Conv2D(2, 3, padding="same"), Conv2D(2, 3, padding="same")])}
     source, found = (Model(Sequential({**copy.deepcopy(layers), "output": Dense(3)}), Image(6, 6, 2),
                            create_backend("numpy"), seed) for seed in (1, 2))  # fmt: skip
     names = [name for name in source.weights() if name.endswith(".weight")]
-    there = dict(zip(names, ("conv2d", "conv2d_1", "conv2d_2", "dense"), strict=True))
+    there = dict(zip(names, ("conv2d", "conv2d_1", "dense"), strict=True))
     stored = {f"layers/{there[name]}/vars/{number}": source.weights()[name.replace("weight", own)]
               for name in names for number, own in enumerate(("weight", "bias"))}  # fmt: skip
     import_keras(found, write(tmp_path / "a.weights.h5", stored))

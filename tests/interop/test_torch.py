@@ -67,15 +67,9 @@ def test_every_layer(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-6 * np.ptp(expected))
 
 
-@needs_torch
-@pytest.mark.parametrize("layer", [Residual([Conv2D(2, 1)]), Conv2D(3, 2)], ids=["residual", "convolution"])
-def test_a_network_of_one_layer(layer: Layer, tmp_path: Path) -> None:
-    model = model_of(Sequential({"0": layer, "1": Dense(3)}), Image(4, 4, 2))
-    images = images_for(model)
-    np.testing.assert_allclose(of_torch(model, images, tmp_path), logits(model, images), atol=1e-6)
-    alone = model_of(Dense(3), Image(1, 1, 2))
+def test_a_network_of_one_layer_is_refused() -> None:
     with pytest.raises(ConfigError, match="Put it into a Sequential"):
-        torch_source(alone)
+        torch_source(model_of(Dense(3), Image(1, 1, 2)))
 
 
 def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:
@@ -115,30 +109,28 @@ def test_layouts_are_inverted(layer: type[Layer], shape: tuple[int, ...]) -> Non
 
 def test_each_branch_is_fed_the_flattened_image() -> None:
     """Of both the rows are in PyTorch's order, whatever the other one begins with."""
-    ways = Concat({"first": [Dense(3), Dense(2)], "second": [Activation("relu"), Dense(4)], "mean": [Flatten()]})
+    ways = Concat({"first": [Dense(3), Dense(2)], "second": [Activation("relu"), Dense(4)]})
     layers = {"flat": Flatten(), "ways": ways, "norm": BatchNorm(), "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))
     found = {layer.path: orders(model.network).get(id(layer)) for layer in model.network.walk()}
     expected = np.arange(12).reshape(3, 2, 2).transpose(2, 0, 1).reshape(-1)
     for name in ("ways.first.dense1", "ways.second.dense1"):
         np.testing.assert_array_equal(found[name], expected)
-    assert found["ways.first.dense2"] is None
-    for name in ("norm", "output"):
-        np.testing.assert_array_equal(found[name], [*range(6), *(6 + expected)])
+    assert found["ways.first.dense2"] is found["norm"] is found["output"] is None
 
 
 def test_images_of_one_channel_are_flattened_the_same_way() -> None:
-    for image in (Image(3, 4, 1), Image(1, 1, 5)):
-        assert orders(model_of(Sequential([Flatten(), Dense(2)]), image).network) == {}
+    assert orders(model_of(Sequential([Flatten(), Dense(2)]), Image(3, 4, 1)).network) == {}
     pooled = model_of(Sequential([GlobalAvgPool2D(), Dense(2)]), Image(3, 4, 5))
     assert orders(pooled.network) == {}
 
 
-def test_a_sum_with_a_flattened_image_is_refused(tmp_path: Path) -> None:
-    layers = {"flat": Flatten(), "block": Residual([Dense(12)]), "output": Dense(2)}
+@pytest.mark.parametrize("block", [Residual([Dense(12)]), Concat([Flatten(), Dense(3)])], ids=["sum", "concatenation"])
+def test_a_flattened_image_combined_with_other_values_is_refused(block: Layer, tmp_path: Path) -> None:
+    layers = {"flat": Flatten(), "block": block, "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))
     for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):
-        with pytest.raises(ConfigError, match="^Residual 'block': adds a flattened image"):
+        with pytest.raises(ConfigError, match=f"^{type(block).__name__} 'block': combines a flattened image"):
             way()
     plain = model_of(Sequential(layers), Image(12, 1, 1))  # of one channel there is but one order
     export_torch(plain, tmp_path / "a")
@@ -275,13 +267,11 @@ def test_weights_that_do_not_fit_are_named(change: dict[str, Any], expected: str
 def test_unknown_names_and_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="names: this model has no layer or weight 'conv9', but conv1.weight, "):
         import_torch(small_model(), SMALL, {"conv9": "0"})
-    (tmp_path / "text").write_text("text")
-    with pytest.raises(DataError, match="text: cannot be read as weights"):
-        import_torch(small_model(), tmp_path / "text")
-
-
-@pytest.mark.parametrize("start", [b"PK\x03\x04", b"\x80\x02\x8a"], ids=["zip", "pickle"])
-def test_a_file_of_torch_save_is_refused(start: bytes, tmp_path: Path) -> None:
-    (tmp_path / "net.pt").write_bytes(start + bytes(100))
-    with pytest.raises(DataError, match=r"net\.pt: .*safetensors\.torch\.save_file\(net\.state_dict\(\), path\)"):
-        import_torch(small_model(), tmp_path / "net.pt")
+    for content in (
+        b"text",
+        b"PK\x03\x04" + bytes(100),
+        b"\x80\x02\x8a" + bytes(100),
+    ):  # of torch.save: a zip, a pickle
+        (tmp_path / "text").write_bytes(content)
+        with pytest.raises(DataError, match="text: cannot be read as weights"):
+            import_torch(small_model(), tmp_path / "text")

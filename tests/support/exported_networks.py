@@ -75,7 +75,9 @@ def everything() -> Sequential:
             ),
             "pool2": AvgPool2D(3, stride=2, padding=1),
             "pool3": MaxPool2D(2, stride=1, padding=1),
-            "ways": Concat({"mean": GlobalAvgPool2D(), "all": Flatten(), "some": Dense(4, activation="relu")}),
+            "ways": Concat(
+                {"mean": GlobalAvgPool2D(), "all": [Flatten(), Dense(6)], "some": Dense(4, activation="relu")}
+            ),
             "norm4": BatchNorm(),
             "drop": Dropout(0.5),
             "norm5": LayerNorm(),
