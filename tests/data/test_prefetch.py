@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import sys
 import threading
@@ -171,28 +170,6 @@ def test_close_while_an_item_is_made() -> None:
     assert not closer.is_alive() and list(prefetcher) == []
 
 
-def test_close_wakes_a_consumer_that_waits() -> None:
-    started, released = threading.Event(), threading.Event()
-    outcome: list[list[int]] = []
-
-    def silent() -> Iterator[int]:
-        started.set()
-        until(released)
-        return
-        yield
-
-    prefetcher = Prefetcher(silent(), 1)
-    consumer = threading.Thread(target=lambda: outcome.append(list(prefetcher)), daemon=True)
-    consumer.start()
-    until(started)
-    closers = [threading.Thread(target=prefetcher.close) for _ in range(3)]
-    for closer in closers:
-        closer.start()
-    released.set()
-    for thread in [*closers, consumer]:
-        thread.join(10)
-    assert outcome == [[]]
-
 
 @pytest.mark.parametrize("waits_in", ["next", "close"])
 def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits_for_it(waits_in: str) -> None:
@@ -218,15 +195,6 @@ def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_consumer_that_looked_just_before_close_finds_the_end() -> None:
-    prefetcher, outcome = Prefetcher(range(10), 2), list[list[int]]()
-    prefetcher.close()
-    prefetcher._closed.clear()  # what that consumer saw; now it takes from the queue
-    consumer = threading.Thread(target=lambda: outcome.append(list(prefetcher)), daemon=True)
-    consumer.start()
-    consumer.join(10)
-    assert outcome == [[]]
-
 
 def test_a_consumer_that_stops_early_or_fails() -> None:
     with Prefetcher(range(1000), 4) as prefetcher:
@@ -238,15 +206,6 @@ def test_a_consumer_that_stops_early_or_fails() -> None:
         raise ZeroDivisionError
     assert not producers()
 
-
-def test_a_dropped_prefetcher_ends_its_thread() -> None:
-    prefetcher = Prefetcher(iter(int, 1), 2)
-    next(prefetcher)
-    (thread,) = producers()
-    del prefetcher
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
 
 
 def test_many_prefetchers_closed_at_any_moment() -> None:
