@@ -34,7 +34,6 @@ from cupynet.data import Npz as Npz
 from cupynet.data import Prefetcher as Prefetcher
 from cupynet.data import Rotate as Rotate
 from cupynet.data import Sharded as Sharded
-from cupynet.data import ShardedLoader as ShardedLoader
 from cupynet.data import Shards as Shards
 from cupynet.data import Shift as Shift
 from cupynet.data import Source as Source

@@ -169,8 +169,8 @@ def check_training(settings: Sequence[str]) -> Iterator[Finding]:
 
     run = prepare(config.compose([*settings]))
     source = run.source
-    if isinstance(source, Downloaded) and source.downloads_to and not offline():
-        yield Finding("data", "note", f"{source.name} would be downloaded to {source.downloads_to}")
+    if isinstance(source, Downloaded) and source.missing and not offline():
+        yield Finding("data", "note", f"{source.name} would be downloaded to {source.place}")
     else:
         data = run.load()
         text = f"{source.name} is not there, {data.name} is used" if data.fallback else data.name

@@ -118,7 +118,7 @@ class Preprocessing:
         from cupynet.data.pictures import one_name, picture, resized
 
         height, width, channels = self.shape
-        pixels = picture(path, channels, drawn=self.on_black, deep=True)
+        pixels = picture(path, channels, drawn=self.on_black)
         if self.invert == "yes" or (self.invert == "auto" and self.on_black and is_dark_on_light(pixels)):
             pixels = 255 - pixels
         try:

@@ -19,7 +19,7 @@ from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
 from cupynet.core.checks import amount, counted, on_device, tf32_products
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Batches, Data, Dataset, Loader, Sharded, Source, as_loader
+from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
@@ -79,7 +79,7 @@ class Experiment:
         ]
         self.pipeline = self._pipeline(stages)
         with naming("data", settings.data):
-            self.source.check_normalize()
+            self.source.check()
         with naming("loss", settings.loss):
             self.loss.check(self.source.classes)
         network = self._built("numpy" if self.pipeline is None else self.backend_name)
@@ -126,7 +126,7 @@ class Experiment:
             kind = type(chooser).__name__
             if not chooser.needs_validation:
                 continue
-            if not getattr(self.source, "validation", True):
+            if not vars(self.source).get("validation", True):  # a user's source may not call `Source.__init__`
                 raise ConfigError(
                     f"{name}: {kind} needs validation images: hold some out, such as data.validation=5000"
                 )
@@ -304,7 +304,7 @@ class Experiment:
             test=data.test.take(first),
         )
 
-    def train_loader(self, data: Data) -> Batches:
+    def train_loader(self, data: Data) -> Loader:
         """Return shuffled batches of the training set."""
         return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
 

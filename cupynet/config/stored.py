@@ -201,13 +201,13 @@ def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str])
         run: the folder of the run.
         overrides: of the command line, which may name any place.
     """
-    folder = getattr(build(settings.data, "data", settings.trusted_modules), "downloads_to", None)
-    if folder is None or {name_of(each) for each in overrides} & {"data", "data.folder"}:
+    source = build(settings.data, "data", settings.trusted_modules)
+    if not getattr(source, "missing", None) or {name_of(each) for each in overrides} & {"data", "data.folder"}:
         return
     named = settings.data.get("folder")
     if named is not None:
         raise ConfigError(
-            f"data.folder={one_line(named)}: the run in {run} would download its data to {folder}: type "
+            f"data.folder={one_line(named)}: the run in {run} would download its data to {source.place}: type "
             "data.folder=... to allow it"
         )
 

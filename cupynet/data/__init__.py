@@ -2,9 +2,8 @@
 
 A `Source` (MNIST, Synthetic, or `Idx`, `Npz`, `Folder` and `Sharded` for your own files) knows the shape of its images
 before it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training images, differently in
-each epoch. A `Loader` cuts a data set into `Batch`es and assigns them to workers; a `ShardedLoader` does so for
-`Shards`, a training set in one part on disk for each worker. A `BatchFeed` hands a worker its batches, which a
-`Prefetcher` prepares ahead.
+each epoch. A `Loader` cuts a data set into `Batch`es and assigns them to workers; `Shards` are a training set on disk
+in one part for each worker. A `BatchFeed` hands a worker its batches, which a `Prefetcher` prepares ahead.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 from cupynet.data.augment import Augmentation, CutOut, Draws, Elastic, HorizontalFlip, Rotate, Shift
 from cupynet.data.dataset import Dataset
 from cupynet.data.feed import BatchFeed
-from cupynet.data.loader import Batch, Batches, Labelled, Loader, ShardedLoader, as_loader
+from cupynet.data.loader import Batch, Labelled, Loader, as_loader
 from cupynet.data.prefetch import Prefetcher
 from cupynet.data.shards import Shards
 from cupynet.data.sources.cifar import CIFAR10
@@ -28,7 +27,6 @@ __all__ = [
     "Augmentation",
     "Batch",
     "BatchFeed",
-    "Batches",
     "CIFAR10",
     "CutOut",
     "Data",
@@ -47,7 +45,6 @@ __all__ = [
     "Prefetcher",
     "Rotate",
     "Sharded",
-    "ShardedLoader",
     "Shards",
     "Shift",
     "Source",

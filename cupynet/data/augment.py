@@ -63,7 +63,7 @@ class Draws:
 
     def integers(self, low: int, high: int) -> Array:
         """Draw (N,) int64 from `low` to `high` inclusive."""
-        numbers = np.floor(self.uniform(0, 1)[:] * np.float32(high - low + 1)).astype(np.int64)
+        numbers = np.floor(self.uniform(0, 1) * np.float32(high - low + 1)).astype(np.int64)
         return np.minimum(numbers, high - low) + low
 
 
@@ -80,23 +80,18 @@ class Augmentation(ABC):
 
 def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, ...]:
     """Check the argument `augment` of a source or a loader. ConfigError."""
-    if not isinstance(given, list | tuple | type(None)):
-        raise ConfigError(
-            f"augment={checks.shown(given, checks.written)}: must be a list of augmentations, [] for none"
-        )
-    for each in given or ():
-        if not isinstance(each, Augmentation):
-            shown = checks.shown(each, checks.written)
-            raise ConfigError(f"augment: {shown} is not an augmentation, such as cupynet.data.Shift")
+    if not isinstance(given, list | tuple | None) or not all(isinstance(each, Augmentation) for each in given or ()):
+        must = "must be a list of augmentations, such as cupynet.data.Shift, or [] for none"
+        raise ConfigError(f"augment={checks.shown(given, checks.written)}: {must}")
     return tuple(given or ())
 
 
 def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: int, samples: Array) -> Array:
     """Apply augmentations to images (N, H, W, C) uint8; `samples` (N,) are their indices in the data set."""
     for place, part in enumerate(parts):
-        found = part(images, Draws(seed, epoch, samples, place))
-        if getattr(found, "shape", None) != images.shape or found.dtype != np.uint8:
-            kind = f"{getattr(found, 'shape', type(found).__name__)} of {getattr(found, 'dtype', 'no dtype')}"
+        found = np.asarray(part(images, Draws(seed, epoch, samples, place)))
+        if found.shape != images.shape or found.dtype != np.uint8:
+            kind = f"{found.shape} of {found.dtype}"
             raise ConfigError(f"{part!r} made {kind} of images {images.shape} of uint8: must return the same shape")
         images = found
     return images
@@ -123,7 +118,9 @@ class HorizontalFlip(Augmentation):
     """Exchange left and right, with the given probability."""
 
     def __init__(self, probability: float = 0.5) -> None:
-        self.probability = _share("HorizontalFlip probability", probability)
+        self.probability = checks.number("HorizontalFlip probability", probability, minimum=0)
+        if self.probability > 1:
+            raise ConfigError(f"HorizontalFlip probability={self.probability}: must be a number from 0 to 1")
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         chosen = draws.uniform(0, 1) < self.probability  # (N,)
@@ -176,7 +173,7 @@ class Elastic(Augmentation):
 
     Args:
         alpha: strength, in pixels.
-        sigma: standard deviation of the Gaussian, in pixels, at most an image's side; cut off at three deviations.
+        sigma: standard deviation of the Gaussian, in pixels; cut off at three deviations.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
@@ -185,8 +182,6 @@ class Elastic(Augmentation):
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
-        if self.sigma > max(height, width):
-            raise ConfigError(f"Elastic sigma={self.sigma:g}: must be at most {max(height, width)}, an image's side")
         field = draws.uniform(-self.alpha, self.alpha, 2, height, width)
         field = self._smooth(self._smooth(field, 2), 3)  # (N, 2, H, W)
         field[:, 0] += np.arange(height, dtype=np.float32)[:, np.newaxis]
@@ -228,10 +223,3 @@ def _sampled(images: Array, y: Array, x: Array) -> Array:
     below += (at(width + 3) - below) * across
     above += (below - above) * down
     return (above + np.float32(0.5)).astype(np.uint8)
-
-
-def _share(name: str, value: Any) -> float:
-    share = checks.number(name, value, minimum=0)
-    if share > 1:
-        raise ConfigError(f"{name}={checks.shown(value)}: must be a number from 0 to 1")
-    return share

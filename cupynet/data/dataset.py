@@ -5,6 +5,7 @@ Images are (S, H, W, C) bytes as they came from their file, S samples; a backend
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
 from cupynet.core import checks
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.data.files import FilePath
 
 # The second words of Philox keys; the first is the seed. A Loader's second word is its epoch, which stays far below
 # these, so no two uses of one seed share random numbers.
@@ -53,7 +55,7 @@ class Dataset:
     def __post_init__(self) -> None:
         where = f"data set {self.name!r}"
         images = image_bytes(where, self.images)
-        labels = label_numbers(where, self.labels)
+        labels = np.ascontiguousarray(integers(f"{where}: labels", self.labels), dtype=np.int64)
         if len(self.pixels.scale) not in (1, images.shape[3]):
             count = f"{len(self.pixels.scale)} channels are normalised"
             raise ConfigError(f"{where}: {count}, but the images have {images.shape[3]}: give a number for each")
@@ -88,43 +90,49 @@ class Dataset:
 
 def image_bytes(where: str, images: Any) -> Array:
     """Return `images` as contiguous (S, H, W, C) uint8. ConfigError with `where` at the beginning."""
-    array = _array(f"{where}: images", images)
-    if array.dtype.kind == "f":
-        way_out = "multiply by 255 if they lie in 0 to 1, then .round().astype('uint8')"
-        raise ConfigError(f"{where}: images must be uint8, 0 to 255, got {_described(array)}: {way_out}")
-    if array.dtype.kind not in "iu":
-        raise ConfigError(f"{where}: images must be uint8, 0 to 255, got {_described(array)}")
-    if array.ndim not in (3, 4):
-        raise ConfigError(f"{where}: images must be (S, H, W, C), or (S, H, W) of one channel, got {_described(array)}")
-    if array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
-        found = f"{array.min()} .. {array.max()}"
-        raise ConfigError(f"{where}: images must be uint8, 0 to 255, got {found} in {_described(array)}")
+    way_out = ": multiply by 255 if they are in 0 to 1, then .round().astype('uint8')"
+    array = integers(f"{where}: images", images, way_out)
+    levels = (array.min(), array.max()) if array.dtype != np.uint8 and array.size else (0, 255)
+    if array.ndim not in (3, 4) or levels[0] < 0 or levels[1] > 255:
+        found = f"{array.shape} of {array.dtype}"
+        raise ConfigError(f"{where}: images must be (S, H, W, C) or (S, H, W), from 0 to 255, got {found}")
     pixels = np.ascontiguousarray(array, dtype=np.uint8)
     return pixels if pixels.ndim == 4 else pixels[..., np.newaxis]
 
 
-def label_numbers(where: str, labels: Any) -> Array:
-    """Return `labels` as contiguous int64 of the same shape. ConfigError with `where` at the beginning."""
-    array = _array(f"{where}: labels", labels)
-    if array.dtype.kind not in "iu" or (
-        array.dtype == np.uint64 and array.size and array.max() > np.iinfo(np.int64).max
-    ):
-        raise ConfigError(f"{where}: labels must be integers, one per image, got {_described(array)}")
-    return np.ascontiguousarray(array, dtype=np.int64)
-
-
-def _array(what: str, value: Any) -> Array:
-    """Convert `value` to a NumPy array. ConfigError if NumPy cannot read it."""
-    kind = type(value).__name__
+def integers(what: str, value: Any, way_out: str = "") -> Array:
+    """Convert `value` to a NumPy array of integers. ConfigError with `what` at the beginning."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:  # lists of unequal lengths, arrays of a GPU
-        raise ConfigError(f"{what} must be a NumPy array, got {kind} ({checks.one_line(error)})") from error
-    if array.ndim == 0:
-        raise ConfigError(f"{what} must be a NumPy array, got {kind}")
+        raise ConfigError(f"{what} must be a NumPy array of integers ({checks.one_line(error)})") from error
+    if array.dtype.kind not in "iu" or array.ndim == 0:
+        found = f"{array.shape} of {array.dtype}"
+        raise ConfigError(f"{what} must be a NumPy array of integers, got {found}{way_out}")
     return array
 
 
-def _described(array: Array) -> str:
-    """Return shape and type, for messages."""
-    return f"{array.shape} of {array.dtype}"
+def read_dataset(
+    place: FilePath, name: str, images: Array, labels: Array, classes: int, pixels: PixelScale = FRACTIONS
+) -> Dataset:
+    """Return images and labels that were read from `place` as a data set. DataError."""
+    try:
+        return Dataset(name, images, labels, classes, pixels)
+    except ConfigError as error:
+        raise DataError(f"{place}: {error}") from error
+
+
+def count_classes(place: FilePath, labels: Sequence[Array]) -> int:
+    """Return the largest label + 1; `labels` were read from `place`. DataError unless they count from 0."""
+    try:
+        labels = [integers("labels", each) for each in labels]
+    except ConfigError as error:
+        raise DataError(f"{place}: {error}") from error
+    least, most = min(int(each.min(initial=0)) for each in labels), max(int(each.max(initial=0)) for each in labels)
+    count = sum(map(len, labels))
+    if least < 0 or most >= count:
+        raise DataError(
+            f"{place}: expected labels 0, 1, 2, ..., found {least} .. {most} of {count} images: renumber them, or set "
+            f"{checks.setting('data', 'classes')}"
+        )
+    return most + 1

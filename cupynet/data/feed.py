@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from contextlib import suppress
-from types import TracebackType
+from contextlib import nullcontext, suppress
 
 from cupynet.backend import Backend, HostData, Shared
-from cupynet.data.loader import Batch, Batches, Made, read_of
+from cupynet.data.loader import Batch, Loader, Made, read_of
 from cupynet.data.prefetch import Prefetcher
 
 
@@ -37,7 +36,7 @@ class BatchFeed:
 
     def __init__(
         self,
-        loader: Batches,
+        loader: Loader,
         backend: Backend,
         rank: int = 0,
         size: int = 1,
@@ -99,11 +98,6 @@ class BatchFeed:
     def __enter__(self) -> BatchFeed:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if error is None:
-            self.close()
-            return
-        with suppress(Exception):  # a device that has failed also fails here: report the first error
+    def __exit__(self, kind: object, *_: object) -> None:
+        with nullcontext() if kind is None else suppress(Exception):  # a device that has failed also fails here
             self.close()

@@ -8,7 +8,6 @@ on the workers' speed, and nothing is dropped.
 from __future__ import annotations
 
 import zlib
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,9 +21,8 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations, augmented
-from cupynet.data.dataset import Dataset, label_numbers, philox
+from cupynet.data.dataset import Dataset, integers, philox
 from cupynet.data.shards import Shards
-from cupynet.data.sources.source import Data, Source
 
 Labelled: TypeAlias = Dataset | Shards
 
@@ -55,15 +53,16 @@ class Batch:
 Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # batch index, result of `Transfer.make`, samples
 
 
-class Batches(ABC):
-    """Base class of loaders: labelled images in batches that are assigned to workers in rounds.
+class Loader:
+    """Labelled images in batches that are assigned to workers in rounds.
 
-    In round b of an epoch each worker has its b-th batch, or none if it has run out. All workers may use the same
-    object at the same time: it holds no position.
+    Batch i of an epoch belongs to worker i mod size; the last may be short. With `Shards`, worker r reads only shard r,
+    and each shard may end with a short batch. In round b of an epoch each worker has its b-th batch, or none if it has
+    run out. All workers may use the same object at the same time: it holds no position.
 
     Args:
         dataset: the images.
-        batch_size: samples of a batch; the last one of a worker may be short.
+        batch_size: samples of a batch.
         seed: determines the order, and augmentation, together with the epoch.
         shuffle: False: samples are in the order of the data set, as for evaluation.
         augment: augmentations of the images, in this order; for training only.
@@ -72,19 +71,18 @@ class Batches(ABC):
         ConfigError: an argument is invalid.
     """
 
-    dataset: Labelled
-    kind: type[Any]
-    example: str  # of such a data set, for messages
-
     def __init__(
         self,
-        dataset: Any,
+        dataset: Labelled,
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        self.dataset = checks.instance("dataset", dataset, self.kind, self.example)
+        if not isinstance(dataset, Dataset | Shards):
+            kinds = "a Dataset, such as Synthetic().load().train, Shards, or a pair (images, labels)"
+            raise ConfigError(f"data must be {kinds}, got {checks.one(type(dataset).__name__)}")
+        self.dataset = dataset
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
@@ -92,33 +90,52 @@ class Batches(ABC):
 
     @property
     def batches(self) -> int:
-        """Batches per epoch, over all workers."""
+        """Loader per epoch, over all workers."""
         return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
-    @abstractmethod
     def rounds(self, size: int) -> int:
         """Return rounds per epoch: the most batches of any worker. ConfigError if there cannot be `size` workers."""
+        if isinstance(self.dataset, Shards):
+            self.dataset.check_workers(size)
+            return -(-max(self.dataset.counts) // self.batch_size)
+        return -(-self.batches // size)
 
-    @abstractmethod
     def images_of_round(self, number: int, size: int) -> int:
         """Return the number of images that all `size` workers train on in round `number` of an epoch."""
+        per_round = self.batch_size * (1 if isinstance(self.dataset, Shards) else size)
+        return sum(min(per_round, max(0, count - number * per_round)) for count in self.dataset.counts)
 
     def deal(self, size: int) -> tuple[int, ...]:
         """Return a key of the assignment of batches. An interrupted epoch can be continued only with an equal key."""
         return *self.dataset.counts, self.batch_size, size
 
     @cached_property
-    @abstractmethod
     def signature(self) -> int:
         """A checksum of the data, the batches and their order."""
+        data = self.dataset
+        about = (data.image_shape, data.classes, data.counts, data.pixels)
+        found = zlib.crc32(repr((*about, self.batch_size, self.seed, self.shuffle, self.augment)).encode())
+        if isinstance(data, Shards):
+            arrays = [*data.labels, *data.samples]
+        else:
+            arrays = [data.labels, data.images[:: max(1, data.images.nbytes // _LOOKED_AT)]]
+        for array in arrays:
+            found = zlib.crc32(np.ascontiguousarray(array).data, found)
+        return found
 
-    @abstractmethod
     def part(self, rank: int, size: int) -> Dataset:
         """Return the data that worker `rank` of `size` reads. DataError."""
+        if isinstance(self.dataset, Shards):
+            self.dataset.check_workers(size)
+            return self.dataset.open(rank)
+        return self.dataset
 
-    @abstractmethod
-    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
-        """Yield the index, the rows in the worker's part of the data, and the samples of each of its batches."""
+    def order(self, epoch: int, shard: int = 0) -> Array:
+        """Return the samples of `epoch` in training order, (S,) int64; with `Shards`, those of one shard."""
+        count = self.dataset.counts[shard]
+        if not self.shuffle:
+            return np.arange(count, dtype=np.int64)
+        return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
 
     def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> list[tuple[int, Array, Array]]:
         """Return the batches of worker `rank` of `size` from round `start` on: index, rows in its part, samples."""
@@ -126,6 +143,20 @@ class Batches(ABC):
             raise ConfigError(f"rank={rank}: must be from 0 to below size={size}, the number of workers")
         with read_of(self.dataset):
             return list(self._dealt(epoch, rank, size, start))
+
+    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
+        many = self.batch_size
+        if isinstance(self.dataset, Shards):
+            self.dataset.check_workers(size)
+            order, samples = self.order(epoch, rank), self.dataset.samples[rank]
+            for number in range(start, -(-len(order) // many)):
+                some = order[number * many : (number + 1) * many]
+                yield number * size + rank, some, samples[some]
+        else:
+            order = self.order(epoch)
+            for index in range(start * size + rank, self.batches, size):
+                some = order[index * many : (index + 1) * many]
+                yield index, some, some
 
     def epoch(self, epoch: int, backend: Backend, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of worker `rank` of `size` in `epoch`, each in memory of its own.
@@ -150,19 +181,6 @@ class Batches(ABC):
                     edit = partial(augmented, self.augment, seed=self.seed, epoch=epoch, samples=samples)
                 yield index, transfer.make(rows, edit), samples
 
-    def _order(self, count: int, epoch: int, shard: int = 0) -> Array:
-        """Return the indices of `count` samples in training order, (S,) int64."""
-        if not self.shuffle:
-            return np.arange(count, dtype=np.int64)
-        return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
-
-    def _checksum(self, *about: object) -> int:
-        """Return a checksum of `about`, which describes the data, and of the loader's arguments."""
-        pixels, edits = self.dataset.pixels, self.augment and (repr(self.augment),)
-        changes = edits if pixels == FRACTIONS else (pixels, *edits)
-        about = (*about, self.batch_size, self.seed, self.shuffle, *changes)
-        return zlib.crc32(repr(about).encode())
-
 
 @contextmanager
 def read_of(dataset: Labelled) -> Iterator[None]:
@@ -173,81 +191,8 @@ def read_of(dataset: Labelled) -> Iterator[None]:
         raise DataError(f"data set {dataset.name!r}: cannot be read ({error})") from error
 
 
-class Loader(Batches):
-    """Batches of a `Dataset`, the last of which may be short. Batch i of an epoch belongs to worker i mod size."""
-
-    dataset: Dataset
-    kind, example = Dataset, "Synthetic().load().train"
-
-    def rounds(self, size: int) -> int:
-        return -(-self.batches // size)
-
-    def images_of_round(self, number: int, size: int) -> int:
-        per_round = self.batch_size * size
-        return min(per_round, len(self.dataset) - number * per_round)
-
-    @cached_property
-    def signature(self) -> int:
-        dataset = self.dataset
-        found = self._checksum(dataset.name, dataset.images.shape, dataset.classes)
-        step = max(1, dataset.images.nbytes // _LOOKED_AT)
-        return zlib.crc32(dataset.images[::step].tobytes(), zlib.crc32(dataset.labels, found))
-
-    def order(self, epoch: int) -> Array:
-        """Return the samples of `epoch` in training order, (S,) int64."""
-        return self._order(len(self.dataset), epoch)
-
-    def part(self, rank: int, size: int) -> Dataset:
-        return self.dataset
-
-    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
-        order, many = self.order(epoch), self.batch_size
-        for index in range(start * size + rank, self.batches, size):
-            some = order[index * many : (index + 1) * many]
-            yield index, some, some
-
-
-class ShardedLoader(Batches):
-    """Batches of `Shards`, one for each worker: worker r reads only shard r.
-
-    An epoch has as many rounds as the largest shard has batches; each shard may end with a short batch. With one shard
-    the order is that of a `Loader`.
-    """
-
-    dataset: Shards
-    kind, example = Shards, "Shards('folder')"
-
-    def rounds(self, size: int) -> int:
-        self.dataset.check_workers(size)
-        return -(-max(self.dataset.counts) // self.batch_size)
-
-    def images_of_round(self, number: int, size: int) -> int:
-        before = number * self.batch_size
-        return sum(min(self.batch_size, max(0, count - before)) for count in self.dataset.counts)
-
-    @cached_property
-    def signature(self) -> int:
-        dataset = self.dataset
-        found = self._checksum(dataset.image_shape, dataset.classes, dataset.counts)
-        for array in (*dataset.labels, *dataset.samples):
-            found = zlib.crc32(array, found)
-        return found
-
-    def part(self, rank: int, size: int) -> Dataset:
-        self.dataset.check_workers(size)
-        return self.dataset.open(rank).dataset
-
-    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
-        self.dataset.check_workers(size)
-        order = self._order(self.dataset.counts[rank], epoch, rank)
-        samples, many = self.dataset.open(rank).samples, self.batch_size
-        for number in range(start, -(-len(order) // many)):
-            some = order[number * many : (number + 1) * many]
-            yield number * size + rank, some, samples[some]
-
-
 def as_loader(
-    data: Batches | Dataset | Shards | tuple[Any, Any],
+    data: Loader | Dataset | Shards | tuple[Any, Any],
     batch_size: int = 128,
     seed: int = 12345,
     shuffle: bool = True,
@@ -255,30 +200,23 @@ def as_loader(
     classes: int | None = None,
     pixels: PixelScale = FRACTIONS,
     augment: Sequence[Augmentation] = (),
-) -> Batches:
+) -> Loader:
     """Return a loader of the data.
 
     Args:
         data: a loader, which is returned unchanged; a `Dataset`; `Shards`; or a pair (images, labels) of arrays.
-        batch_size, seed, shuffle, augment: see `Batches`.
+        batch_size, seed, shuffle, augment: see `Loader`.
         classes: of a pair; the largest label + 1 by default.
         pixels: of a pair: how pixels are scaled.
 
     Raises:
         ConfigError: `data` is none of these, or an argument is invalid.
     """
-    if isinstance(data, Batches):
+    if isinstance(data, Loader):
         return data
-    if isinstance(data, Shards):
-        return ShardedLoader(data, batch_size, seed, shuffle, augment)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data
-        labels = label_numbers("data set 'arrays'", labels)
+        labels = integers("data set 'arrays': labels", labels)
         largest = int(labels.max(initial=0))
         data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes, pixels)
-    if not isinstance(data, Dataset):
-        hint = "; take a part of what it loads, such as train" if isinstance(data, Data | Source) else ""
-        raise ConfigError(
-            f"data must be a Loader, a Dataset or a pair (images, labels), got {checks.shown(data)}{hint}"
-        )
     return Loader(data, batch_size, seed, shuffle, augment)

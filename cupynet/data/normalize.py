@@ -18,36 +18,22 @@ Normalize: TypeAlias = "str | Mapping[str, Sequence[float]] | None"
 
 _AT_ONCE = 1 << 22  # bytes per histogram pass
 
-WAYS = "must be null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
-
 
 def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
     """Check the argument `normalize`: None, "auto", or `mean` and `deviation` of each channel. ConfigError."""
     if normalize is None or normalize == "auto":
         return None if normalize is None else "auto"
-    if not isinstance(normalize, Mapping) or set(normalize) != {"mean", "deviation"}:
-        raise ConfigError(f"normalize={checks.shown(normalize, checks.written)}: {WAYS}")
-    found: dict[str, list[float]] = {}
-    for name in ("mean", "deviation"):
-        numbers = normalize[name]
-        if isinstance(numbers, str | bytes) or not isinstance(numbers, Sequence) or not numbers:
-            raise ConfigError(f"normalize.{name}={checks.shown(numbers, checks.written)}: {WAYS}")
-        above = 0.0 if name == "deviation" else None
-        found[name] = [checks.number(f"normalize.{name}", each, above=above) for each in numbers]
-    if len(found["mean"]) != len(found["deviation"]):
-        raise ConfigError(f"normalize={checks.written(found)}: {WAYS}")
-    pixels = PixelScale.of(found["mean"], found["deviation"])
-    if max(map(abs, (*pixels.scale, *pixels.shift))) > checks.MOST or min(pixels.scale) < checks.LEAST:
-        shown = checks.shown(found, checks.written)
-        raise ConfigError(f"normalize={shown}: results in numbers that single precision cannot represent: {WAYS}")
-    return found
-
-
-def check_channels(normalize: Normalize, channels: int) -> None:
-    """Refuse values unless there is one per channel or one for all channels. ConfigError."""
-    if isinstance(normalize, Mapping) and len(normalize["mean"]) not in (1, channels):
-        many = f"{channels} channel{'s' * (channels > 1)}"
-        raise ConfigError(f"normalize={checks.written(normalize)}: images have {many}: give a number for each")
+    try:
+        if not isinstance(normalize, Mapping) or set(normalize) != {"mean", "deviation"}:
+            raise ValueError
+        mean = [checks.number("mean", each, minimum=-1e6, below=1e6) for each in normalize["mean"]]
+        deviation = [checks.number("deviation", each, minimum=1e-6, below=1e6) for each in normalize["deviation"]]
+        if not mean or len(mean) != len(deviation):
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        ways = "null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
+        raise ConfigError(f"normalize={checks.shown(normalize, checks.written)}: must be {ways}") from error
+    return {"mean": mean, "deviation": deviation}
 
 
 def pixels_for(normalize: Normalize, images: Array) -> PixelScale:

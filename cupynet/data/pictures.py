@@ -19,7 +19,6 @@ ENDINGS = (".png", ".jpg", ".jpeg")
 FORMATS = ("PNG", "JPEG")
 GREY = ("1", "L", "LA")  # Pillow's modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
-BITS = (8, 10, 12, 14, 16)  # bits that scanners and cameras use of them
 MOST_PIXELS = 1 << 26  # a small file may claim any number
 
 
@@ -32,20 +31,20 @@ def pillow() -> Any:
     return Image
 
 
-def picture(path: Path, channels: int, *, drawn: bool = False, deep: bool = False) -> Array:
+def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
     """Read a PNG or JPEG of any size as (H, W, C) uint8, of 1 channel (grey) or 3.
 
     Args:
-        drawn: True for a drawing: transparent pixels become paper, white, or black if the drawing is light, and a
-            photograph is rotated as its camera noted. If False, transparency is dropped and nothing is rotated.
-        deep: accept grey of 16 bits; the number of bits in use is guessed for each picture.
+        drawn: True for a drawing: transparent pixels become white paper, and a photograph is rotated as its camera
+            noted. If False, transparency is dropped and nothing is rotated.
 
     Raises:
         DataError: the file is missing, damaged, too large, or of another type.
         ConfigError: Pillow is not installed.
     """
+    images = pillow()
     with opened_picture(path) as opened:
-        if opened.mode in DEEP and not deep:
+        if opened.mode in DEEP:
             raise DataError(
                 f"{one_name(path)}: expected 8 bits in each channel, found 16 (mode {opened.mode}): convert it"
             )
@@ -53,12 +52,9 @@ def picture(path: Path, channels: int, *, drawn: bool = False, deep: bool = Fals
             from PIL import ImageOps
 
             opened = ImageOps.exif_transpose(opened)
-        if opened.mode in DEEP:
-            levels = np.asarray(opened)
-            bits = next(bits for bits in BITS if int(levels.max()) < 1 << bits)
-            opened = pillow().fromarray((levels >> (bits - 8)).astype(np.uint8))
-        if drawn:
-            opened = _on_paper(opened)
+            if opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info:
+                paper = images.new("RGBA", opened.size, "white")
+                opened = images.alpha_composite(paper, opened.convert("RGBA")).convert("RGB")
         pixels = opened.convert("L" if channels == 1 else "RGB")
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
 
@@ -101,17 +97,3 @@ def resized(pixels: Array, height: int, width: int) -> Array:
     opened = images.fromarray(pixels[:, :, 0] if channels == 1 else pixels)
     found = opened.resize((width, height), images.Resampling.BILINEAR)
     return np.asarray(found, np.uint8).reshape(height, width, channels)
-
-
-def _on_paper(opened: Any) -> Any:
-    """Put a transparent picture on white, or on black if the drawing is light."""
-    from PIL import ImageStat
-
-    if opened.mode not in ("LA", "PA", "RGBA") and "transparency" not in opened.info:
-        return opened
-    images, shown = pillow(), opened.convert("RGBA")
-    alpha, grey = shown.getchannel("A"), shown.convert("RGB").convert("L")
-    least, most = alpha.getextrema()
-    light = most > 0 and ImageStat.Stat(grey, alpha).mean[0] > 127.5
-    paper = images.new("RGBA", shown.size, "black" if light and least < 128 else "white")
-    return images.alpha_composite(paper, shown).convert("RGB")

@@ -7,7 +7,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING
 
 from cupynet.core.errors import ConfigError, DivergedError
-from cupynet.data import Batches
+from cupynet.data import Loader
 from cupynet.parallel import Average, Moment, is_finite
 from cupynet.training.replica import moved
 
@@ -55,7 +55,7 @@ def finish(trainer: Trainer) -> None:
     _assemble(trainer, f"{name}: the replicas differ at the end of a fit: average them in finish(replica, 'fit')")
 
 
-def choose(trainer: Trainer, evaluate_on: Batches | None) -> None:
+def choose(trainer: Trainer, evaluate_on: Loader | None) -> None:
     """Let callbacks replace the weights, and evaluate the new ones, except after a signal, which is urgent."""
     if not trainer.world.gather_numbers(_changed_in(trainer, "after_finish")).any():
         return

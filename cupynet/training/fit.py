@@ -10,7 +10,7 @@ import numpy as np
 from cupynet.backend import PixelScale
 from cupynet.core.checks import integer, one_of
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Batches, Labelled
+from cupynet.data import Labelled, Loader
 from cupynet.nn import Model, check_output
 from cupynet.optim import Schedule
 from cupynet.parallel import Communicator, Synchronizer
@@ -28,9 +28,9 @@ class Fit:
         ConfigError: an argument is not valid.
     """
 
-    train: Batches
+    train: Loader
     epochs: int
-    evaluate_on: Batches | None
+    evaluate_on: Loader | None
     evaluate_every: int
     split: str
     unfinished: bool = False
@@ -80,7 +80,7 @@ def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
         )
 
 
-def check_loader(loader: Batches, model: Model, world: Communicator) -> None:
+def check_loader(loader: Loader, model: Model, world: Communicator) -> None:
     """Refuse data that do not fit the network, or differ between workers. Every worker calls it.
 
     Raises:

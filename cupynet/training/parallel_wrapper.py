@@ -18,7 +18,7 @@ from cupynet.backend import FRACTIONS, PixelScale, Shared, blas, create_backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import flag, instance, integer, on_device, one_of, shown
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
-from cupynet.data import Batches, Dataset, Shards, as_loader
+from cupynet.data import Dataset, Loader, Shards, as_loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor
 from cupynet.parallel import (
@@ -55,7 +55,7 @@ from cupynet.training.trainer import Trainer
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-Examples: TypeAlias = Batches | Dataset | Shards | tuple[Array, Array]
+Examples: TypeAlias = Loader | Dataset | Shards | tuple[Array, Array]
 
 
 class ParallelWrapper:
@@ -372,12 +372,12 @@ class ParallelWrapper:
         self.model.backend.synchronize()  # streams of caller and workers do not wait for each other
         return self._launcher.run(done)
 
-    def _loader(self, data: Examples, batch_size: int, pixels: PixelScale, *, shuffle: bool = True) -> Batches:
+    def _loader(self, data: Examples, batch_size: int, pixels: PixelScale, *, shuffle: bool = True) -> Loader:
         loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features, pixels=pixels)
         check_data(loader.dataset, self.model)
         return loader
 
-    def _evaluation_loader(self, data: Examples, batch_size: int, pixels: PixelScale | None) -> Batches:
+    def _evaluation_loader(self, data: Examples, batch_size: int, pixels: PixelScale | None) -> Loader:
         """Return batches to evaluate on. pixels: those of the training data, if known."""
         loader = self._loader(data, batch_size, pixels or FRACTIONS, shuffle=False)
         if pixels is not None:

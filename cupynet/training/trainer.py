@@ -20,7 +20,7 @@ import numpy as np
 
 from cupynet.backend import Shared
 from cupynet.core.errors import ConfigError, DivergedError, annotate
-from cupynet.data import Batch, Batches, BatchFeed
+from cupynet.data import Batch, BatchFeed, Loader
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Synchronizer, check_state
 from cupynet.runs.run import Run
@@ -166,10 +166,10 @@ class Trainer:
 
     def fit(
         self,
-        train: Batches,
+        train: Loader,
         epochs: int,
         *,
-        evaluate_on: Batches | None = None,
+        evaluate_on: Loader | None = None,
         evaluate_every: int = 1,
         split: str = "test",
     ) -> None:
@@ -239,7 +239,7 @@ class Trainer:
         self.schedule.span(self.fit_start, self.total_iterations, rounds, self.total_epochs)
         self.stopped = None
 
-    def _open_feed(self, loader: Batches) -> BatchFeed:
+    def _open_feed(self, loader: Loader) -> BatchFeed:
         try:
             return BatchFeed(
                 loader,
@@ -377,7 +377,7 @@ class Trainer:
         )
         self.emit("on_epoch_end", record)
 
-    def evaluate(self, loader: Batches) -> Evaluation:
+    def evaluate(self, loader: Loader) -> Evaluation:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them.
 
         Raises:

@@ -14,16 +14,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cupynet.commands import doctor
 from cupynet.commands.doctor import Finding
 from cupynet.core.errors import DataError
 from cupynet.data import MNIST
-from cupynet.data.idx_file import IdxFile
+from cupynet.data.files import KnownFile
 from tests.support import warm
 from tests.support.commands import environment
 from tests.support.mpi import needs_mpi
+from tests.support.user_files import idx_bytes
 
 SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "workers=1"]
 
@@ -257,12 +259,11 @@ def small_mnist(tmp_path, monkeypatch):
     (tmp_path / "mnist").mkdir()
     shapes = {"images.gz": (2, 3, 3), "labels.gz": (2,), "test-images.gz": (2, 3, 3), "test-labels.gz": (2,)}
     for name, shape in shapes.items():
-        content = IdxFile(name, shape, "").header + bytes(2 if len(shape) == 1 else 18)
-        files.append(IdxFile(name, shape, hashlib.sha256(content).hexdigest()))
+        content = idx_bytes(np.zeros(shape))
+        files.append(KnownFile(name, hashlib.sha256(content).hexdigest(), 1000))
         (tmp_path / "mnist" / name).write_bytes(gzip.compress(content))
     monkeypatch.setattr(MNIST, "files", tuple(files))
     monkeypatch.setattr("cupynet.data.Data.check", lambda *_: None)
-    monkeypatch.setattr(MNIST, "_check_validation", lambda *_: None)
     monkeypatch.setenv("CUPYNET_DATA", str(tmp_path))
     monkeypatch.setenv("CUPYNET_OFFLINE", "1")
     return tmp_path / "mnist"

@@ -84,7 +84,7 @@ def test_a_fast_dev_run_takes_the_first_samples_of_each_shard(tmp_path):
     assert (len(shards), len(few), few.counts) == (41, 16, (8, 8)) and shards.head(100).counts == shards.counts
     for number in (0, 1):
         one, all_of_it = few.open(number), shards.open(number)
-        assert isinstance(one.dataset, Dataset)
-        np.testing.assert_array_equal(one.dataset.images, all_of_it.dataset.images[:8])
-        np.testing.assert_array_equal(one.samples, all_of_it.samples[:8])
+        assert isinstance(one, Dataset)
+        np.testing.assert_array_equal(one.images, all_of_it.images[:8])
+        np.testing.assert_array_equal(few.samples[number], shards.samples[number][:8])
     assert as_loader(few, 4).rounds(2) == 2

@@ -84,7 +84,7 @@ def test_a_source_that_declared_other_shapes_is_refused() -> None:
             return Data("grey", grey, None, grey)
 
     found = experiment(())
-    found.source = Liar(0, 0, None)
+    found.source = Liar()
     with pytest.raises(DataError, match="8, 8, 3.*8, 8, 1"):
         found.load()
 
@@ -114,7 +114,7 @@ def test_a_source_whose_files_cannot_be_read_is_an_error_of_the_data() -> None:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", "own.npy")
 
     found = experiment(())
-    found.source = Gone(0, 0, None)
+    found.source = Gone()
     with pytest.raises(DataError, match=r"data 'own': cannot be read \(.*No such file or directory: 'own.npy'\)"):
         found.load()
 

@@ -30,7 +30,7 @@ class Good:
 
     def __init__(self, tiny: TinyMNIST, name: str) -> None:
         self.packed, self.raw = tiny.packed[name], tiny.raw[name]
-        self.header = next(len(file.header) for file in tiny.files if file.name == name)
+        self.header = 4 + 4 * self.raw[3]
         self.other = tiny.packed[NAMES[NAMES.index(name) ^ 1]]
         self.test = tiny.packed[NAMES[NAMES.index(name) ^ 2]]  # of the test set, or of the training set
 
@@ -54,7 +54,6 @@ MUTATIONS: dict[str, Callable[[Good], bytes]] = {
     "one image more, by its header": lambda good: gzip.compress(flipped(good.raw, 7)),
     "a billion images": lambda good: gzip.compress(good.raw[:4] + b"\x3b\x9a\xca\x00" + good.raw[8:]),
     "a web page": lambda good: b"<!DOCTYPE html>\n<title>Sign in to the network</title>",
-    "not packed": lambda good: good.raw,
     "images for labels": lambda good: good.other,
     "test for training": lambda good: good.test,
     "more behind it": lambda good: good.packed + b"more",
@@ -100,7 +99,7 @@ def test_the_undamaged_files_are_loaded(made: tuple[TinyMNIST, Experiment]) -> N
 
 TINY = """
 from cupynet.data import MNIST
-from cupynet.data.idx_file import IdxFile
+from cupynet.data.files import KnownFile
 
 class Tiny(MNIST):
     files = ({files})
@@ -142,7 +141,7 @@ def test_mirrors_that_hang_end_the_command(tmp_path: Path, first: bytes) -> None
         assert time.monotonic() - began < 60
     finally:
         mirror.stop()
-    assert "downloading failed (http" in stderr and ": no answer within " in stderr and stderr.count("\n") == 1
+    assert "downloading failed (http" in stderr and ": timed out)" in stderr and stderr.count("\n") == 1
 
 
 FAILING = """

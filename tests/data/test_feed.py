@@ -16,7 +16,7 @@ from cupynet.backend import HostData, Shared, create_backend
 from cupynet.backend.cuda import transfer
 from cupynet.backend.cuda.transfer import CudaTransfer, Resident, Staging
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Batch, Batches, BatchFeed, Dataset, Loader, Prefetcher, ShardedLoader
+from cupynet.data import Batch, BatchFeed, Dataset, Loader, Prefetcher
 from tests.standin import installed
 from tests.standin.errors import Unordered
 from tests.standin.machine import active
@@ -53,13 +53,13 @@ def seen(backend: Any, batches: Any) -> list[tuple[int, bytes, str, list[int], l
     return found
 
 
-def expected(loader: Batches, dtype: str, epoch: int, *deal: int) -> Any:
+def expected(loader: Loader, dtype: str, epoch: int, *deal: int) -> Any:
     backend = create_backend("numpy", dtype)
     return seen(backend, loader.epoch(epoch, backend, *deal))
 
 
-def sharded(dataset: Dataset, folder: Path) -> ShardedLoader:
-    return ShardedLoader(write_shards(dataset, folder, 2), 4, seed=2)
+def sharded(dataset: Dataset, folder: Path) -> Loader:
+    return Loader(write_shards(dataset, folder, 2), 4, seed=2)
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_images_are_copied_to_a_device_in_parts(upload: int, monkeypatch: pytest
 def test_an_epoch_is_ordered_before_its_first_round(on_device: bool, ahead: int) -> None:
     """Otherwise the first round would include the time."""
     loader, ordered = Loader(pictures(), 4, seed=2), list[int]()
-    order = loader._order
-    loader._order = lambda count, epoch, *shard: (ordered.append(epoch), order(count, epoch, *shard))[1]  # type: ignore[method-assign]
+    order = loader.order
+    loader.order = lambda epoch, *shard: (ordered.append(epoch), order(epoch, *shard))[1]  # type: ignore[method-assign]
     with BatchFeed(loader, worker(), prefetch=ahead, on_device=on_device) as feed, closing(feed.epoch(1)):
         assert ordered == [1]
 

@@ -151,9 +151,9 @@ def test_arrays_become_a_loader() -> None:
     assert as_loader((images, labels), classes=10).dataset.classes == 10
     with pytest.raises(ConfigError, match="data set 'arrays': labels must be in 0 .. 5 for 6 classes, got 0 .. 6"):
         as_loader((images, labels), classes=6)
-    with pytest.raises(ConfigError, match="data set 'arrays': images must be uint8.*multiply by 255"):
+    with pytest.raises(ConfigError, match="data set 'arrays': images must be .* integers.*multiply by 255"):
         as_loader((images / 255, labels))
-    with pytest.raises(ConfigError, match="data set 'arrays': labels must be integers"):
+    with pytest.raises(ConfigError, match="data set 'arrays': labels must be a NumPy array of integers"):
         as_loader((images, labels / 1))
     with pytest.raises(ConfigError, match="data set 'arrays': labels must be in 0 .. 6 for 7 classes, got -1 .. 6"):
         as_loader((images, labels.astype(int) - (labels == 0)))
@@ -163,20 +163,14 @@ def test_arrays_become_a_loader() -> None:
     ("data", "found"),
     [
         (np.zeros((4, 3, 3)), "array"),
-        ((np.zeros((4, 3, 3)),), "array"),
-        (None, "None"),
-        (Loader, "Loader"),
-        (
-            Data("x", numbered_dataset(3), None, numbered_dataset(2)),
-            "Data.*; take a part of what it loads, such as train",
-        ),
-        (Synthetic(10, 10), "Synthetic.*; take a part of what it loads, such as train"),
+        ((np.zeros((4, 3, 3)),), "tuple"),
+        (None, "NoneType"),
+        (Data("x", numbered_dataset(3), None, numbered_dataset(2)), "a Data"),
+        (Synthetic(10, 10), "a Synthetic"),
     ],
 )
 def test_objects_of_another_type_are_refused(data: Any, found: str) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"data must be a Loader, a Dataset or a pair \(images, labels\), got .*{found}"
-    ):
+    with pytest.raises(ConfigError, match=rf"data must be a Dataset, .* or a pair \(images, labels\), got .*{found}"):
         as_loader(data)
 
 
@@ -203,16 +197,16 @@ def test_labels_without_images() -> None:
 
 
 def test_signatures_differ_with_data_batch_size_and_order() -> None:
-    def make(change: str = "", samples: int = 40, name: str = "numbered", **options: Any) -> Loader:
+    def make(change: str = "", samples: int = 40, **options: Any) -> Loader:
         dataset = numbered_dataset(samples)
         if change == "label":
             dataset.labels[7] += 1
         elif change == "pixel":
             dataset.images[7, 0, 1, 0] ^= 1
-        dataset = Dataset(name, dataset.images, dataset.labels, 11)
+        dataset = Dataset("numbered", dataset.images, dataset.labels, 11)
         return Loader(dataset, **{"batch_size": 4, "seed": 1, **options})
 
-    loaders = [make(), make("label"), make("pixel"), make(samples=41), make(name="others")]
+    loaders = [make(), make("label"), make("pixel"), make(samples=41)]
     loaders += [make(batch_size=5), make(seed=2), make(shuffle=False)]
     assert make().signature == loaders[0].signature
     assert len({loader.signature for loader in loaders}) == len(loaders)
@@ -221,7 +215,7 @@ def test_signatures_differ_with_data_batch_size_and_order() -> None:
 
 def test_a_loader_needs_a_data_set() -> None:
     with pytest.raises(
-        ConfigError, match=r"dataset is a tuple: must be a Dataset, such as Synthetic\(\).load\(\).train"
+        ConfigError, match=r"data must be a Dataset, such as Synthetic\(\).load\(\).train, .*, got a tuple"
     ):
         Loader((np.zeros((4, 3, 3)), np.zeros(4)), 4)  # type: ignore[arg-type]
 

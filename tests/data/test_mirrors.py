@@ -35,7 +35,7 @@ def test_one_module_uses_the_network_and_only_the_parser_of_mnist_is_used() -> N
 
 def test_every_file_has_a_digest_and_mirrors_use_https() -> None:
     assert MIRRORS and all(mirror.startswith("https://") and mirror.endswith("/") for mirror in MIRRORS)
-    assert len(FILES) == 4 and all(len(bytes.fromhex(file.sha256)) == 32 for file in FILES)
+    assert len(FILES) == 4 and all(len(bytes.fromhex(file.digest)) == 32 for file in FILES)
 
 
 def test_only_listed_files_of_listed_mirrors_are_requested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

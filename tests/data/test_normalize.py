@@ -91,7 +91,5 @@ def test_normalization_needs_a_value_per_channel() -> None:
 
 @pytest.mark.parametrize(("mean", "deviation"), [(1e300, 1e-300), (0.1, 1e-40), (0.1, 1e300), (1e38, 0.1)])
 def test_values_beyond_single_precision_are_refused(mean: float, deviation: float) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^normalize=.*: results in numbers that single precision cannot represent: must be"
-    ):
+    with pytest.raises(ConfigError, match=r"^normalize=.*: must be null, auto or"):
         small(normalize={"mean": [mean], "deviation": [deviation]})

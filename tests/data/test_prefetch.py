@@ -170,7 +170,6 @@ def test_close_while_an_item_is_made() -> None:
     assert not closer.is_alive() and list(prefetcher) == []
 
 
-
 @pytest.mark.parametrize("waits_in", ["next", "close"])
 def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits_for_it(waits_in: str) -> None:
     """The system may deliver a signal to any thread; Python's handler needs the main thread."""
@@ -195,7 +194,6 @@ def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits
         signal.signal(signal.SIGUSR1, before)
 
 
-
 def test_a_consumer_that_stops_early_or_fails() -> None:
     with Prefetcher(range(1000), 4) as prefetcher:
         for item in prefetcher:
@@ -205,7 +203,6 @@ def test_a_consumer_that_stops_early_or_fails() -> None:
     with pytest.raises(ZeroDivisionError), Prefetcher(range(1000), 4):
         raise ZeroDivisionError
     assert not producers()
-
 
 
 def test_many_prefetchers_closed_at_any_moment() -> None:

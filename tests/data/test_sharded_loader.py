@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import BatchFeed, Dataset, Loader, ShardedLoader, Shards, as_loader
+from cupynet.data import BatchFeed, Loader, Shards, as_loader
 from tests.support.loaders import RawBackend, numbered_dataset
 from tests.support.shards import write_shards
 
@@ -39,7 +37,7 @@ def test_all_workers_together_see_every_sample_once(
 ) -> None:
     size, dataset = min(size, samples), numbered_dataset(samples)
     with tempfile.TemporaryDirectory() as folder:
-        loader = ShardedLoader(cut(samples, size, folder), batch_size, seed, shuffle)
+        loader = Loader(cut(samples, size, folder), batch_size, seed, shuffle)
         per_rank = [list(loader.epoch(epoch, RawBackend(), rank, size)) for rank in range(size)]
         seen: list[int] = []
         for rank, batches in enumerate(per_rank):
@@ -64,17 +62,17 @@ def test_the_order_follows_from_seed_epoch_and_shard(tmp_path: Path) -> None:
     shards = cut(60, 3, tmp_path)
 
     def samples(seed: int, epoch: int, rank: int, batch_size: int = 4) -> list[int]:
-        loader = ShardedLoader(Shards(tmp_path), batch_size, seed)
+        loader = Loader(Shards(tmp_path), batch_size, seed)
         return [int(sample) for batch in loader.epoch(epoch, RawBackend(), rank, 3) for sample in batch.samples]
 
     assert samples(1, 0, 0) == samples(1, 0, 0) == samples(1, 0, 0, batch_size=7)
     assert len({tuple(samples(*each)) for each in ((1, 0, 0), (1, 1, 0), (2, 0, 0))}) == 3
-    places = [np.searchsorted(shards.open(rank).samples, samples(1, 0, rank)).tolist() for rank in range(3)]
+    places = [np.searchsorted(shards.samples[rank], samples(1, 0, rank)).tolist() for rank in range(3)]
     assert places[0] != places[1] != places[2] != places[0], "each shard has an order of its own"
 
 
 def test_one_shard_is_a_loader(tmp_path: Path) -> None:
-    sharded, plain = ShardedLoader(cut(30, 1, tmp_path), 4, seed=9), Loader(numbered_dataset(30), 4, seed=9)
+    sharded, plain = Loader(cut(30, 1, tmp_path), 4, seed=9), Loader(numbered_dataset(30), 4, seed=9)
     assert (sharded.batches, sharded.rounds(1), sharded.deal(1)) == (plain.batches, plain.rounds(1), plain.deal(1))
     for mine, theirs in zip(sharded.epoch(3, RawBackend()), plain.epoch(3, RawBackend()), strict=True):
         assert mine.index == theirs.index and mine.samples.tolist() == theirs.samples.tolist()
@@ -85,14 +83,14 @@ def test_a_worker_opens_its_own_shard_only(tmp_path: Path) -> None:
     cut(30, 3, tmp_path)
     for other in (0, 2):
         (tmp_path / str(other) / "images.npy").unlink()
-    loader = ShardedLoader(Shards(tmp_path), 4)
+    loader = Loader(Shards(tmp_path), 4)
     assert sum(len(batch) for batch in loader.epoch(0, RawBackend(), 1, 3)) == 10
     with pytest.raises(DataError, match="2/images.npy: cannot be read"):
         loader.epoch(0, RawBackend(), 2, 3)
 
 
 def test_as_many_workers_as_shards(tmp_path: Path) -> None:
-    loader = ShardedLoader(cut(30, 3, tmp_path), 4)
+    loader = Loader(cut(30, 3, tmp_path), 4)
     for use in (lambda: loader.rounds(2), lambda: loader.epoch(0, RawBackend(), 0, 4)):
         with pytest.raises(ConfigError, match=r"has 3 shards, one for each worker, and workers=[24]: set workers=3"):
             use()
@@ -102,27 +100,27 @@ def test_labels_without_images(tmp_path: Path) -> None:
     class Blind(NumpyBackend):
         load_images = None  # type: ignore[assignment]
 
-    loader = ShardedLoader(cut(30, 2, tmp_path), 4)
+    loader = Loader(cut(30, 2, tmp_path), 4)
     batches = list(BatchFeed(loader, Blind(), 1, 2, images=False).epoch(0))
     assert len(batches) == 4 and all(batch is not None and batch.images is None for batch in batches)
 
 
 def test_signatures_differ_with_shards_and_order(tmp_path: Path) -> None:
     one = cut(30, 2, tmp_path / "a")
-    loaders = [ShardedLoader(one, 4), ShardedLoader(cut(30, 3, tmp_path / "b"), 4), ShardedLoader(one, 5)]
+    loaders = [Loader(one, 4), Loader(cut(30, 3, tmp_path / "b"), 4), Loader(one, 5)]
     loaders += [
-        ShardedLoader(one, 4, seed=1),
-        ShardedLoader(cut(31, 2, tmp_path / "c"), 4),
+        Loader(one, 4, seed=1),
+        Loader(cut(31, 2, tmp_path / "c"), 4),
         Loader(numbered_dataset(30), 4),
     ]
     assert len({loader.signature for loader in loaders}) == len(loaders)
-    assert ShardedLoader(Shards(tmp_path / "a"), 4).signature == loaders[0].signature
+    assert Loader(Shards(tmp_path / "a"), 4).signature == loaders[0].signature
 
 
 def test_shards_become_a_loader(tmp_path: Path) -> None:
     shards = cut(30, 2, tmp_path)
     loader = as_loader(shards, 8, 7, False)
-    assert isinstance(loader, ShardedLoader) and loader.dataset is shards
+    assert isinstance(loader, Loader) and loader.dataset is shards
     assert (loader.batch_size, loader.seed, loader.shuffle) == (8, 7, False)
     assert as_loader(loader) is loader
 
@@ -137,22 +135,4 @@ def test_shards_become_a_loader(tmp_path: Path) -> None:
 )
 def test_arguments_are_refused_by_name(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        ShardedLoader(cut(4, 2, tmp_path), **arguments)
-    with pytest.raises(ConfigError, match="dataset is a Dataset: must be"):
-        ShardedLoader(Dataset("x", np.zeros((1, 2, 2, 1), np.uint8), [0], 1), 4)  # type: ignore[arg-type]
-
-
-def test_an_open_shard_survives_its_replacement_and_removal(tmp_path: Path) -> None:
-    loader = ShardedLoader(cut(40, 2, tmp_path), 4, seed=1)
-
-    def labels() -> list[int]:
-        return [int(label) for batch in loader.epoch(2, RawBackend(), 1, 2) for label in batch.labels]
-
-    before = labels()
-    folder = loader.dataset.path(1)
-    (folder / "other").write_bytes(b"another file")
-    os.replace(folder / "other", folder / "labels.npy")
-    (folder / "images.npy").unlink()
-    assert labels() == before
-    shutil.rmtree(tmp_path)
-    assert labels() == before
+        Loader(cut(4, 2, tmp_path), **arguments)

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 
 from cupynet.data import MNIST
-from cupynet.data.idx_file import IdxFile
+from cupynet.data.files import KnownFile
+from tests.support.user_files import idx_bytes
 
 NAMES = [file.name for file in MNIST.files]
 SHAPES = [(30, 28, 28), (30,), (12, 28, 28), (12,)]
+MOST = 90_000  # bytes of any of the files
 Reply = Callable[[BaseHTTPRequestHandler], None]
 
 
@@ -27,11 +29,9 @@ class TinyMNIST:
         rng = np.random.default_rng(5)
         self.root, self.folder = root, root / "mnist"
         self.arrays = [rng.integers(0, 10 if len(shape) == 1 else 256, shape, np.uint8) for shape in SHAPES]
-        blank = [IdxFile(name, shape, "") for name, shape in zip(NAMES, SHAPES, strict=True)]
-        self.raw = {file.name: file.header + a.tobytes() for file, a in zip(blank, self.arrays, strict=True)}
+        self.raw = {name: idx_bytes(array) for name, array in zip(NAMES, self.arrays, strict=True)}
         self.packed = {name: gzip.compress(raw, 1) for name, raw in self.raw.items()}
-        digests = {name: hashlib.sha256(raw).hexdigest() for name, raw in self.raw.items()}
-        self.files = tuple(IdxFile(file.name, file.shape, digests[file.name]) for file in blank)
+        self.files = tuple(KnownFile(name, hashlib.sha256(raw).hexdigest(), MOST) for name, raw in self.raw.items())
 
     def write(self, *names: str) -> None:
         """Write the named files into the folder; all of them by default."""

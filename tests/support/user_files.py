@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cupynet.data.idx_file import IdxFile
 from cupynet.data.sources.idx import IDX_NAMES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "digits.npz"
@@ -35,7 +34,9 @@ def digits(train: int = 1500, test: int = 297) -> Parts:
 
 
 def idx_bytes(array: Any) -> bytes:
-    return IdxFile("", array.shape, "").header + np.ascontiguousarray(array, np.uint8).tobytes()
+    """Return an IDX file: two zero bytes, the type, the number of axes, each axis as 32 bits, and the contents."""
+    axes = b"".join(axis.to_bytes(4, "big") for axis in array.shape)
+    return bytes([0, 0, 8, array.ndim]) + axes + np.ascontiguousarray(array, np.uint8).tobytes()
 
 
 def write_idx(folder: Path, parts: Parts, packed: bool = True) -> Path:

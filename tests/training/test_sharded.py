@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Dataset, Loader, ShardedLoader, Shards
+from cupynet.data import Dataset, Loader, Shards
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.training import ParallelWrapper, Replica, Trainer
@@ -51,7 +51,7 @@ class Concatenated(Loader):
 @pytest.mark.parametrize(("samples", "batch_size"), [(60, 4), (61, 4), (50, 7), (13, 4)])
 def test_frequency_1_is_one_replica_on_the_concatenated_rounds(samples, batch_size, tmp_path):
     """Averages weight by samples: short batches, and a worker that has run out, included."""
-    loader = ShardedLoader(cut(samples, 3, tmp_path), batch_size, seed=3)
+    loader = Loader(cut(samples, 3, tmp_path), batch_size, seed=3)
     trainers = train(loader, 3, epochs=2)
     one = alone(small_model(), SGD(0.05), prefetch_buffer=0)
     one.fit(Concatenated(loader, 3, small_dataset(samples)), 2)
@@ -66,7 +66,7 @@ def test_frequency_1_is_one_replica_on_the_concatenated_rounds(samples, batch_si
 
 def test_a_worker_that_has_run_out_of_batches_takes_part(tmp_path):
     """13 samples in shards of 5, 4 and 4, in batches of 4: the last round is the first worker's alone."""
-    trainers = train(ShardedLoader(cut(13, 3, tmp_path), 4), 3)
+    trainers = train(Loader(cut(13, 3, tmp_path), 4), 3)
     assert [len(trainer.replica.seen[0]) for trainer in trainers] == [2, 1, 1]
     assert {trainer.iteration for trainer in trainers} == {2}
     assert len({fingerprint(trainer.model) for trainer in trainers}) == 1
@@ -76,7 +76,7 @@ def test_a_worker_that_has_run_out_of_batches_takes_part(tmp_path):
 def test_the_same_seed_gives_the_same_weights(backend, tmp_path):
     shards = cut(60, 3, tmp_path)
     runs = [
-        train(ShardedLoader(given, 4, seed=seed), 3, 2, 3, lambda: Nesterov(0.05, 0.9), backend, "float")
+        train(Loader(given, 4, seed=seed), 3, 2, 3, lambda: Nesterov(0.05, 0.9), backend, "float")
         for given, seed in ((shards, 1), (Shards(tmp_path), 1), (shards, 2))
     ]
     prints = [fingerprint(trainers[0].model) for trainers in runs]
@@ -84,7 +84,7 @@ def test_the_same_seed_gives_the_same_weights(backend, tmp_path):
 
 
 def test_one_shard_trains_as_the_whole_data_set(tmp_path):
-    sharded = train(ShardedLoader(cut(60, 1, tmp_path), 4, seed=3), 1, 2)[0]
+    sharded = train(Loader(cut(60, 1, tmp_path), 4, seed=3), 1, 2)[0]
     whole = train(Loader(small_dataset(60), 4, seed=3), 1, 2)[0]
     assert fingerprint(sharded.model) == fingerprint(whole.model)
 
@@ -97,7 +97,7 @@ def test_an_interrupted_epoch_is_continued(tmp_path):
             if trainer.iteration == 3:
                 trainer.stop()
 
-    loader = ShardedLoader(cut(60, 2, tmp_path), 4, seed=3)
+    loader = Loader(cut(60, 2, tmp_path), 4, seed=3)
 
     def task(communicator, callbacks):
         trainer = Trainer(
@@ -122,7 +122,7 @@ def test_the_wrapper_takes_shards_and_evaluates_on_them(tmp_path):
     with ParallelWrapper(small_model("float", "numba"), workers=2, averaging_frequency=1) as wrapper:
         wrapper.fit(shards, 6, batch_size=4, evaluate_on=test)
         assert wrapper.evaluate(shards).samples == 60
-        parts = [shards.open(rank).dataset for rank in range(2)]  # as one data set, each worker has the same batch
+        parts = [shards.open(rank) for rank in range(2)]  # as one data set, each worker has the same batch
         images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", "labels"))
         whole = Loader(Dataset("whole", images, labels, 3), len(parts[0]), shuffle=False)
         found, expected = (wrapper.evaluate(each).to_dict() for each in (shards, whole))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -12,13 +13,12 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import FilePath, expanded
-from cupynet.data.normalize import Normalize
+from cupynet.data.files import FilePath, checked_path, expanded
 from cupynet.data.pictures import ENDINGS, GREY, opened_picture, picture, resized
-from cupynet.data.sources.user_files import Outline, UserFiles, path_of
+from cupynet.data.sources.user_files import Outline, UserFiles
 
 
+@dataclass(eq=False)
 class Folder(UserFiles):
     """`<folder>/train/<class>/*.png` and `<folder>/test/<class>/*.png`, or .jpg; needs Pillow (the extra `images`).
 
@@ -33,24 +33,19 @@ class Folder(UserFiles):
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
-    def __init__(
-        self,
-        folder: FilePath | None = None,
-        size: Sequence[int] | None = None,
-        channels: int | None = None,
-        seed: int = 12345,
-        validation: int = 0,
-        limit: int | None = None,
-        normalize: Normalize = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        super().__init__(seed, validation, limit, normalize, augment)
-        self.folder = path_of("folder", folder)
-        self.name = Path(self.folder).resolve().name if self.folder else "folder"
-        self._size = None if size is None else checks.pair("size", size, 1, ", or null for that of the first image")
-        if channels not in (None, 1, 3) or checks.is_bool(channels):
-            raise ConfigError(f"channels={checks.shown(channels)}: must be 1 (grey), 3 (colours), or null")
-        self._channels = channels
+    folder: FilePath | None = None
+    size: Sequence[int] | None = None
+    channels: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.folder = checked_path("folder", self.folder)
+        self.place = self.folder or "folder"
+        self.name = Path(self.place).resolve().name
+        if self.size is not None:
+            self.size = checks.pair("size", self.size, 1, ", or null for that of the first image")
+        if self.channels not in (None, 1, 3) or checks.is_bool(self.channels):
+            raise ConfigError(f"channels={checks.shown(self.channels)}: must be 1 (grey), 3 (colours), or null")
 
     @cached_property
     def _listed(self) -> dict[str, dict[str, list[Path]]]:
@@ -59,10 +54,16 @@ class Folder(UserFiles):
             unnamed = checks.setting("data", "folder", None)
             raise ConfigError(f"{unnamed}: name the folder that holds train/ and test/, with a folder for each class")
         top = expanded(self.folder)
-        found = {part: _classes(top / part) for part in ("train", "test")}
-        names = list(found["train"])
-        for strange in (name for name in found["test"] if name not in names):
-            raise DataError(f"{top / 'test' / strange}: expected a class of {top / 'train'}, which has no such folder")
+        found = {part: {path.name: _inside(path) for path in _inside(top / part)} for part in ("train", "test")}
+        for part, classes in found.items():
+            for name, files in classes.items():
+                if name not in found["train"] or not files:
+                    raise DataError(f"{top / part / name}: expected a class with pictures, in train/ too")
+                for path in files:
+                    if path.suffix.lower() not in ENDINGS:
+                        raise DataError(f"{path}: expected only files {', '.join(ENDINGS)}: move it away")
+        if not found["train"]:
+            raise DataError(f"{top / 'train'}: expected a folder for each class, found none")
         return found
 
     def _kept(self, part: str) -> list[tuple[Path, int]]:
@@ -74,18 +75,14 @@ class Folder(UserFiles):
         turns = [each for each in chain(*zip_longest(*classes)) if each is not None]
         return turns if part == "train" and self.validation else turns[: self.limit]
 
-    def _place(self, part: str, what: str = "") -> str:
-        assert self.folder is not None
-        return str(expanded(self.folder) / part)
-
     def _look(self) -> Outline:
         listed = self._listed
         first = next(iter(listed["train"].values()))[0]
         with opened_picture(first) as header:
             height, width, grey = header.height, header.width, header.mode in GREY
-        if self._size is not None:
-            height, width = self._size
-        channels = self._channels or (1 if grey else 3)
+        if self.size is not None:
+            height, width = self.size
+        channels = self.channels or (1 if grey else 3)
         counts = {part: len(self._kept(part)) for part in listed}
         names = tuple(listed["train"])
         return Outline((height, width, channels), len(names), counts["train"], counts["test"], names)
@@ -99,31 +96,13 @@ class Folder(UserFiles):
         images = np.empty((len(listed), height, width, channels), np.uint8)
         for row, (path, _) in enumerate(listed):
             pixels = picture(path, channels)
-            if self._size is None and pixels.shape[:2] != (height, width):
+            if self.size is None and pixels.shape[:2] != (height, width):
                 raise DataError(
                     f"{path}: expected {height} x {width} pixels, as the first image has, found {pixels.shape[0]} x "
                     f"{pixels.shape[1]}: resize all with {checks.setting('data', 'size', [height, width])}"
                 )
             images[row] = resized(pixels, height, width)
         return images, np.array([label for _, label in listed], np.int64)
-
-
-def _classes(folder: Path) -> dict[str, list[Path]]:
-    """Return the classes in a folder and the files of each. DataError if there are none, or other files."""
-    inside = _inside(folder)
-    for path in inside:
-        if not path.is_dir():
-            raise DataError(f"{path}: expected a folder for each class in {folder}, found a file: move it away")
-    if not inside:
-        raise DataError(f"{folder}: expected a folder for each class, found none")
-    found = {path.name: _inside(path) for path in inside}
-    for name, files in found.items():
-        if not files:
-            raise DataError(f"{folder / name}: a class without images: add some, or remove the folder")
-        for path in files:
-            if path.suffix.lower() not in ENDINGS or not path.is_file():
-                raise DataError(f"{path}: expected only PNG and JPEG files ({', '.join(ENDINGS)}): move it away")
-    return found
 
 
 def _inside(folder: Path) -> list[Path]:

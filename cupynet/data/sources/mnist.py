@@ -1,24 +1,17 @@
 """MNIST (LeCun, Cortes, Burges) and its relatives: 60,000 + 10,000 images of 28 x 28 bytes.
 
 Fashion-MNIST (Xiao, Rasul, Vollgraf 2017) shows clothes, KMNIST (Clanuwat and others 2018) cursive Japanese characters.
-Each is four gzipped IDX files of the same names. The `mnist` package parses the verified bytes; its downloader is not
-used (no time-out, no check, no atomic write, and a server that has refused requests since 2024).
+Each is four gzipped IDX files of the same names. MNIST is known by the digests of their contents, so that files which
+were compressed again are accepted; the others by the digests that are published, of the compressed files.
 """
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
-from pathlib import Path
-
-import mnist
-import numpy as np
+from dataclasses import dataclass
 
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
-from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import FilePath, IdxFile
-from cupynet.data.normalize import Normalize
+from cupynet.data.files import KnownFile, parse_idx
 from cupynet.data.sources.downloaded import Downloaded
 
 NAMES = (  # training images and labels, test images and labels
@@ -27,7 +20,11 @@ NAMES = (  # training images and labels, test images and labels
     "t10k-images-idx3-ubyte.gz",
     "t10k-labels-idx1-ubyte.gz",
 )
-_SHAPES = ((60_000, 28, 28), (60_000,), (10_000, 28, 28), (10_000,))
+
+
+def known_files(*digests: str) -> tuple[KnownFile, ...]:
+    """Return the files `NAMES` of these digests."""
+    return tuple(KnownFile(name, digest, 50_000_000) for name, digest in zip(NAMES, digests, strict=True))
 
 
 class IdxSet(Downloaded):
@@ -36,17 +33,13 @@ class IdxSet(Downloaded):
     image_shape = (28, 28, 1)
     classes = 10
     on_black = True
-    files: tuple[IdxFile, ...]
 
-    @property
-    def samples(self) -> tuple[int, int]:
-        return self.files[0].shape[0], self.files[2].shape[0]
-
-    def _read(self, folder: Path) -> tuple[Array, Array, Array, Array]:
-        first, second, third, fourth = (mnist.parse_idx(io.BytesIO(self.read(folder, file))) for file in self.files)
-        return first[..., np.newaxis], second.astype(np.int64), third[..., np.newaxis], fourth.astype(np.int64)
+    def _read(self) -> tuple[Array, Array, Array, Array]:
+        first, second, third, fourth = (parse_idx(self.place / file.name, self.read(file)) for file in self.files)
+        return first, second, third, fourth
 
 
+@dataclass(eq=False)
 class MNIST(IdxSet):
     """Handwritten digits: `<folder>/mnist`.
 
@@ -59,33 +52,28 @@ class MNIST(IdxSet):
 
     name = "mnist"
     centred = True
-    files = (
-        IdxFile(NAMES[0], _SHAPES[0], "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-        IdxFile(NAMES[1], _SHAPES[1], "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-        IdxFile(NAMES[2], _SHAPES[2], "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-        IdxFile(NAMES[3], _SHAPES[3], "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+    files = known_files(
+        "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+        "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+        "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+        "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     )
-    mirrors: tuple[str, ...] = (
+    mirrors = (
         "https://ossci-datasets.s3.amazonaws.com/mnist/",
         "https://storage.googleapis.com/cvdf-datasets/mnist/",
         "https://raw.githubusercontent.com/fgnt/mnist/master/",
     )
 
-    def __init__(
-        self,
-        folder: FilePath | None = None,
-        fallback: str | None = "auto",
-        seed: int = 12345,
-        validation: int = 0,
-        limit: int | None = None,
-        timeout_s: float = 30.0,
-        normalize: Normalize = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        super().__init__(folder, seed, validation, limit, timeout_s, normalize, augment)
-        if fallback not in ("auto", "synthetic", None):
-            raise ConfigError(f"fallback={fallback!r}: must be 'auto', 'synthetic', or null for an error instead")
-        self.fallback = fallback
+    fallback: str | None = "auto"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fallback not in ("auto", "synthetic", None):
+            raise ConfigError(f"fallback={self.fallback!r}: must be 'auto', 'synthetic', or null for an error instead")
+
+    @property
+    def may_stand_in(self) -> bool:
+        return self.fallback == "synthetic" or (self.fallback == "auto" and not self.named)
 
 
 class FashionMNIST(IdxSet):
@@ -96,13 +84,13 @@ class FashionMNIST(IdxSet):
         *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
         *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
     )
-    files = (
-        IdxFile(NAMES[0], _SHAPES[0], "", "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
-        IdxFile(NAMES[1], _SHAPES[1], "", "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845"),
-        IdxFile(NAMES[2], _SHAPES[2], "", "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073"),
-        IdxFile(NAMES[3], _SHAPES[3], "", "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"),
+    files = known_files(
+        "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
     )
-    mirrors: tuple[str, ...] = (
+    mirrors = (
         "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
     )
@@ -113,10 +101,10 @@ class KMNIST(IdxSet):
 
     name = "kmnist"
     class_names = ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo")
-    files = (
-        IdxFile(NAMES[0], _SHAPES[0], "", "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4"),
-        IdxFile(NAMES[1], _SHAPES[1], "", "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17"),
-        IdxFile(NAMES[2], _SHAPES[2], "", "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5"),
-        IdxFile(NAMES[3], _SHAPES[3], "", "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c"),
+    files = known_files(
+        "51467d22d8cc72929e2a028a0428f2086b092bb31cfb79c69cc0a90ce135fde4",
+        "e38f9ebcd0f3ebcdec7fc8eabdcdaef93bb0df8ea12bee65224341c8183d8e17",
+        "edd7a857845ad6bb1d0ba43fe7e794d164fe2dce499a1694695a792adfac43c5",
+        "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c",
     )
-    mirrors: tuple[str, ...] = ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",)
+    mirrors = ("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",)

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -15,12 +16,9 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation
-from cupynet.data.idx_file import FilePath, expanded, regular
+from cupynet.data.files import PARSING, FilePath, check_regular, checked_path, expanded, read_bytes
 from cupynet.data.normalize import Normalize
-from cupynet.data.shards import PARSING
-from cupynet.data.sources.user_files import Header, Outline, UserArrays, classes_of, path_of, sha256_of
-
-KEYS = {"train_images": "x_train", "train_labels": "y_train", "test_images": "x_test", "test_labels": "y_test"}
+from cupynet.data.sources.user_files import PARTS, Outline, UserArrays, classes_of, sha256_of
 
 
 class Npz(UserArrays):
@@ -37,10 +35,10 @@ class Npz(UserArrays):
     def __init__(
         self,
         file: FilePath | None = None,
-        train_images: str = KEYS["train_images"],
-        train_labels: str = KEYS["train_labels"],
-        test_images: str = KEYS["test_images"],
-        test_labels: str = KEYS["test_labels"],
+        train_images: str = "x_train",
+        train_labels: str = "y_train",
+        test_images: str = "x_test",
+        test_labels: str = "y_test",
         classes: int | None = None,
         sha256: str | None = None,
         seed: int = 12345,
@@ -49,13 +47,14 @@ class Npz(UserArrays):
         normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        super().__init__(seed, validation, limit, normalize, augment)
-        self.file = path_of("file", file)
-        self.name = Path(self.file).name.partition(".")[0] if self.file else "npz"
-        self._keys = dict(zip(KEYS, (train_images, train_labels, test_images, test_labels), strict=True))
+        super().__init__(seed=seed, validation=validation, limit=limit, normalize=normalize, augment=augment)
+        self.file = checked_path("file", file)
+        self.place = self.file or "npz"
+        self.name = Path(self.place).name.partition(".")[0]
+        self._keys = dict(zip(PARTS, (train_images, train_labels, test_images, test_labels), strict=True))
         for part, key in self._keys.items():
             if not isinstance(key, str) or not key:
-                raise ConfigError(f"{part}={key!r}: must be the name of an array in the file, such as {KEYS[part]}")
+                raise ConfigError(f"{part}={key!r}: must be the name of an array in the file")
         self._asked_classes, self._sha256 = classes_of(classes), sha256_of("sha256", sha256)
 
     @property
@@ -64,50 +63,38 @@ class Npz(UserArrays):
             raise ConfigError(f"{checks.setting('data', 'file', None)}: name the .npz file")
         return expanded(self.file)
 
-    def _place(self, part: str, what: str = "") -> str:
-        return f"{self._path}: {self._keys[f'{part}_{what}']}" if what else str(self._path)
-
     def _look(self) -> Outline:
-        if self._sha256:
-            with self._opened(), self._path.open("rb") as file:
-                digest = hashlib.sha256()
-                while chunk := file.read(1 << 20):
-                    digest.update(chunk)
-            if digest.hexdigest() != self._sha256:
-                raise DataError(f"{self._path}: expected SHA-256 {self._sha256}, found {digest.hexdigest()}")
+        if self._sha256 and hashlib.sha256(read_bytes(self._path)).hexdigest() != self._sha256:
+            raise DataError(f"{self._path}: expected contents of SHA-256 {self._sha256}, found others")
         return super()._look()
 
-    def _header(self, part: str) -> Header:
-        key = self._keys[part]
-        with self._opened() as archive:
-            if f"{key}.npy" not in archive.namelist():
-                there = ", ".join(name.removesuffix(".npy") for name in archive.namelist()[:8]) or "nothing"
-                way_out = f"name the key in {checks.setting('data', part)}"
-                raise DataError(f"{self._path}: expected an array {key!r}, found {there}: {way_out}")
-            with archive.open(f"{key}.npy") as file:
-                version = np.lib.format.read_magic(file)
-                read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-                shape, _, dtype = read(file)
-                held = archive.getinfo(f"{key}.npy").file_size - file.tell()
-        if dtype.hasobject:
-            raise DataError(f"{self._path}: {key}: expected an array of numbers, found objects")
-        if math.prod(shape) * dtype.itemsize != held:
-            raise DataError(f"{self._path}: {key}: expected {shape} of {dtype}, found {held} bytes: damaged")
-        return Header(shape, dtype)
+    def _shape(self, part: str) -> tuple[int, ...]:
+        with self._opened(part) as (file, size):
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, dtype = read(file)
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - file.tell():
+                raise ValueError(f"{self._keys[part]}: claims {shape} of {dtype}, which it does not hold")
+        return tuple(shape)
 
     def _array(self, part: str) -> Array:
-        self._header(part)  # do not allocate what a damaged header claims
-        with self._opened() as archive, archive.open(f"{self._keys[part]}.npy") as file:
+        self._shape(part)  # do not allocate what a damaged header claims
+        with self._opened(part) as (file, _):
             return np.lib.format.read_array(file, allow_pickle=False)
 
     @contextmanager
-    def _opened(self) -> Iterator[zipfile.ZipFile]:
-        """Open the archive. DataError, also if reading in the context fails."""
-        path = self._path
+    def _opened(self, part: str) -> Iterator[tuple[IO[bytes], int]]:
+        """Open an array in the archive; also returns its size in bytes. DataError, also if reading it fails."""
+        path, key = self._path, self._keys[part]
         try:
-            regular(path)
+            check_regular(path)
             with PARSING, zipfile.ZipFile(path) as archive:
-                yield archive
+                if f"{key}.npy" not in archive.namelist():
+                    there = ", ".join(name.removesuffix(".npy") for name in archive.namelist()[:8])
+                    way_out = f"name the key in {checks.setting('data', part)}"
+                    raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}: {way_out}")
+                with archive.open(f"{key}.npy") as file:
+                    yield file, archive.getinfo(f"{key}.npy").file_size
         except (DataError, MemoryError):
             raise
         except Exception as error:  # a damaged archive or header may raise anything

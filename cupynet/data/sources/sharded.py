@@ -9,12 +9,11 @@ from pathlib import Path
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
-from cupynet.data.dataset import Dataset
-from cupynet.data.idx_file import FilePath
+from cupynet.data.files import FilePath, checked_path
 from cupynet.data.normalize import Normalize, pixels_for
-from cupynet.data.shards import Shards, as_dataset, map_images, map_integers
+from cupynet.data.shards import Shards
 from cupynet.data.sources.source import Data, Source
-from cupynet.data.sources.user_files import classes_of, path_of
+from cupynet.data.sources.user_files import classes_of
 
 
 class Sharded(Source):
@@ -35,8 +34,8 @@ class Sharded(Source):
         normalize: Normalize = None,
         augment: Sequence[Augmentation] = (),
     ) -> None:
-        super().__init__(seed, 0, None, normalize, augment)
-        self.folder = path_of("folder", folder)
+        super().__init__(seed=seed, normalize=normalize, augment=augment)
+        self.folder = checked_path("folder", folder)
         self._asked_classes = classes_of(classes)
         if self.normalize == "auto":
             raise ConfigError("normalize=auto: would read all shards: set mean and deviation")
@@ -60,10 +59,6 @@ class Sharded(Source):
 
     def load(self) -> Data:
         """Return the data, mapped. ConfigError; DataError for missing or damaged files."""
-        validation = self._held_out("validation") if (self.shards.folder / "validation").exists() else None
-        return Data(self.name, self.shards, validation, self._held_out("test"))
-
-    def _held_out(self, part: str) -> Dataset:
-        folder = self.shards.folder / part
-        images, labels = map_images(folder / "images.npy"), map_integers(folder / "labels.npy")
-        return as_dataset(folder, f"{self.name}-{part}", images, labels, self.shards)
+        shards = self.shards
+        validation = shards.dataset("validation") if (shards.folder / "validation").exists() else None
+        return Data(self.name, shards, validation, shards.dataset("test"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
-from cupynet.data.normalize import Normalize, check_channels, checked, pixels_for
+from cupynet.data.normalize import Normalize, checked, pixels_for
 from cupynet.data.shards import Shards
 
 
@@ -51,6 +52,7 @@ class Data:
                 )
 
 
+@dataclass(eq=False, kw_only=True)
 class Source(ABC):
     """Base class of sources. A model is built from `image_shape` and `classes` without loading anything.
 
@@ -70,37 +72,38 @@ class Source(ABC):
         centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
     """
 
-    image_shape: tuple[int, int, int]
-    classes: int
-    name: str = "data"
-    class_names: tuple[str, ...] = ()
-    on_black = False
-    centred = False
-    seed = 12345  # defaults of a subclass that does not call `__init__`
-    normalize: Normalize = None
-    augment: tuple[Augmentation, ...] = ()
+    image_shape: ClassVar[tuple[int, int, int]]
+    classes: ClassVar[int]
+    class_names: ClassVar[tuple[str, ...]] = ()
+    name = "data"
+    on_black = centred = False
 
-    def __init__(
-        self,
-        seed: int,
-        validation: int,
-        limit: int | None,
-        normalize: Normalize = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        self.seed = checks.seed("seed", seed)
-        self.validation = checks.integer("validation", validation, 0)
-        self.limit = None if limit is None else checks.integer("limit", limit, 1, ", or null for no limit")
-        self.normalize = checked(normalize)
-        self.augment = augmentations(augment)
+    seed: int = 12345
+    validation: int = 0
+    limit: int | None = None
+    normalize: Normalize = None
+    augment: Sequence[Augmentation] = ()
+
+    def __post_init__(self) -> None:
+        self.seed = checks.seed("seed", self.seed)
+        self.validation = checks.integer("validation", self.validation, 0)
+        if self.limit is not None:
+            self.limit = checks.integer("limit", self.limit, 1, ", or null for no limit")
+        self.normalize = checked(self.normalize)
+        self.augment = augmentations(self.augment)
 
     @abstractmethod
     def load(self) -> Data:
         """Return the data. DataError for missing or damaged files."""
 
-    def check_normalize(self) -> None:
-        """Refuse a `normalize` for another number of channels. ConfigError, DataError."""
-        check_channels(self.normalize, self.image_shape[2])
+    def check(self) -> None:
+        """Refuse `validation` and `normalize` that do not fit the images. ConfigError, DataError."""
+        channels = self.image_shape[2]
+        if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
+            images = f"images have {checks.counted(channels, 'channel')}"
+            raise ConfigError(f"normalize={checks.written(self.normalize)}: {images}: give a number for each")
+        if self.validation:
+            self._check_validation(self.expected().get("train", self.validation + 1))
 
     def expected(self) -> dict[str, int]:
         """Return the numbers of images that `load` holds in memory, as `train` and `test`.
@@ -109,27 +112,22 @@ class Source(ABC):
         """
         return {}
 
-    def _check_validation(self, available: int, name: str) -> None:
+    def _check_validation(self, available: int) -> None:
         """Raise ConfigError if there would be no training images left."""
         if self.validation >= available:
-            what = f"the {checks.counted(available, 'training image')} of {name!r}"
-            raise ConfigError(f"validation={self.validation}: must be below {what}, which it is taken from")
+            images = checks.counted(available, "training image")
+            raise ConfigError(f"validation={self.validation}: must be below the {images} that it is taken from")
 
     def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
         """Return `Data` with validation images taken out of `train` and the limit applied; samples keep their order."""
-        self._check_validation(len(train), name)
         validation = None
         if self.validation:
+            self._check_validation(len(train))
             order = philox(self.seed, SPLIT_STREAM).permutation(len(train))  # (S,)
-            chosen = np.sort(order[-self.validation :])
-            kept = np.sort(order[: -self.validation])
-            taken = train.take(chosen)
-            validation = Dataset(f"{name}-validation", taken.images, taken.labels, taken.classes)
+            held_out, kept = np.sort(order[-self.validation :]), np.sort(order[: -self.validation])
+            validation = replace(train.take(held_out), name=f"{name}-validation")
             train = train.take(kept[: self.limit])
-        elif self.limit is not None:
-            train = train.take(slice(self.limit))
-        if self.limit is not None:
-            test = test.take(slice(self.limit))
+        train, test = train.take(slice(self.limit)), test.take(slice(self.limit))
         pixels = pixels_for(self.normalize, train.images)
         train, test = replace(train, pixels=pixels), replace(test, pixels=pixels)
         return Data(name, train, validation and replace(validation, pixels=pixels), test)

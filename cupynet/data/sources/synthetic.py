@@ -9,16 +9,14 @@ the number of images.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import integer
-from cupynet.data.augment import Augmentation
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
-from cupynet.data.normalize import Normalize
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.strokes import Alphabet, alphabet
 
@@ -40,6 +38,7 @@ CONTRAST = (0.75, 1.0)
 NOISE = 0.06  # standard deviation of a pixel
 
 
+@dataclass(eq=False)
 class Synthetic(Source):
     """`train` + `test` digits of 28 x 28 bytes, balanced over classes (+- 1), the same for the same seed."""
 
@@ -48,20 +47,13 @@ class Synthetic(Source):
     on_black = centred = True
     name = "synthetic"
 
-    def __init__(
-        self,
-        train: int = 10_000,
-        test: int = 2_000,
-        seed: int = 12345,
-        validation: int = 0,
-        limit: int | None = None,
-        normalize: Normalize = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        super().__init__(seed, validation, limit, normalize, augment)
-        self.train = integer("train", train, 1)
-        self.test = integer("test", test, 1)
-        self._check_validation(self.train, self.name)
+    train: int = 10_000
+    test: int = 2_000
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.train = integer("train", self.train, 1)
+        self.test = integer("test", self.test, 1)
 
     def load(self) -> Data:
         """Draw the digits; each takes about 0.03 ms."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from cupynet.core.checks import counted, integer, one_of, setting
 from cupynet.core.errors import DivergedError
-from cupynet.data import Batch, Batches
+from cupynet.data import Batch, Loader
 from cupynet.parallel import is_finite
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -124,7 +124,7 @@ class NonFinite(Callback):
         trainer.replica.forget()
         return DivergedError(text + REMEDY + SKIP)
 
-    def end_epoch(self, trainer: Trainer, train: Batches) -> None:
+    def end_epoch(self, trainer: Trainer, train: Loader) -> None:
         """Raise DivergedError if more than half of the batches of the epoch were left out. All workers call it."""
         if self.action == "skip":
             left_out = int((self._of_all_workers(trainer)[:, 0] == trainer.epoch - 1).sum())

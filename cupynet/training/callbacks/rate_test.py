@@ -14,7 +14,7 @@ from typing import Any
 from cupynet.backend import create_backend
 from cupynet.core.checks import instance, integer, number
 from cupynet.core.errors import CupynetError, DivergedError
-from cupynet.data import Batches, as_loader
+from cupynet.data import Loader, as_loader
 from cupynet.nn import Model
 from cupynet.optim import Exponential, Nesterov, Optimizer, Schedule
 from cupynet.training.callbacks.base import Callback
@@ -143,7 +143,7 @@ def find_rate(
 
 
 def range_test(
-    loader: Batches,
+    loader: Loader,
     optimizer: Optimizer,
     lowest: float,
     highest: float,

@@ -13,7 +13,8 @@ import pytest
 
 from cupynet.core.errors import DataError
 from cupynet.data import CIFAR10
-from cupynet.data.sources.cifar import Archive
+from cupynet.data.files import KnownFile
+from cupynet.data.sources.cifar import MEMBERS
 
 RNG = np.random.default_rng(3)
 IMAGES = RNG.integers(0, 256, (6, 4, 32, 32, 3), np.uint8)  # of each file four, (H, W, C)
@@ -26,7 +27,7 @@ def record(file: int) -> bytes:
     return np.concatenate([LABELS[file][:, None], planes], axis=1).tobytes()
 
 
-GOOD = {name: record(file) for file, name in enumerate(OFFICIAL.members)}
+GOOD = {name: record(file) for file, name in enumerate(MEMBERS)}
 
 
 def archive(files: dict[str, bytes | tarfile.TarInfo]) -> bytes:
@@ -43,8 +44,8 @@ def archive(files: dict[str, bytes | tarfile.TarInfo]) -> bytes:
 def place(root: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes, md5: str | None = None) -> Path:
     """Write an archive to its place; its digest is accepted unless another is given."""
     digest = hashlib.md5(raw).hexdigest() if md5 is None else md5
-    small = Archive(OFFICIAL.name, digest, OFFICIAL.members, 4, 1_000_000)
-    monkeypatch.setattr(CIFAR10, "files", (small,))
+    monkeypatch.setattr(CIFAR10, "files", (KnownFile(OFFICIAL.name, digest, 1_000_000),))
+    monkeypatch.setattr(CIFAR10, "samples", (20, 4))
     path = root / "cifar10" / OFFICIAL.name
     path.parent.mkdir(parents=True)
     path.write_bytes(raw)
@@ -67,11 +68,11 @@ def test_images_and_labels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_official_sizes() -> None:
     assert CIFAR10().expected() == {"train": 50_000, "test": 10_000}
-    assert OFFICIAL.most_packed > 170_000_000
+    assert OFFICIAL.most > 170_000_000
 
 
 def link() -> tarfile.TarInfo:
-    info = tarfile.TarInfo(OFFICIAL.members[0])
+    info = tarfile.TarInfo(MEMBERS[0])
     info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
     return info
 
@@ -79,9 +80,9 @@ def link() -> tarfile.TarInfo:
 @pytest.mark.parametrize(
     "files",
     [
-        {**GOOD, OFFICIAL.members[2]: b"short"},
-        {**GOOD, OFFICIAL.members[2]: GOOD[OFFICIAL.members[2]] + b"more"},
-        {**GOOD, OFFICIAL.members[0]: link()},
+        {**GOOD, MEMBERS[2]: b"short"},
+        {**GOOD, MEMBERS[2]: GOOD[MEMBERS[2]] + b"more"},
+        {**GOOD, MEMBERS[0]: link()},
         {name: raw for name, raw in GOOD.items() if "test" not in name},
         {f"../{name}": raw for name, raw in GOOD.items()},
     ],
@@ -97,13 +98,13 @@ def test_the_contents_of_the_archive_are_checked(tmp_path: Path, monkeypatch: An
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (b"<html>", "expected MD5 c32a1d4ab5d03f12..., found another digest, of a web page"),
-        (archive(GOOD)[:-9], "expected MD5 c32a1d4ab5d03f12..., found "),
+        (b"<html>", "expected contents of md5 c32a1d4ab5d03f12..., found others, a web page"),
+        (archive(GOOD)[:-9], "expected complete gzip data"),
         (bytes(1_000_001), "expected at most 1000000 bytes, found 1000001"),
     ],
 )
 def test_a_wrong_archive_is_refused_and_kept(tmp_path: Path, monkeypatch: Any, raw: bytes, expected: str) -> None:
-    path = place(tmp_path, monkeypatch, raw, OFFICIAL.md5)
+    path = place(tmp_path, monkeypatch, raw, OFFICIAL.digest)
     with pytest.raises(DataError, match=f"^{path}: {expected}.*; delete it to download it again"):
         CIFAR10(tmp_path).load()
     assert path.read_bytes() == raw

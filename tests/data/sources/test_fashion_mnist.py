@@ -11,7 +11,7 @@ import pytest
 
 from cupynet.core.errors import DataError
 from cupynet.data import KMNIST, FashionMNIST
-from cupynet.data.idx_file import IdxFile
+from cupynet.data.files import KnownFile
 from tests.support.mirrors import NAMES
 
 both = pytest.mark.parametrize("kind", [FashionMNIST, KMNIST])
@@ -20,9 +20,7 @@ both = pytest.mark.parametrize("kind", [FashionMNIST, KMNIST])
 @pytest.fixture
 def placed(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The files of a small set like these, in the folders of both."""
-    files = tuple(
-        IdxFile(file.name, file.shape, "", hashlib.sha256(tiny.packed[file.name]).hexdigest()) for file in tiny.files
-    )
+    files = tuple(KnownFile(name, hashlib.sha256(tiny.packed[name]).hexdigest(), 90_000) for name in NAMES)
     for kind in (FashionMNIST, KMNIST):
         monkeypatch.setattr(kind, "files", files)
         folder = tiny.root / kind.name
@@ -44,7 +42,7 @@ def test_each_data_set_has_its_own_folder(kind: Any, placed: Any) -> None:
 def test_a_file_compressed_again_has_another_digest(kind: Any, placed: Any) -> None:
     path = placed.root / kind.name / NAMES[1]
     path.write_bytes(gzip.compress(placed.raw[NAMES[1]], 9))
-    with pytest.raises(DataError, match=rf"{path}: expected SHA-256 .*, found .*: wrong contents; delete it"):
+    with pytest.raises(DataError, match=rf"{path}: expected contents of sha256 .*, found others, .*; delete it"):
         kind(placed.root).load()
 
 
@@ -62,15 +60,15 @@ def test_the_size_of_a_download_is_limited(kind: Any, placed: Any, mirror: Any, 
         (placed.root / kind.name / name).unlink()
     mirror.offer(placed.packed)
     assert len(kind(placed.root).load().train) == 30
-    mirror.offer({NAMES[0]: bytes(placed.files[0].most_packed + 1)})
+    mirror.offer({NAMES[0]: bytes(placed.files[0].most + 1)})
     (placed.root / kind.name / NAMES[0]).unlink()
-    with pytest.raises(DataError, match=f"it is larger than the allowed {placed.files[0].most_packed} bytes"):
+    with pytest.raises(DataError, match=f"it is larger than the allowed {placed.files[0].most} bytes"):
         kind(placed.root).load()
 
 
 @both
 def test_official_files(kind: Any) -> None:
     assert kind().expected() == {"train": 60_000, "test": 10_000}
-    assert all(len(file.packed_sha256) == 64 and not file.sha256 for file in kind.files)
-    assert kind.files[0].most_packed > 26_421_880  # of Fashion-MNIST
-    assert len({file.packed_sha256 for each in (FashionMNIST, KMNIST) for file in each.files}) == 8
+    assert all(len(file.digest) == 64 for file in kind.files)
+    assert kind.files[0].most > 26_421_880  # of Fashion-MNIST
+    assert len({file.digest for each in (FashionMNIST, KMNIST) for file in each.files}) == 8

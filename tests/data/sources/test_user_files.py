@@ -40,8 +40,11 @@ WAYS: dict[str, Callable[[Path, Parts], UserFiles]] = {
 every_way = pytest.mark.parametrize("way", WAYS)
 
 
-def load(source: Any) -> Any:
-    return source.load()
+def checked(source: Any) -> Any:
+    """Load the data as a run does."""
+    data = source.load()
+    data.check(source.image_shape, source.classes)
+    return data
 
 
 @every_way
@@ -86,8 +89,9 @@ def test_validation_and_limit(way: str, tmp_path: Path) -> None:
     assert data.validation is not None and (len(data.train), len(data.validation), len(data.test)) == (7, 20, 7)
     source = WAYS[way](tmp_path / "again", SMALL)
     source.validation = 60
-    with pytest.raises(ConfigError, match="validation=60: must be below the 60 training images of 'mine'"):
-        assert source.classes
+    for use in (source.check, source.load):
+        with pytest.raises(ConfigError, match="validation=60: must be below the 60 training images"):
+            use()
 
 
 def given(source: Any) -> dict[str, Any]:
@@ -115,11 +119,11 @@ def test_four_paths_and_digests(tmp_path: Path) -> None:
     source = Idx(**paths, sha256={"train_images": raw.upper(), "test_labels": packed, "test_images": None})
     np.testing.assert_array_equal(source.load().test.labels, SMALL.test_labels)
     wrong = Idx(**paths, sha256={"test_labels": raw})
-    with pytest.raises(DataError, match=r"test_labels.idx: expected SHA-256 .*, found "):
+    with pytest.raises(DataError, match=r"test_labels.idx: expected contents of sha256 .*, found others"):
         wrong.load()
-    with pytest.raises(ConfigError, match="sha256: images is none of train_images"):
+    with pytest.raises(ConfigError, match="^sha256={images:.*: must map some of train_images, .* to digests"):
         Idx(folder, sha256={"images": raw})
-    with pytest.raises(ConfigError, match="^sha256='abc': must map files to digests, such as {train_images: ...}"):
+    with pytest.raises(ConfigError, match="^sha256=abc: must map some of train_images"):
         Idx(folder, sha256="abc")  # type: ignore[arg-type]
     named = Idx(tmp_path, **{name: path.name for name, path in paths.items()})
     assert named.classes == 10
@@ -132,38 +136,41 @@ def a_header_of(*axes: int, kind: int = 8) -> bytes:
 @pytest.mark.parametrize(
     ("part", "content", "expected"),
     [
-        ("train_images", b"some text, not images", "expected an IDX file, plain or gzip, found bytes 0x736f6d65..."),
+        ("train_images", b"some text, not images", "expected an IDX file of .*, found bytes 0x736f6d65..."),
         ("train_images", b"<html>", "found a web page"),
         ("train_images", b"", "found an empty file"),
-        ("train_images", a_header_of(60), "expected IDX data of 3 or 4 axes, found 1"),
-        ("train_images", a_header_of(60, 8, 8, kind=13) + bytes(4), "expected IDX data of unsigned bytes .*0x0d"),
-        ("train_images", a_header_of(60, 8, 8) + bytes(60 * 64 - 1), "expected 3856 bytes, as its header says, found"),
+        ("train_images", a_header_of(60), r"expected images \(S, H, W\) or \(S, H, W, C\), found \(60,\)"),
+        (
+            "train_images",
+            a_header_of(60, 8, 8, kind=13) + bytes(4),
+            "an IDX file of unsigned bytes",
+        ),
+        (
+            "train_images",
+            a_header_of(60, 8, 8) + bytes(60 * 64 - 1),
+            "an IDX file.* Found: 3839",
+        ),
         (
             "train_images",
             a_header_of(1 << 30, 8, 8) + bytes(9),
-            "expected 68719476752 bytes, as its header says, found 25",
+            "an IDX file.* 68719476736. Found: 9",
         ),
-        ("train_images", gzip.compress(a_header_of(60, 8, 8) + bytes(9), mtime=0), "expected 3856 bytes, .* found 25"),
-        ("train_labels", a_header_of(59) + bytes(59), r"expected \(60,\), one label per image, found \(59,\)"),
+        ("train_images", gzip.compress(a_header_of(60, 8, 8) + bytes(9), mtime=0), "expected an IDX file.* Found: 9"),
+        ("train_labels", a_header_of(59) + bytes(59), r"labels must be \(60,\), one per image, got \(59,\)"),
         ("train_images", gzip.compress(idx_bytes(SMALL.train_images), mtime=0)[:90], "complete gzip data"),
-        (
-            "test_images",
-            a_header_of(30, 8, 9) + bytes(30 * 72),
-            r"expected images like those to train on, \(60, 8, 8\), found \(30, 8, 9\)",
-        ),
-        ("test_labels", a_header_of(29) + bytes(29), r"expected \(30,\), one label per image, found \(29,\)"),
+        ("test_images", a_header_of(30, 8, 9) + bytes(30 * 72), r"declared images of \(8, 8, 1\) .* of \(8, 9, 1\)"),
+        ("test_labels", a_header_of(29) + bytes(29), r"labels must be \(30,\), one per image, got \(29,\)"),
         ("test_labels", a_header_of(30) + bytes([77] * 30), "labels must be in 0 .. 9 for 10 classes, got 77 .. 77"),
-        ("train_labels", a_header_of(60, 1) + bytes(60), "expected IDX data of 1 axes, found 2"),
+        ("train_labels", a_header_of(60, 2) + bytes(120), r"labels must be \(60,\), one per image, got \(120,\)"),
     ],
 )
 def test_wrong_idx_files(tmp_path: Path, part: str, content: bytes, expected: str) -> None:
     path = write_idx(tmp_path / "mine", SMALL) / f"{IDX_NAMES[part]}.gz"
     path.write_bytes(content)
     with pytest.raises(DataError, match=expected) as caught:
-        Idx(tmp_path / "mine").load()
+        checked(Idx(tmp_path / "mine"))
     text = str(caught.value)
-    assert f"{part.partition('_')[0].replace('test', 't10k')}-" in text.partition(": expected")[0]
-    assert "\n" not in text and "download it" not in text and "delete" not in text
+    assert "mine" in text and "\n" not in text and "download it" not in text and "delete" not in text
     assert path.read_bytes() == content
 
 
@@ -184,7 +191,7 @@ def test_the_number_of_classes_can_be_given(tmp_path: Path, classes: int) -> Non
     if classes > 9:
         assert source.load().train.classes == classes
     else:
-        with pytest.raises(DataError, match="train-labels.*must be in 0 .. 2 for 3 classes, got 0 .. 9"):
+        with pytest.raises(DataError, match="mine: .* labels must be in 0 .. 2 for 3 classes, got 0 .. 9"):
             source.load()
 
 
@@ -202,20 +209,20 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
         assert Npz(path).classes
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert Npz(path, "a", "b", "c", "d", sha256=digest.upper()).classes == 10
-    with pytest.raises(DataError, match=rf"a.npz: expected SHA-256 0{{64}}, found {digest}"):
+    with pytest.raises(DataError, match=r"a.npz: expected contents of SHA-256 0{64}, found others"):
         assert Npz(path, sha256="0" * 64).classes
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"x_train": SMALL[0].astype(np.float32) / 255}, "images must be uint8, 0 to 255, .*multiply by 255"),
-        ({"x_train": SMALL[0].reshape(60, 64)}, r"x_train: expected images \(S, H, W\) or .*found \(60, 64\)"),
-        ({"y_train": SMALL[1][:-1]}, r"y_train: expected \(60,\), one label per image, found \(59,\)"),
-        ({"y_train": np.eye(10)[SMALL[1]]}, r"y_train: expected \(60,\), one label per image, found \(60, 10\)"),
-        ({"y_train": SMALL[1].astype(float)}, "y_train: expected integers, found float64"),
-        ({"y_train": np.array(["a"] * 60)}, r"y_train: expected integers, found <U1"),
-        ({"x_test": SMALL[2][:, :7]}, "x_test: expected images like those to train on"),
+        ({"x_train": SMALL[0].astype(np.float32) / 255}, "images must be .* integers.*multiply by 255"),
+        ({"x_train": SMALL[0].reshape(60, 64)}, r"a.npz: expected images \(S, H, W\) or .*found \(60, 64\)"),
+        ({"y_train": SMALL[1][:-1]}, r"labels must be \(60,\), one per image, got \(59,\)"),
+        ({"y_train": np.eye(10)[SMALL[1]]}, r"labels must be .* integers, got \(60, 10\) of float64"),
+        ({"y_train": SMALL[1].astype(float)}, r"labels must be .* integers, got \(60,\) of float64"),
+        ({"y_train": np.array(["a"] * 60)}, r"labels must be .* integers, got \(60,\) of <U1"),
+        ({"x_test": SMALL[2][:, :7]}, r"declared images of \(8, 8, 1\)"),
         ({"y_test": SMALL[3] + 5}, "labels must be in 0 .. 9 for 10 classes, got 5 .. 14"),
     ],
 )
@@ -223,44 +230,40 @@ def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> 
     arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), SMALL, strict=True)) | change
     np.savez(tmp_path / "a.npz", **arrays)
     with pytest.raises(DataError, match=expected) as caught:
-        Npz(tmp_path / "a.npz").load()
-    assert str(caught.value).startswith(f"{tmp_path / 'a.npz'}: ") and "\n" not in str(caught.value)
+        checked(Npz(tmp_path / "a.npz"))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "place", "line"),
+    ("change", "line"),
     [
-        ({"train_labels": SMALL[1].astype(int) - 1}, "train_labels", "found -1 .. 8 of 60 images: renumber them"),
+        ({"train_labels": SMALL[1].astype(int) - 1}, "found -1 .. 8 of 60 images: renumber them"),
         (
             {"train_labels": np.full(60, 2**64 - 1, np.uint64)},
-            "train_labels",
-            f"found {2**64 - 1} .. {2**64 - 1} of 60 images: renumber them, or set data.classes (in",
+            f"found 0 .. {2**64 - 1} of 60 images: renumber them, or set data.classes (in",
         ),
-        ({"train_labels": np.arange(60) + 1}, "train_labels", "found 1 .. 60 of 60 images: renumber them, or"),
+        ({"train_labels": np.arange(60) + 1}, "found 0 .. 60 of 60 images: renumber them, or"),
         (
             {"train_images": SMALL[0][:0], "train_labels": SMALL[1][:0]},
-            "train_images",
-            "expected images to train on, found none",
+            "found 0 .. 0 of 0 images",
         ),
         (
             {"test_images": SMALL[2][:0], "test_labels": SMALL[3][:0]},
-            "test_images",
-            "expected images to test on, found none",
+            "to train and to test on, found 60 and 0 of (8, 8, 1)",
         ),
         (
             {"train_images": SMALL[0][:, :0], "test_images": SMALL[2][:, :0]},
-            "train_images",
-            "expected pixels, found images (0, 8, 1)",
+            "found 60 and 30 of (0, 8, 1)",
         ),
     ],
 )
-def test_unusable_shapes_and_classes_are_refused(tmp_path: Path, change: dict[str, Any], place: str, line: str) -> None:
-    """The error names the file, before any array is built."""
+def test_unusable_shapes_and_classes_are_refused(tmp_path: Path, change: dict[str, Any], line: str) -> None:
+    """The error comes before any image is read."""
     arrays = dict(zip(IDX_NAMES, SMALL, strict=True)) | change
     np.savez(tmp_path / "a.npz", **arrays)
-    sources: list[tuple[Any, str]] = [(Npz(tmp_path / "a.npz", *IDX_NAMES), f"a.npz: {place}")]
+    sources: list[tuple[Any, str]] = [(Npz(tmp_path / "a.npz", *IDX_NAMES), "a.npz")]
     if all(array.dtype == np.uint8 for array in arrays.values()):
-        sources.append((Idx(write_idx(tmp_path / "mine", Parts(*arrays.values()))), f"mine/{IDX_NAMES[place]}.gz"))
+        sources.append((Idx(write_idx(tmp_path / "mine", Parts(*arrays.values()))), "mine"))
     for source, where in sources:
         with pytest.raises(DataError, match=f"^{re.escape(str(tmp_path))}/{where}: ") as caught:
             assert source.classes
@@ -277,7 +280,7 @@ def test_classes_are_counted_from_the_labels(tmp_path: Path) -> None:
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", SMALL)
     np.savez(path, x_train=np.array([print], object), y_train=SMALL[1], x_test=SMALL[2], y_test=SMALL[3])
-    with pytest.raises(DataError, match="a.npz: x_train: expected an array of numbers, found objects"):
+    with pytest.raises(DataError, match=r"a.npz: cannot be read .*x_train: claims \(1,\) of object"):
         Npz(path).load()
 
 
@@ -446,15 +449,15 @@ def sixteen_bits(folder: Path) -> Path:
             of_another_size,
             r"expected 8 x 8 pixels, .*, found 8 x 9: resize all with data.size=\[8,8\] \(in Python size=\[8, 8\]\)",
         ),
-        (text, r"expected only PNG and JPEG files .*: move it away"),
+        (text, "expected only files .png, .jpg, .jpeg: move it away"),
         (text_called_png, r"is not a PNG or JPEG, or is damaged \(cannot identify image file\)"),
         (first_of_all, r"is not a PNG or JPEG"),
         (cut, r"is not a PNG or JPEG, or is damaged \(.*\)"),
         (unfolding, "expected at most 67,108,864 pixels"),
         (sixteen_bits, "expected 8 bits in each channel, found 16 .mode I;16"),
-        (empty, "a class without images: add some, or remove the folder"),
-        (unknown, "expected a class of .*train, which has no such folder"),
-        (loose, "expected a folder for each class in .*train, found a file: move it away"),
+        (empty, "expected a class with pictures"),
+        (unknown, "expected a class with pictures, in train/ too"),
+        (loose, "expected a folder, but it cannot be read"),
         (nothing_to_test_on, r"expected a folder, but it cannot be read \(No such file or directory\)"),
     ],
 )

@@ -12,7 +12,7 @@ class Stripes(Source):
     classes = 3
 
     def __init__(self, images: int = 400, seed: int = 0, validation: int = 0, limit: int | None = None) -> None:
-        super().__init__(seed, validation, limit)
+        super().__init__(seed=seed, validation=validation, limit=limit)
         self.images = images
 
     def load(self) -> Data:

@@ -1,0 +1,171 @@
+"""Read untrusted files of data: gzip or plain, IDX (http://yann.lecun.com/exdb/mnist/), and .npy.
+
+No memory is allocated for the sizes that a header claims, and at most one byte too many is unpacked. IDX files are
+parsed by the `mnist` package; its downloader is not used (no time-out, no check, no atomic write, and a server that has
+refused requests since 2024).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+import stat
+import sys
+import threading
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import mnist
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.core import checks
+from cupynet.core.errors import ConfigError, DataError
+
+FilePath: TypeAlias = "str | os.PathLike[str]"
+
+PARSING = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class KnownFile:
+    """A published file.
+
+    Args:
+        name: in its folder and on the mirrors.
+        digest: MD5 or SHA-256 of the file or of its unpacked contents, in hexadecimal.
+        most: an upper bound of its size and of that of its contents, in bytes.
+    """
+
+    name: str
+    digest: str
+    most: int
+
+    def read(self, path: Path) -> bytes:
+        """Return the unpacked contents of `path` if they are those of this file. Raises DataError."""
+        return read_unpacked(path, self.most, self.digest)
+
+
+def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
+    """Return the contents of a file, gzip or plain, of at most `most` bytes. Raises DataError.
+
+    digest: MD5 or SHA-256 of the file or of its unpacked contents; "" if it is not known.
+    """
+    stored = read_bytes(path, most)
+    raw = _inflate(path, stored, most + 1) if stored[:2] == _GZIP else stored
+    if len(raw) > most:
+        raise DataError(f"{path}: expected at most {most} unpacked bytes, found more")
+    algorithm = "md5" if len(digest) == 32 else "sha256"
+    if digest and digest not in (hashlib.new(algorithm, each).hexdigest() for each in (stored, raw)):
+        raise DataError(
+            f"{path}: expected contents of {algorithm} {digest[:16]}..., found others, {_described(stored)}"
+        )
+    return raw
+
+
+def idx_shape(path: Path) -> tuple[int, ...]:
+    """Return the shape in the header of an IDX file of unsigned bytes, gzip or plain. Raises DataError."""
+    start = read_bytes(path, first=1 << 16)
+    if start[:2] == _GZIP:
+        start = _inflate(path, start, 4 + 4 * 255, whole=False)
+    axes = start[3] if len(start) > 3 else 0
+    if start[:3] != b"\0\0\x08" or not axes or len(start) < 4 + 4 * axes:
+        raise DataError(f"{path}: expected an IDX file of unsigned bytes, plain or gzip, found {_described(start)}")
+    return tuple(np.frombuffer(start, ">u4", axes, offset=4).tolist())
+
+
+def read_idx(path: Path, digest: str = "") -> Array:
+    """Return the contents of an IDX file of unsigned bytes, gzip or plain. Raises DataError.
+
+    digest: see `read_unpacked`.
+    """
+    shape = idx_shape(path)
+    size = 4 + 4 * len(shape) + math.prod(shape)
+    most = min(size + size // 500 + (1 << 16), sys.maxsize - 1)  # gzip may make a file larger
+    return parse_idx(path, read_unpacked(path, most, digest))
+
+
+def parse_idx(path: Path, raw: bytes) -> Array:
+    """Return the array in the contents of an IDX file. Raises DataError."""
+    try:
+        array: Array = mnist.parse_idx(io.BytesIO(raw))
+    except Exception as error:  # of many kinds
+        raise DataError(f"{path}: expected an IDX file, found a damaged one ({error})") from error
+    return array
+
+
+def map_npy(path: Path) -> Array:
+    """Map the array of a .npy file into memory. Raises DataError."""
+    try:
+        check_regular(path)
+        with PARSING:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            array.close()
+            raise ValueError("it is an archive")
+        if not array.size:
+            raise ValueError("it is empty")
+    except Exception as error:  # a header may be anything: OSError, ValueError, TokenError, OverflowError, ...
+        raise DataError(f"{path}: cannot be read as a .npy file ({checks.one_line(error)})") from error
+    return np.asarray(array)
+
+
+def checked_path(name: str, value: FilePath | None) -> FilePath | None:
+    """Return the argument `name`, a path or None. ConfigError."""
+    if value is not None and (not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value)):
+        raise ConfigError(f"{name}={checks.shown(value)}: must be a path, or null")
+    return value
+
+
+def expanded(folder: FilePath) -> Path:
+    """Expand `~` in a path. Raises DataError if there is no such user."""
+    try:
+        return Path(folder).expanduser()
+    except RuntimeError as error:
+        raise DataError(f"{folder}: {error}: name another folder") from error
+
+
+def check_regular(path: Path) -> int:
+    """Return the size of a file. Raises OSError if it is no regular file: reading a pipe would never end."""
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("it is a folder, a pipe or a device")
+    return found.st_size
+
+
+def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
+    """Return the contents of a file of at most `most` bytes, or only the `first` bytes of it. Raises DataError."""
+    try:
+        size = check_regular(path)
+        if most is not None and size > most:
+            raise DataError(f"{path}: expected at most {most} bytes, found {size}")
+        with path.open("rb") as file:
+            return file.read(first)
+    except OSError as error:
+        raise DataError(f"{path}: expected a file, but it cannot be read ({error.strerror or error})") from error
+
+
+def _described(start: bytes) -> str:
+    """Describe a file by its first bytes."""
+    if not start:
+        return "an empty file"
+    return "a web page" if start.lstrip()[:1] == b"<" else f"bytes 0x{start[:4].hex()}..."
+
+
+def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> bytes:
+    """Unpack gzip data of one member, but at most `most` bytes of it. Raises DataError."""
+    member = zlib.decompressobj(wbits=31)  # checks the CRC and the length
+    try:
+        raw = member.decompress(packed, most)
+    except zlib.error as error:
+        raise DataError(f"{path}: expected gzip data, found damaged data ({error})") from error
+    if whole and len(raw) < most and not member.eof:
+        raise DataError(f"{path}: expected complete gzip data, found truncated data (incomplete download?)")
+    if member.unused_data.strip(b"\0"):
+        raise DataError(f"{path}: expected one gzip member, found more bytes after it")
+    return raw
