@@ -16,7 +16,7 @@ from typing import Any
 from cupynet import config
 from cupynet.backend import available_cores
 from cupynet.backend.environment import commit, environment
-from cupynet.commands.result_table import is_quiet, result_table
+from cupynet.commands.result_table import result_table
 from cupynet.config import resume
 from cupynet.config.experiment import Experiment
 from cupynet.core import signals
@@ -87,7 +87,8 @@ class TrainJob:
         if self.first:
             if test is not None and not settings.fast_dev_run and (warning := unlearned(test)) is not None:
                 log.warning("%s", warning)
-            silent = config.in_sweep() or is_quiet(settings.callbacks)  # a sweep has a table of all jobs
+            quiet = settings.callbacks.get("progress") or {}
+            silent = config.in_sweep() or quiet.get("style") == "none"  # a sweep has a table of all jobs
             if not silent and (test is not None or not number):
                 result_table(summary, run)
         if number:  # even if it came too late to stop training: a sweep must not continue

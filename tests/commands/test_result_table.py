@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -19,7 +19,6 @@ FULL: dict[str, Any] = {
     "spent": asdict(SPENT),
     "bytes_sent": 600_000_000,
     "divergence": 0.0123,
-    "divergence_by_layer": {"conv1": 0.01, "dense1": 0.02},
     "advice": "averaging costs 16 % of the time: frequency 12 would cost 5 %",
 }
 
@@ -28,13 +27,13 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
     result_table(summary, Run("outputs"))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    return {line[:15].rstrip(): line[15:] for line in lines}
+    return {line[:15].rstrip(): line[15:].rstrip() for line in lines}
 
 
 def test_the_table_has_time_and_traffic_of_workers(capsys):
     rows = table(changed(**FULL), capsys)
-    assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart, most in dense1"
-    assert rows["spent"] == "averaging 16-21 %, data 0-1 %; sent 600 MB, 20.0 MB a round"
+    assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart"
+    assert rows["spent"] == "averaging 21 %, data 1 % at most; sent 600 MB, 20.0 MB a round"
     assert rows["advice"] == FULL["advice"]
     before = table(SUMMARY, capsys)
     assert set(rows) - set(before) == {"spent", "advice"}
@@ -43,14 +42,11 @@ def test_the_table_has_time_and_traffic_of_workers(capsys):
 def test_one_worker_alone_sends_nothing(capsys):
     alone = Spent([10.0], [9.0], [1.0], [0.0], [0.0], [480], [0])
     rows = table(changed(workers=1, spent=asdict(alone), advice="nothing stands out"), capsys)
-    assert "spent" not in rows and rows["replicas"] == "-" and rows["advice"] == "nothing stands out"
+    assert "spent" not in rows and "replicas" not in rows and rows["advice"] == "nothing stands out"
 
 
 def test_stages_are_workers_too(capsys):
-    waiting = replace(SPENT, compute_s=[4.0, 3.0], waiting_s=[3.9, 5.3])
-    rows = table(changed(workers=1, stages=2, **FULL | {"spent": asdict(waiting)}), capsys)
-    assert rows["spent"] == "waiting 39-53 %, averaging 16-21 %, data 0-1 %; sent 600 MB,"
-    assert rows["workers"] == "1 of 2 stages on cpu" and rows["replicas"] == "-"
+    assert table(changed(workers=1, stages=2, **FULL), capsys)["workers"] == "1 of 2 stages on cpu"
     assert "stages" not in table(changed(workers=2, **FULL), capsys)["workers"]
 
 
@@ -62,8 +58,7 @@ def test_epochs_are_counted_in_words(epochs, expected, capsys):
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ({"best_epoch": 4, "restored": True}, "4, validation loss 0.03125, restored"),
-        ({"best_epoch": 12, "restored": False}, "12, validation loss 0.03125, not restored"),
+        ({"best_epoch": 4, "restored": True}, "4, validation loss 0.03125"),
         ({"best_epoch": None, "restored": False}, None),
     ],
 )
@@ -74,22 +69,9 @@ def test_the_table_has_the_best_epoch_of_early_stopping(found, expected, capsys)
     assert rows["stopped"] == "patience: no better loss in 5 evaluations" and rows.get("best epoch") == expected
 
 
-def test_the_widest_row_fits(capsys):
-    widest = replace(SPENT, averaging_s=[1.0, 9.9], data_s=[1.0, 9.9])
-    widest = replace(widest, waiting_s=[1.0, 9.9])
-    for stages in (1, 2):
-        figures = {"spent": asdict(widest), "bytes_sent": 123_400_000_000, "iterations": 200, "stages": stages}
-        table(changed(**FULL | figures), capsys)
-    pool = {"device": "cuda:15", "held_bytes": 120_900_000_000, "used_bytes": 118_400_000_000}
-    table(changed(memory=[pool | {"limit_bytes": 139_600_000_000}] * 16), capsys)
-
-
-def test_a_table_that_cannot_be_printed_is_reported(monkeypatch, caplog):
+def test_a_table_that_cannot_be_printed_does_not_end_the_run(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Screen(OSError(28, "No space left on device")))
     result_table(SUMMARY, Run("outputs"))
-    (record,) = caplog.records
-    expected = "the results cannot be shown ([Errno 28] No space left on device): they are in outputs/summary.json"
-    assert record.getMessage() == expected
 
 
 @pytest.mark.parametrize(

@@ -237,8 +237,6 @@ def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path:
         assert (pool["device"], pool["rank"], pool["limit_bytes"]) == (f"cuda:{number}", number, 800 << 20)
         assert 4 * summary["parameters"] < pool["used_bytes"] <= pool["held_bytes"] < 800 << 20
     assert len(summary["memory"]) == 2
-    (line,) = (line for line in done.stdout.splitlines() if line.startswith("GPU memory"))
-    assert " held " in line and line.endswith(" of 839 MB")
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("half", 2e-3), pytest.param("bfloat16", 1e-2, marks=needs_bfloat16)])
