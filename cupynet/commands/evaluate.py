@@ -6,21 +6,20 @@ a checkpoint.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cupynet.config.schema import Settings
+from cupynet.core.checks import shown
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import Arguments, leave_after, named_path
-from cupynet.core.mpiexec import started
 
 if TYPE_CHECKING:
-    from cupynet.runs.run import Summary
     from cupynet.training import Evaluation
 
 EXAMPLES = """overrides are settings of the run, changed:
@@ -32,40 +31,31 @@ EXAMPLES = """overrides are settings of the run, changed:
 def main() -> None:
     """Run the command."""
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
-    parser.add_argument(
-        "run", type=named_path, nargs="?", help="the folder of a finished run, or one of its checkpoints"
-    )
+    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-    def work() -> None:
-        if started() is not None:
-            raise ConfigError("evaluate runs in one process, with threads: start it without mpiexec")
-        arguments = parser.parse_intermixed_args()
-        if arguments.run is None:
-            raise ConfigError(f"the folder of a run is missing: {parser.prog} --help shows the arguments")
-        evaluate(arguments.run, arguments.overrides, as_json=arguments.json)
-
-    leave_after(work)
+    leave_after(lambda: evaluate(parser.parse_intermixed_args()))
 
 
-def evaluate(path: Path, overrides: Sequence[str], *, as_json: bool = False) -> None:
-    """Print the evaluation of the run at `path`, or of one of its checkpoints."""
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Print the evaluation of a run, or of one of its checkpoints."""
     from cupynet.config.load_model import Trained
 
+    path, overrides = arguments.run, arguments.overrides
     for override in overrides:
         if "=" not in override:
             raise ConfigError(f"{override}: must have the form key=value; settings follow the run's folder")
     evaluation, dataset, names = evaluated(path, overrides)
-    if as_json:
+    if arguments.json:
         print(json.dumps({"run": str(path), "dataset": dataset, **evaluation.to_dict(), "class_names": names}))
         return
     print(evaluation.stats(names))
     print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
     trained = Trained(path)
-    same_settings = all(override.startswith("trusted_modules=") for override in overrides)
-    if trained.checkpoint is None and trained.summary is not None and same_settings:
-        print(_compared(trained.summary, evaluation))
+    if trained.checkpoint is None and trained.summary is not None:
+        before, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
+        same = (evaluation.accuracy, loss) == (before.test_accuracy, before.test_loss)
+        print("the same as in summary.json" if same else f"summary.json says {before.test_accuracy}")
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, str, tuple[str, ...]]:
@@ -93,22 +83,15 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
     if summary is not None and data.name != summary.setup.dataset and not any(keys[0] == "data" for keys in changed):
         before = summary.setup.dataset  # MNIST, say, if it is missing now
         raise DataError(f"the run used {before}, but only {data.name} was found: restore {before}, or set data=...")
-    check_same_classes(experiment.source.class_names, trained.class_names)
+    found, names = experiment.source.class_names, trained.class_names
+    if found and names and [*found] != [*names]:
+        raise DataError(f"these data have the classes {shown(found)}, but the run has {shown(names)}, in this order")
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
             wrapper.model.load_weights(weights)
         except ConfigError as error:
             raise DataError(f"{path}: {error}") from error
         return wrapper.evaluate(experiment.evaluation_loader(data.test)), data.name, wrapper.model.class_names
-
-
-def _compared(summary: Summary, evaluation: Evaluation) -> str:
-    """Return a line that compares the evaluation with the summary."""
-    before, loss = summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
-    if before.test_accuracy is None:
-        return "summary.json has no result: the run was not evaluated"
-    same = (evaluation.accuracy, loss) == (before.test_accuracy, before.test_loss)
-    return "the same as in summary.json" if same else f"summary.json says {before.test_accuracy}"
 
 
 def without_training(settings: Settings) -> Settings:
@@ -119,13 +102,3 @@ def without_training(settings: Settings) -> Settings:
     )
     data = {name: [] if name == "augment" else value for name, value in settings.data.items()}
     return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data)
-
-
-def check_same_classes(found: Sequence[str], before: Sequence[str]) -> None:
-    """Refuse other classes than the run's, or another order. DataError."""
-    for number, (here, there) in enumerate(zip_longest(found, before) if found and before else ()):
-        if here != there:
-            raise DataError(
-                f"class {number} of these data is {here!r}, but {there!r} in the run: use data with the same classes, "
-                "in the same order"
-            )

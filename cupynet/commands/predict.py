@@ -10,27 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cupynet.core.checks import integer, one_line, percent
-from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import Arguments, leave_after, named_path, say_error
 from cupynet.core.terminal import printable
 
-if TYPE_CHECKING:
-    from cupynet.config.load_model import Trained
-    from cupynet.nn import Model
-
-BATCH_SIZE = 64
-SHADES = " ░▒▓█"
 EXAMPLES = """examples:
   cupynet predict outputs/latest digit.png
   cupynet predict outputs/latest scans/ --top 1 --json > scans.jsonl
-  cupynet predict outputs/latest blackboard.jpg --invert no --show"""
+  cupynet predict outputs/latest blackboard.jpg --invert no"""
 
 
 def main() -> None:
@@ -46,7 +38,6 @@ def main() -> None:
                         "if the picture is not of the network's size)")  # fmt: skip
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
                         help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
-    parser.add_argument("--show", action="store_true", help="print what the network sees, in shades")
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
                         help="comma-separated modules whose classes the run may use")  # fmt: skip
     leave_after(lambda: predict(parser.parse_args()))
@@ -55,62 +46,65 @@ def main() -> None:
 def predict(arguments: argparse.Namespace) -> int:
     """Classify each picture; return the exit code. ConfigError, DataError."""
     from cupynet.config.load_model import Trained
+    from cupynet.data.pictures import one_name
 
     integer("--top", arguments.top, 1)
     trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
     model = trained.model()
-    preprocessing = Preprocessing.of(trained, model, arguments.center, arguments.invert)
+    preprocessing = Preprocessing(model.input.shape, trained.source, arguments.center, arguments.invert)
+    files = [file for path in arguments.pictures for file in _files(path)]
     failed = False
-    batch: list[tuple[Path, Any]] = []
-    for path in _files(arguments.pictures):
+    for path in files:
         try:
-            if isinstance(path, CupynetError):
-                raise path
-            batch.append((path, preprocessing.image(path)))
+            image = preprocessing.image(path)
         except DataError as error:  # the others are still classified
             say_error(str(error))
             failed = True
-        if len(batch) == BATCH_SIZE:
-            _print_classes(model, batch, arguments)
-            batch = []
-    _print_classes(model, batch, arguments)
+            continue
+        (best,) = model.classify(image[None], min(arguments.top, model.output.features))
+        if arguments.json:
+            top = [{"class": name, "score": score} for name, score in best]
+            print(json.dumps({"file": str(path), **top[0], "top": top}), flush=True)
+        else:
+            form = partial(percent, digits=1) if model.loss.applies is not None else "{:.3g}".format
+            scores = [f"{printable(one_line(name))} {form(score)}" for name, score in best]
+            print("  ".join([one_name(path), *scores]), flush=True)
     return DataError.exit_code if failed else 0
 
 
-@dataclass(frozen=True)
-class Preprocessing:
-    """The preparation of pictures for a network.
+def _files(path: Path) -> list[Path]:
+    """Return the pictures in a folder, by name; or the path of a picture. DataError for a folder without pictures."""
+    from cupynet.data.pictures import ENDINGS, one_name
 
-    Attributes:
+    if not os.path.isdir(path):  # False for impossible names
+        return [path]
+    found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and each.is_file()]
+    if not found:
+        raise DataError(f"{one_name(path)}: has no pictures ({', '.join(ENDINGS)})")
+    return found
+
+
+class Preprocessing:
+    """Prepares pictures for a network.
+
+    Args:
         shape: (H, W, C) of the network's input.
-        centred: True to centre the drawing as in MNIST.
-        any_size: True to centre also pictures of the network's size; by default they are used unchanged.
-        on_black: True if the training images are light on black.
+        source: the run's data source: whether its images are centred like MNIST's, and light on black.
+        center: True to centre the drawing as in MNIST. None: if the source does, for pictures of another size.
         invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
+
+    Raises:
+        ConfigError: the input is not an image of 1 or 3 channels, or cannot be centred.
     """
 
-    shape: tuple[int, ...]
-    centred: bool
-    on_black: bool
-    invert: str
-    any_size: bool = False
-
-    @classmethod
-    def of(cls, trained: Trained, model: Model, center: bool | None, invert: str) -> Preprocessing:
-        """Return the preprocessing for a run. ConfigError if its input is not an image of 1 or 3 channels."""
-        shape = model.input.shape
+    def __init__(self, shape: tuple[int, ...], source: Any, center: bool | None, invert: str) -> None:
         if len(shape) != 3 or shape[2] not in (1, 3):
-            raise ConfigError(
-                f"{trained.path}: takes {model.input}, but a picture must have a height, a width, and 1 or 3 channels"
-            )
-        try:
-            source: Any = trained.source
-        except ConfigError:  # its class is not trusted
-            source = None
-        centred = bool(getattr(source, "centred", False)) if center is None else center
-        if centred and (shape[0] != shape[1] or shape[2] != 1):
-            raise ConfigError(f"--center: needs square images of one channel, and {trained.path} takes {model.input}")
-        return cls(shape, centred, centred or bool(getattr(source, "on_black", False)), invert, bool(center))
+            raise ConfigError(f"the network takes {shape}: a picture must have a height, a width, and 1 or 3 channels")
+        self.centred = bool(getattr(source, "centred", False)) if center is None else center
+        if self.centred and (shape[0] != shape[1] or shape[2] != 1):
+            raise ConfigError(f"--center: needs square images of one channel, and the network takes {shape}")
+        self.on_black = self.centred or bool(getattr(source, "on_black", False))
+        self.shape, self.any_size, self.invert = shape, bool(center), invert
 
     def image(self, path: Path) -> Any:
         """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
@@ -127,56 +121,3 @@ class Preprocessing:
             return resized(pixels, height, width)
         except DataError as error:
             raise DataError(f"{one_name(path)}: {error}") from error
-
-
-def _files(paths: Sequence[Path]) -> Iterator[Path | CupynetError]:
-    """Yield files, and the pictures in folders by name; an error for a folder without pictures."""
-    from cupynet.data.pictures import ENDINGS, one_name
-
-    for path in paths:
-        if not os.path.isdir(path):  # False for impossible names
-            yield path
-            continue
-        try:
-            inside = sorted(each for each in path.iterdir() if not each.name.startswith("."))
-        except OSError as error:
-            yield DataError(f"{one_name(path)}: cannot be read ({error.strerror})")
-            continue
-        found = [each for each in inside if each.suffix.lower() in ENDINGS and each.is_file()]
-        yield from found
-        if not found:
-            yield DataError(f"{one_name(path)}: has no pictures ({', '.join(ENDINGS)})")
-
-
-def _print_classes(model: Model, batch: Sequence[tuple[Path, Any]], arguments: argparse.Namespace) -> None:
-    """Classify a batch of pictures, and print a line for each."""
-    import numpy as np
-
-    from cupynet.data.pictures import one_name
-
-    if not batch:
-        return
-    images = np.stack([image for _, image in batch])
-    probabilities = model.loss.applies is not None
-    best = model.classify(images, min(arguments.top, model.output.features))
-    for (path, image), found in zip(batch, best, strict=True):
-        if arguments.json:
-            top = [{"class": name, "score": score} for name, score in found]
-            print(json.dumps({"file": str(path), **top[0], "top": top}))
-        else:
-            scores = [
-                f"{printable(one_line(name))} {percent(p, 1) if probabilities else f'{p:.3g}'}" for name, p in found
-            ]
-            print("  ".join([one_name(path), *scores]))
-        if arguments.show and not arguments.json:
-            print(shown(image))
-    sys.stdout.flush()
-
-
-def shown(image: Any) -> str:
-    """Draw an image (H, W, C) uint8 with characters, two rows to a line."""
-    grey = image.mean(axis=2)
-    step = -(-grey.shape[1] // 76)
-    rows = grey[: len(grey) // (2 * step) * 2 * step, ::step]
-    rows = rows.reshape(-1, 2 * step, rows.shape[1]).mean(axis=1)
-    return "\n".join("".join(SHADES[min(int(level * 5 / 256), 4)] for level in row).rstrip() for row in rows)

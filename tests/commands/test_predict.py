@@ -16,7 +16,7 @@ import pytest
 from PIL import Image as Pictures
 
 from cupynet import ConfigError, DataError, load_model
-from cupynet.commands.predict import Preprocessing, main, shown
+from cupynet.commands.predict import Preprocessing, main
 from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic, pictures
 from cupynet.data.centering import centred_as_mnist, is_dark_on_light
@@ -43,7 +43,7 @@ def digits() -> Any:
 
 def preprocessing(finished: Path, **changes: Any) -> Preprocessing:
     trained = Trained(finished)
-    return Preprocessing.of(trained, trained.model(), **{"center": None, "invert": "auto", **changes})
+    return Preprocessing(trained.model().input.shape, trained.source, **{"center": None, "invert": "auto", **changes})
 
 
 def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
@@ -134,14 +134,14 @@ def test_dark_on_light() -> None:
 def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), np.uint8)
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
-    sees = Preprocessing((20, 25, 3), centred=False, on_black=False, invert="auto")
+    sees = Preprocessing((20, 25, 3), None, None, "auto")
     expected = pictures.resized(picture(tmp_path / "a.png", 3), 20, 25)
     np.testing.assert_array_equal(sees.image(tmp_path / "a.png"), expected)
-    turned = Preprocessing((20, 25, 3), centred=False, on_black=False, invert="yes").image(tmp_path / "a.png")
+    turned = Preprocessing((20, 25, 3), None, None, "yes").image(tmp_path / "a.png")
     assert abs(turned.astype(int) + expected - 255).max() <= 1
     Pictures.fromarray(np.full((9, 9), 255, np.uint8)).save(tmp_path / "white.png")
     for invert, level in (("auto", 255), ("no", 255), ("yes", 0)):
-        seen = Preprocessing((4, 4, 1), centred=False, on_black=False, invert=invert).image(tmp_path / "white.png")
+        seen = Preprocessing((4, 4, 1), None, None, invert).image(tmp_path / "white.png")
         assert (seen == level).all()
 
 
@@ -302,19 +302,5 @@ def test_the_command_refuses(
 
 
 def test_center_is_for_square_images_of_one_channel() -> None:
-    class Of:
-        class input:
-            shape = (32, 32, 3)
-
-        path = "run"
-        source = None
-
     with pytest.raises(ConfigError, match="--center: needs square images of one channel"):
-        Preprocessing.of(Of(), Of(), True, "auto")  # type: ignore[arg-type]
-
-
-def test_shades() -> None:
-    image = np.zeros((4, 3, 1), np.uint8)
-    image[:2, 1] = 255
-    assert shown(image) == " █\n"
-    assert max(map(len, shown(np.full((200, 200, 3), 255, np.uint8)).splitlines())) <= 76
+        Preprocessing((32, 32, 3), None, True, "auto")

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +18,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from cupynet import config
-from cupynet.commands import evaluate
 from cupynet.commands import train as train_command
 from cupynet.config import stored
 from cupynet.config.schema import Settings
@@ -195,14 +193,10 @@ def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(tmp_path, 
     for name, value in {**rank, "HYDRA_FULL_ERROR": "1"}.items():
         monkeypatch.setenv(name, value)
     ranks = SimpleNamespace(speaks=lambda error, code: True, exit_code=2)
-    sweep = partial(config.run, train_command.train, train_command.prepare, "config", Settings, lambda: ranks)
-    lines = []
-    for arguments, main in ((["-m", *MPI, "seed=1,2"], sweep), (["nowhere"], evaluate.main)):
-        monkeypatch.setattr(sys, "argv", ["command", *arguments])
-        with pytest.raises(SystemExit, match="^2$"):
-            main()
-        lines.append(capsys.readouterr().err)
-    lines.append(run(tmp_path, command="bench", code=2, **rank)[1])
+    monkeypatch.setattr(sys, "argv", ["command", "-m", *MPI, "seed=1,2"])
+    with pytest.raises(SystemExit, match="^2$"):
+        config.run(train_command.train, train_command.prepare, "config", Settings, lambda: ranks)
+    lines = [capsys.readouterr().err, run(tmp_path, command="bench", code=2, **rank)[1]]
     for line in lines:
         assert line.startswith("cupynet: ") and "mpiexec" in line and line.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
