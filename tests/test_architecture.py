@@ -64,7 +64,6 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("config/",),
     "omegaconf": ("config/",),
     "yaml": ("config/",),
-    "packaging": ("commands/doctor.py",),
     "mnist": ("data/files.py",),
     "PIL": ("data/pictures.py",),
     "h5py": ("interop/keras.py",),

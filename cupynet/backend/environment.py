@@ -22,8 +22,10 @@ GIT_TIMEOUT_S = 2.0  # a network file system may hang
 def available_cores() -> int:
     """Return the number of cores that this process may use, by affinity and a container's cgroup quota (rounded up)."""
     cores = len(usable_cores())
-    quota = _cgroup_quota()
-    return max(1, min(cores, math.ceil(quota)) if quota else cores)
+    with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = max(1, min(cores, math.ceil(int(quota) / int(period))))
+    return cores
 
 
 def usable_cores() -> set[int]:
@@ -32,59 +34,21 @@ def usable_cores() -> set[int]:
     return set(affinity(0)) if affinity is not None else set(range(os.cpu_count() or 1))
 
 
-def _cgroup_quota() -> float | None:
-    """Return the number of cores granted by the cgroup; None without a quota."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no such file, or `max`
-        return None
-
-
 def memory() -> tuple[int, str] | None:
-    """Return the bytes that this process may use, swap included, and what limits them: `this machine has` or similar.
+    """Return the bytes of this machine, or of the cgroups around this process, whichever is less; None if unknown.
 
-    The least of the machine's memory, the limit of its cgroup and the limits of the shell (ulimit -v, -d). None if
-    unknown.
+    The text says whose they are: `this machine has`, or `this process may use`.
     """
-    bounds = [(size, "this process may use") for size in (*_cgroup_memory(), *_limits())]
-    physical = _physical_memory()
-    if physical is not None:
-        bounds.append((physical, "this machine has"))
-    return min(bounds, default=None)
-
-
-def _physical_memory() -> int | None:
-    try:
-        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):  # not on every system
-        return None
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return size + sum(1024 * int(line.split()[1]) for line in lines if line.startswith("SwapTotal:"))
-    except (OSError, ValueError, IndexError):
-        return size
-
-
-def _cgroup_memory() -> list[int]:
-    """Return the limits of this process's cgroup and of those around it."""
-    found = []
+    bounds = []
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # not on every system
+        bounds.append((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), "this machine has"))
     with contextlib.suppress(OSError):
         group = Path(Path("/proc/self/cgroup").read_text().strip().rpartition(":")[2].lstrip("/"))
         for each in (group, *group.parents):  # in a container the path may not exist
             with contextlib.suppress(OSError, ValueError):  # no file, or `max`
-                found.append(int(("/sys/fs/cgroup" / each / "memory.max").read_text()))
-    return found
-
-
-def _limits() -> list[int]:
-    """Return the memory limits of the process that are set."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return []
-    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
-    return [limit for limit in limits if limit != resource.RLIM_INFINITY]
+                limit = int(("/sys/fs/cgroup" / each / "memory.max").read_text())
+                bounds.append((limit, "this process may use"))
+    return min(bounds, default=None)
 
 
 def cpu_model() -> str:

@@ -10,14 +10,12 @@ Nothing is downloaded, and no file is left behind.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -82,24 +80,13 @@ def examine(name: str, settings: Sequence[str]) -> list[Finding]:
 
 
 def check_packages(settings: Sequence[str]) -> Iterator[Finding]:
-    """Check that the required packages are installed in the required versions."""
-    from packaging.requirements import Requirement
+    """Report the versions of Python and of the packages on which results depend."""
+    from cupynet.backend import environment
 
-    yield Finding("python", "ok", f"{platform.python_version()} in {sys.prefix}, {platform.platform()}")
-    good = []
-    for requirement in map(Requirement, metadata.requires("cupynet") or ()):
-        if requirement.marker is not None:  # of an extra
-            continue
-        try:
-            version = metadata.version(requirement.name)
-        except metadata.PackageNotFoundError:
-            version = ""
-        if version and requirement.specifier.contains(version, prereleases=True):
-            good.append(f"{requirement.name} {version}")
-        else:
-            text = f"{version or 'none'} is installed: pip install '{requirement}'"
-            yield Finding(requirement.name, "problem", text, 1)
-    yield Finding("packages", "ok", ", ".join(good))
+    found = environment()
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    yield Finding("python", "ok", f"{found['python']} in {sys.prefix}, {found['system']}")
+    yield Finding("packages", "ok", versions)
 
 
 def check_cpu(settings: Sequence[str]) -> Iterator[Finding]:

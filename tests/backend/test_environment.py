@@ -6,7 +6,6 @@ import importlib
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +48,9 @@ def test_cores_by_affinity_and_quota(contents: dict[str, str], cores: int, monke
 
 def test_memory_is_the_lowest_limit_that_applies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.get)
-    monkeypatch.setattr(module, "_limits", list)
-    groups, swap = "/proc/self/cgroup", {"/proc/meminfo": "MemTotal: 9 kB\nSwapTotal:    100 kB\n"}
+    groups = "/proc/self/cgroup"
     for contents, expected in (
         ({}, (4096000, "this machine has")),
-        (swap, (4096000 + 102400, "this machine has")),
         ({groups: "0::/a/b\n", "/sys/fs/cgroup/a/b/memory.max": "max\n"}, (4096000, "this machine has")),
         ({groups: "0::/a/b\n", "/sys/fs/cgroup/a/memory.max": "5000\n"}, (5000, "this process may use")),
         ({groups: "0::/a/b\n", "/sys/fs/cgroup/memory.max": "5000\n"}, (5000, "this process may use")),
@@ -61,18 +58,9 @@ def test_memory_is_the_lowest_limit_that_applies(monkeypatch: pytest.MonkeyPatch
     ):
         files(monkeypatch, contents)
         assert memory() == expected
-    monkeypatch.setattr(module, "_limits", lambda: [3000])
-    assert memory() == (3000, "this process may use")
-    monkeypatch.setattr(module, "_limits", list)
     monkeypatch.delattr("os.sysconf")
+    files(monkeypatch, {})
     assert memory() is None
-
-
-def test_the_limits_of_the_shell_count() -> None:
-    code = "from cupynet.backend import memory; print(*memory())"
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_DATA, (10**9, resource.RLIM_INFINITY)); "
-    done = subprocess.run([sys.executable, "-c", limit + code], capture_output=True, text=True, check=True)
-    assert done.stdout == "1000000000 this process may use\n"
 
 
 def test_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
