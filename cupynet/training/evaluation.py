@@ -1,9 +1,9 @@
 """Evaluation of a classifier: the figures of Deeplearning4j's Evaluation.
 
 Macro averages give every class the same weight, even if there are only two (Deeplearning4j reports only the second). A
-class whose precision is 0/0 (never predicted) or whose recall is 0/0 (no samples) is left out of that average;
-`stats()` says which. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn. It is 0/0 only if both hold; Deeplearning4j
-leaves out classes with either, which favours a network that always predicts one class.
+class whose precision is 0/0 (never predicted) or whose recall is 0/0 (no samples) is left out of that average. F1 is
+2 tp / (2 tp + fp + fn), as in scikit-learn. It is 0/0 only if both hold; Deeplearning4j leaves out classes with either,
+which favours a network that always predicts one class.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cupynet.core.checks import integer, one_line
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError
 from cupynet.core.terminal import printable
 
-# Larger losses count as infinite, so that the sum of 10^8 finite ones is still a finite float64.
-_HUGE = 1e300
 FEW_CLASSES = 25  # up to which the confusion matrix is printed, and written to the history
 MOST_MISTAKES = 24
-_PARTS = 48  # floats of 53 bits that an exact sum of float64 can need: their exponents span 2,100 bits
 
 
 class Mistake(NamedTuple):
@@ -49,15 +46,13 @@ class Mistake(NamedTuple):
 class Evaluation:
     """Counts of predictions, over any number of batches, workers and merges.
 
-    Counts are integers and the losses are summed without rounding, so every figure is the same however the samples
-    were split, and `merge` gives the same bits in any order.
-
     The predicted class has the highest score, the lowest index among equals. The rank of the true class is the number
     of higher scores plus the number of equal scores at a smaller index; a sample is a top-N hit if its rank is below N.
     A sample with a NaN among its scores is wrong: it counts in the support and recall of its true class and in
     `undecided`, in no column of the confusion matrix.
 
-    `mistakes` are the at most 24 wrongly predicted samples with the highest scores. Figures that are 0/0 are NaN.
+    `mistakes` are the at most 24 wrongly predicted samples with the highest scores. Figures that are 0/0 are NaN. All
+    counts are exact; the loss depends on how the samples were split in its last bits.
     """
 
     def __init__(self, classes: int, top_n: int = 3) -> None:
@@ -68,8 +63,7 @@ class Evaluation:
         self.undecided: NDArray[np.int64] = np.zeros(classes, np.int64)  # per actual class: samples with NaN scores
         self.top_n_hits = 0
         self.mistakes: list[Mistake] = []
-        self._loss_sum: list[float] = []  # an unevaluated sum of floats that is exactly the sum of all finite losses
-        self._loss_not_finite = 0.0  # the sum of the others: 0, an infinity or NaN
+        self.loss_sum = 0.0
 
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
         """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,).
@@ -77,12 +71,12 @@ class Evaluation:
         samples: their numbers in the data set, (N,); without them no mistakes are kept.
         """
         score = np.asarray(scores, np.float64)  # (N, classes); exact from every narrower type
-        target = np.asarray(targets)  # (N,)
-        loss = np.asarray(losses, np.float64)  # (N,)
-        self._check(score, target, loss)
-        if len(target) == 0:
-            return
-        target = target.astype(np.int64)
+        target, loss = np.asarray(targets, np.int64), np.asarray(losses, np.float64)  # (N,)
+        if target.ndim != 1 or score.shape != (len(target), self.classes) or loss.shape != target.shape:
+            raise ConfigError(
+                f"Evaluation needs scores (N, {self.classes}), targets (N,) and losses (N,), "
+                f"got {score.shape}, {target.shape} and {loss.shape}"
+            )
         decided = ~np.isnan(score).any(axis=1)  # (N,)
         self.undecided += np.bincount(target[~decided], minlength=self.classes)
         score, decided_target = score[decided], target[decided]
@@ -91,77 +85,47 @@ class Evaluation:
         pairs = np.bincount(decided_target * self.classes + predicted, minlength=self.classes**2)
         self.confusion += pairs.reshape(self.classes, self.classes)
 
-        if samples is not None:
-            self._remember(score, decided_target, predicted, np.asarray(samples)[decided])
-
         own = np.take_along_axis(score, decided_target[:, None], axis=1)  # (N, 1)
         before = np.arange(self.classes) < decided_target[:, None]  # (N, classes)
         rank = ((score > own) | ((score == own) & before)).sum(axis=1)  # (N,)
         self.top_n_hits += int((rank < self.top_n).sum())
+        self.loss_sum += float(loss.sum())
 
-        finite = np.abs(loss) < _HUGE  # False for NaN too
-        self._loss_sum = _exact_sum(self._loss_sum + loss[finite].tolist())
-        self._loss_not_finite += sum(each * math.inf for each in loss[~finite].tolist())  # NaN for both infinities
+        if samples is not None:
+            wrong = np.flatnonzero(predicted != decided_target)
+            doubt = -score[wrong, predicted[wrong]]
+            columns = doubt, np.asarray(samples)[decided][wrong], decided_target[wrong], predicted[wrong]
+            self._remember([Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)])
 
-    def _remember(
-        self, score: NDArray[Any], target: NDArray[Any], predicted: NDArray[Any], samples: NDArray[Any]
-    ) -> None:
-        """Keep the most confident mistakes of a batch and of before."""
-        wrong = np.flatnonzero(predicted != target)
-        doubt = -score[wrong, predicted[wrong]]
-        some = wrong[np.lexsort((samples[wrong], doubt))[:MOST_MISTAKES]]
-        columns = (-score[some, predicted[some]], samples[some], target[some], predicted[some])
-        found = [Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-        self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + found)
-
-    def _check(self, score: NDArray[Any], target: NDArray[Any], loss: NDArray[Any]) -> None:
-        n = len(target) if target.ndim == 1 else -1
-        if score.shape != (n, self.classes) or loss.shape != (n,):
-            raise ConfigError(
-                f"Evaluation needs scores (N, {self.classes}), targets (N,) and losses (N,), "
-                f"got {score.shape}, {target.shape} and {loss.shape}"
-            )
-        if n and target.dtype.kind not in "iu":
-            raise ConfigError(
-                f"Evaluation needs class indices as targets, got {target.dtype}: use argmax of one-hot rows"
-            )
-        wrong = target[(target < 0) | (target >= self.classes)]
-        if len(wrong):
-            raise DataError(f"Evaluation: label {wrong[0]} is not one of the classes 0 to {self.classes - 1}")
+    def _remember(self, mistakes: list[Mistake]) -> None:
+        """Keep the most confident of these and the earlier mistakes."""
+        self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + mistakes)
 
     def merge(self, other: Evaluation) -> None:
-        """Add the samples of `other`; exact, so the order of merges changes no bit."""
+        """Add the samples of `other`."""
         if (other.classes, other.top_n) != (self.classes, self.top_n):
             raise ConfigError("cannot merge evaluations with different classes or top_n")
         self.confusion += other.confusion
         self.undecided += other.undecided
         self.top_n_hits += other.top_n_hits
-        self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + other.mistakes)
-        self._loss_sum = _exact_sum(self._loss_sum + other._loss_sum)
-        self._loss_not_finite += other._loss_not_finite
+        self.loss_sum += other.loss_sum
+        self._remember(other.mistakes)
 
     def pack(self) -> NDArray[np.float64]:
         """Return all counts as one vector (V,), which workers exchange. Exact: counts stay below 2**53."""
-        parts = np.zeros(_PARTS)
-        parts[: len(self._loss_sum)] = self._loss_sum
-        mistakes = np.full((MOST_MISTAKES, len(Mistake._fields)), -1.0)
-        for row, mistake in enumerate(self.mistakes):
-            mistakes[row] = mistake
-        counts = (self.undecided, self.confusion.reshape(-1), parts, mistakes.reshape(-1))
-        return np.concatenate([[self.top_n_hits, self._loss_not_finite], *counts]).astype(np.float64)
+        counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
+        return np.concatenate([[self.top_n_hits, self.loss_sum], *counts])
 
     @classmethod
     def unpack(cls, vector: NDArray[np.float64], classes: int, top_n: int = 3) -> Evaluation:
         """Return the evaluation whose `pack` is `vector` (V,)."""
         found = cls(classes, top_n)
-        found.top_n_hits, found._loss_not_finite = int(vector[0]), float(vector[1])
-        ends = np.cumsum([classes, classes**2, _PARTS])
-        undecided, confusion, parts, mistakes = np.split(vector[2:], ends)
+        found.top_n_hits, found.loss_sum = int(vector[0]), float(vector[1])
+        undecided, confusion, mistakes = np.split(vector[2:], [classes, classes + classes**2])
         found.undecided = undecided.astype(np.int64)
         found.confusion = confusion.reshape(classes, classes).astype(np.int64)
-        found._loss_sum = [part for part in parts.tolist() if part]
-        rows = mistakes.reshape(MOST_MISTAKES, len(Mistake._fields)).tolist()
-        found.mistakes = [Mistake(doubt, *map(int, rest)) for doubt, *rest in rows if rest[0] >= 0]
+        rows = mistakes.reshape(-1, len(Mistake._fields)).tolist()
+        found.mistakes = [Mistake(doubt, *map(int, rest)) for doubt, *rest in rows]
         return found
 
     @property
@@ -197,7 +161,7 @@ class Evaluation:
     @property
     def loss(self) -> float:
         """The mean loss of all samples; NaN or infinite if one of them was."""
-        return _ratio(math.fsum(self._loss_sum) + self._loss_not_finite, self.samples)
+        return _ratio(self.loss_sum, self.samples)
 
     def _macro(self, figure: str) -> float:
         defined = [row[figure] for row in self.per_class() if not math.isnan(row[figure])]
@@ -254,10 +218,6 @@ class Evaluation:
             *(f" {label + ':':<17}{value:.4f}" for label, value in figures.items()),
             "Precision, recall & F1: macro-averaged (all classes count alike)",
         ]
-        for figure in ("precision", "recall", "f1"):
-            undefined = [row["class"] for row in self.per_class() if math.isnan(row[figure])]
-            if undefined:
-                lines.append(f"Warning: the average {figure} excludes classes where it is 0/0: {undefined}")
         if self.undecided.any():
             lines.append(
                 f"Warning: {self.undecided.sum()} of {self.samples} samples have NaN scores and count as wrong"
@@ -288,14 +248,3 @@ def _ratio(part: float, whole: int) -> float:
 
 def _json(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _exact_sum(values: list[float]) -> list[float]:
-    """Return a few floats with exactly the sum of `values`, largest first: the rounded sum, its error, and so on.
-
-    After Shewchuk (1997), "Adaptive precision floating-point arithmetic"; the correctly rounded sums are math.fsum's.
-    """
-    parts: list[float] = []
-    while rest := math.fsum(values + [-part for part in parts]):
-        parts.append(rest)
-    return parts
