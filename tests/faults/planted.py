@@ -1216,8 +1216,8 @@ TRAINING = [
         "early-stopping-patience-not-restored",
         "training",
         "cupynet/training/callbacks/early_stopping.py",
-        'waited=int(state["waited"]),',
-        "waited=0,",
+        'self._now = _State(**state | {"scores": scores})',
+        'self._now = _State(**state | {"scores": scores, "waited": 0})',
         ("tests/training/callbacks/test_early_stopping.py::test_early_stopping_resumes_from_its_state",),
     ),
     Fault(

@@ -26,7 +26,6 @@ from cupynet.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 DIRECTIONS = {"loss": "min"} | dict.fromkeys(("accuracy", "top_n_accuracy", "precision", "recall", "f1"), "max")
-CONDITIONS = ("patience", "best_score", "max_epochs", "max_time_s", "max_score", "invalid_score")
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,7 @@ class EarlyStoppingResult:
 
     Attributes:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
-            `invalid_score`); `epochs` if all epochs are complete; `stopped` by `stop` or a signal; `diverged` if a loss
-            or a weight was not finite.
+            `invalid_score`); `epochs` if all epochs are complete; `stopped` by `stop` or a signal; `diverged`.
         details: the same in words.
         monitor: the monitored figure.
         scores: its value by evaluated epoch, counted from 1 over the whole training.
@@ -77,9 +75,7 @@ class _State:
         reference: the last score that was an improvement.
         waited: number of evaluations since then.
         met: the first condition that was met, with details.
-        began: minus the seconds of the fit in earlier processes.
         weights: of the best epoch, on the host.
-        whole: the weights of the user's model, in a pipeline.
     """
 
     epochs: int = 0
@@ -88,16 +84,14 @@ class _State:
     reference: float = math.nan
     waited: int = 0
     met: str = ""
-    began: float = 0.0
     weights: dict[str, NDArray[Any]] = field(default_factory=dict)
-    whole: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class EarlyStopping(Callback):
     """Ends a fit on all workers after the same round when a condition is met, then restores the best weights.
 
     Each `fit` starts afresh, unless it continues a restored one. The best weights are also restored after a
-    DivergedError. The optimizer's state is not restored.
+    DivergedError, except in a pipeline. The optimizer's state is not restored.
 
     Args:
         monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images.
@@ -106,7 +100,8 @@ class EarlyStopping(Callback):
         min_improvement: an improvement must be larger than this.
         best_score: end as soon as the score is at least this good; None for never.
         max_epochs: end after this many complete epochs of the fit; None for no limit.
-        max_time_s: end after this many seconds of the fit, evaluations included; None for no limit.
+        max_time_s: end after this many seconds of the fit in this process, evaluations included; None for no
+            limit.
         max_score: end if the training loss of a report is above this: the score of the last average, or of any one
             replica if there is none; None for no limit.
         invalid_score: end if the score is NaN or infinite. Such a score is never the best.
@@ -146,19 +141,16 @@ class EarlyStopping(Callback):
         self.min_improvement = number("min_improvement", min_improvement, minimum=0)
         self.best_score = None if best_score is None else number("best_score", best_score, also=none)
         self.max_epochs = None if max_epochs is None else integer("max_epochs", max_epochs, 1, none)
-        self.max_time_s = (
-            None if max_time_s is None else number("max_time_s", max_time_s, above=0, unit="seconds", also=none)
-        )
+        self.max_time_s = None if max_time_s is None else number("max_time_s", max_time_s, above=0, also=none)
         self.max_score = None if max_score is None else number("max_score", max_score, above=0, also=none)
         self.invalid_score = flag("invalid_score", invalid_score)
         self.restore_best = flag("restore_best", restore_best)
         self.restore_when_stopped = flag("restore_when_stopped", restore_when_stopped)
         self.result: EarlyStoppingResult | None = None
         self._now = _State()
-        self._began: float | None = None  # the time at which the fit began in this process
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        self._now, self._began = _State(), None
+        self._now = _State()
 
     def on_fit_start(self, trainer: Trainer) -> None:
         self.result, self._began = None, time.monotonic()
@@ -168,7 +160,7 @@ class EarlyStopping(Callback):
             trainer.stop(self._now.met, StopReason.EARLY)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        if self.max_time_s is not None and trainer.rank == 0 and self._elapsed_s() >= self.max_time_s:
+        if self.max_time_s is not None and trainer.rank == 0 and time.monotonic() >= self._began + self.max_time_s:
             self._end(trainer, f"max_time_s: {self.max_time_s:g} seconds are over")
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
@@ -192,7 +184,7 @@ class EarlyStopping(Callback):
         if math.isfinite(score):
             if not now.best_epoch or self._gain(score, now.scores[now.best_epoch]) > 0:
                 now.best_epoch = epoch
-                self._keep_weights(trainer)
+                now.weights = trainer.model.weights() if self.restore_best else {}
             if math.isnan(now.reference) or self._gain(score, now.reference) > self.min_improvement:
                 now.reference, now.waited = score, 0
             if self.best_score is not None and self._gain(score, self.best_score) >= 0:
@@ -205,16 +197,6 @@ class EarlyStopping(Callback):
     def _gain(self, score: float, other: float) -> float:
         return score - other if self.direction == "max" else other - score
 
-    def _keep_weights(self, trainer: Trainer) -> None:
-        if self.restore_best:
-            self._now.weights = trainer.model.weights()
-            if trainer.rank == 0 and trainer.whole is not trainer.model:  # a worker that diverges can send none
-                self._now.whole = trainer.whole.weights()
-
-    def _elapsed_s(self) -> float:
-        """Return the seconds spent in the fit so far, including earlier processes if it was resumed."""
-        return (0.0 if self._began is None else time.monotonic() - self._began) - self._now.began
-
     def _end(self, trainer: Trainer, condition: str) -> None:
         """Stop all workers. condition: its name, and details after a colon."""
         self._now.met = self._now.met or condition
@@ -223,18 +205,15 @@ class EarlyStopping(Callback):
     def after_finish(self, trainer: Trainer) -> None:
         stop = trainer.stopped
         text = self._now.met if stop is None else stop.text
-        condition = text.partition(":")[0]
-        if stop is None and not text:
-            self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
-        elif condition in CONDITIONS and (stop is None or not stop.interrupts):
-            self._conclude(trainer, condition, text)
-        else:
+        if stop is not None and stop.interrupts:
             self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_when_stopped)
+        elif text:
+            self._conclude(trainer, text.partition(":")[0], text)
+        else:
+            self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
-        if self._now.whole:
-            trainer.whole.load_weights(self._now.whole)
-        self._conclude(trainer, "diverged", text)
+        self._conclude(trainer, "diverged", text, restore=trainer.whole is trainer.model)  # a stage has only its part
 
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
         """Restore the best weights, if there are any, and log the result."""
@@ -250,19 +229,8 @@ class EarlyStopping(Callback):
             log.info("early stopping: %s", self.result)
 
     def state(self) -> dict[str, Any]:
-        scores = {str(epoch): score for epoch, score in self._now.scores.items()}
-        return vars(self._now) | {"scores": scores, "began": -self._elapsed_s()}
+        return vars(self._now) | {"scores": {str(epoch): score for epoch, score in self._now.scores.items()}}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._now = _State(
-            epochs=int(state["epochs"]),
-            scores={int(epoch): float(score) for epoch, score in state["scores"].items()},
-            best_epoch=int(state["best_epoch"]),
-            reference=float(state["reference"]),
-            waited=int(state["waited"]),
-            met=str(state["met"]),
-            began=float(state["began"]),
-            weights=dict(state["weights"]),
-            whole=dict(state["whole"]),
-        )
-        self._began = None
+        scores = {int(epoch): float(score) for epoch, score in state["scores"].items()}
+        self._now = _State(**state | {"scores": scores})

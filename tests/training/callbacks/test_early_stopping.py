@@ -9,7 +9,6 @@ import copy
 import math
 import threading
 import time
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,10 +18,9 @@ from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging, Pipeline, PostLocal, Synchronizer
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
-from cupynet.training.callbacks import early_stopping
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
-from tests.support.training import KeepState, fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import fingerprint, on_threads, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)
@@ -372,7 +370,6 @@ def test_replicas_that_differ_between_averages_restore_the_evaluated_weights():
         (1, False, StopReason.REQUEST),
         (2, True, StopReason.REQUEST),
         (2, True, StopReason.SIGNAL),
-        (1, False, StopReason.EARLY),  # by another callback
     ],
 )
 def test_the_best_weights_are_restored_after_another_stop(scripted, workers, restore, reason):
@@ -464,7 +461,7 @@ def test_replicas_that_are_evaluated_only_at_the_end_are_refused(frequency):
         ({"min_improvement": -1}, "min_improvement=-1: must be a number of at least 0"),
         ({"best_score": math.nan}, "best_score=nan: must be a number"),
         ({"max_epochs": 0}, "max_epochs=0: must be an integer of at least 1"),
-        ({"max_time_s": 0}, "max_time_s=0: must be a number of seconds above 0"),
+        ({"max_time_s": 0}, "max_time_s=0: must be a number above 0"),
         ({"max_score": 0}, "max_score=0: must be a number above 0"),
         ({"invalid_score": 1}, "invalid_score=1: must be true or false"),
         ({"restore_best": None}, "restore_best=None: must be true or false"),
@@ -520,9 +517,7 @@ class Poison(Callback):
             trainer.params.master[0] = np.nan
 
 
-@pytest.mark.parametrize(
-    ("workers", "frequency", "report_every", "stages"), [(1, 2, 2, 1), (2, 2, 0, 2), (2, 100, 2, 1), (2, 100, 0, 2)]
-)
+@pytest.mark.parametrize(("workers", "frequency", "report_every", "stages"), [(1, 2, 2, 1), (2, 100, 2, 1)])
 def test_a_fit_that_diverges_leaves_the_best_weights(scripted, workers, frequency, report_every, stages):
     """All workers may see it at an average, or one alone in a report."""
     scripted([0.5, 0.2, 0.3, 0.1])
@@ -589,32 +584,6 @@ def test_early_stopping_resumes_from_its_state(scripted, epoch):
 
     assert uninterrupted[0][0].reason == "patience" and uninterrupted[0][0].best_epoch == 2
     assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
-
-
-@pytest.mark.parametrize("name", ["epochs", "best_epoch", "reference", "waited", "began", "weights", "whole"])
-def test_a_malformed_state_is_refused_when_it_is_restored(name):
-    stopping = EarlyStopping()
-    with pytest.raises(ValueError, match="x|dictionary"):
-        stopping.restore(stopping.state() | {name: "x"})
-
-
-@pytest.mark.parametrize(("limit", "reason"), [(51, "epochs"), (50, "max_time_s")])
-def test_the_time_between_a_checkpoint_and_the_resumed_fit_does_not_count(monkeypatch, limit, reason):
-    now = 100.0
-    monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: now))
-
-    def trainer_of(*callbacks):
-        return Trainer(Replica(small_model(), SGD(0.05)), callbacks=callbacks)
-
-    keep, stopping = KeepState(2), EarlyStopping(max_time_s=limit)
-    trainer_of(EarlyStopping(), keep).fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
-    keep.kept["callbacks"]["EarlyStopping"]["began"] = -50.0
-    trainer = trainer_of(stopping)
-    trainer.restore(keep.kept)
-    now = 9000.0
-    assert stopping.state()["began"] == -50
-    trainer.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
-    assert stopping.result.reason == reason
 
 
 def test_a_fit_after_a_restored_one_that_was_complete_starts_afresh(scripted, tmp_path):

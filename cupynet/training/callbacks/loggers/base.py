@@ -58,7 +58,6 @@ class Logger(Callback):
         self._run: Run | None = None
         self._open = self._failed = False
         self._status = "failed"
-        self._scores: dict[str, float] = {}  # of the last evaluation
 
     def _require(self, package: str) -> None:
         if find_spec(package) is None:
@@ -84,9 +83,6 @@ class Logger(Callback):
         """Write the results and close. status: `finished`, `killed` by a signal, or `failed`."""
         raise NotImplementedError
 
-    def _abandon(self) -> None:
-        """Release resources after a failure; may fail itself."""
-
     # events ---------------------------------------------------------------------------------------------------------
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
@@ -97,27 +93,25 @@ class Logger(Callback):
         self._status = "failed"  # until the fit ends
         if not self._open:
             self._open = True
-            self._attempt(self._begin, _hyperparameters(trainer, self._run), trainer.iteration)
+            settings = None if self._run is None else self._run.settings
+            self._attempt(self._begin, flat(settings or {}), trainer.iteration)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._log(report.iteration, of_report(report))
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._log(record.iteration, of_epoch(record))
-        if record.evaluation is not None:
-            split, found = record.split, record.evaluation
-            self._scores = {f"{split}_accuracy": found.accuracy, f"{split}_loss": found.loss}
 
     def on_fit_end(self, trainer: Trainer) -> None:
         killed = trainer.stopped is not None and trainer.stopped.urgent
         self._status = "killed" if killed else "finished"
 
     def close(self) -> None:
-        """End the log with the results of summary.json, or of the last evaluation if there is none."""
+        """End the log with the results of summary.json, if there is one."""
         if not self._open:
             return
         self._open = False
-        results: Mapping[str, Any] = self._scores
+        results: dict[str, Any] = {}
         if self._run is not None and self._run.saved:
             with suppress(CupynetError):
                 summary = self._run.summary().flat()
@@ -129,10 +123,8 @@ class Logger(Callback):
         return {"identity": self.identity}
 
     def restore(self, state: dict[str, Any]) -> None:
-        if not isinstance(state["identity"], str):
-            raise TypeError("the identity of a logger must be a string")
         if not self._open:  # an open log keeps its identity
-            self.identity = state["identity"]
+            self.identity = str(state["identity"])
 
     # for subclasses -------------------------------------------------------------------------------------------------
 
@@ -151,27 +143,12 @@ class Logger(Callback):
             self._failed = True
             kind = type(self).__name__
             log.warning("%s failed and is disabled (%s: %s)", kind, type(error).__name__, one_line(error))
-            with suppress(Exception):
-                self._abandon()
 
     def _files(self) -> list[Path]:
         """Return the files of the run that may be uploaded."""
         run = self._run
         paths = () if run is None else (run.summary_path, run.weights_path, run.history_path)
         return [path for path in paths if path.is_file()]
-
-
-def _hyperparameters(trainer: Trainer, run: Run | None) -> dict[str, Any]:
-    if run is not None and run.settings is not None:
-        return flat(run.settings)
-    backend, model = trainer.backend, trainer.whole
-    return {
-        "workers": trainer.workers,
-        "backend": backend.name,
-        "dtype": backend.policy.name,
-        "seed": model.seed,
-        "parameters": model.params.count,
-    }
 
 
 def of_report(report: Report) -> dict[str, float]:

@@ -17,7 +17,6 @@ from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
 EVERY_S = 5.0  # between two writes
-MARKS = ("time/compute_s", "epoch/epoch")  # in every report, and in every epoch
 # if a server does not answer, MLflow by default retries for 15 minutes, longer than workers wait for rank 0
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 6000  # limits of MLflow
@@ -43,8 +42,6 @@ class MLflow(Logger):
         self.uri, self.experiment, self.name, self.artifacts = uri, experiment, name, artifacts
         if self._where().startswith("sqlite:"):
             self._require("sqlalchemy")
-        self._client: Any = None
-        self._known: dict[str, int] = {}  # of a resumed run: the last logged iterations
         self._last = 0
         self._waiting: list[Any] = []
         self._written = 0.0
@@ -66,9 +63,6 @@ class MLflow(Logger):
         self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         if self.identity:
             self._client.update_run(self.identity, status="RUNNING")
-            for mark in MARKS:
-                metrics = self._client.get_metric_history(self.identity, mark)
-                self._known[mark] = max((metric.step for metric in metrics), default=0)
             return
         name = self.name or (None if self.folder is None else self.folder.name)
         tags = {} if self.folder is None else {"run_folder": str(self.folder)}
@@ -86,18 +80,13 @@ class MLflow(Logger):
 
         try:
             return str(self._client.create_experiment(self.experiment))
-        except MlflowException:
-            found = self._client.get_experiment_by_name(self.experiment)
-            if found is None:
-                raise
-            return str(found.experiment_id)
+        except MlflowException:  # it exists
+            return str(self._client.get_experiment_by_name(self.experiment).experiment_id)
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         self._last = iteration
-        if any(iteration <= self._known.get(name, 0) for name in figures):
-            return  # logged before the run was resumed
         now = int(1000 * time.time())
         self._waiting += [Metric(name, value, now, iteration) for name, value in figures.items()]
         if time.monotonic() - self._written > EVERY_S:
@@ -119,9 +108,3 @@ class MLflow(Logger):
         for path in self._files() if self.artifacts else ():
             self._client.log_artifact(self.identity, str(path))
         self._client.set_terminated(self.identity, status.upper())
-
-    def state(self) -> dict[str, Any]:
-        """Write all figures before the checkpoint: a resumed run does not log them again."""
-        if self._open:
-            self._attempt(self._flush)
-        return super().state()

@@ -28,7 +28,6 @@ class TensorBoard(Logger):
     def __init__(self, path: str | Path | None = None) -> None:
         super().__init__()
         self.path = None if path is None else Path(path)
-        self._file: Any = None
 
     def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
         from tensorboardX.event_file_writer import EventsWriter
@@ -60,10 +59,6 @@ class TensorBoard(Logger):
         if status == "finished":
             self._event(self._last, summary=self._ended)
         self._file.close()
-
-    def _abandon(self) -> None:
-        if self._file is not None:
-            self._file._py_recordio_writer.close()  # its own `close` writes first
 
     def _event(self, step: int, **content: Any) -> None:
         from tensorboardX.proto.event_pb2 import Event

@@ -38,7 +38,6 @@ class WandB(Logger):
         self.project, self.name, self.artifacts = project, name, artifacts
         self.mode = one_of("mode", mode, ("offline", "online"))
         self.path = None if path is None else Path(path)
-        self._wandb: Any = None
 
     def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
@@ -74,7 +73,3 @@ class WandB(Logger):
         for path in self._files() if self.artifacts else ():
             self._wandb.save(str(path), base_path=str(path.parent), policy="now")
         self._wandb.finish(exit_code=0 if status == "finished" else 1)
-
-    def _abandon(self) -> None:
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=1)

@@ -103,10 +103,7 @@ def check(found: Figures, run: Run, *, exact: bool) -> None:
     for key, values in wanted.items():
         assert found[key] == pytest.approx(values, rel=0 if exact else 1e-6, abs=0), key
     others = {name for name, _ in found.keys() - wanted.keys()}
-    assert others <= {f"test/{name}" for name in ("top_n_accuracy", "precision", "recall", "f1")} | {
-        "result/test_accuracy",
-        "result/test_loss",
-    }
+    assert others <= {f"test/{name}" for name in ("top_n_accuracy", "precision", "recall", "f1")}
 
 
 def hyperparameters(folder: Path) -> Any:
@@ -135,8 +132,6 @@ def test_logged_figures_equal_the_history(trained: tuple[Run, str], kind: str) -
     found = figures(kind, run.folder, store)
     check(found, run, exact=kind != "tensorboard")  # which keeps 32 bits of each
     assert len(found["train/loss", 5]) == 1 and found["epoch/epoch", 24] == [2]
-    if kind != "wandb":  # which has them in its summary
-        assert found["result/test_accuracy", 24] == found["test/accuracy", 24]
 
 
 def test_hyperparameters_are_flat(trained: tuple[Run, str]) -> None:
@@ -163,10 +158,6 @@ def test_the_end_of_a_run(trained: tuple[Run, str]) -> None:
     (path,) = run.folder.glob("wandb/offline-run-*/*.wandb")
     records = wandb_records(path)
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
-    summary = {
-        item.key: item.value_json for each in records if each.HasField("summary") for item in each.summary.update
-    }
-    assert float(summary["result/test_accuracy"]) == run.history()[-1]["test_accuracy"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -192,17 +183,14 @@ def test_a_resumed_run_continues_its_logs(tmp_path: Path, store: str, kind: str)
     if kind == "wandb":  # two files of one run; the second has the repeated figures
         assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1
         found = {key: values[-1:] for key, values in found.items()}
-    if kind == "mlflow":  # it keeps the figures of the first run at iteration 20
-        wanted = expected(run.history())
-        assert found.keys() >= wanted.keys()
-        for key, values in wanted.items():
-            assert len(found[key]) == 1, key
-            assert found[key] == values or (key[1] == 20 and "_s" in key[0]), key  # seconds, rates and bytes sent
+    if kind == "mlflow":  # it has the figures at iteration 20 of both
+        assert len(found["train/loss", 20]) == 2
+        found = {key: values[-1:] for key, values in found.items()}
         assert mlflow_run(store)[0].info.status == "FINISHED"
-        return
     check(found, run, exact=kind == "wandb")
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failing_writer_never_ends_a_run(
     tmp_path: Path, store: str, kind: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
