@@ -22,7 +22,7 @@ from cupynet.config.experiment import Experiment
 from cupynet.core import signals
 from cupynet.core.errors import CupynetError, Interrupted
 from cupynet.data import Data, Dataset
-from cupynet.parallel import ParameterAveraging, PipelineSpeed
+from cupynet.parallel import PipelineSpeed
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
     EarlyStopping,
@@ -61,8 +61,6 @@ class TrainJob:
         experiment, run, settings = self.experiment, self.run, self.settings
         if self.first:
             experiment.announce()
-            for callback in experiment.callbacks:
-                callback.check_path()
         self.data = experiment.load()
         if self.first:  # after loading, so that the folder is not emptied if there is nothing to train on
             if settings.resume is None:
@@ -218,7 +216,7 @@ class TrainJob:
             divergence_by_layer=None if measured is None else dict(measured.by_layer),
             left_out=sum(each.left_out for each in callbacks if isinstance(each, NonFinite)),
             skipped_steps=trainer.skipped_steps,
-            advice=None if spent is None or self.settings.fast_dev_run else self._advice(spent, speed),
+            advice=None if spent is None or self.settings.fast_dev_run else self._advice(spent),
         )
         cost = Cost(
             images_per_s=clock.images_per_s,
@@ -251,15 +249,11 @@ class TrainJob:
         """Return the speed of the stages; None if there is one stage."""
         return self.wrapper.pipeline_speed() if self.wrapper.placement.stages > 1 else None
 
-    def _advice(self, spent: Spent, speed: PipelineSpeed | None) -> str:
-        placement, synchronizer = self.wrapper.placement, self.experiment.synchronizer
-        frequency = synchronizer.schedule if isinstance(synchronizer, ParameterAveraging) else synchronizer.frequency
+    def _advice(self, spent: Spent) -> str:
+        placement = self.wrapper.placement
         return advise(
             spent,
-            frequency,
             rounds=self.experiment.train_loader(self.data).rounds(placement.workers),
-            evaluated_every=min(self.settings.evaluate_every_epochs, self.settings.epochs),
-            speed=speed,
             stages=placement.stages,
             cores=None if placement.devices else available_cores(),
         )

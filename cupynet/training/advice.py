@@ -6,35 +6,20 @@ import math
 from statistics import fmean, median
 
 from cupynet.core.checks import percent
-from cupynet.parallel import AveragingSchedule, PipelineSpeed
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
 STANDS_OUT = 0.10  # fraction of the time; smaller costs are not mentioned
-WANTED = 0.055  # share of averaging at the advised frequency: 5 % when rounded
-MOST_RARELY = 100  # most iterations between averages: replicas that drift further apart train worse
 FEW_ROUNDS = 5  # fewest rounds in an epoch: more workers make fewer updates, which costs more than it saves
 SLOWER = 1.25  # ratio of seconds per sample; above the noise of a shared machine
 SURELY = 3.0  # standard deviations above chance, which an untrained network reaches once in 700 runs
 
 
-def advise(
-    spent: Spent,
-    frequency: int | str | AveragingSchedule | None = None,
-    *,
-    rounds: int | None = None,
-    evaluated_every: int = 1,
-    speed: PipelineSpeed | None = None,
-    stages: int = 1,
-    cores: int | None = None,
-) -> str:
+def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: int | None = None) -> str:
     """Return the greatest cost besides computing and its remedy, or that nothing stands out.
 
     Args:
-        frequency: iterations between averages, `epoch` or `end`, or the rule; None without averaging.
         rounds: of an epoch, if known.
-        evaluated_every: epochs between evaluations, which always average.
-        speed: of a pipeline, if measured.
         stages: ranks per replica.
         cores: shared by the workers; None on GPUs.
     """
@@ -43,42 +28,23 @@ def advise(
         return f"only {rounds} round{'s' * (rounds > 1)} an epoch: try workers=1, or a smaller batch_size"
     found = [_data(spent), _straggler(spent, stages)]
     if ranks > stages:
-        most = MOST_RARELY if rounds is None else min(MOST_RARELY, rounds * evaluated_every)
-        found.append(_averaging(spent, frequency, most, stages, cores))
+        found.append(_averaging(spent, stages, cores))
     if stages > 1:
-        found.append(_pipeline(spent, speed))
+        waiting = fmean(spent.share("waiting_s"))
+        found.append((waiting, f"stages wait {percent(waiting, 0)} of the time"))
     cost, sentence = max(found)
     if cost < STANDS_OUT:
         return f"nothing stands out: {percent(fmean(spent.share('compute_s')), 0)} of the time is computing"
     return sentence
 
 
-def rarer(share: float, frequency: int, most: int = MOST_RARELY) -> tuple[int, float]:
-    """Return the lowest frequency up to `most` at which averaging costs at most `WANTED`, and its share there.
-
-    An average that takes the time a, every f iterations of the time t, has the share a / (a + f t).
-    """
-    if share >= 1:
-        return most, 1.0
-    average = frequency * share / (1 - share)  # in iterations
-    other = min(math.ceil(average * (1 - WANTED) / WANTED), most)
-    return other, average / (average + other)
-
-
-def _averaging(
-    spent: Spent, frequency: int | str | AveragingSchedule | None, most: int, stages: int, cores: int | None
-) -> tuple[float, str]:
+def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str]:
     """Return the cost of averaging for the worker that waits least: the last one to arrive does not wait at all."""
-    if isinstance(frequency, AveragingSchedule):
-        frequency = frequency.frequency
     ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))
     text = f"averaging costs {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
         return share, f"{text}: {ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
-    if isinstance(frequency, int) and frequency < most and share >= STANDS_OUT:
-        other, then = rarer(share, frequency, most)
-        return share, f"{text}: frequency {other} would cost {percent(then, 0)}"
-    return share, f"{text}: larger batches make it rarer"
+    return share, f"{text}: average less often, or use larger batches"
 
 
 def _data(spent: Spent) -> tuple[float, str]:
@@ -96,16 +62,6 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
             slowest, ratio = rank, pace / median(others)
     name = "worker" if stages == 1 else "rank"
     return 1 - 1 / ratio if ratio >= SLOWER else 0.0, f"{name} {slowest} is {ratio:.1f} times slower than the others"
-
-
-def _pipeline(spent: Spent, speed: PipelineSpeed | None) -> tuple[float, str]:
-    share = fmean(spent.share("waiting_s"))
-    if speed is None:
-        return share, f"stages wait {percent(share, 0)} of the time"
-    if speed.speed_up <= 1:
-        lost = 1 - speed.speed_up / len(speed.work_s)
-        return lost, f"{speed.speed_up:.2f} times one worker: try {len(spent.rounds_s)} workers without a pipeline"
-    return share, f"stages wait {percent(share, 0)} of the time: at best {speed.bound:.2f} times one worker"
 
 
 def unlearned(evaluation: Evaluation) -> str | None:

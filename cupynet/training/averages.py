@@ -6,7 +6,7 @@ import time
 from itertools import starmap
 from typing import TYPE_CHECKING
 
-from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.parallel import Average, Moment, is_finite
 from cupynet.training.replica import moved
@@ -51,19 +51,14 @@ def finish(trainer: Trainer) -> None:
         trainer.synchronizer.changed(trainer.replica)
     trainer.statistics.clock.extend("averaging_s", began)
     average(trainer, "fit")
-    name = type(trainer.synchronizer).__name__
-    _assemble(trainer, f"{name}: the replicas differ at the end of a fit: average them in finish(replica, 'fit')")
+    trainer.replica.assemble()
 
 
 def choose(trainer: Trainer, evaluate_on: Loader | None) -> None:
     """Let callbacks replace the weights, and evaluate the new ones, except after a signal, which is urgent."""
     if not trainer.world.gather_numbers(_changed_in(trainer, "after_finish")).any():
         return
-    _assemble(
-        trainer,
-        "a callback changed the weights of some replicas alone, in after_finish: let it run on every worker "
-        "(every_rank = True) and do the same on each",
-    )
+    trainer.replica.assemble()
     urgent = trainer.stopped is not None and trainer.stopped.urgent
     trainer.evaluation = None if evaluate_on is None or urgent else trainer.evaluate(evaluate_on)
 
@@ -74,11 +69,3 @@ def _changed_in(trainer: Trainer, event: str) -> bool:
     copies = [vector.copy() for vector in vectors]
     trainer.emit(event)
     return any(starmap(moved, zip(vectors, copies, strict=True)))
-
-
-def _assemble(trainer: Trainer, refusal: str) -> None:
-    """Complete the user's model. ConfigError with this message if replicas differ."""
-    own = [float(trainer.backend.total(vector)) for vector in trainer.params.vectors]
-    if len({tuple(theirs) for theirs in trainer.replicas.gather_numbers(*own).tolist()}) > 1:
-        raise ConfigError(refusal)
-    trainer.replica.assemble()

@@ -32,7 +32,8 @@ def translate_device_errors(
         if failure is None:
             raise
         notes = getattr(error, "__notes__", None) or [f"worker {rank}"]
-        _clear_frames(error)
+        for each in causes(error):
+            traceback.clear_frames(each.__traceback__)
         remedy = _remedy(placement, rank, batch_size, failure.limited_by) if failure.of_memory else ""
         translated = DeviceError(failure.text + remedy)
         for note in notes:
@@ -48,9 +49,3 @@ def _remedy(placement: Placement, rank: int, batch_size: int | None, limited_by:
     size = "" if batch_size is None else f"batch_size={batch_size}, "
     more = f", or raise {limited_by}" if limited_by else ""
     return f"; {size}workers there: {workers}; lower batch_size, workers or dtype{more}"
-
-
-def _clear_frames(error: BaseException | None) -> None:
-    """Clear the frames of an error and of its causes."""
-    for each in causes(error):
-        traceback.clear_frames(each.__traceback__)

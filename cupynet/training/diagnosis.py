@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cupynet.data import Batch
-from cupynet.nn import Context, Layer, Sequential
+from cupynet.nn import Context, Sequential
 from cupynet.parallel import parts
 from cupynet.training.replica import Replica
 
@@ -24,60 +23,42 @@ def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():
             return f"the weights of layer '{name.partition('.')[0]}' {at} are not finite"
-    layer, bad = _first_output(replica, batch) if replica.model is replica.whole else ("", [])
-    if layer:
-        samples = _samples(batch.samples[bad])
-        return f"the loss {at} is not finite, for {samples}, first in the output of layer '{layer}'"
-    synced = next((layer.path for layer in replica.model.network.walk() if layer.syncs_replicas), None)
-    if synced is not None and not replica.loss_is_finite:
-        return f"the loss {at} is not finite, because of other replicas' batches, which layer '{synced}' uses"
-    for name, values in reversed(list(replica.params.views(replica.params.grad))):
-        if not _finite(replica, values).all():
-            layer = name.partition(".")[0]
-            return f"the gradient of layer '{layer}' {at} is not finite, of {_samples(batch.samples)}"
-    return f"the loss {at} is not finite, or the gradient too large, of {_samples(batch.samples)}"
-
-
-def _first_output(replica: Replica, batch: Batch) -> tuple[str, list[int]]:
-    """Return the first layer whose output is not finite, and the places of the samples; "" if all are finite."""
-    network = replica.model.network
-    layers = list(network.children()) if isinstance(network, Sequential) else [("network", network)]
-    found: dict[int, list[int]] = {}  # by the number of the layer
-    for part in parts(len(batch), replica.accumulate):
-        with replica.backend.loans() as loans:  # there is no backward pass
-            number, bad = _first_of_part(replica, [layer for _, layer in layers], batch, part)
-            loans.end()
-        if len(bad):
-            found.setdefault(number, []).extend(bad + part.start)
+    layer, samples = _first_output(replica, batch) if replica.model is replica.whole else ("", ())
     replica.params.restore_buffers()
-    if not found:
-        return "", []
-    first = min(found)
-    return layers[first][0], found[first]
+    if layer:
+        return f"the loss {at} is not finite, for {_named(samples)}, first in the output of layer '{layer}'"
+    return f"the loss {at} is not finite, or the gradient too large, of {_named(batch.samples)}"
 
 
-def _first_of_part(replica: Replica, layers: Sequence[Layer], batch: Batch, part: slice) -> tuple[int, Any]:
-    """Return the number of the first layer whose output is not finite, and the places of the samples in this part.
+def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
+    """Return the first layer whose output is not finite, and the samples; "" if all are finite.
 
     Layers that exchange values with other replicas use this batch alone.
     """
-    model, x, samples = replica.model, batch.images[part], batch.samples[part]
-    context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
-    for number, layer in enumerate(layers):
-        x, _ = layer.forward(x, context)  # one by one, without fusion
-        fine = _finite(replica, x)
-        bad = np.flatnonzero(~fine.reshape(len(fine), -1).all(axis=1))
-        if len(bad):
-            return number, bad
-    losses, _ = model.loss(replica.backend, x, batch.labels[part])
-    return len(layers) - 1, np.flatnonzero(~_finite(replica, losses))
+    model = replica.model
+    layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]
+    for part in parts(len(batch), replica.accumulate):
+        x, samples = batch.images[part], batch.samples[part]
+        context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
+        with replica.backend.loans() as loans:  # there is no backward pass
+            for name, layer in layers:  # one by one, without fusion
+                (x, _), at = layer.forward(x, context), name
+                fine = _finite(replica, x).reshape(len(samples), -1).all(axis=1)
+                if not fine.all():
+                    break
+            else:
+                fine = _finite(replica, model.loss(replica.backend, x, batch.labels[part])[0])
+            loans.end()
+        if not fine.all():
+            return at, samples[~fine]
+    return "", ()
 
 
 def _finite(replica: Replica, array: Any) -> Any:
     return np.isfinite(np.asarray(replica.backend.to_host(array), np.float64))
 
 
-def _samples(indices: Any) -> str:
-    named = ", ".join(str(index) for index in indices[:MAX_SAMPLES])
-    more = f" and {len(indices) - MAX_SAMPLES} more" if len(indices) > MAX_SAMPLES else ""
-    return f"sample{'s' * (len(indices) > 1)} {named}{more}"
+def _named(samples: Any) -> str:
+    named = ", ".join(str(sample) for sample in samples[:MAX_SAMPLES])
+    more = f" and {len(samples) - MAX_SAMPLES} more" if len(samples) > MAX_SAMPLES else ""
+    return f"sample{'s' * (len(samples) > 1)} {named}{more}"

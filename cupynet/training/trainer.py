@@ -281,7 +281,6 @@ class Trainer:
             raise
         if self.round == rounds:
             self.epoch, self.round = self.epoch + 1, 0
-            self._guard.end_epoch(self, fit.train)
             self._end_epoch(fit)
 
     def _next(self, batches: Iterator[Batch | None]) -> Batch | None:

@@ -1232,8 +1232,8 @@ TRAINING = [
         "loss-scale-rounds-not-restored",
         "training",
         "cupynet/training/loss_scaling.py",
-        "self.steady, self.skipped = rounds, skipped",
-        "self.skipped = skipped",
+        'self.steady, self.skipped = int(state["rounds"]), int(state["skipped"])',
+        'self.skipped = int(state["skipped"])',
         ("tests/training/test_loss_scaling.py::test_the_loss_scale_resumes_from_its_state",),
     ),
     Fault(

@@ -16,8 +16,8 @@ from tests.support.training import Poisoned, small_dataset
 DATA = small_dataset(97)
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_layers_are_examined_with_the_statistics_of_the_batch(accumulate):
+@pytest.mark.parametrize(("accumulate", "samples"), [(1, "samples 17, 40"), (4, "sample 17")])
+def test_layers_are_examined_with_the_statistics_of_the_batch(accumulate, samples):
     """The diagnosis normalizes by the batch, as in training, not by running estimates."""
     layers = {"conv1": Conv2D(3, 3), "norm1": BatchNorm(), "pool1": MaxPool2D(2), "drop": Dropout(0.2)}
     layers |= {"poisoned": Poisoned(17, 40), "norm2": BatchNorm(), "output": Dense(3)}
@@ -28,7 +28,7 @@ def test_layers_are_examined_with_the_statistics_of_the_batch(accumulate):
     (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, model.backend)
     replica.gradient(batch)
     assert diagnose(2, replica, batch) == (
-        "the loss of worker 2 at batch 0 of epoch 1 is not finite, for samples 17, 40, first in the output of layer "
+        f"the loss of worker 2 at batch 0 of epoch 1 is not finite, for {samples}, first in the output of layer "
         "'poisoned'"
     )
     assert model.backend.workspace.on_loan == 0

@@ -84,7 +84,9 @@ def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail():
     with pytest.raises(DivergedError, match="the loss of worker 0 at batch"):
         alone(network_with(Poisoned(17), "half"), Nesterov(0.05)).fit(loader(), 1)
     every = alone(network_with(Poisoned(*range(97), backwards=True), "half"), Nesterov(0.05))
-    with pytest.raises(DivergedError, match="the gradient of layer 'dense1' of worker 0 at batch 10 of epoch 1"):
+    with pytest.raises(
+        DivergedError, match="the loss of worker 0 at batch 10 of epoch 1 is not finite, or the gradient"
+    ):
         every.fit(loader(), 1)
     assert every.replica.scaler.scale == 1.0 and every.replica.scaler.skipped == 10  # 1024 halved ten times
 
@@ -174,15 +176,6 @@ def test_a_checkpoint_holds_the_loss_scale(tmp_path):
             again.fit(loader(), 2 - again.trainer.epoch)
             if workers == 2:
                 assert fingerprint(again.model) == wanted and again.trainer.skipped_steps == steps == 2
-
-
-def test_an_invalid_state_is_refused():
-    scaler = alone(small_model("half"), Nesterov(0.01)).replica.scaler
-    before = scaler.state()
-    for wrong in ({"scale": 0.0}, {"scale": float("nan")}, {"scale": 2.0**25}, {"rounds": -1}, {"skipped": -1}):
-        with pytest.raises(ValueError, match="scaling: expected a scale from 1 to"):
-            scaler.restore({**before, **wrong})
-        assert scaler.state() == before
 
 
 def test_a_change_of_workers_counts_a_skipped_step_once(tmp_path):

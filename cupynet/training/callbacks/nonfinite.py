@@ -13,7 +13,7 @@ import numpy as np
 
 from cupynet.core.checks import counted, integer, one_of, setting
 from cupynet.core.errors import DivergedError
-from cupynet.data import Batch, Loader
+from cupynet.data import Batch
 from cupynet.parallel import is_finite
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -39,7 +39,7 @@ class NonFinite(Callback):
 
     - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
     - `skip` leaves that batch out, on that worker alone, as if it had had none, and logs a warning. It ends the fit if
-      the weights themselves are not finite, and after an epoch of which it left out more than half of the batches.
+      the weights themselves are not finite.
 
     Args:
         action: `stop` or `skip`.
@@ -67,7 +67,9 @@ class NonFinite(Callback):
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if self.action == "skip":
-            self.left_out = len(self._of_all_workers(trainer))
+            own = np.array(self._skipped, np.int64).reshape(-1)
+            every = np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2)
+            self.left_out = len(np.unique(every, axis=0))  # a batch left out by several stages counts once
 
     def state(self) -> dict[str, Any]:
         return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2)}
@@ -75,11 +77,6 @@ class NonFinite(Callback):
     def restore(self, state: dict[str, Any]) -> None:
         self._skipped = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
         self.left_out = len(self._skipped)
-
-    def _of_all_workers(self, trainer: Trainer) -> Any:
-        """Return epoch and batch of all batches left out, (M, 2). A batch left out by several stages counts once."""
-        own = np.array(self._skipped, np.int64).reshape(-1)
-        return np.unique(np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2), axis=0)
 
     # called by the trainer ------------------------------------------------------------------------------------------
 
@@ -123,11 +120,3 @@ class NonFinite(Callback):
         text = diagnose(trainer.rank, trainer.replica, batch)
         trainer.replica.forget()
         return DivergedError(text + REMEDY + SKIP)
-
-    def end_epoch(self, trainer: Trainer, train: Loader) -> None:
-        """Raise DivergedError if more than half of the batches of the epoch were left out. All workers call it."""
-        if self.action == "skip":
-            left_out = int((self._of_all_workers(trainer)[:, 0] == trainer.epoch - 1).sum())
-            if left_out > train.batches / 2:
-                batches = f"{counted(train.batches, 'batch')} of epoch {trainer.epoch}"
-                raise DivergedError(f"{left_out} of the {batches} were left out because they are not finite{REMEDY}")

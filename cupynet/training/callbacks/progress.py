@@ -7,13 +7,12 @@ import logging
 import math
 import time
 
-from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
 from cupynet.core import terminal
-from cupynet.core.checks import amount, counted, one_line, one_of, percent
+from cupynet.core.checks import counted, one_line, one_of, percent
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report
@@ -39,7 +38,7 @@ class Progress(Callback):
     def __init__(self, style: str = "auto") -> None:
         self.style = one_of("style", style, STYLES)
         self._bar: Bar | None = None
-        self._figures: dict[str, str] = {}
+        self._text = self._accuracy = ""
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         if self.style == "auto":
@@ -59,15 +58,11 @@ class Progress(Callback):
             TextColumn("{task.percentage:>3.0f} %"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             figures,
-            console=_Screen(),
             auto_refresh=False,
             expand=True,
         )
         self._task = self._bar.add_task("", total=rounds, epoch="")
-        # most important first, because a narrow terminal cuts off the end
-        self._figures = dict.fromkeys(("loss", "accuracy", "speed", "workers", "memory"), "")
-        if trainer.workers > 1:
-            self._figures["workers"] = f"{trainer.workers} workers"
+        self._text = self._accuracy = ""
         self._draw(trainer)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -76,10 +71,6 @@ class Progress(Callback):
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._note(report.loss, report.images_per_s)
-        if trainer.backend.name == "cupy":
-            from cupynet.backend import cuda
-
-            self._figures["memory"] = f"GPU {amount(cuda.pool(trainer.backend.device).held)}"
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         line = describe(record, trainer.total_epochs)
@@ -88,9 +79,9 @@ class Progress(Callback):
         elif self.style != "none":
             with contextlib.suppress(OSError, ValueError):  # stdout is full or closed
                 print(line, flush=True)
-        self._note(record.loss, record.images_per_s)
         if record.evaluation is not None:
-            self._figures["accuracy"] = f"accuracy {percent(record.evaluation.accuracy)}"
+            self._accuracy = f"accuracy {percent(record.evaluation.accuracy)}"
+        self._note(record.loss, record.images_per_s)
         self._draw(trainer, restart=trainer.epoch < trainer.total_epochs)
 
     def on_fit_end(self, trainer: Trainer) -> None:
@@ -104,8 +95,8 @@ class Progress(Callback):
             self._bar = None
 
     def _note(self, loss: float, images_per_s: float) -> None:
-        self._figures["loss"] = "" if math.isnan(loss) else f"loss {loss:.4g}"
-        self._figures["speed"] = f"{images_per_s:,.0f} images/s"
+        shown = "" if math.isnan(loss) else f"loss {loss:.4g}"
+        self._text = "  ".join(filter(None, (shown, self._accuracy, f"{images_per_s:,.0f} images/s")))
 
     def _draw(self, trainer: Trainer, *, restart: bool = False) -> None:
         """Draw the bar, from the beginning if `restart`. If that fails, show only lines from now on."""
@@ -120,7 +111,7 @@ class Progress(Callback):
                 self._task,
                 completed=self._bar.tasks[0].total if complete else trainer.round,
                 epoch=f"{trainer.epoch + (not complete)}/{trainer.total_epochs}",
-                description="  ".join(filter(None, self._figures.values())),
+                description=self._text,
             )
             self._bar.start()
             self._bar.refresh()
@@ -128,13 +119,6 @@ class Progress(Callback):
             log.warning("the progress bar failed and is disabled (%s: %s)", type(error).__name__, one_line(error))
             self.style = "lines"
             self.close()
-
-
-class _Screen(Console):
-    """A console whose errors are raised."""
-
-    def on_broken_pipe(self) -> None:  # by default rich ends the process
-        raise BrokenPipeError("broken pipe")
 
 
 def describe(record: EpochRecord, epochs: int) -> str:

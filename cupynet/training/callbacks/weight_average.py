@@ -73,15 +73,6 @@ class WeightAverage(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         if not trainer.resumes(self):
             self.added = self._passed = 0
-        left = trainer.total_epochs - trainer.epoch
-        if self.by == "iteration":
-            left = trainer.total_iterations - trainer.iteration
-        whole = self._passed + left
-        if trainer.rank == 0 and whole < self.after + self.every:
-            log.warning(
-                "WeightAverage: nothing will be averaged in %d %ss: lower after=%d or every=%d",
-                *(whole, self.by, self.after, self.every),
-            )
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.by == "iteration":
@@ -108,7 +99,11 @@ class WeightAverage(Callback):
 
     def after_finish(self, trainer: Trainer) -> None:
         interrupted = trainer.stopped is not None and trainer.stopped.interrupts
-        if not self.added or (interrupted and not self.when_stopped):
+        if interrupted and not self.when_stopped:
+            return
+        if not self.added:
+            if trainer.rank == 0:
+                log.warning("WeightAverage: nothing was averaged: lower after=%d or every=%d", self.after, self.every)
             return
         trainer.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():

@@ -56,10 +56,10 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers):
     )
 
 
-def test_a_gradient_names_the_layer_in_which_it_begins():
+def test_a_gradient_names_the_samples_of_its_batch():
     trainer = alone(network_with(Poisoned(17, backwards=True)), SGD(0.01))
     with pytest.raises(
-        DivergedError, match="the gradient of layer 'dense1' of worker 0 at batch .* is not finite, of samples"
+        DivergedError, match="the loss of worker 0 at batch .* is not finite, or the gradient too large, of samples"
     ):
         trainer.fit(Loader(DATA, 4, seed=3), 1)
     assert all(np.isfinite(w).all() for w in trainer.model.weights().values())  # that batch moved nothing
@@ -72,7 +72,7 @@ def normalised(layer: Layer, sync: bool = False) -> Model:
     return Model(Sequential(layers), Image(8, 8, 1), create_backend("numpy", "double"), 1)
 
 
-def test_a_worker_spoiled_by_another_workers_batch_says_so(caplog):
+def test_a_worker_spoiled_by_another_workers_batch_leaves_its_own_out(caplog):
     """With synchronized statistics one bad batch makes all losses NaN, but only its worker has the cause."""
     callbacks = [NonFinite("skip")]
     with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=callbacks, timeout_s=20) as wrapper:
@@ -81,8 +81,8 @@ def test_a_worker_spoiled_by_another_workers_batch_says_so(caplog):
     assert sorted(record.getMessage() for record in caplog.records if "left out" in record.getMessage()) == [
         "the loss of worker 0 at batch 0 of epoch 1 is not finite, for sample 0, first in the output of layer "
         "'poisoned'; the batch is left out",
-        "the loss of worker 1 at batch 1 of epoch 1 is not finite, because of other replicas' batches, which layer "
-        "'norm1' uses; the batch is left out",
+        "the loss of worker 1 at batch 1 of epoch 1 is not finite, or the gradient too large, of samples 8, 9, 10, 11, "
+        "12 and 3 more; the batch is left out",
     ]
 
 
@@ -156,29 +156,6 @@ def test_the_number_of_skipped_batches_is_limited():
     with pytest.raises(DivergedError, match="2 batches of this worker left out before: lower"):
         trainer.fit(Loader(DATA, 4, seed=3), 5)
     assert trainer.epoch == 2
-
-
-@pytest.mark.parametrize(("workers", "stages"), [(3, 1), (2, 2)])
-def test_an_epoch_with_more_than_half_its_batches_skipped_fails(workers, stages, tmp_path):
-    """12 of 25 skipped batches are allowed, 13 are not, also when the epoch is resumed."""
-    options = {"pipeline": None if stages == 1 else Pipeline(stages, 2), "timeout_s": 20}
-    loader, folder = Loader(DATA, 4, shuffle=False), tmp_path / "checkpoints"
-    with ParallelWrapper(
-        network_with(Poisoned(*range(48))), workers, 2, callbacks=[NonFinite("skip")], **options
-    ) as fine:
-        fine.fit(loader, 1)
-    message = r"^13 of the 25 batches of epoch 1 were left out"
-    for _ in range(2):
-        seen = Seen()
-        callbacks = [seen, Checkpoint(every_iterations=5, path=folder), NonFinite("skip")]
-        bad = network_with(Poisoned(*range(52)))
-        with ParallelWrapper(bad, workers, 2, callbacks=callbacks, **options) as wrapper:
-            if folder.is_dir():
-                wrapper.restore(folder)
-                assert wrapper.trainer.epoch == 0
-            with pytest.raises(DivergedError, match=message):
-                wrapper.fit(loader, 1)
-        assert (seen.iterations or [25])[-1] == -(-25 // workers)  # at its end, of which one has a checkpoint
 
 
 def test_batches_that_other_workers_trained_were_not_skipped(tmp_path):

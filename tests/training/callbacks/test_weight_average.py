@@ -251,14 +251,14 @@ def test_running_statistics_are_averaged_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "warning"),
     [
-        ({"after": 14}, "nothing will be averaged in 14 iterations: lower after=14 or every=1"),
-        ({"every": 15}, "nothing will be averaged in 14 iterations: lower after=0 or every=15"),
-        ({"after": 2, "by": "epoch"}, "nothing will be averaged in 2 epochs: lower after=2 or every=1"),
+        ({"after": 14}, "nothing was averaged: lower after=14 or every=1"),
+        ({"every": 15}, "nothing was averaged: lower after=0 or every=15"),
+        ({"after": 2, "by": "epoch"}, "nothing was averaged: lower after=2 or every=1"),
         ({"after": 13}, None),
         ({"after": 1, "by": "epoch"}, None),
     ],
 )
-def test_a_warning_if_nothing_will_be_averaged(arguments: dict[str, Any], warning: str | None, caplog: Any) -> None:
+def test_a_warning_if_nothing_was_averaged(arguments: dict[str, Any], warning: str | None, caplog: Any) -> None:
     with ParallelWrapper(small_model(), 2, callbacks=[WeightAverage(**arguments)]) as wrapper:
         wrapper.fit(Loader(small_dataset(56), 4), 2)
     found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
