@@ -119,11 +119,7 @@ def network_steps(model: Model) -> list[tuple[str, Layer]]:
     network = model.network
     if not isinstance(network, Sequential):
         return [("network", network)]
-    steps = []
-    for step in network.steps:
-        inside = [id(layer) for layer in step.walk()]
-        steps.append((" + ".join(name for name, layer in network.children() if id(layer) in inside), step))
-    return steps
+    return [(" + ".join(names), step) for names, step in network.steps]
 
 
 def layer_rows(backend: Backend, name: str, layer: Layer, x: Any) -> tuple[list[Row], Any]:

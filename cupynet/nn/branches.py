@@ -32,12 +32,12 @@ class Residual(Layer):
     recordable = True
 
     def __init__(self, layers: Layers, shortcut: Layer | None = None) -> None:
-        self.body = _one_after_the_other(layers)
-        self.shortcut = (
-            None if shortcut is None else checks.instance("Residual shortcut", shortcut, Layer, "Conv2D(64, 1)")
-        )
-        if "shortcut" in dict(self.body.children()):
-            raise ConfigError("Residual layers: one is called 'shortcut', which is reserved: give it another name")
+        if isinstance(layers, Layer) and not isinstance(layers, Sequential):
+            layers = [layers]
+        self.body = layers if isinstance(layers, Sequential) else Sequential(layers)
+        self.shortcut = None
+        if shortcut is not None:
+            self.shortcut = checks.instance("Residual shortcut", shortcut, Layer, "Conv2D(64, 1)")
 
     def children(self) -> Iterable[tuple[str, Layer]]:
         around = [] if self.shortcut is None else [("shortcut", self.shortcut)]
@@ -90,14 +90,10 @@ class Concat(Layer):
     recordable = True
 
     def __init__(self, branches: Mapping[str, Layers] | Iterable[Layers]) -> None:
-        if not isinstance(branches, Mapping | list | tuple) or not branches:
-            found = checks.shown(branches)
-            raise ConfigError(f"Concat branches={found}: must map names to layers, or list layers: at least one")
         if not isinstance(branches, Mapping):
             branches = {f"branch{number}": branch for number, branch in enumerate(branches, 1)}
         together = {
-            name: branch if isinstance(branch, Layer) else _one_after_the_other(branch)
-            for name, branch in branches.items()
+            name: branch if isinstance(branch, Layer) else Sequential(branch) for name, branch in branches.items()
         }
         self.branches: dict[str, Layer] = Sequential(together).layers  # checks the names
 

@@ -11,7 +11,7 @@ from cupynet.nn.context import Context
 from cupynet.nn.init import Initializer, bias_initializer, grouped, initializer
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
-from cupynet.nn.pool import MaxPool2D, Size, by, one_or_both, padding_of, padding_text, window_on
+from cupynet.nn.pool import MaxPool2D, Size, by, padding_of, window_on
 from cupynet.nn.types import Image, InputType
 
 
@@ -121,10 +121,7 @@ class Conv2D(Layer):
         return Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
 
     def describe(self) -> str:
-        text = f"{by(self.kernel)}, {self.filters} filters, stride {one_or_both(self.stride)}"
-        gaps = "" if self.dilation == (1, 1) else f", dilation {one_or_both(self.dilation)}"
-        parts = "" if self.groups == 1 else f", {self.groups} groups"
-        return f"{text}{padding_text(self.padding)}{gaps}{parts}, {self.activation}"
+        return f"{by(self.kernel)}, {self.filters} filters, stride {by(self.stride)}, {self.activation}"
 
 
 class ConvMaxPool(Layer):

@@ -169,9 +169,8 @@ def check_image(kind: str, name: str, input: InputType, window: Window, way_out:
     if not isinstance(input, Image):
         raise ConfigError(f"{kind} '{name}' needs an Image, got {input}: put it before the first Dense layer")
     if not window.fits(input.height, input.width):
-        size = window.kernel[0] if window.kernel[0] == window.kernel[1] else window.kernel
-        gaps = f" with dilation={window.dilation}" if window.dilates else ""
-        raise ConfigError(f"{kind} '{name}' kernel={size}{gaps} is larger than its input {input}: {way_out}")
+        size = f"kernel={window.kernel}, dilation={window.dilation}"
+        raise ConfigError(f"{kind} '{name}' {size} is larger than its input {input}: {way_out}")
     return input
 
 
@@ -184,6 +183,9 @@ class Sequential(Layer):
     Args:
         layers: name -> layer, in order; names must not contain a dot. A list names them by kind and count: conv2d1,
             maxpool2d1, conv2d2, dense1.
+
+    Attributes:
+        steps: the layers to compute in turn, each with the names of the layers that it replaces; set by `build`.
     """
 
     recordable = True
@@ -216,21 +218,21 @@ class Sequential(Layer):
         for name, layer in self:
             input = layer.build(input, params.scope(name, needs_dx), backend)
             needs_dx = needs_dx or layer.declared > 0
-        self.steps = [step for _, step in self._steps()]
+        self.steps = self._fused()
         return input
 
     def together(self) -> list[list[str]]:
         """Return the names of the built layers, in order; those that the backend fuses are in one list."""
-        return [names for names, _ in self._steps()]
+        return [names for names, _ in self.steps]
 
     def computed(self) -> Iterator[tuple[str, Layer]]:
-        for names, step in zip(self.together(), self.steps, strict=True):
+        for names, step in self.steps:
             first = self.layers[names[0]]
             yield "+".join([first.path, *names[1:]]), step
             if len(names) == 1:
                 yield from first.computed()
 
-    def _steps(self) -> list[tuple[list[str], Layer]]:
+    def _fused(self) -> list[tuple[list[str], Layer]]:
         """Return the layers to compute in turn, each with the names of the layers that it replaces."""
         steps: list[tuple[list[str], Layer]] = []
         for name, layer in self:
@@ -246,7 +248,7 @@ class Sequential(Layer):
         if not context.train:
             return self._infer(x, context), no_backward
         derivatives: list[tuple[Backward, tuple[int, ...]]] = []
-        for layer in self.steps:
+        for _, layer in self.steps:
             shape = x.shape
             x, backward_of_layer = layer.forward(x, context)
             derivatives.append((backward_of_layer, shape))
@@ -265,7 +267,7 @@ class Sequential(Layer):
         """Compute the output, and give back each activation as soon as the next layer has read it."""
         address = self.backend.address
         given = address(x)  # the caller's, in whatever shape
-        for layer in self.steps:
+        for _, layer in self.steps:
             y, _ = layer.forward(x, context)
             if address(x) not in (given, address(y)):
                 self.backend.give_back(x)
@@ -278,7 +280,7 @@ def _named(layers: Iterable[Layer]) -> dict[str, Layer]:
     named: dict[str, Layer] = {}
     counts: dict[str, int] = {}
     for layer in layers:
-        kind = (layer if isinstance(layer, type) else type(layer)).__name__.lower()
+        kind = type(layer).__name__.lower()
         counts[kind] = counts.get(kind, 0) + 1
         named[f"{kind}{counts[kind]}"] = layer
     return named

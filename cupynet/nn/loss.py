@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from cupynet.backend import Backend
@@ -10,7 +10,7 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import number, refusal, shown, single
 from cupynet.core.errors import ConfigError
 
-Weights: TypeAlias = "Sequence[float] | Mapping[int, float] | Array"
+Weights: TypeAlias = "Sequence[float] | Array"
 
 
 class Loss:
@@ -35,12 +35,6 @@ class Loss:
     def check(self, classes: int) -> None:
         """Raise ConfigError if the loss does not fit this number of outputs."""
 
-    def _outputs(self, prediction: Array, what: str = "outputs") -> None:
-        """Raise ConfigError unless there is a row of outputs for each example."""
-        if prediction.ndim != 2:
-            name = type(self).__name__
-            raise ConfigError(f"{name} needs {what} (N, O), got {prediction.shape}: end in a Dense layer")
-
 
 class SoftmaxNLL(Loss):
     """Negative log-likelihood of softmax(logits), computed together to avoid overflow.
@@ -50,11 +44,11 @@ class SoftmaxNLL(Loss):
 
     Args:
         label_smoothing: the share of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: the factor of each class's term of the loss, in the order of the labels, a list or an array, or
-            by label, `{0: 1.0, 1: 3.0}`; None for 1. Without label smoothing that is the factor of the class's
-            examples. With it, every example has a term of every class, so examples of a class of weight 0 still train
-            the others, as in PyTorch. The mean is taken over the number of examples, not over the sum of their weights
-            as in PyTorch: means of parts of a batch can then be averaged by their numbers of examples.
+        class_weights: the factor of each class's term of the loss, in the order of the labels; None for 1. Without
+            label smoothing that is the factor of the class's examples. With it, every example has a term of every
+            class, so examples of a class of weight 0 still train the others, as in PyTorch. The mean is taken over the
+            number of examples, not over the sum of their weights as in PyTorch: means of parts of a batch can then be
+            averaged by their numbers of examples.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -75,8 +69,6 @@ class SoftmaxNLL(Loss):
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""
-        self._outputs(prediction, "logits")
-        self.check(prediction.shape[1])
         return backend.softmax_cross_entropy(prediction, target, self.label_smoothing, self.class_weights)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
@@ -86,14 +78,8 @@ class SoftmaxNLL(Loss):
 
 def _class_weights(given: Weights) -> tuple[float, ...]:
     """Return the weight of each class. ConfigError."""
-    name, weights = "SoftmaxNLL class_weights", given
-    if isinstance(given, Mapping):
-        labels = range(len(given))
-        if set(given) != set(labels):
-            raise refusal(name, shown(given), "must have each label from 0 on, as in {0: 1.0, 1: 3.0}")
-        weights = [given[label] for label in labels]
-    elif hasattr(given, "tolist"):
-        weights = given.tolist()
+    name = "SoftmaxNLL class_weights"
+    weights = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(weights, list | tuple) or not weights:
         raise refusal(name, shown(given), "must be a list of numbers, one for each class, or null")
     found = tuple(single(name, each, minimum=0) for each in weights)
@@ -114,7 +100,6 @@ class OneHotLoss(Loss):
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """prediction: (N, O), target: (N,) class numbers -> (N,), (N, O)."""
-        self._outputs(prediction)
         return backend.target_loss(self.kind, prediction, target, self.parameter)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:

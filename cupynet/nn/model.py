@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +25,7 @@ class Model:
     """A network, its weights and its loss.
 
     Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit: these
-    only read, and see weights that an update may be changing. Other methods are for one thread at a time, and a second
-    fit of the same model is refused.
+    only read, and see weights that an update may be changing. Other methods and fits are for one thread at a time.
 
     Args:
         network: a description (see `Layer`); the model builds its own copy.
@@ -74,17 +71,6 @@ class Model:
         if isinstance(self.output, Flat):
             self.loss.check(self.output.features)
         self.params.allocate(backend, self.seed)
-        self._fitting = threading.Lock()
-
-    @contextmanager
-    def fitting(self) -> Iterator[None]:
-        """Context of a fit. RuntimeError if another fit is training this model."""
-        if not self._fitting.acquire(blocking=False):
-            raise RuntimeError("this model is in training: wait for the end of that fit, or train a copy, replicate()")
-        try:
-            yield
-        finally:
-            self._fitting.release()
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         """Return the raw output (logits) for x (N, ...), and the derivative.
@@ -245,9 +231,7 @@ class Model:
         rows = self.rows()
         header = rows[0]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        cells = [[cell.ljust(w) for cell, w in zip(row[:4], widths[:4], strict=True)] for row in rows]
-        figures = [[cell.rjust(w) for cell, w in zip(row[4:], widths[4:], strict=True)] for row in rows]
-        lines = ["  ".join([*left, *right]).rstrip() for left, right in zip(cells, figures, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         lines.insert(1, "-" * max(map(len, lines)))
         total = sum(each.multiply_adds() for each in self.network.walk())
         work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"

@@ -13,7 +13,6 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -96,6 +95,7 @@ class Params:
             zero.
         segments: the parts that an optimizer updates with one call each.
         buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty if no layer has any.
+        buffer_snapshot: the copy that `snapshot_buffers` made, (B,).
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Params:
         self.data: Array = None
         self.grad: Array = None
         self.buffers: Array = None
-        self._kept: Array = None
+        self.buffer_snapshot: Array = None
 
     def scope(self, name: str = "", *, needs_dx: bool = True) -> Scope:
         """Return the scope in which a network declares its weights; `needs_dx`: see `Scope`."""
@@ -141,8 +141,7 @@ class Params:
     @property
     def places(self) -> dict[str, tuple[int, int]]:
         """The place of each weight in the flat vector, name -> (start, stop); after `allocate`."""
-        sizes = {name: p.size for name, p in self._entries.items()}
-        return {name: (start, start + sizes[name]) for name, start in self._offsets.items() if name in sizes}
+        return {name: (self._offsets[name], self._offsets[name] + p.size) for name, p in self._entries.items()}
 
     def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
         """Yield name and buffer, in order of declaration."""
@@ -159,14 +158,7 @@ class Params:
         return [self.buffers] if self._buffers else []
 
     def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        """Yield name and part, in order of declaration, of a (P,) vector laid out like the weights; after `allocate`.
-
-        Raises:
-            ConfigError: the vector has another size.
-        """
-        if self.master is None or vector.shape != self.master.shape:
-            own = "nothing is allocated" if self.master is None else f"these weights are {self.master.shape}"
-            raise ConfigError(f"a vector of shape {tuple(vector.shape)} is not laid out like the weights: {own}")
+        """Yield name and part, in order of declaration, of a (P,) vector laid out like the weights."""
         for name, p in self._entries.items():
             start = self._offsets[name]
             yield name, vector[start : start + p.size].reshape(p.shape)
@@ -182,7 +174,13 @@ class Params:
         for name, p in self._entries.items():
             rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
             start = self._offsets[name]
-            host[start : start + p.size] = _drawn(p, rng, storage).reshape(-1)
+            drawn = np.asarray(p.init(rng, p.shape))
+            if drawn.shape != p.shape or not np.isfinite(drawn).all():
+                raise ConfigError(
+                    f"weight '{name}': its initializer made {drawn.shape} of {drawn.dtype}: must return finite numbers "
+                    f"of shape {p.shape}"
+                )
+            host[start : start + p.size] = drawn.reshape(-1)
         self.master = backend.allocate((total,), accumulate)
         self.grad = backend.allocate((total,), accumulate)
         with backend.here():
@@ -201,29 +199,24 @@ class Params:
         accumulate = backend.policy.accumulate
         buffers = list(self._buffers.values())
         host = np.zeros(self._place(buffers, ALIGNMENT // accumulate.itemsize), accumulate)
-        self.buffers, self._kept = (backend.allocate(host.shape, accumulate) for _ in range(2))
+        self.buffers, self.buffer_snapshot = (backend.allocate(host.shape, accumulate) for _ in range(2))
         for buffer in buffers:
             part = slice(self._offsets[buffer.name], self._offsets[buffer.name] + buffer.size)
             host[part], buffer.data = buffer.fill, self.buffers[part].reshape(buffer.shape)
         if buffers:
             with backend.here():
                 self.buffers[...] = backend.asarray(host)
-                self._kept[...] = self.buffers
+                self.buffer_snapshot[...] = self.buffers
 
     def snapshot_buffers(self) -> None:
         """Copy the buffers before a training pass, for `restore_buffers`."""
         if self._buffers:
-            self._kept[...] = self.buffers
+            self.buffer_snapshot[...] = self.buffers
 
     def restore_buffers(self) -> None:
         """Reset the buffers to the last snapshot, as if the pass since then had not happened."""
         if self._buffers:
-            self.buffers[...] = self._kept
-
-    @property
-    def buffer_snapshot(self) -> Array:
-        """The copy that `snapshot_buffers` made, (B,)."""
-        return self._kept
+            self.buffers[...] = self.buffer_snapshot
 
     def _layout(self, step: int) -> int:
         """Return P; decide where each parameter starts, in steps of `step`, and fill `segments`."""
@@ -252,26 +245,6 @@ class Params:
     def stored(self, part: slice) -> Array | None:
         """Return the 16-bit copy of a part of `master` (P,); None if layers read `master` itself."""
         return None if self.data is self.master else self.data[part]
-
-
-def _drawn(p: Parameter, rng: np.random.Generator, storage: np.dtype[Any]) -> Array:
-    """Return the initial values of a weight. ConfigError unless they are numbers of its shape, finite in `storage`."""
-    try:
-        made = np.asarray(p.init(rng, p.shape))
-    except ConfigError as error:
-        raise ConfigError(f"weight '{p.name}': {error}") from error
-    if made.shape != p.shape or made.dtype.kind not in "biuf":
-        raise ConfigError(
-            f"weight '{p.name}': its initializer made {made.shape} of {made.dtype}: must return numbers of shape "
-            f"{p.shape}"
-        )
-    with np.errstate(over="ignore"):
-        held = made.astype(storage)
-    if not np.isfinite(held).all():
-        raise ConfigError(
-            f"weight '{p.name}': its initializer made values that are not finite in {storage}: make them smaller"
-        )
-    return made
 
 
 @dataclass(frozen=True)

@@ -65,8 +65,7 @@ class Pool(Layer):
         self.padding = padding_of(kind, padding)
         if self.padding is not None and any(p >= k for p, k in zip(self.padding, self.kernel, strict=True)):
             raise ConfigError(
-                f"{kind} padding={one_or_both(self.padding)}: must be smaller than kernel={one_or_both(self.kernel)}: "
-                "a window would see no pixel"
+                f"{kind} padding={self.padding}: must be smaller than kernel={self.kernel}: a window would see no pixel"
             )
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
@@ -75,7 +74,7 @@ class Pool(Layer):
         return Image(*self.window.output(image.height, image.width), image.channels)
 
     def describe(self) -> str:
-        return f"{by(self.kernel)}, stride {one_or_both(self.stride)}{padding_text(self.padding)}"
+        return f"{by(self.kernel)}, stride {by(self.stride)}"
 
 
 class MaxPool2D(Pool):
@@ -150,14 +149,3 @@ def _means(layer: Layer, x: Array, window: Window, context: Context) -> tuple[Ar
 def by(size: tuple[int, int]) -> str:
     """Write a size: 3x5."""
     return f"{size[0]}x{size[1]}"
-
-
-def padding_text(padding: IntPair | None) -> str:
-    """Write the padding for a layer's description; empty if there is none."""
-    text = "same" if padding is None else one_or_both(padding)
-    return "" if text == "0" else f", padding {text}"
-
-
-def one_or_both(size: tuple[int, int]) -> str:
-    """Write a size, as one number if both are equal: 2, or 2x1."""
-    return str(size[0]) if size[0] == size[1] else by(size)

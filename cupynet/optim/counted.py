@@ -27,7 +27,7 @@ class Counted(Schedule):
         self._stop, self._epoch, self._epochs = stop, epoch, epochs
 
     def __call__(self, iteration: int) -> float:
-        """Return the rate at `iteration`. RuntimeError by epoch before the first `span`."""
+        """Return the rate at `iteration`. By epoch only after `span`."""
         return self.rate(self._count(iteration))
 
     def rate(self, n: int) -> float:
@@ -38,8 +38,6 @@ class Counted(Schedule):
         """Return n, counted back from the end of the fit: its first epoch may be the rest of an interrupted one."""
         if self.by == "iteration":
             return iteration
-        if not self._epoch:
-            raise RuntimeError(f"{type(self).__name__} does not know how long an epoch is: call span first")
         return max(self._epochs - -(-(self._stop - iteration) // self._epoch), 0)
 
 
@@ -62,7 +60,7 @@ class Step(Counted):
         self.every = integer("Step every", every, 1)
 
     def rate(self, n: int) -> float:
-        return self.initial * _power(self.factor, n // self.every)
+        return self.initial * self.factor ** (n // self.every)
 
 
 class Map(Counted):
@@ -101,7 +99,7 @@ class Exponential(Counted):
         self.gamma = number("Exponential gamma", gamma, above=0)
 
     def rate(self, n: int) -> float:
-        return self.initial * _power(self.gamma, n)
+        return self.initial * self.gamma**n
 
 
 class Inverse(Counted):
@@ -122,7 +120,7 @@ class Inverse(Counted):
         self.power = number("Inverse power", power, above=0)
 
     def rate(self, n: int) -> float:
-        return self.initial / _power(1 + self.gamma * n, self.power)
+        return float(self.initial / (1 + self.gamma * n) ** self.power)
 
 
 class Sigmoid(Counted):
@@ -146,11 +144,3 @@ class Sigmoid(Counted):
     def rate(self, n: int) -> float:
         steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # the range of exp
         return self.initial / (1 + math.exp(steps))
-
-
-def _power(base: float, exponent: float) -> float:
-    """Return base^exponent, or infinity if it is too large for a float; training then diverges."""
-    try:
-        return float(base**exponent)
-    except OverflowError:
-        return math.inf

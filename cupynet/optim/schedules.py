@@ -70,11 +70,11 @@ class Spanning(Schedule):
     """A schedule over a fit, which restarts in each further fit.
 
     Attributes:
-        start, stop: the span; None before the first fit.
+        start, stop: the span, set by `span`.
     """
 
-    start: int | None = None
-    stop: int | None = None
+    start: int
+    stop: int
 
     def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self.start, self.stop = start, stop
@@ -82,12 +82,8 @@ class Spanning(Schedule):
     def done(self, iteration: int) -> tuple[int, int]:
         """Return the number of iterations of the span before this one, and before the last one.
 
-        Iterations outside the span count as its first or last. RuntimeError before the first
-        `span`.
+        Iterations outside the span count as its first or last.
         """
-        if self.start is None or self.stop is None:
-            name = type(self).__name__
-            raise RuntimeError(f"{name} does not know how long training is: call span(start, stop) first")
         last = max(self.stop - self.start - 1, 1)
         return min(max(iteration - self.start, 0), last), last
 
@@ -293,8 +289,6 @@ def below(name: str, value: float, other: str, start: float) -> float:
 def schedule(owner: str, learning_rate: Any) -> Schedule:
     """Return a number as a constant schedule, a schedule as it is. ConfigError, which names `owner`."""
     name = f"{owner} learning_rate"
-    if isinstance(learning_rate, type):  # a class instead of an object
-        return instance(name, learning_rate, Schedule, "OneCycle(0.2), or a number")
     if isinstance(learning_rate, Schedule):
         return learning_rate
     example = "OneCycle(0.2), in YAML {_target_: cupynet.optim.OneCycle, peak: 0.2}"

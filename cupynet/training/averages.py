@@ -45,27 +45,17 @@ def finish(trainer: Trainer) -> None:
     if trainer.averaged:
         return
     trainer.averaged = True
-    changed = _changed_in(trainer, "before_finish")
-    began = time.perf_counter()
-    if trainer.replicas.gather_numbers(changed).any():
-        trainer.synchronizer.changed(trainer.replica)
-    trainer.statistics.clock.extend("averaging_s", began)
     average(trainer, "fit")
     trainer.replica.assemble()
 
 
 def choose(trainer: Trainer, evaluate_on: Loader | None) -> None:
     """Let callbacks replace the weights, and evaluate the new ones, except after a signal, which is urgent."""
-    if not trainer.world.gather_numbers(_changed_in(trainer, "after_finish")).any():
+    vectors = trainer.params.vectors
+    copies = [vector.copy() for vector in vectors]
+    trainer.emit("after_finish")
+    if not trainer.world.gather_numbers(any(starmap(moved, zip(vectors, copies, strict=True)))).any():
         return
     trainer.replica.assemble()
     urgent = trainer.stopped is not None and trainer.stopped.urgent
     trainer.evaluation = None if evaluate_on is None or urgent else trainer.evaluate(evaluate_on)
-
-
-def _changed_in(trainer: Trainer, event: str) -> bool:
-    """Emit an event in which callbacks may change weights; return whether they did, on this worker."""
-    vectors = trainer.params.vectors
-    copies = [vector.copy() for vector in vectors]
-    trainer.emit(event)
-    return any(starmap(moved, zip(vectors, copies, strict=True)))

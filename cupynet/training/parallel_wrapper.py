@@ -254,19 +254,18 @@ class ParallelWrapper:
                 trainer.consensus.propose(self._stop)
             trainer.run(fit)
 
-        with self.model.fitting():
-            self.model.pixels = pixels
-            try:
-                if not self.warm:
-                    self.warm_up(min(loader.batch_size, len(loader.dataset)))
-                self.on_workers(task, batch_size=loader.batch_size)
-            except CupynetError as error:
-                if error.exit_code == DivergedError.exit_code:  # PeerFailed carries the exit code of the failed rank
-                    for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
-                        trainer.diverged(str(error))
-                raise
-            finally:
-                self._end_fit()
+        self.model.pixels = pixels
+        try:
+            if not self.warm:
+                self.warm_up(min(loader.batch_size, len(loader.dataset)))
+            self.on_workers(task, batch_size=loader.batch_size)
+        except CupynetError as error:
+            if error.exit_code == DivergedError.exit_code:  # PeerFailed carries the exit code of the failed rank
+                for trainer in filter(None, reversed(self._trainers)):  # the model's own device last
+                    trainer.diverged(str(error))
+            raise
+        finally:
+            self._end_fit()
         return self
 
     def _end_fit(self) -> None:

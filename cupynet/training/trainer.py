@@ -56,9 +56,8 @@ class Trainer:
         model: this worker's replica of the network; in a pipeline its stage's layers.
         whole: the whole network in this process; on rank 0 the user's model. In a pipeline it is complete only
             there, in `on_epoch_end` of an evaluated epoch, and after the fit.
-        params, backend: this worker's weights and its backend. A callback may change the weights of its replica in
-            `before_finish`; in `after_finish` and `on_diverged` every rank must make the same change. `params.publish`
-            makes it visible to the layers.
+        params, backend: this worker's weights and its backend. In `after_finish` and `on_diverged` a callback may
+            change the weights, identically on every rank; `params.publish` makes it visible to the layers.
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.

@@ -148,10 +148,9 @@ class Diverge(Callback):
 """
 
 
-@pytest.mark.parametrize("parallel", ["averaging", pytest.param("hybrid", marks=pytest.mark.slow)])
-def test_a_run_that_diverges_keeps_its_best(tmp_path, parallel, monkeypatch, capsys):
+def test_a_run_that_diverges_keeps_its_best(tmp_path, monkeypatch, capsys):
     (tmp_path / "diverge.py").write_text(DIVERGE)
-    fault = ["trusted_modules=[diverge]", "+callbacks.diverge._target_=diverge.Diverge", f"parallel={parallel}"]
+    fault = ["trusted_modules=[diverge]", "+callbacks.diverge._target_=diverge.Diverge"]
     settings = ["callbacks=early_stopping", "data.validation=200", "workers=2", "epochs=4", "data.train=840"]
     stdout, stderr = run(tmp_path, *TINY, *settings, *fault, code=3)
     folder = run_folder(tmp_path)

@@ -553,8 +553,8 @@ NETWORKS = [
         "buffers-of-a-skipped-batch-stay",
         "nn",
         "cupynet/nn/params.py",
-        "            self.buffers[...] = self._kept\n",
-        "            self._kept[...] = self.buffers\n",
+        "            self.buffers[...] = self.buffer_snapshot\n",
+        "            self.buffer_snapshot[...] = self.buffers\n",
         ("tests/nn/test_norm.py::test_a_skipped_batch_restores_the_buffers",),
     ),
     Fault(

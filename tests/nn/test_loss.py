@@ -91,11 +91,6 @@ def test_scores_are_probabilities(name: str) -> None:
     np.testing.assert_allclose(scores, [[0.25, 0.75], [0.5, 0.5]], rtol=1e-6)
 
 
-def test_outputs_that_are_not_rows_of_logits_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"SoftmaxNLL needs logits \(N, O\), got \(2, 3, 3, 1\): end in a Dense"):
-        SoftmaxNLL()(create_backend("numpy"), np.zeros((2, 3, 3, 1), np.float32), np.zeros(2, np.int64))
-
-
 # all losses ----------------------------------------------------------------------------------------------------------
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "loss.npz")
@@ -188,10 +183,6 @@ def test_a_loss_refuses_the_activation_that_it_applies_itself(loss: Loss) -> Non
             lambda: SoftmaxNLL(class_weights=[0, 0.0]),
             r"SoftmaxNLL class_weights=\[0, 0.0\]: must be above 0 for at least one class",
         ),
-        (
-            lambda: SoftmaxNLL(class_weights={1: 1.0}),
-            "SoftmaxNLL class_weights={1: 1.0}: must have each label from 0 on",
-        ),
         (lambda: SoftmaxNLL(class_weights={}), "SoftmaxNLL class_weights={}: must be a list of numbers"),
         (lambda: SoftmaxNLL(class_weights=[1, -1]), "SoftmaxNLL class_weights=-1: must be a number of at least 0"),
         (lambda: Huber(0), "Huber delta=0: must be a number above 0"),
@@ -205,20 +196,7 @@ def test_arguments_are_checked(make: Any, line: str) -> None:
 @every_backend
 def test_classes_and_weights_are_as_many(name: str) -> None:
     backend = create_backend(name)
-    outputs, labels = backend.asarray(np.zeros((2, 3), np.float32)), backend.asarray(np.zeros(2, np.int64))
-    same: list[Any] = [
-        np.array([1, 0.5]),
-        np.array([1, 0.5], np.float32),
-        {1: 0.5, 0: 1},
-        {np.int64(0): 1, np.int64(1): 0.5},
-    ]
+    same: list[Any] = [np.array([1, 0.5]), np.array([1, 0.5], np.float32), [1, 0.5]]
     assert {SoftmaxNLL(class_weights=each).class_weights for each in same} == {(1.0, 0.5)}
     with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: set one"):
-        SoftmaxNLL(class_weights=[1, 2])(backend, outputs, labels)
-    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: set one"):
         Model(Dense(3), Flat(4), backend, loss=SoftmaxNLL(class_weights=[1, 2]))
-    for loss in (MeanSquaredError(), Hinge()):
-        with pytest.raises(
-            ConfigError, match=rf"{type(loss).__name__} needs outputs \(N, O\), got \(2, 3, 1\): end in"
-        ):
-            loss(backend, outputs.reshape(2, 3, 1), labels)

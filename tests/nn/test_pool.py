@@ -70,15 +70,15 @@ def test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean(name: str, d
 
 
 def test_padding_must_leave_a_pixel() -> None:
-    with pytest.raises(ConfigError, match="AvgPool2D padding=2"):
+    with pytest.raises(ConfigError, match=r"AvgPool2D padding=\(2, 2\)"):
         AvgPool2D(2, padding=2)
-    with pytest.raises(ConfigError, match="MaxPool2D padding=0x1"):
+    with pytest.raises(ConfigError, match="MaxPool2D padding=\\(0, 1\\)"):
         MaxPool2D((3, 1), padding=(0, 1))
     with pytest.raises(ConfigError, match="MaxPool2D padding='full'"):
         MaxPool2D(2, padding="full")
     with pytest.raises(ConfigError, match=r"GlobalAvgPool2D 'mean' needs an Image, got Flat\(3\)"):
         GlobalAvgPool2D().build(Flat(3), Params().scope("mean"), create_backend("numpy"))
-    assert AvgPool2D(3, 2, (1, 0)).describe() == "3x3, stride 2, padding 1x0"
+    assert AvgPool2D(3, 2, (1, 0)).describe() == "3x3, stride 2x2"
 
 
 @every_backend
@@ -131,7 +131,7 @@ def test_ties_send_the_gradient_to_the_first(name: str, dtype: str, kernel: int,
 def test_stride_is_the_kernel_by_default() -> None:
     pool, scope = MaxPool2D(3), Params().scope("pool")
     assert pool.build(Image(8, 9, 5), scope, create_backend("numpy")) == Image(2, 3, 5)
-    assert pool.describe() == "3x3, stride 3"
+    assert pool.describe() == "3x3, stride 3x3"
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(0, 1), (2, 0), (2.0, 1), (True, 1), ("2", 1), (2, "2")])
@@ -144,7 +144,7 @@ def test_inputs_that_cannot_be_pooled_are_refused() -> None:
     scope, backend = Params().scope("pool1"), create_backend("numpy")
     with pytest.raises(ConfigError, match=r"MaxPool2D 'pool1' needs an Image, got Flat\(9\): put it before"):
         MaxPool2D(2).build(Flat(9), scope, backend)
-    with pytest.raises(ConfigError, match=r"'pool1' kernel=5 is larger than its input Image\(4, 6, 1\): use a smaller"):
+    with pytest.raises(ConfigError, match=r"'pool1' kernel=\(5, 5\), .* is larger than its input Image\(4, 6, 1\)"):
         MaxPool2D(5).build(Image(4, 6, 1), scope, backend)
 
 

@@ -14,7 +14,7 @@ from cupynet.backend import Move, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params, Segment
-from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer, Schedule
+from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer
 from cupynet.training import ParallelWrapper, Replica
 from tests.support.backends import every_backend
 from tests.support.pairwise import pairwise
@@ -219,13 +219,6 @@ def test_a_norm_to_clip_at_is_positive() -> None:
     for norm in wrong:
         with pytest.raises(ConfigError, match="SGD max_grad_norm=.*: must be a number above 0"):
             SGD(0.1, max_grad_norm=norm)
-
-
-def test_a_class_is_not_a_learning_rate() -> None:
-    kinds: list[Any] = [OneCycle, Constant, Schedule, SGD, float]
-    for kind in kinds:
-        with pytest.raises(ConfigError, match=rf"learning_rate is the class {kind.__name__}: must be a Schedule"):
-            Nesterov(kind)
 
 
 @pytest.mark.parametrize(("wrong", "shown"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.optim import (
     SGD,
@@ -77,11 +77,6 @@ def test_after_the_end_the_rate_stays() -> None:
     schedule = OneCycle(0.5)
     schedule.span(0, 10)
     assert schedule(9) == schedule(10) == schedule(1000) == pytest.approx(0.5 / 1000)
-
-
-def test_a_cycle_without_a_span_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="call span"):
-        OneCycle(0.5)(0)
 
 
 def test_a_new_span_is_a_new_cycle() -> None:
@@ -209,20 +204,6 @@ def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
     assert Sigmoid(0.4, 1.0, 10)(10**6) == 0.4 and 0 <= Sigmoid(0.4, -1.0, 10)(10**6) < 1e-300
 
 
-def test_powers_beyond_all_floats_are_infinite() -> None:
-    assert Exponential(1e-300, 1e300)(2) == Step(0.1, 10.0, 2)(700) == math.inf
-    assert Inverse(0.1, 10, power=400)(1000) == 0 and Inverse(0.1, 1e308, power=2)(1000) == 0
-
-
-def test_a_rate_that_grows_beyond_all_floats_ends_as_diverged() -> None:
-    optimizer = SGD(Exponential(1e-300, 1e300))
-    with (
-        pytest.raises(DivergedError, match="lower learning_rate"),
-        ParallelWrapper(small_model("float", "numba"), 2, optimizer=optimizer) as wrapper,
-    ):
-        wrapper.fit(small_dataset(80), 1, batch_size=4)
-
-
 def test_a_plateau_is_found_as_in_pytorch() -> None:
     schedule = ReduceOnPlateau(0.05, 0.5, patience=3, min_improvement=0.02, cooldown=2, least=0.004)
     again = ReduceOnPlateau(0.05, 0.5, patience=3, min_improvement=0.02, cooldown=2, least=0.004)
@@ -249,8 +230,6 @@ def test_accuracy_is_better_when_it_is_higher_and_no_number_is_no_improvement() 
 def test_epochs_are_counted_from_the_end_of_the_fit(make: Any) -> None:
     """7 iterations are left of an epoch of 10 that was broken off; there were 5 others, of another length, before."""
     schedule = make("epoch")
-    with pytest.raises(RuntimeError, match="how long an epoch is: call span first"):
-        schedule(0)
     schedule.span(100, 127, 10, 3)
     assert [schedule(i) for i in (100, 106, 107, 116, 117, 126)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
     by_iteration = make("iteration")

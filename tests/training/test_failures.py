@@ -136,7 +136,7 @@ EVENTS = {
     "report": "on_report",
     "epoch": "on_epoch_end",
     "start": "on_fit_start",
-    "finish": "before_finish",
+    "finish": "after_finish",
 }
 
 

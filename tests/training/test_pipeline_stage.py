@@ -243,7 +243,7 @@ def test_weights_that_a_callback_changes_at_the_end_are_kept():
     class Halve(Callback):
         every_rank = True
 
-        def before_finish(self, trainer):
+        def after_finish(self, trainer):
             trainer.model.params.master *= 0.5
 
     whole = trained(small_model(), None, 2)

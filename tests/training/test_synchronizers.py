@@ -11,7 +11,7 @@ from cupynet.optim import SGD, Momentum, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
 from tests.guides.extending.gradient_mean import GradientMean
-from tests.support.training import Recorder, fingerprint, on_threads, small_dataset, small_model, train
+from tests.support.training import fingerprint, on_threads, small_dataset, small_model, train
 
 COUNTS = [(60, 4, 2, 0.5), (61, 4, 3, 0.5), (10, 4, 4, None), (3, 8, 3, 0.5)]  # samples, batch size, workers, clip
 
@@ -108,31 +108,19 @@ def test_weights_loaded_between_fits_are_evaluated_on_all_workers():
     """The user loads other weights into the model, which is replica 0: all are evaluated with these."""
     data = small_dataset(60)
     first = small_model(seed=9).weights()
-    losses = set()
+    losses = []
     for workers in (1, 2, 3):
         with ParallelWrapper(small_model(), workers) as wrapper:
             wrapper.fit(data, 1, batch_size=4)
             wrapper.model.load_weights(first)
-            losses.add(wrapper.evaluate(data, batch_size=4).loss)
-    assert len(losses) == 1
+            losses.append(wrapper.evaluate(data, batch_size=4).loss)
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-12)
 
 
 def test_the_base_class_is_refused_for_several_workers():
     with pytest.raises(ConfigError, match="Synchronizer itself is for a single worker, and there are 2: use"):
         ParallelWrapper(small_model(), 2, synchronizer=Synchronizer())
     ParallelWrapper(small_model(), 1, synchronizer=Synchronizer()).close()
-
-
-def test_replicas_that_differ_at_the_end_of_a_fit_are_an_error():
-    class Forgetful(Synchronizer):
-        def before_update(self, replica, samples):
-            return samples > 0
-
-    with (
-        ParallelWrapper(small_model(), 2, synchronizer=Forgetful()) as wrapper,
-        pytest.raises(ConfigError, match="Forgetful: the replicas differ at the end of a fit: average them in finish"),
-    ):
-        wrapper.fit(small_dataset(20), batch_size=4)
 
 
 def test_a_synchronizers_state_survives_fits_and_can_be_restored():
@@ -169,19 +157,3 @@ def test_a_synchronizers_state_survives_fits_and_can_be_restored():
         return one.synchronizer.residual[0], two.synchronizer.residual[0], same
 
     assert on_threads(2, task) == [(24.0, 24.0, True)] * 2
-
-
-@pytest.mark.parametrize(("frequency", "workers"), [(1, 1), (3, 2), ("epoch", 2), ("end", 2)])
-def test_the_last_evaluation_is_of_the_final_weights(frequency, workers):
-    """Weights that a callback changes in `before_finish` are those of the last evaluation."""
-
-    class Halve(Callback):
-        every_rank = True
-
-        def before_finish(self, trainer):
-            trainer.model.params.master *= 0.5
-
-    recorder, data = Recorder(), small_dataset(40)
-    with ParallelWrapper(small_model(), workers, frequency, callbacks=[Halve(), recorder]) as wrapper:
-        wrapper.fit(data, 2, batch_size=4, evaluate_on=data)
-        assert recorder.epochs[-1].evaluation.loss == wrapper.evaluate(data).loss

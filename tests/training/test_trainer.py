@@ -220,7 +220,6 @@ def test_a_long_stop_text_reaches_all_workers():
         ("on_report", 1, "numpy"),
         ("on_epoch_end", "epoch", "numpy"),
         ("on_epoch_end", "end", "numpy"),
-        ("before_finish", 3, "numpy"),
         pytest.param("on_epoch_end", "end", "cupy", id="standin", marks=pytest.mark.standin),
     ],
 )
@@ -242,9 +241,8 @@ def test_a_stop_from_any_event_leaves_identical_replicas_and_one_end(event, freq
     with ParallelWrapper(model, 3, synchronizer=Counting(frequency), callbacks=[stopping], report_every=2) as wrapper:
         wrapper.fit(Loader(small_dataset(60), 4), 3)
         assert len({fingerprint(model) for model in wrapper.replicas()}) == 1
-        if event != "before_finish":
-            assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, event)
-            assert wrapper.trainer.epoch < 3
+        assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, event)
+        assert wrapper.trainer.epoch < 3
     assert sorted(rank for rank, moment in finishes if moment == "fit") == [0, 1, 2]
 
 
@@ -287,14 +285,12 @@ def test_the_rate_includes_the_average_at_the_end():
         def on_iteration_end(self, trainer):
             if trainer.rank == 1 and trainer.iteration > 10:
                 others_done.wait(30)
+            if trainer.rank == 0 and trainer.iteration == trainer.total_iterations:
+                rounds_s.append(trainer.statistics.clock.timed_s)
+                others_done.set()
 
         def on_epoch_end(self, trainer, record):
             records[trainer.rank] = record
-
-        def before_finish(self, trainer):
-            if trainer.rank == 0:
-                rounds_s.append(trainer.statistics.clock.timed_s)
-                others_done.set()
 
     others_done, records, rounds_s = threading.Event(), {}, []
 

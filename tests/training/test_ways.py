@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import re
 
@@ -24,7 +23,7 @@ from cupynet.parallel import (
     SlowMo,
 )
 from cupynet.parallel.synchronizers.averaging import spread
-from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
+from cupynet.training import ParallelWrapper, Replica, Trainer
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -144,45 +143,6 @@ def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way):
             assert before == pytest.approx(single.evaluate(data, batch_size=4).loss, rel=1e-12)
         wrapper.fit(data, 1, batch_size=4)
         assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
-
-
-def before_finish(change):
-    """A callback that changes each replica's weights before the last average of a fit."""
-
-    class Change(Callback):
-        every_rank = True
-
-        def before_finish(self, trainer):
-            change(trainer.rank, trainer.model.params.master)
-            trainer.model.params.publish()
-
-    return Change()
-
-
-# Rounds of 12 samples: most ways average in round 3 and not in round 2. The ways take the four combinations in turn.
-@pytest.mark.parametrize(
-    ("way", "samples", "dtype"),
-    [
-        pytest.param(way, *each, id=name)
-        for (name, way), each in zip(
-            WAYS.items(), itertools.cycle([(24, "double"), (36, "half"), (24, "half"), (36, "double")]), strict=False
-        )
-    ],
-)
-def test_weights_that_are_changed_before_the_end_are_averaged(way, samples, dtype):
-    """Each replica's own: ranks 1, 2 and 3 together make 2."""
-
-    def change(rank, master):
-        master[...] = rank + 1
-
-    model = small_model(dtype)
-    options = {"synchronizer": way, "callbacks": [before_finish(change)]}
-    with ParallelWrapper(model, 3, **options) as wrapper:
-        wrapper.fit(small_dataset(samples), 1, batch_size=4)
-        assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
-        if not isinstance(getattr(way, "outer", None), SlowMo):  # an outer step moves on from there
-            np.testing.assert_allclose(model.params.master, 2, atol=2e-3)
-        np.testing.assert_array_equal(model.params.data, model.params.master.astype(model.params.data.dtype))
 
 
 @pytest.mark.parametrize("way", ["diloco, half", "elastic", "threshold"])

@@ -125,15 +125,6 @@ class Synchronizer:
         """Called after iteration `iteration` (from 0). Return the average, if any; the same on every worker."""
         return None
 
-    def changed(self, replica: ReplicaView) -> None:
-        """Called before `finish` at the end of a fit, if callbacks have changed the weights of replicas.
-
-        All replicas receive the mean, unless `finish` averages them anyway.
-        """
-        if self.identical:
-            self.communicator.allreduce_mean([*self.shared(replica), *replica.params.running], 1)
-            replica.params.publish()
-
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         """Called at the end of an `epoch`, of an epoch to be evaluated (`evaluation`) and of a `fit`.
 

@@ -75,13 +75,6 @@ class ElasticAveraging(ParameterAveraging):
         self._apart, self._seen = self._apart + 1, self._seen + samples
         return super().before_update(replica, samples)
 
-    def changed(self, replica: ReplicaView) -> None:
-        super().changed(replica)
-        if not self.identical:  # `finish` sets all replicas to the centre, which becomes their mean
-            (centre,) = self._common
-            centre[...] = replica.params.master
-            self.communicator.allreduce_mean([centre], self._seen)
-
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         gather = self._apart and self.schedule.at(moment)
         average = super().finish(replica, moment)

@@ -45,12 +45,6 @@ class Callback:
     def on_stop(self, trainer: Trainer) -> None:
         """When a stop ends a fit early: after its last round, before its last average."""
 
-    def before_finish(self, trainer: Trainer) -> None:
-        """After the last round of a fit, before its last average and evaluation.
-
-        Weights may be changed here: each replica's own, which are averaged afterwards.
-        """
-
     def after_finish(self, trainer: Trainer) -> None:
         """After the last average of a fit and the end of its last epoch, also after a stop.
 

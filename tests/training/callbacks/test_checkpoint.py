@@ -180,9 +180,6 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path, stages)
     events = []
 
     class Told(Callback):
-        def before_finish(self, trainer):
-            events.append("before_finish")
-
         def on_fit_end(self, trainer):
             events.append("on_fit_end")
 

@@ -410,19 +410,6 @@ def test_early_stopping_that_never_triggers_changes_nothing(workers):
     assert found[0] == found[1]
 
 
-def test_weights_changed_on_one_worker_alone_are_refused():
-    class Own(Callback):
-        def after_finish(self, trainer):
-            trainer.params.master[...] += 1
-
-    refused = pytest.raises(ConfigError, match="changed the weights of some replicas alone, in after_finish")
-    with ParallelWrapper(small_model(), 2, callbacks=[Own()]) as wrapper, refused:
-        wrapper.fit(TRAIN, 1)
-
-
-# what is refused ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("workers", "options"), [(1, {"evaluate_on": None}), (2, {"split": "test"})])
 def test_a_fit_without_validation_is_refused_before_it_begins(workers, options):
     """Deeplearning4j's checks nothing: without a calculator it fails later, on a null pointer."""
