@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from cupynet.backend import Backend
@@ -42,12 +42,6 @@ class Residual(Layer):
     def children(self) -> Iterable[tuple[str, Layer]]:
         around = [] if self.shortcut is None else [("shortcut", self.shortcut)]
         return [*self.body.children(), *around]
-
-    def computed(self) -> Iterator[tuple[str, Layer]]:
-        yield from self.body.computed()
-        if self.shortcut is not None:
-            yield self.shortcut.path, self.shortcut
-            yield from self.shortcut.computed()
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         output = self.body.build(input, params, backend)

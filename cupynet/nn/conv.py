@@ -59,10 +59,6 @@ class Conv2D(Layer):
         self.padding = padding_of("Conv2D", padding)
         self.dilation = checks.pair("Conv2D dilation", dilation, 1)
         self.groups = checks.integer("Conv2D groups", groups, 1)
-        if self.filters % self.groups:
-            raise ConfigError(
-                f"Conv2D filters={self.filters}, groups={self.groups}: filters must be a multiple of groups"
-            )
         self.activation, self._activation = activation, activation_function(activation)
         self.init, self._init = init, initializer(init)
         self.use_bias = checks.flag("Conv2D bias", bias)
@@ -75,10 +71,10 @@ class Conv2D(Layer):
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.window = window_on(input, self.kernel, self.stride, self.padding, self.dilation)
         image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel or more padding")
-        if image.channels % self.groups:
+        if image.channels % self.groups or self.filters % self.groups:
             raise ConfigError(
-                f"Conv2D '{params.layer}' groups={self.groups}: its input {image} has {image.channels} channels, which "
-                "must be a multiple: choose a divisor of it"
+                f"Conv2D '{params.layer}' groups={self.groups}: must divide its {image.channels} channels in and "
+                f"{self.filters} filters"
             )
         shape = (*self.kernel, image.channels // self.groups, self.filters)
         self.weight = params.add("weight", shape, grouped(self._init, self.groups))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core import checks
-from cupynet.nn.activation import LEAKY_SLOPE, activation_function
+from cupynet.nn.activation import activation_function
 from cupynet.nn.context import Context
 from cupynet.nn.init import Initializer, bias_initializer, initializer
 from cupynet.nn.layer import Backward, Layer, no_backward
@@ -122,5 +122,4 @@ class Activation(Layer):
         return y, backward
 
     def describe(self) -> str:
-        slope = self._activation.slope
-        return self.name if slope == LEAKY_SLOPE else f"{self.name}, slope {slope:g}"
+        return self.name

@@ -49,6 +49,3 @@ class Dropout(Layer):
             return dx
 
         return y, backward
-
-    def describe(self) -> str:
-        return f"rate {self.rate:g}"

@@ -68,6 +68,7 @@ class Layer:
         needs_dx: see `Scope`; if False, `backward` may return None.
         input, output: the type of one example before and after the layer.
         declared: the number of weights of the layer, including the layers that it holds.
+        fused: layers that compute this one and the next in one operation; they are no children.
     """
 
     backend: Backend
@@ -78,6 +79,7 @@ class Layer:
     _declared_in: Params | None = None
     needs_dx = True
     declared = 0
+    fused: tuple[Layer, ...] = ()
     input: InputType
     output: InputType
 
@@ -126,16 +128,6 @@ class Layer:
         for _, child in self.children():
             if hasattr(child, "output"):
                 yield from child.walk()
-
-    def computed(self) -> Iterator[tuple[str, Layer]]:
-        """Yield path and layer of each computation inside this built layer, at any depth.
-
-        Two layers that the backend fuses appear as one, `conv1+pool1`.
-        """
-        for _, child in self.children():
-            if hasattr(child, "output"):
-                yield child.path, child
-                yield from child.computed()
 
     def describe(self) -> str:
         """Return the layer's settings in a few words, for `Model.summary`."""
@@ -225,23 +217,18 @@ class Sequential(Layer):
         """Return the names of the built layers, in order; those that the backend fuses are in one list."""
         return [names for names, _ in self.steps]
 
-    def computed(self) -> Iterator[tuple[str, Layer]]:
-        for names, step in self.steps:
-            first = self.layers[names[0]]
-            yield "+".join([first.path, *names[1:]]), step
-            if len(names) == 1:
-                yield from first.computed()
-
     def _fused(self) -> list[tuple[list[str], Layer]]:
         """Return the layers to compute in turn, each with the names of the layers that it replaces."""
         steps: list[tuple[list[str], Layer]] = []
         for name, layer in self:
             names, before = steps[-1] if steps else ([], None)
             pair = None if before is None else before.fuse(layer)
-            if pair is None:
+            if before is None or pair is None:
                 steps.append(([name], layer))
             else:
                 steps[-1] = ([*names, name], pair)
+                pair.path = f"{before.path}+{name}"
+                layer.fused = (pair,)
         return steps
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:

@@ -241,25 +241,19 @@ class Model:
         """Return the cells of that table, its heading first."""
         header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
         rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
-        top = self.network.children() if isinstance(self.network, Sequential) else [("network", self.network)]
-        for name, layer in top:
-            rows += self._rows(name, layer)
+        for layer in self.network.walk():
+            if not layer.path and isinstance(layer, Sequential):
+                continue  # its layers are the rows
+            above, _, name = layer.path.rpartition(".")
+            indent = "  " * (above.count(".") + bool(above))
+            count, work = layer.declared, sum(each.multiply_adds() for each in layer.walk())
+            cells = (type(layer).__name__, layer.describe(), str(layer.output), self._bytes(layer.output))
+            rows.append((f"{indent}{name or 'network'}", *cells, f"{count:,}", f"{work:,}"))
         return rows
 
     def _bytes(self, of: InputType) -> str:
         """Return the size of one example."""
         return f"{of.features * self.backend.policy.storage.itemsize:,}"
-
-    def _rows(self, name: str, layer: Layer, depth: int = 0) -> list[tuple[str, ...]]:
-        """Return the row of a layer, with totals of all layers that it holds, and the rows of these layers."""
-        prefix = f"{layer.path}." if layer.path else ""
-        count = sum(p.size for full, p in self.params.named() if full.startswith(prefix))
-        work = sum(each.multiply_adds() for each in layer.walk())
-        cells = (type(layer).__name__, layer.describe(), str(layer.output), self._bytes(layer.output))
-        rows: list[tuple[str, ...]] = [("  " * depth + name, *cells, f"{count:,}", f"{work:,}")]
-        for child_name, child in layer.children():
-            rows += self._rows(child_name, child, depth + 1) if hasattr(child, "output") else []
-        return rows
 
 
 ENDINGS = ("softmax", "log_softmax", "sigmoid")  # not allowed before a loss that applies one of them

@@ -130,9 +130,6 @@ class BatchNorm(Layer):
         group.allreduce_mean([sums.reshape(-1)], count)
         sums *= scale
 
-    def describe(self) -> str:
-        return f"momentum {self.momentum:g}, epsilon {self.epsilon:g}{', sync' * self.sync}"
-
 
 class BatchNormReLU(Layer):
     """A built batch normalization and the ReLU that follows it, in one pass over memory each way."""
@@ -190,6 +187,3 @@ class LayerNorm(Layer):
             return None if dx is None else dx.reshape(x.shape)
 
         return y.reshape(x.shape), backward
-
-    def describe(self) -> str:
-        return f"over {self.axis}, epsilon {self.epsilon:g}"

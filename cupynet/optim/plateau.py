@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from cupynet.core.checks import integer, number, one_of
-from cupynet.optim.schedules import Schedule, below
+from cupynet.optim.schedules import Schedule
 
 BETTER = {"loss": -1, "accuracy": 1}
 
@@ -49,7 +49,7 @@ class ReduceOnPlateau(Schedule):
         self.monitor: str = one_of("ReduceOnPlateau monitor", monitor, BETTER)
         self.min_improvement = number("ReduceOnPlateau min_improvement", min_improvement, minimum=0)
         self.cooldown = integer("ReduceOnPlateau cooldown", cooldown, 0)
-        self.least = below("ReduceOnPlateau least", least, "initial", self.rate)
+        self.least = number("ReduceOnPlateau least", least, minimum=0, below=self.rate)
         self._best, self._waited, self._cooling = math.nan, 0, 0
 
     def __call__(self, iteration: int) -> float:

@@ -140,7 +140,7 @@ class Cosine(Spanning):
 
     def __init__(self, initial: float, end: float = 0.0, cycle: int | None = None, growth: int = 1) -> None:
         self.initial = number("Cosine initial", initial, above=0)
-        self.end = below("Cosine end", end, "initial", self.initial)
+        self.end = number("Cosine end", end, minimum=0, below=self.initial)
         self.cycle = None if cycle is None else integer("Cosine cycle", cycle, 1, ", or null")
         self.growth = integer("Cosine growth", growth, 1)
         if self.growth > 1 and self.cycle is None:
@@ -172,7 +172,7 @@ class Polynomial(Spanning):
     def __init__(self, initial: float, power: float = 1.0, end: float = 0.0) -> None:
         self.initial = number("Polynomial initial", initial, above=0)
         self.power = number("Polynomial power", power, above=0)
-        self.end = below("Polynomial end", end, "initial", self.initial)
+        self.end = number("Polynomial end", end, minimum=0, below=self.initial)
 
     def __call__(self, iteration: int) -> float:
         done, last = self.done(iteration)
@@ -276,14 +276,6 @@ def scale_factor(scale: str | float, workers: int) -> float:
 def _cosine(start: float, end: float, progress: float) -> float:
     """Return the value between start and end, along half a cosine, at a progress of 0..1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
-
-
-def below(name: str, value: float, other: str, start: float) -> float:
-    """Return `value` as a rate of at most `start`, the argument `other` of the same schedule. ConfigError."""
-    end = number(name, value, minimum=0)
-    if end > start:
-        raise refusal(name, shown(value), f"must be at most {other}, {start:g}")
-    return end
 
 
 def schedule(owner: str, learning_rate: Any) -> Schedule:

@@ -101,32 +101,19 @@ class Evaluation:
         """Keep the most confident of these and the earlier mistakes."""
         self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + mistakes)
 
-    def merge(self, other: Evaluation) -> None:
-        """Add the samples of `other`."""
-        if (other.classes, other.top_n) != (self.classes, self.top_n):
-            raise ConfigError("cannot merge evaluations with different classes or top_n")
-        self.confusion += other.confusion
-        self.undecided += other.undecided
-        self.top_n_hits += other.top_n_hits
-        self.loss_sum += other.loss_sum
-        self._remember(other.mistakes)
-
     def pack(self) -> NDArray[np.float64]:
         """Return all counts as one vector (V,), which workers exchange. Exact: counts stay below 2**53."""
         counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
         return np.concatenate([[self.top_n_hits, self.loss_sum], *counts])
 
-    @classmethod
-    def unpack(cls, vector: NDArray[np.float64], classes: int, top_n: int = 3) -> Evaluation:
-        """Return the evaluation whose `pack` is `vector` (V,)."""
-        found = cls(classes, top_n)
-        found.top_n_hits, found.loss_sum = int(vector[0]), float(vector[1])
-        undecided, confusion, mistakes = np.split(vector[2:], [classes, classes + classes**2])
-        found.undecided = undecided.astype(np.int64)
-        found.confusion = confusion.reshape(classes, classes).astype(np.int64)
+    def merge(self, packed: NDArray[np.float64]) -> None:
+        """Add the samples of another evaluation with the same `classes` and `top_n`. packed: its `pack`, (V,)."""
+        self.top_n_hits, self.loss_sum = self.top_n_hits + int(packed[0]), self.loss_sum + float(packed[1])
+        undecided, confusion, mistakes = np.split(packed[2:], [self.classes, self.classes + self.classes**2])
+        self.undecided += undecided.astype(np.int64)
+        self.confusion += confusion.reshape(self.confusion.shape).astype(np.int64)
         rows = mistakes.reshape(-1, len(Mistake._fields)).tolist()
-        found.mistakes = [Mistake(doubt, *map(int, rest)) for doubt, *rest in rows]
-        return found
+        self._remember([Mistake(doubt, *map(int, rest)) for doubt, *rest in rows])
 
     @property
     def samples(self) -> int:

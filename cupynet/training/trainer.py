@@ -389,7 +389,7 @@ class Trainer:
                 feed = opened.enter_context(self._open_feed(loader))
             own, whole = self._evaluate(feed), Evaluation(classes)
             for packed in self.world.all_gather(own.pack()):
-                whole.merge(Evaluation.unpack(packed, classes))
+                whole.merge(packed)
         self.statistics.clock.lap("evaluate_s", began)
         return whole
 

@@ -1272,8 +1272,8 @@ TRAINING = [
         "merge-forgets-top-n",
         "training",
         "cupynet/training/evaluation.py",
-        "        self.top_n_hits += other.top_n_hits\n",
-        "",
+        "self.top_n_hits + int(packed[0])",
+        "self.top_n_hits",
         ("tests/training/test_evaluation.py::test_parts_merged_in_any_order_equal_the_whole",),
     ),
     Fault(

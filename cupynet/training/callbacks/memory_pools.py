@@ -11,12 +11,12 @@ from typing import Any
 
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, Report
+from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
 
 class Pools(Callback):
-    """Measures the pools at the start, at reports, after epochs and at the end, and trims them after epochs.
+    """Measures the pools after epochs and at the end, and trims them after epochs.
 
     Args:
         devices: of each worker, in rank order. The first worker on a device manages its pool.
@@ -49,12 +49,6 @@ class Pools(Callback):
 
     def _manages(self, rank: int) -> bool:
         return self.processes or self.devices.index(self.devices[rank]) == rank
-
-    def on_fit_start(self, trainer: Trainer) -> None:
-        self._measure()
-
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        self._measure()
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._measure()

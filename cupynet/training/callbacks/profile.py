@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from cupynet.core.checks import counted, integer, one_line, percent
 from cupynet.core.errors import OutputError
 from cupynet.core.files import write_json, write_whole
 from cupynet.core.terminal import near
-from cupynet.nn import Context, Loss, Model
+from cupynet.nn import Context, Model
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import Piece
@@ -27,7 +27,6 @@ from cupynet.training.trainer import Trainer
 log = logging.getLogger(__name__)
 
 ROWS = 10  # of the printed table
-MAX_SPANS = 40_000  # per worker
 
 
 class Profile(Callback):
@@ -41,7 +40,7 @@ class Profile(Callback):
     rounds are slower, on a GPU much slower. Results do not change.
 
     Args:
-        rounds: number of timed rounds. At most 40,000 calls of each worker are recorded, with 100 bytes per call.
+        rounds: number of timed rounds. A recorded call takes 100 bytes.
         after: rounds before them; in a short fit at most a quarter of its rounds.
         path: folder of both files; that of the run by default. Without a folder only the table is printed.
 
@@ -90,9 +89,7 @@ class Profile(Callback):
         if not self._timed:
             self._end(trainer, self._timer)
         own = [f"worker {trainer.rank}: {trainer.backend.name}, device {trainer.backend.device}", self._timer.spans]
-        traffic, sent = trainer.world.traffic, trainer.world.traffic.bytes_sent
         texts = trainer.world.all_gather(np.frombuffer(json.dumps(own).encode(), np.uint8))
-        traffic.bytes_sent = sent  # the traffic of the profile is not counted
         if trainer.rank == 0:
             workers = [json.loads(text.tobytes()) for text in texts]
             self.pieces = table(workers, self._first + 1, self._timed)
@@ -137,17 +134,14 @@ class Timer:
         self._wait, self._zero = backend.synchronize, time.perf_counter_ns()
         self._inside: list[int] = []  # nanoseconds of the spans inside each open call
         self._restore: list[Callable[[], None]] = []
-        self.phase = "forward"  # of the layer that was called last, for the loss
 
     def begin(self, pieces: Iterable[Piece], model: Model) -> None:
-        """Time these calls from now on, and the layers and the loss of the model."""
+        """Time these calls from now on, and the layers of the model."""
         for piece in pieces:
             self._replace(piece.owner, piece.method, functools.partial(self.measure, piece.name, piece.kind))
-        for path, layer in list(model.network.computed()) or [("network", model.network)]:
-            self._replace(layer, "forward", functools.partial(self._layer, path))
-        loss = model.loss
-        model.loss = cast(Loss, _TimedLoss(self, loss))
-        self._restore.append(lambda: setattr(model, "loss", loss))
+        for layer in model.network.walk():
+            for step in (layer, *layer.fused):
+                self._replace(step, "forward", functools.partial(self._layer, step.path or "network"))
 
     def end(self) -> None:
         """Restore the original methods. The calls that are still open are not recorded."""
@@ -161,7 +155,6 @@ class Timer:
 
     def measure(self, name: str, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._wait()
-        full = len(self.spans) >= MAX_SPANS  # the calls around the last one are recorded too
         inside, began = self._inside, time.perf_counter_ns()
         inside.append(0)
         result = call(*args, **kwargs)
@@ -171,29 +164,14 @@ class Timer:
             own = took - inside.pop()
             if inside:
                 inside[-1] += took
-            if not full:
-                self.spans.append(Span(name, kind, began - self._zero, took, own))
+            self.spans.append(Span(name, kind, began - self._zero, took, own))
         return result
 
     def _layer(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:
-        self.phase = "forward" if context.train else "evaluation"
         if not context.train:
-            return self.measure(path, self.phase, forward, x, context)
-        y, backward = self.measure(path, self.phase, forward, x, context)
+            return self.measure(path, "evaluation", forward, x, context)
+        y, backward = self.measure(path, "forward", forward, x, context)
         return y, functools.partial(self.measure, path, "backward", backward)
-
-
-class _TimedLoss:
-    """A loss whose calls are timed."""
-
-    def __init__(self, timer: Timer, loss: Loss) -> None:
-        self._timer, self._loss = timer, loss
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._timer.measure("loss", self._timer.phase, self._loss, *args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loss, name)
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:

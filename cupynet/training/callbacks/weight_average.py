@@ -84,10 +84,8 @@ class WeightAverage(Callback):
 
     def _count(self) -> None:
         self._passed += 1
-        if self._passed > self.after and (self._passed - self.after) % self.every == 0:
-            self._add()
-
-    def _add(self) -> None:
+        if self._passed <= self.after or (self._passed - self.after) % self.every:
+            return
         kept = self.added / (self.added + 1) if self.decay is None else self.decay
         for mean, vector in zip(self._means, self._params.vectors, strict=True):
             if self.added:

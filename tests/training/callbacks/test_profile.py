@@ -75,7 +75,7 @@ def test_each_worker_has_a_track_with_every_piece(tmp_path: Path, backend: str) 
     for own in found.values():
         check_nesting(own)
         assert len(named(own, "round")) == 5
-        for layer in [*layers, "loss"]:
+        for layer in layers:
             assert len(named(own, f"{layer} forward")) == 5
         for layer in layers:
             assert len(named(own, f"{layer} backward")) == 5 and len(named(own, layer)) >= 2  # evaluated
@@ -97,8 +97,8 @@ def test_forward_and_backward_lie_in_their_round_in_order(tmp_path: Path) -> Non
         inside = [each for each in own if whole["ts"] < each["ts"] < whole["ts"] + whole["dur"]]
         order = [each["name"] for each in inside if each["cat"] in ("forward", "backward", "update", "averaging")]
         assert order == [
-            *(f"{name} forward" for name in ("conv1", "pool1", "dense1", "output", "loss")),
-            *(f"{name} backward" for name in ("output", "dense1", "pool1", "conv1")),
+            *(f"{name} forward" for name in ("network", "conv1", "pool1", "dense1", "output")),
+            *(f"{name} backward" for name in ("network", "output", "dense1", "pool1", "conv1")),
             *("averaging of gradients", "update", "averaging of weights"),
         ]
 
@@ -138,20 +138,6 @@ def test_profiling_does_not_change_training_and_is_removed_afterwards(
         np.testing.assert_array_equal(weights(wrapper)[name], weight)
     for layer in wrapper.model.network.walk():
         assert "forward" not in vars(layer)
-    assert type(wrapper.model.loss).__name__ == "SoftmaxNLL"
-
-
-def test_traffic_of_profiling_is_not_counted(tmp_path: Path) -> None:
-    sent: list[Any] = []
-
-    class Sent(Callback):
-        last = True
-
-        def on_fit_end(self, trainer: Any) -> None:
-            sent.append(trainer.spent.bytes_sent)
-
-    profiled(tmp_path, callbacks=(Sent(),))
-    assert sent == [plain().sent]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -209,10 +195,9 @@ def test_stages_of_a_pipeline_have_their_own_layers(tmp_path: Path) -> None:
     assert sorted(found) == [0, 1]
     for own, names in zip(found.values(), wrapper.layers, strict=True):
         check_nesting(own)
-        trained = {each["name"].removesuffix(" forward") for each in own if each["cat"] == "forward"} - {"loss"}
+        trained = {each["name"].removesuffix(" forward") for each in own if each["cat"] == "forward"} - {"network"}
         assert trained == set(names)
         assert named(own, "waiting for a stage") and len(named(own, f"{names[0]} forward")) == 5 * 4
-    assert named(found[1], "loss forward") and not named(found[0], "loss forward")
 
 
 def test_a_stop_in_the_middle_and_a_second_fit(tmp_path: Path) -> None:
@@ -233,16 +218,7 @@ def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
         with pytest.raises(DivergedError):
             wrapper.fit(Loader(DATA, 8, seed=3), 2)
         assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())  # nor before it is closed
-        assert type(wrapper.model.loss).__name__ == "SoftmaxNLL"
     assert not (tmp_path / "trace.json").exists()
-
-
-def test_a_trace_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cupynet.training.callbacks.profile.MAX_SPANS", 100)
-    profiled(tmp_path, Profile(1000, 0), epochs=4)
-    for own in events(tmp_path).values():
-        check_nesting(own)
-        assert 100 <= len(own) < 130
 
 
 def test_training_continues_if_the_profile_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
