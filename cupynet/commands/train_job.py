@@ -22,7 +22,6 @@ from cupynet.config.experiment import Experiment
 from cupynet.core import signals
 from cupynet.core.errors import CupynetError, Interrupted
 from cupynet.data import Data, Dataset
-from cupynet.parallel import PipelineSpeed
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
     EarlyStopping,
@@ -123,8 +122,6 @@ class TrainJob:
                 raise
             stop = wrapper.trainer.stopped
             complete = stop is None or not stop.urgent
-            if (speed := self._pipeline_speed()) is not None:
-                log.info("pipeline: %s", speed)
             chosen = wrapper.trainer.evaluation  # of the last epoch, unless it was interrupted, or of the best
             if chosen is None and complete:
                 chosen = wrapper.evaluate(self.experiment.evaluation_loader(held_out))
@@ -201,7 +198,7 @@ class TrainJob:
 
     def _summary(self, test: Evaluation | None, validation: Evaluation | None) -> Summary:
         """Return the results of the run. test, validation: None if they were not evaluated."""
-        trainer, callbacks, speed = self.wrapper.trainer, self.wrapper.callbacks, self._pipeline_speed()
+        trainer, callbacks, speed = self.wrapper.trainer, self.wrapper.callbacks, self.wrapper.pipeline_speed()
         clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.spent
         stop = trainer.stopped
         outcome = Outcome(
@@ -244,10 +241,6 @@ class TrainJob:
         """Return the result of early stopping; None without it."""
         results = [each.result for each in self.wrapper.callbacks if isinstance(each, EarlyStopping)]
         return next((result.to_dict() for result in results if result is not None), None)
-
-    def _pipeline_speed(self) -> PipelineSpeed | None:
-        """Return the speed of the stages; None if there is one stage."""
-        return self.wrapper.pipeline_speed() if self.wrapper.placement.stages > 1 else None
 
     def _advice(self, spent: Spent) -> str:
         placement = self.wrapper.placement

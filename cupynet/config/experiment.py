@@ -259,7 +259,7 @@ class Experiment:
         policy = create_backend(self.backend_name, settings.dtype).policy
         examples = settings.batch_size * min(placement.stages, self._cut) / self._cut
         replica = replica_bytes(network, params.count, self.optimizer, policy, examples)
-        ranks = placement.ranks if self.job is None else self.job.machines.count(self.job.machines[self.job.rank])
+        ranks = placement.ranks if self.job is None else self.job.on_machine
         replicas, pixels = -(-ranks // placement.stages), network.input.features
         if placement.devices:
             from cupynet.backend import cuda
@@ -324,7 +324,7 @@ class Experiment:
         workers = f"{counted(placement.workers, 'worker')}{stages}"
         log.info("backend %s, dtype %s, %s on %s", self.backend_name, self.settings.dtype, workers, devices)
         if self.job is not None and self.job.size > 1:
-            log.info("%d ranks: %s", self.job.size, self.job.where())
+            log.info("%d ranks, %d of them on this machine", self.job.size, self.job.on_machine)
         elif self.job is not None:
             log.warning("parallel.launcher=mpi: there is only one rank: start mpiexec -n 4 cupynet train ...")
         if self.pipeline is not None and self.pipeline.count is None and placement.stages == 1:

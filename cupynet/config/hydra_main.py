@@ -343,7 +343,7 @@ class _Command(Generic[S, T]):
             way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
             raise ConfigError(f"mpiexec started several processes, and each would start a separate run: {way_out}")
         ranks = self.join()
-        ranks.timeout_s = settings.parallel.timeout_s
+        ranks.ranks.timeout_s = settings.parallel.timeout_s
         ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=PER_MACHINE)})
         return ranks
 
@@ -391,7 +391,7 @@ class _Command(Generic[S, T]):
             return code if rank() else tell(error, log, label)
         try:
             ranks = self.join()
-            speaks = ranks.speaks(error, code)
+            speaks = ranks.speaks(error)
         except ConfigError:  # MPI does not start here, perhaps on this rank alone
             return tell(error, log, f"rank {rank()}: ")
         if speaks:

@@ -66,7 +66,10 @@ class Pipeline:
                     "cannot do: set sync=false, or train without a pipeline"
                 )
         if isinstance(self.stages, list):
-            _check_names(self.stages, names)
+            if [name for stage in self.stages for name in stage] != names or [] in self.stages:
+                raise ConfigError(
+                    f"stages={shown(self.stages)}: name every layer once, in the network's order: {', '.join(names)}"
+                )
         elif self.stages is not None and self.stages > len(together):
             shown_together = " | ".join(" ".join(group) for group in together)
             raise ConfigError(
@@ -100,26 +103,19 @@ class Pipeline:
 
 @dataclass(frozen=True)
 class PipelineSpeed:
-    """The measured speed of a pipeline, compared to running its stages one after the other.
+    """The speed of a pipeline in training, compared to running its stages one after the other.
 
     Attributes:
         layers: the names of the layers of each stage.
         micro_batches: the number of micro-batches of a whole batch.
-        work_s: seconds that each stage alone needs for a micro-batch, forward and backward.
-        round_s: seconds of a round of a whole batch; NaN if there was none.
+        work_s: seconds that each stage computes for a micro-batch.
+        round_s: seconds of a round of a whole batch.
     """
 
     layers: list[list[str]]
     micro_batches: int
     work_s: list[float]
     round_s: float
-
-    def __str__(self) -> str:
-        work = " + ".join(f"{1000 * seconds:.2f}" for seconds in self.work_s)
-        return (
-            f"{self.speed_up:.2f} times the speed of one worker, bound {self.bound:.2f} "
-            f"(a micro-batch takes {work} ms, a round {1000 * self.round_s:.2f} ms)"
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values for JSON."""
@@ -202,23 +198,11 @@ def balanced(work: Sequence[float], sent: Sequence[float], stages: int) -> list[
 
 def _stages(given: Stages) -> int | list[list[str]] | None:
     """Check the argument `stages`; return None for `auto`. ConfigError."""
-    if isinstance(given, str):
-        if given == "auto":
-            return None
-    elif not isinstance(given, Sequence):
+    if given == "auto":
+        return None
+    if isinstance(given, str) or not isinstance(given, Sequence):
         return integer("stages", given, 1, ", auto, or a list of layer names for each stage")
-    elif given and all(_is_names(names) for names in given):
-        return [list(names) for names in given]
-    raise ConfigError(
-        f"stages={shown(given)}: must be an integer of at least 1, auto, or a list of layer names for each stage, such "
-        "as [[conv1, pool1], [dense1, output]]"
-    )
-
-
-def _is_names(value: object) -> bool:
-    """Return True for a list of at least one layer name."""
-    listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    return listed and all(isinstance(name, str) for name in value)  # type: ignore[attr-defined]
+    return [list(names) if isinstance(names, Sequence) else [names] for names in given]
 
 
 def _chain(network: Layer) -> Sequential:
@@ -229,9 +213,3 @@ def _chain(network: Layer) -> Sequential:
             "Sequential, or train without a pipeline"
         )
     return network
-
-
-def _check_names(stages: list[list[str]], names: list[str]) -> None:
-    """Raise ConfigError unless the stages have all layers, each once, in order."""
-    if [name for stage in stages for name in stage] != names:
-        raise ConfigError(f"stages={shown(stages)}: name every layer once, in the network's order: {', '.join(names)}")

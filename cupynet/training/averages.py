@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 import time
 from itertools import starmap
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
-from cupynet.parallel import Average, Moment, is_finite
+from cupynet.parallel import Average, Communicator, Moment, is_finite
 from cupynet.training.replica import moved
 
 if TYPE_CHECKING:
@@ -37,7 +41,19 @@ def record(trainer: Trainer, made: Average) -> None:
     """After an average, agree on a loss scale and record the measurements for the next report."""
     if trainer.replica.scaler is not None:
         trainer.replica.scaler.agree(trainer.replicas)
-    trainer.statistics.averaged(made, trainer.groups.stages.size)
+    if not math.isnan(made.divergence):
+        made = _of_all_stages(trainer.groups.stages, made)
+    trainer.statistics.averaged(made)
+
+
+def _of_all_stages(stages: Communicator, made: Average) -> Average:
+    """Return the layers of all stages, and their largest divergence: an upper bound of the whole network's."""
+    if stages.size == 1:
+        return made
+    own = json.dumps([made.divergence, {name: float(apart) for name, apart in made.by_layer.items()}])
+    found = [json.loads(each.tobytes()) for each in stages.all_gather(np.frombuffer(own.encode(), np.uint8))]
+    layers = {name: apart for _, layers in found for name, apart in layers.items()}
+    return Average(made.score, max(apart for apart, _ in found), layers)
 
 
 def finish(trainer: Trainer) -> None:

@@ -2,7 +2,7 @@
 
 A checkpoint holds every worker's `Trainer.state()`: weights, the vectors of the optimizer and the synchronizer, the
 position, and the state of callbacks. Arrays that several workers have in common are stored once. Saving causes no
-average. A state is compared with the trainer before it is used: digests do not prove who wrote it.
+average.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, regrouped, shares, trained_again
-from cupynet.training.state_tree import Arrays, Tree, check_like, filled, gathered, received, send, together
+from cupynet.training.state_tree import Arrays, Tree, check_position, filled, gathered, received, send, together
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 def save(store: Checkpoints, trainer: Trainer) -> None:
     """Save the state of all workers, which all call this after the same round. OutputError on rank 0."""
-    found = gathered(trainer.world, trainer.state())
+    with trainer.world.traffic.uncounted():
+        found = gathered(trainer.world, trainer.state())
     if found is not None:
         workers, arrays = found
         state = {
@@ -66,46 +67,29 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
     return newest
 
 
-def resume(trainer: Trainer, path: str | Path) -> CupynetError | None:
+def resume(trainer: Trainer, path: str | Path) -> None:
     """Restore the checkpoint that rank 0 finds at `path`. Every worker calls it.
 
     With the number of workers that saved it, the state is restored exactly; otherwise as in resize.py. Rank 0 logs
     which.
 
-    Returns:
-        The error of `found`, on all workers; None if the checkpoint is restored.
-
     Raises:
-        ConfigError: it is of another network, optimizer or synchronizer, or its replicas had other stages.
-        DataError: it is not a checkpoint of a training run.
+        ConfigError: there is none; it is of another network, optimizer or synchronizer, or of other stages.
+        DataError: it is damaged, or not a checkpoint of a training run.
     """
-    stored: Stored | None = None
-    world, refusal, sent = trainer.world, "", trainer.world.traffic.bytes_sent
-    if world.rank == 0:
-        try:
-            stored = found(path)
-        except (ConfigError, DataError) as error:
-            refusal = f"{error.exit_code} {error}"
-    refusal = world.all_gather(np.frombuffer(refusal.encode(), np.uint8))[0].tobytes().decode()
-    if refusal:
-        code, _, text = refusal.partition(" ")
-        return ConfigError(text) if int(code) == ConfigError.exit_code else DataError(text)
+    world = trainer.world
+    stored = found(path) if world.rank == 0 else None  # its errors stop the other workers too
     with _malformed(f"{path}, workers[{world.rank}]" if stored is None else f"{stored.path / STATE}, workers[0]"):
-        state = received(world) if stored is None else _dealt(trainer, stored)
-        world.traffic.bytes_sent = sent  # this figure counts only what training sends
+        if stored is None:
+            state = together(*received(world, 0))
+        else:
+            state, *others = _for_workers(trainer, stored)
+            for rank, other in enumerate(others, 1):
+                send(world, other, rank)
         if state.pop("regrouped", 0):  # a single worker saves fewer entries than several
             state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
-        check_like(trainer.state(), state)
+        check_position(state["trainer"])
         trainer.restore(state)
-    return None
-
-
-def _dealt(trainer: Trainer, stored: Stored) -> Tree:
-    """Send the other workers their states; return that of rank 0."""
-    states = _for_workers(trainer, stored)
-    for rank in range(1, trainer.workers):
-        send(trainer.world, states[rank], rank)
-    return states[0]
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:

@@ -27,7 +27,7 @@ class Clock:
         compute_s, data_s, averaging_s, waiting_s: their parts: gradients and updates, waiting for batches, the
             synchronizer, waiting for other stages of a pipeline.
         images: of all replicas; samples: of this worker.
-        bytes_sent: to other workers, as last counted.
+        bytes_sent: to other workers, as of the last report or epoch.
         evaluate_s: seconds in evaluations.
         compile_s: seconds before training until the kernels were ready.
         timed_s, timed_images: seconds and images in the rounds after the first 10.
@@ -133,16 +133,12 @@ class Statistics:
 
     Attributes:
         clock: this worker's times and counts.
-        measured: the last average with a divergence, combined over all stages of a pipeline; None if there is none.
-        of_stage: the last average of this stage that was not yet sent to the other stages; None if there is none.
-        bytes_sent: by all workers, at their last exchange.
+        measured: the last average with a divergence, of all stages of a pipeline; None if there is none.
     """
 
     def __init__(self) -> None:
         self.clock = Clock()
         self.measured: Average | None = None
-        self.of_stage: Average | None = None
-        self.bytes_sent = 0
         self._since, self._epoch_start, self._losses = Since(Clock()), Clock(), Losses()
 
     @property
@@ -167,29 +163,19 @@ class Statistics:
         samples, losses = self._losses.read()
         self._since.samples, self._since.losses = self._since.samples + samples, self._since.losses + losses
 
-    def averaged(self, average: Average, stages: int) -> None:
-        """Record an average for the next report. If `stages` > 1, the stages exchange its divergence later."""
+    def averaged(self, average: Average) -> None:
+        """Record an average for the next report."""
         self._since.score = average.score
-        if stages == 1:
-            self.record_divergence(average)
-        elif not math.isnan(average.divergence):
-            self.of_stage = average
-
-    def record_divergence(self, average: Average) -> None:
-        """Record the divergence for the next report, if the average measured it."""
         if not math.isnan(average.divergence):
             self.measured = average
             self._since.divergence, self._since.divergence_by_layer = average.divergence, dict(average.by_layer)
 
-    def report(self, iteration: int, epoch: int, learning_rate: float) -> Report:
-        """Return what happened since the last report, and begin the next."""
+    def report(self, **known: Any) -> Report:
+        """Return what happened since the last report, and begin the next. known: its other fields."""
         self.read_losses()
         since, spent = self._since, self.clock.since(self._since.start)
         self._since = Since(replace(self.clock))
         return Report(
-            iteration=iteration,
-            epoch=epoch,
-            learning_rate=learning_rate,
             loss=since.losses / since.samples if since.samples else math.nan,
             score_after_averaging=since.score,
             images_per_s=spent.images / spent.rounds_s if spent.rounds_s else 0.0,
@@ -199,7 +185,7 @@ class Statistics:
             waiting_s=spent.waiting_s,
             divergence=since.divergence,
             divergence_by_layer=since.divergence_by_layer,
-            bytes_sent=self.bytes_sent,
+            **known,
         )
 
     def epoch(self) -> list[float]:
@@ -234,7 +220,6 @@ class Statistics:
             "since": asdict(self._since),
             "losses": self._losses.state(),
             "measured": {} if self.measured is None else asdict(self.measured),
-            "own": {} if self.of_stage is None else asdict(self.of_stage),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -243,4 +228,3 @@ class Statistics:
         self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
         self._losses = Losses(**state["losses"])
         self.measured = Average(**state["measured"]) if state["measured"] else None
-        self.of_stage = Average(**state["own"]) if state["own"] else None

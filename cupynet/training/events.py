@@ -60,7 +60,7 @@ class Report:
         divergence: the largest relative distance of a replica from the mean, as last measured since the last report;
             NaN if it was not. In a pipeline, the largest of the stages': an upper bound of the whole network's.
         divergence_by_layer: the same of each layer's weights alone; empty if it was not measured.
-        bytes_sent: by all workers to each other in this run, as of their last exchange.
+        bytes_sent: by all workers to each other in this run.
     """
 
     iteration: int

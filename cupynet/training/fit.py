@@ -21,8 +21,11 @@ from cupynet.training.callbacks.base import Callback
 class Fit:
     """The arguments of `Trainer.fit`.
 
-    Attributes:
-        unfinished: True if the fit continues a restored one, which may have no epochs left.
+    Args:
+        train: the batches of all workers.
+        epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
+        evaluate_on: the data set to evaluate in parallel, every `evaluate_every` epochs and after the last.
+        split: the name of that data set, `test` or `validation`.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -30,13 +33,11 @@ class Fit:
 
     train: Loader
     epochs: int
-    evaluate_on: Loader | None
-    evaluate_every: int
-    split: str
-    unfinished: bool = False
+    evaluate_on: Loader | None = None
+    evaluate_every: int = 1
+    split: str = "test"
 
     def __post_init__(self) -> None:
-        self.epochs = integer("epochs", self.epochs, 0 if self.unfinished else 1)
         self.evaluate_every = integer("evaluate_every", self.evaluate_every, 1)
         self.split = one_of("split", self.split, ("test", "validation"))
 
@@ -80,16 +81,12 @@ def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
         )
 
 
-def check_loader(loader: Loader, model: Model, world: Communicator) -> None:
-    """Refuse data that do not fit the network, or differ between workers. Every worker calls it.
+def check_same_data(loader: Loader, world: Communicator) -> None:
+    """Refuse data that differ between workers. Every worker calls it.
 
     Raises:
-        ConfigError: the data do not fit the network.
         DataError: the data, or their order, are not those of worker 0.
     """
-    check_data(loader.dataset, model)
-    if world.size == 1:
-        return
     found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
     others = np.flatnonzero(found != found[0]).tolist()
     if others:

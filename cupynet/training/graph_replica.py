@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-INVALIDATED = range(900, 908)  # cudaErrorStreamCapture...: another thread invalidated the capture
-ATTEMPTS = 3  # to capture a graph, if others invalidate it
-
 
 class GraphReplica(Replica):
     """A replica that launches its steps as CUDA graphs, see the top of this file.
@@ -39,14 +36,13 @@ class GraphReplica(Replica):
     Args:
         model, optimizer: all layers, the loss and the optimizer must be `recordable`.
         recorder: of the model's backend.
-        accumulate: see `Replica`.
 
     Attributes:
         refused: the step that could not be captured, and the reason; "" if all were captured.
     """
 
-    def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder, accumulate: int = 1) -> None:
-        super().__init__(model, optimizer, accumulate)
+    def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder) -> None:
+        super().__init__(model, optimizer)
         self._recorder = recorder
         self._inputs: dict[int, tuple[Array, Array]] = {}  # images and labels by batch size
         self._draws = any(layer.uses_rng for layer in model.network.walk())
@@ -55,7 +51,6 @@ class GraphReplica(Replica):
         self._epoch_on_device = 0
         self._launchers: dict[tuple[str, int], Callable[[], None]] = {}  # by name and batch size
         self._workspace: Workspace | None = None  # of the thread that captured the graphs
-        self._failed: dict[tuple[str, int], int] = {}  # number of failed captures
         self._scale: float | None = None  # on the device; None if unknown
         self._batch: Batch | None = None  # of the step that `update` launches
         self._launched: dict[int, bool] = {}  # since `settle`: iteration -> had a batch
@@ -63,7 +58,6 @@ class GraphReplica(Replica):
         self.refused = ""
         self._wanted_ahead = self._singly = False
         self._norm: Array | None = None  # of the gradient, for the update
-        self._sum: Array = None  # of the losses of parts of a batch
 
     # gradient and update, each launched as a whole --------------------------------------------------------------------
 
@@ -145,24 +139,13 @@ class GraphReplica(Replica):
     def _gradient(self, size: int) -> None:
         self.params.snapshot_buffers()
         images, labels = self._inputs[size]
-        self._loss = self._passes(images, labels, lambda part: self._graph_context(size, part))
+        # a layer that reads other values of the context is not recordable: they would be frozen into the graph
+        samples = self._samples[size] if self._draws else None
+        context = Context(train=True, seed=self.model.seed, epoch=self._epoch, samples=samples)
+        self._loss = self._passes(images, labels, lambda part: context)
 
-    def _graph_context(self, size: int, part: slice) -> GraphContext:
-        samples = self._samples[size][part] if self._draws else None
-        return GraphContext(train=True, seed=self.model.seed, epoch=self._epoch, samples=samples)
-
-    def _add(self, losses: Array, total: Array, *, first: bool) -> Array:
-        """See `Replica._add`. `Backend.total` writes to the same memory each time, so each part has a separate sum."""
-        part = self.backend.total(losses)
-        if self.accumulate == 1:
-            return part
-        if self._sum is None:
-            self._sum = self.backend.allocate((), part.dtype)
-        if first:
-            self._sum[...] = part
-        else:
-            self._sum += part
-        return self._sum
+    def _add(self, losses: Array, total: Array) -> Array:
+        return self.backend.total(losses)  # in the same memory each time
 
     def _update(self, size: int = 0) -> None:
         self.optimizer.move(self.params, squared_norm=self._norm)
@@ -219,22 +202,13 @@ class GraphReplica(Replica):
             self._launchers[key] = lambda: self._capture(key, plainly)
 
     def _capture(self, key: tuple[str, int], plainly: Callable[[], None]) -> None:
-        """Capture a graph and launch it. If that fails, launch operation by operation from now on.
-
-        If another thread may have invalidated the capture, try again at the next steps.
-        """
+        """Capture a graph and launch it. If that fails, launch operation by operation from now on."""
         try:
             self._launchers[key] = self._recorder.record(plainly)
         except Exception as error:
             failure = self.backend.failure(error, self.backend.device)
             if failure is not None and failure.of_memory:
                 raise
-            self._failed[key] = self._failed.get(key, 0) + 1
-            invalidated = failure is not None or getattr(error, "status", 0) in INVALIDATED
-            if invalidated and self._failed[key] < ATTEMPTS:
-                log.debug("%s could not be recorded (%s): tried again at the next", key[0], error)
-                plainly()
-                return
             if not self.refused:
                 log.warning("operations are launched one by one: %s cannot be recorded (%s)", key[0], error)
             self._launchers[key], self.refused = plainly, f"{key[0]} cannot be recorded ({error})"
@@ -251,24 +225,13 @@ class GraphReplica(Replica):
         self._recorder.begin(self.backend.loss_scale, used, 0 if self.scaler is None else self.scaler.steady)
 
 
-class GraphContext(Context):
-    """Context for graph capture. Refuses attributes whose values would be frozen into the graph. RuntimeError."""
-
-    def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        if name in ("iteration", "replicas") or (name == "samples" and found is None):
-            remedy = "uses_rng = True" if name == "samples" else "recordable = False"
-            raise RuntimeError(f"a layer uses context.{name} in a captured step. Set {remedy} in its class")
-        return found
-
-
 def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Replica:
     """Return the replica of a model: a GraphReplica if all its parts are recordable."""
     recorder = model.backend.recorder()
-    if recorder is None:
+    if recorder is None or accumulate > 1:  # parts of a batch are large: launches take little of their time
         return Replica(model, optimizer, accumulate)
     for each in (*model.network.walk(), model.loss, optimizer):
         if not vars(type(each)).get("recordable", False) or getattr(each, "syncs_replicas", False):
             log.info("operations are launched one by one: %s is not recordable", type(each).__name__)
             return Replica(model, optimizer, accumulate)
-    return GraphReplica(model, optimizer, recorder, accumulate)
+    return GraphReplica(model, optimizer, recorder)

@@ -11,12 +11,11 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import TypeAlias, TypeVar
 
 from cupynet.backend import FRACTIONS, PixelScale, Shared, blas, create_backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import flag, instance, integer, on_device, one_of, shown
+from cupynet.core.checks import flag, instance, integer, on_device, one_of
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
 from cupynet.data import Dataset, Loader, Shards, as_loader
 from cupynet.nn import Model
@@ -25,7 +24,6 @@ from cupynet.parallel import (
     AveragingSchedule,
     Communicator,
     Groups,
-    Launcher,
     MpiLauncher,
     ParameterAveraging,
     Pipeline,
@@ -47,7 +45,7 @@ from cupynet.training.checkpointing import resume, save
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Stop, StopReason
-from cupynet.training.fit import Fit, check_data, check_pixels
+from cupynet.training.fit import Fit, check_data, check_pixels, check_same_data
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.pipeline_stage import Stage
 from cupynet.training.replica import Replica, check_accumulate
@@ -91,8 +89,8 @@ class ParallelWrapper:
         timeout_s: seconds that a worker waits for the others.
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to.
-        launcher: runs the workers: `thread`, `mpi`, or a `Launcher`. With `mpi` this process is one worker, and the
-            others, started by mpiexec, make the same calls.
+        launcher: runs the workers: `thread` or `mpi`. With `mpi` this process is one worker, and the others, started
+            by mpiexec, make the same calls.
         pipeline: cuts each replica into stages, one per device or core; by default a replica is whole. In a pipeline
             the model holds the average whenever replicas are evaluated, and after `fit`.
         reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
@@ -108,7 +106,7 @@ class ParallelWrapper:
         placement: how many workers, of how many stages, and on which devices.
         layers: the names of the layers of each stage; empty without a pipeline.
         blas_threads: of each worker; 0 on a GPU.
-        warm: True if nothing is left to compile or to measure before training.
+        warm: True if nothing is left to compile before training.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -133,7 +131,7 @@ class ParallelWrapper:
         timeout_s: float = 300.0,
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
-        launcher: str | Launcher = "thread",
+        launcher: str = "thread",
         pipeline: Pipeline | None = None,
         reduce: str = "auto",
         data_on_device: bool | str = "auto",
@@ -148,14 +146,17 @@ class ParallelWrapper:
             )
         self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
         self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
-        self.callbacks = _in_order(callbacks)
+        for each in callbacks:
+            instance("a callback", each, Callback, "History('history.jsonl')")
+        self.callbacks = sorted(callbacks, key=lambda each: each.last)
         self.data_on_device = on_device("data_on_device", data_on_device, model.backend.name)
         self._accumulate = check_accumulate(accumulate, model.network, pipeline)
         self._report_every = integer("report_every", report_every, 0)
         self._progress = one_of("progress", progress, STYLES)
         self._run = None if run is None else Run.of(run)
 
-        network, backend, processes = model.network, model.backend, launcher == "mpi"
+        network, backend = model.network, model.backend
+        processes = one_of("launcher", launcher, ("thread", "mpi")) == "mpi"
         stages, most_stages = (1, 1) if pipeline is None else (pipeline.count, pipeline.most(network))
         if devices is None and processes and backend.name == "cupy":
             devices = [backend.device]
@@ -172,10 +173,7 @@ class ParallelWrapper:
 
         if blas_threads is not None:
             blas_threads = integer("blas_threads", blas_threads, 1)
-        if isinstance(launcher, str):
-            kind = one_of("launcher", launcher, ("thread", "mpi"))
-            launcher = MpiLauncher(timeout_s) if kind == "mpi" else ThreadLauncher(self.placement.ranks, timeout_s)
-        self._launcher = launcher
+        self._launcher = MpiLauncher(timeout_s) if processes else ThreadLauncher(self.placement.ranks, timeout_s)
         if self.placement.devices and self.placement.device(self._launcher.first) != backend.device:
             raise ConfigError(
                 f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, which is "
@@ -186,22 +184,16 @@ class ParallelWrapper:
         self.blas_threads = 0 if self.placement.devices else blas_threads
         self._trainers: list[Trainer | None] = [None] * self.placement.ranks
         self._rows, self._shared = Rows(), Shared()
-        self.warm = backend.name == "numpy" and pipeline is None
+        self.warm = backend.name == "numpy"
+        self._batch_size = 1  # of the last fit
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing may raise after it
 
     def __enter__(self) -> ParallelWrapper:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        try:
-            self.close()
-        except Exception as second:
-            if error is None:
-                raise
-            log.warning("closing failed too: %s: %s", type(second).__name__, second)
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def close(self) -> None:
         """End the workers and close callbacks; the model stays usable. It may be called twice."""
@@ -236,28 +228,27 @@ class ParallelWrapper:
                 shuffled in each epoch. The pixels of a pair are scaled as the model was trained (`Model.pixels`).
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
             batch_size: used if `train` or `evaluate_on` is not a `Loader`.
-            evaluate_on, evaluate_every, split: see `Trainer.fit`.
+            evaluate_on, evaluate_every, split: see `Fit`.
         """
         loader = self._loader(train, batch_size, self.model.pixels)
         pixels, workers = loader.dataset.pixels, self.placement.workers
         loader.rounds(workers)  # raises if the number of shards differs
         held_out = None if evaluate_on is None else self._evaluation_loader(evaluate_on, batch_size, pixels)
         unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
-        fit = Fit(loader, epochs, held_out, evaluate_every, split, unfinished)
+        epochs = integer("epochs", epochs, 0 if unfinished else 1)
+        fit = Fit(loader, epochs, held_out, evaluate_every, split)
         fit.check_validation([*self.callbacks, self.optimizer.learning_rate], self.synchronizer, workers)
-        if loader.batches < workers and self._launcher.first == 0:
-            idle = workers - loader.batches
-            log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
+        self._batch_size = min(loader.batch_size, len(loader.dataset))
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)
-            trainer.run(fit)
+            trainer.fit(fit)
 
         self.model.pixels = pixels
         try:
             if not self.warm:
-                self.warm_up(min(loader.batch_size, len(loader.dataset)))
+                self.warm_up(self._batch_size)
             self.on_workers(task, batch_size=loader.batch_size)
         except CupynetError as error:
             if error.exit_code == DivergedError.exit_code:  # PeerFailed carries the exit code of the failed rank
@@ -290,6 +281,7 @@ class ParallelWrapper:
 
         def task(trainer: Trainer) -> None:
             if trainer.synchronizer.identical:
+                check_same_data(loader, trainer.world)
                 trainer.replica.begin()
                 trainer.synchronizer.begin(trainer.replica)
                 found.append(trainer.evaluate(loader))
@@ -326,22 +318,16 @@ class ParallelWrapper:
             ConfigError: it is missing; or of another network, optimizer or synchronizer, or of other stages.
             DataError: it is damaged.
         """
-        refusals: list[CupynetError | None] = []  # one from each worker of this process, all equal
-        self.on_workers(lambda trainer: refusals.append(resume(trainer, path)))
-        if refusals[0] is not None:
-            raise refusals[0]
+        self.on_workers(lambda trainer: resume(trainer, path))
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs, and measure the stages of a pipeline; return the seconds.
+        """Compile or load every kernel that training needs; return the seconds.
 
         The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
         """
-        compiles = self.model.backend.name != "numpy"
-        if compiles:
-            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
+        log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
         seconds = self.on_workers(lambda trainer: trainer.warm_up(batch_size), batch_size=batch_size) or 0.0
-        if compiles:
-            log.info("kernels ready after %.1f s", seconds)
+        log.info("kernels ready after %.1f s", seconds)
         self.warm = True
         return seconds
 
@@ -397,13 +383,16 @@ class ParallelWrapper:
         return found
 
     def pipeline_speed(self) -> PipelineSpeed | None:
-        """Return the speed of the pipeline and its bound; None without one, and before `warm_up` and a `fit`."""
-        stage, rate = self.trainer.replica, self.trainer.statistics.clock.images_per_s
-        if not isinstance(stage, Stage) or not stage.work_s or not rate:
+        """Return the speed of the pipeline and its bound, from the times of its stages; None without one or a `fit`."""
+        stages, trainer = self.placement.stages, self.trainer
+        spent, rate = trainer.spent, trainer.statistics.clock.images_per_s
+        if stages == 1 or self.pipeline is None or spent is None or not rate:
             return None
-        micro_batches = min(stage.micro_batches, stage.batch_size)
-        round_s = stage.batch_size * self.placement.workers / rate
-        return PipelineSpeed(self.layers, micro_batches, stage.work_s, round_s)
+        batch_size, samples = self._batch_size, sum(spent.samples[::stages])
+        micro_batches = min(self.pipeline.micro_batches, batch_size)
+        batches = samples / batch_size
+        work_s = [sum(spent.compute_s[stage::stages]) / batches / micro_batches for stage in range(stages)]
+        return PipelineSpeed(self.layers, micro_batches, work_s, batch_size * self.placement.workers / rate)
 
     def replicas(self) -> list[Model]:
         """Return the replicas of this process, in rank order; in a pipeline each is a stage's layers."""
@@ -455,24 +444,9 @@ class ParallelWrapper:
         )
 
 
-def _in_order(callbacks: Sequence[Callback]) -> list[Callback]:
-    """Return the callbacks, those with `last` at the end. ConfigError."""
-    if not isinstance(callbacks, Sequence):
-        raise ConfigError(
-            f"callbacks={shown(callbacks)}: must be a list of callbacks, such as [History('history.jsonl')]"
-        )
-    for each in callbacks:
-        instance("a callback", each, Callback, "History('history.jsonl')")
-    if sum(isinstance(each, Profile) for each in callbacks) > 1:
-        raise ConfigError("callbacks: two Profiles would time each other: remove one")
-    return sorted(callbacks, key=lambda each: each.last)
-
-
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
     """Return the optimizer with its learning rate scaled."""
     factor = scale_factor(scale, workers)
-    if scale != "none":
-        log.info("learning rate x %g: learning_rate_scale=%s, workers=%d", factor, scale, workers)
     if factor == 1:
         return optimizer
     optimizer = copy.copy(optimizer)

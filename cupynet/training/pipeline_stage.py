@@ -5,7 +5,6 @@ parallel/pipeline.py has the cut of the network and the order of work of a stage
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +20,6 @@ from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
 from cupynet.training.events import Piece
 from cupynet.training.replica import Replica, Scores
-
-REHEARSALS = 7  # measured passes of a stage, after two warm-up passes
 
 
 class Stage(Replica):
@@ -47,8 +44,6 @@ class Stage(Replica):
         first, last: True if this stage receives the images, and if it computes the output and the loss.
         losses: the sum of the last batch's losses on the first and the last stage, None on the others.
         waited_s: seconds of the last round spent waiting for other stages.
-        batch_size, work_s: seconds of each stage alone for a micro-batch of batches of this size, forward and backward,
-            measured by `warm_up`; 0 and [] before.
     """
 
     def __init__(
@@ -68,7 +63,6 @@ class Stage(Replica):
         self.whole, self.needs_images = whole, self.first
         self.place = f"stage {self.number + 1} of {self.count}, {' '.join(names)}; {self.place}"
         self.losses: Array | None = 0.0 if self.first or self.last else None
-        self.batch_size, self.work_s = 0, list[float]()
         self._restored = False  # since `begin`: this stage's weights replace the user's
 
     # a round --------------------------------------------------------------------------------------------------------
@@ -172,46 +166,21 @@ class Stage(Replica):
         return [*super().pieces(), Piece(self, "_receive", "waiting for a stage", "waiting")]
 
     def warm_up(self, batch_size: int) -> float:
-        """See `Replica.warm_up`; also measure the work of all stages. Every worker calls it."""
-        began = time.perf_counter()
-        scratch = self._scratch()
-        passes = self._rehearsals(scratch.model, -(-batch_size // min(batch_size, self.micro_batches)))
-        next(passes)
-        scratch.update(0)
-        self.backend.synchronize()
-        seconds = time.perf_counter() - began
-        own, world = 0.0, self.groups.world
-        for rank in range(world.size):
-            world.barrier()  # one after the other: alone on the machine
-            if rank == world.rank:
-                own = statistics.median([next(passes) for _ in range(REHEARSALS + 2)][2:])
-        self.work_s = self.groups.stages.gather_numbers(own)[:, 0].tolist()
-        self.batch_size = batch_size
-        return seconds
-
-    def _rehearsals(self, model: Model, samples: int) -> Iterator[float]:
-        """Yield the seconds of a forward and backward pass of a micro-batch, without other stages, forever."""
-        backend, rng = self.backend, np.random.default_rng(0)
-        if self.first:
-            images = rng.integers(0, 256, (samples, *model.input.shape)).astype(np.uint8)
-            x = backend.load_images(images, np.arange(samples))
+        """See `Replica.warm_up`. Does not exchange anything with other stages."""
+        began, backend, scratch = time.perf_counter(), self.backend, self._scratch()
+        samples = -(-batch_size // min(batch_size, self.micro_batches))
+        model, zeros = scratch.model, np.zeros((samples, *scratch.model.input.shape))
+        x = self._blank(samples).images if self.first else backend.asarray(zeros, backend.policy.storage)
+        y, derivative = model.forward(x, Context(train=True, samples=np.arange(samples)))
+        if self.last:
+            _, dy = model.loss(backend, y, backend.asarray(np.zeros(samples, np.int64)))
         else:
-            x = backend.asarray(rng.normal(size=(samples, *model.input.shape)), backend.policy.storage)
-        labels = backend.asarray(np.zeros(samples, np.int64))
-        above = backend.asarray(rng.normal(size=(samples, *model.output.shape)), backend.policy.storage)
-        context = Context(train=True, samples=np.arange(samples))
-        while True:
-            backend.synchronize()
-            began = time.perf_counter()
-            y, derivative = model.forward(x, context)
-            if self.last:
-                _, dy = model.loss(backend, y, labels)
-            else:
-                dy = backend.borrow(y.shape)
-                dy[...] = above
-            backend.give_back(derivative(dy))
-            backend.synchronize()
-            yield time.perf_counter() - began
+            dy = backend.borrow(y.shape)
+            dy[...] = 0
+        backend.give_back(derivative(dy))
+        scratch.update(0)
+        backend.synchronize()
+        return time.perf_counter() - began
 
     # the whole network ----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import instance, integer
+from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Layer, Model
@@ -110,16 +110,13 @@ class Replica:
     waited_s = 0.0
 
     def __init__(self, model: Model, optimizer: Optimizer, accumulate: int = 1) -> None:
-        self.model = instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
-        self.optimizer = instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
-        self.accumulate = check_accumulate(accumulate, model.network)
+        self.model, self.optimizer, self.accumulate = model, optimizer, accumulate
         self.whole, self.params, self.backend = model, model.params, model.backend
         self.place = f"{self.backend.name}, device {self.backend.device}"
         self.updates = 0
         self.replicas: Communicator | None = None
         self.scaler: LossScaler | None = None
         self.losses: Array | None = 0.0
-        self._dummy: Batch | None = None  # an example that does not count
         optimizer.init(model.params, model.backend)
 
     @property
@@ -191,11 +188,11 @@ class Replica:
                 if self.accumulate > 1:
                     gradient *= (part.stop - part.start) / whole  # of the mean over the whole batch
                 backend.give_back(backward(gradient))
-                total = self._add(losses, total, first=part.start == 0)
+                total = self._add(losses, total)
         return total
 
-    def _add(self, losses: Array, total: Array, *, first: bool) -> Array:
-        """Return the sum of losses (N,) and the total of the earlier parts. first: there are none."""
+    def _add(self, losses: Array, total: Array) -> Array:
+        """Return the sum of losses (N,) and the total of the earlier parts."""
         return total + losses.sum()
 
     def _context(self, batch: Batch, part: slice = slice(None), *, counts: bool = True) -> Context:
@@ -217,9 +214,7 @@ class Replica:
 
     def _pass_dummy(self) -> None:
         """Without a batch, make the calls that the others make, with an example that does not count."""
-        if self._dummy is None:
-            self._dummy = self._blank(1)
-        dummy = self._dummy
+        dummy = self._blank(1)
         self._passes(dummy.images, dummy.labels, lambda part: self._context(dummy, part, counts=False))
         self.params.grad[...] = 0
 

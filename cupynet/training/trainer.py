@@ -22,7 +22,7 @@ from cupynet.backend import Shared
 from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.data import Batch, BatchFeed, Loader
 from cupynet.optim import Schedule
-from cupynet.parallel import Average, Groups, Synchronizer, check_state
+from cupynet.parallel import Average, Groups, Synchronizer
 from cupynet.runs.run import Run
 from cupynet.training import averages
 from cupynet.training.callbacks.base import Callback, by_class_name
@@ -31,7 +31,7 @@ from cupynet.training.clock import Statistics
 from cupynet.training.consensus import StopConsensus
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Piece, Spent, Stop, StopReason
-from cupynet.training.fit import Fit, check_loader
+from cupynet.training.fit import Fit, check_same_data
 from cupynet.training.replica import Replica
 
 
@@ -46,7 +46,7 @@ class Trainer:
         prefetch_buffer: batches that a thread prepares ahead for this worker; 0 disables it.
         data_on_device, shared: keep images on the GPU, and the data that workers of this process share, see
             `Device.transfer`.
-        report_every: iterations between reports; 0 disables them.
+        report_every: iterations between reports, the same on every worker; 0 disables them.
         run: the run that callbacks write to.
 
     Attributes:
@@ -101,7 +101,6 @@ class Trainer:
         self._on_device = data_on_device
         self._shared = Shared() if shared is None else shared
         self._feed: BatchFeed | None = None  # the training batches of this fit
-        self._held_out: BatchFeed | None = None  # the batches that this fit is evaluated on
         self.report_every = report_every
         self.iteration = self.epoch = self.round = 0
         self.total_iterations = self.total_epochs = 0
@@ -114,7 +113,7 @@ class Trainer:
         self.spent: Spent | None = None
         self.skipped_steps = 0
         self.statistics = Statistics()
-        self.consensus = StopConsensus(self.groups, self.statistics)
+        self.consensus = StopConsensus(self.world)
         self.synchronizer.start(replica, self.replicas)
         with ExitStack() as started:
             for callback in self.callbacks:
@@ -163,50 +162,26 @@ class Trainer:
 
     # training -------------------------------------------------------------------------------------------------------
 
-    def fit(
-        self,
-        train: Loader,
-        epochs: int,
-        *,
-        evaluate_on: Loader | None = None,
-        evaluate_every: int = 1,
-        split: str = "test",
-    ) -> None:
-        """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
+    def fit(self, fit: Fit) -> None:
+        """Train until `fit.epochs` more epochs are complete; afterwards all replicas are identical.
 
-        An interrupted epoch resumes if `train` has the same number of samples and batch size; otherwise it restarts. A
-        learning-rate schedule spans this fit, and starts again in the next.
-
-        Args:
-            train: the batches of all workers.
-            epochs: additional epochs to train; 0 is allowed only to finish a restored, unfinished fit.
-            evaluate_on: the data set to evaluate in parallel, every `evaluate_every` epochs and after the last.
-            split: the name of that data set, `test` or `validation`.
+        An interrupted epoch resumes if `fit.train` has the same number of samples and batch size; otherwise it
+        restarts. A learning-rate schedule spans this fit, and starts again in the next.
 
         Raises:
-            ConfigError: an argument is not valid, or the data do not fit the network.
             DivergedError: a loss or a gradient is not finite, detected before use (see `NonFinite`); or a weight is
                 not, detected in the next round or at the next average.
         """
-        fit = Fit(train, epochs, evaluate_on, evaluate_every, split, unfinished=self.unfinished)
-        fit.check_validation([*self.callbacks, self.schedule], self.synchronizer, self.replicas.size)
-        self.run(fit)
-
-    def run(self, fit: Fit) -> None:
-        """Run a fit, see `fit`. The arguments have been checked; the data are checked here."""
         for loader in filter(None, (fit.train, fit.evaluate_on)):
-            check_loader(loader, self.whole, self.world)
+            check_same_data(loader, self.world)
         self._begin(fit)
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"), ExitStack() as opened:
                 self._feed = opened.enter_context(self._open_feed(fit.train))
-                if fit.evaluate_on is not None:
-                    self._held_out = opened.enter_context(self._open_feed(fit.evaluate_on))
-                    opened.callback(setattr, self, "_held_out", None)
                 self.replica.begin(run_ahead=self._guard.action == "stop" and not self.synchronizer.shares_gradients)
                 self.synchronizer.begin(self.replica)
                 self.emit("on_fit_start")
-                self.stopped = self.consensus.exchange(begun=False)
+                self.stopped = self.consensus.exchange()
                 while self.epoch < self.total_epochs and not self.stopped:
                     self._epoch(fit, self._feed)
                     self.stopped = self.consensus.exchange()
@@ -218,7 +193,7 @@ class Trainer:
                 averages.choose(self, fit.evaluate_on)
             if self.replica.scaler is not None:
                 self.skipped_steps = self.replica.scaler.of_all(self.replicas)
-            self.consensus.count_bytes()
+            self._count_bytes()
             self.spent = Spent.of(self.world.gather_numbers(*self.statistics.clock.spent()))
             self.emit("on_fit_end")
         finally:
@@ -239,27 +214,23 @@ class Trainer:
         self.stopped = None
 
     def _open_feed(self, loader: Loader) -> BatchFeed:
-        try:
-            return BatchFeed(
-                loader,
-                self.backend,
-                self.replicas.rank,
-                self.replicas.size,
-                prefetch=self._prefetch_buffer,
-                images=self.replica.needs_images,
-                on_device=self._on_device,
-                shared=self._shared,
-            )
-        except Exception as error:
-            annotate(error, f"{self._who}, making room for batches")
-            raise
+        return BatchFeed(
+            loader,
+            self.backend,
+            self.replicas.rank,
+            self.replicas.size,
+            prefetch=self._prefetch_buffer,
+            images=self.replica.needs_images,
+            on_device=self._on_device,
+            shared=self._shared,
+        )
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         """Train one epoch, or the rest of it: its rounds, the average that ends it, its evaluation."""
         rounds, clock, where = fit.train.rounds(self.replicas.size), self.statistics.clock, "before the first batch"
         self.evaluation = None  # the last one belongs to weights that are about to change
         if self.round == 0:
-            self.consensus.count_bytes()
+            self._count_bytes()
             self.statistics.begin_epoch()
         try:
             with closing(feed.epoch(self.epoch, self.round)) as batches:
@@ -316,10 +287,23 @@ class Trainer:
         self.world.check()
         if self.report_every and self.iteration % self.report_every == 0:
             self._catch_up()
-            rate = self.schedule(self.iteration - 1)
-            self.emit("on_report", self.statistics.report(self.iteration, self.epoch, rate))
+            report = self.statistics.report(
+                iteration=self.iteration,
+                epoch=self.epoch,
+                learning_rate=self.schedule(self.iteration - 1),
+                bytes_sent=int(self.world.gather_numbers(self._count_bytes()).sum()),
+            )
+            self.emit("on_report", report)
         self.emit("on_iteration_end")  # last: a state taken here includes everything of this round
-        self.stopped = self.consensus.after_round(self.iteration, averaged=average is not None)
+        if self.consensus.due(self.iteration, averaged=average is not None):
+            began = time.perf_counter()
+            self.stopped = self.consensus.exchange()
+            self.statistics.clock.extend("averaging_s", began)
+
+    def _count_bytes(self) -> int:
+        """Write the bytes that this worker has sent into its clock, and return them."""
+        sent = self.statistics.clock.bytes_sent = self.world.traffic.bytes_sent
+        return sent
 
     def _catch_up(self) -> None:
         """Between two rounds: wait for the steps that run ahead of the host, and count them."""
@@ -362,7 +346,7 @@ class Trainer:
             self.evaluation = self.evaluate(fit.evaluate_on)
             if self.schedule.monitor is not None:
                 self.schedule.learn(getattr(self.evaluation, self.schedule.monitor))
-        self.consensus.count_bytes()
+        self._count_bytes()
         table = self.world.gather_numbers(*self.statistics.epoch())
         record = self.statistics.epoch_record(
             table,
@@ -376,40 +360,27 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def evaluate(self, loader: Loader) -> Evaluation:
-        """Evaluate a data set in parallel: each worker its own batches; the same result on all of them.
-
-        Raises:
-            ConfigError: the data do not fit the network.
-        """
-        began, classes = time.perf_counter(), loader.dataset.classes
-        with ExitStack() as opened:  # until all are done, because workers on a device share images
-            feed = self._held_out
-            if feed is None or feed.loader is not loader:
-                check_loader(loader, self.whole, self.world)
-                feed = opened.enter_context(self._open_feed(loader))
-            own, whole = self._evaluate(feed), Evaluation(classes)
+        """Evaluate a data set in parallel: each worker its own batches; the same result on all of them."""
+        began, classes, where = time.perf_counter(), loader.dataset.classes, "loading a batch"
+        own, whole = Evaluation(classes), Evaluation(classes)
+        with self._open_feed(loader) as feed:  # until all are done, because workers on a device share images
+            try:
+                for batch in feed.epoch(0):
+                    if batch is None:
+                        break
+                    where = f"at batch {batch.index}"
+                    found = self.replica.scores(batch)
+                    if found is not None:
+                        scores, losses = found
+                        own.add(scores, self.backend.to_host(batch.labels), losses, batch.samples)
+                    where = "loading a batch"
+            except Exception as error:
+                annotate(error, f"{self._who}, evaluating, {where}")
+                raise
             for packed in self.world.all_gather(own.pack()):
                 whole.merge(packed)
         self.statistics.clock.lap("evaluate_s", began)
         return whole
-
-    def _evaluate(self, feed: BatchFeed) -> Evaluation:
-        """Evaluate this worker's batches."""
-        evaluation, where = Evaluation(feed.loader.dataset.classes), "loading a batch"
-        try:
-            for batch in feed.epoch(0):
-                if batch is None:
-                    break
-                where = f"at batch {batch.index}"
-                found = self.replica.scores(batch)
-                if found is not None:
-                    scores, losses = found
-                    evaluation.add(scores, self.backend.to_host(batch.labels), losses, batch.samples)
-                where = "loading a batch"
-        except Exception as error:
-            annotate(error, f"{self._who}, evaluating, {where}")
-            raise
-        return evaluation
 
     # checkpoints ------------------------------------------------------------------------------------------------------
 
@@ -447,17 +418,23 @@ class Trainer:
             ConfigError: the state is of another network, optimizer or synchronizer, or of too few workers.
         """
         position = state["trainer"]
-        check_state(self.synchronizer, state["synchronizer"])
         self.iteration, self.epoch, self.round = (position[name] for name in ("iteration", "epoch", "round"))
         self.fit_start = position["span_start"] if position["fitting"] else None
         self.averaged = bool(position["finished"])
         self.deal = tuple(int(count) for count in position["deal"])
         self.statistics.restore(state)
+        self.world.traffic.bytes_sent = self.statistics.clock.bytes_sent
         self.replica.restore(state["replica"])
         self.schedule.restore(state["schedule"])
         if self.replica.scaler is not None:
             self.replica.scaler.restore(state["scaling"])
-        self.synchronizer.restore(state["synchronizer"])
+        try:
+            self.synchronizer.restore(state["synchronizer"])
+        except KeyError as missing:
+            raise ConfigError(
+                f"this state has no {missing} for a synchronizer that is {self.synchronizer}: it was saved by one with "
+                "other settings, or by another number of workers"
+            ) from None
         self._resuming = []
         for name, callback in by_class_name(self.callbacks).items():
             if name in state["callbacks"]:  # new callbacks have no state
@@ -485,7 +462,7 @@ class Trainer:
             Piece(synchronizer, "before_update", "averaging of gradients", "averaging"),
             Piece(synchronizer, "after_update", "averaging of weights", "averaging"),
             Piece(synchronizer, "finish", "averaging of weights", "averaging"),
-            Piece(self.consensus, "after_round", "agreement", "waiting"),
+            Piece(self.consensus, "exchange", "agreement", "waiting"),
             Piece(self, "evaluate", "evaluation", "evaluation"),
             Piece(self, "emit", "callbacks", "training"),
         ]

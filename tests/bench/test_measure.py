@@ -16,6 +16,7 @@ from cupynet.interop import torch_source
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
 
@@ -51,7 +52,7 @@ def test_a_step_computes_the_norm_of_the_gradient_once(loop: str, monkeypatch: p
     monkeypatch.setattr(replica.backend, "squared_norm", counted)
     batches = Loader(small_dataset(24), 8)
     if loop == "training":
-        Trainer(replica, synchronizer=ParameterAveraging(3), prefetch_buffer=0).fit(batches, 1)
+        Trainer(replica, synchronizer=ParameterAveraging(3), prefetch_buffer=0).fit(Fit(batches, 1))
     else:
         replica.optimizer.learning_rate.span(0, 3, epoch=3, epochs=1)
         for number, batch in enumerate(batches.epoch(0, replica.backend)):

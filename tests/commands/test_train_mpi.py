@@ -192,7 +192,7 @@ def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(tmp_path, 
     rank = {"PMI_RANK": "0", "PMI_SIZE": "2"}
     for name, value in {**rank, "HYDRA_FULL_ERROR": "1"}.items():
         monkeypatch.setenv(name, value)
-    ranks = SimpleNamespace(speaks=lambda error, code: True, exit_code=2)
+    ranks = SimpleNamespace(speaks=lambda error: True, exit_code=2)
     monkeypatch.setattr(sys, "argv", ["command", "-m", *MPI, "seed=1,2"])
     with pytest.raises(SystemExit, match="^2$"):
         config.run(train_command.train, train_command.prepare, "config", Settings, lambda: ranks)

@@ -415,7 +415,7 @@ def test_under_mpiexec_the_launcher_must_be_mpi(
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=thread"])
-    ranks: Any = SimpleNamespace(speaks=lambda error, code: True, exit_code=2)
+    ranks: Any = SimpleNamespace(speaks=lambda error: True, exit_code=2)
     with pytest.raises(SystemExit) as left:
         config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     err = capsys.readouterr().err
@@ -429,7 +429,7 @@ def test_ranks_compare_all_but_machine_specific_settings(in_folder: Path, monkey
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=mpi", "+data.folder=mine", "batch_size=7"])
-    ranks: Any = SimpleNamespace(agree=compared.update, share=lambda text: text)
+    ranks: Any = SimpleNamespace(agree=compared.update, share=lambda text: text, ranks=SimpleNamespace())
     config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert "data.folder" not in compared

@@ -67,7 +67,7 @@ def test_devices_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_each_rank_of_a_machine_loads_its_own_images(monkeypatch: pytest.MonkeyPatch) -> None:
     class Job:
-        machines, rank = ("n01", "n01", "n02"), 1
+        on_machine = 2
 
         def first_word(self, text: str) -> str:
             return text
@@ -83,7 +83,7 @@ def test_each_rank_of_a_machine_loads_its_own_images(monkeypatch: pytest.MonkeyP
 
 def test_a_refusal_of_one_rank_reaches_all() -> None:
     class Job:
-        machines, rank = ("n01", "n02"), 0
+        on_machine = 1
 
         def first_word(self, text: str) -> str:
             assert text == ""

@@ -775,14 +775,6 @@ SYNCHRONIZERS = [
         ),
     ),
     Fault(
-        "bitmap-residual-grows",
-        "parallel",
-        "cupynet/parallel/synchronizers/threshold.py",
-        "residual -= (grows.view(np.int8) - shrinks.view(np.int8)) * step",
-        "residual += (grows.view(np.int8) - shrinks.view(np.int8)) * step",
-        ("tests/parallel/synchronizers/test_threshold.py::test_messages_and_residuals_add_up_to_the_updates",),
-    ),
-    Fault(
         "threshold-not-restored",
         "parallel",
         "cupynet/parallel/synchronizers/threshold.py",
@@ -926,7 +918,7 @@ WORKERS = [
     Fault(
         "replicas-and-stages-swapped",
         "parallel",
-        "cupynet/parallel/communicators/groups.py",
+        "cupynet/parallel/communicators/base.py",
         "return cls(world, replicas=world.split(stage, replica), stages=world.split(replica, stage))",
         "return cls(world, replicas=world.split(replica, stage), stages=world.split(stage, replica))",
         ("tests/parallel/communicators/test_groups.py",),

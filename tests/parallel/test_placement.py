@@ -56,9 +56,9 @@ def test_numpy_integers_are_accepted(machine):
     ("backend", "workers", "devices", "message"),
     [
         ("numpy", None, [0], r"devices=\[0\]: backend numpy runs on the CPU and has none; leave devices out"),
-        ("cupy", None, [0, 2], r"devices=\[0, 2\]: there is no device 2, this machine has 2"),
-        ("cupy", None, [1, 1], r"devices=\[1, 1\]: must name at least one device, and no device twice"),
-        ("cupy", None, [], r"devices=\[\]: must name at least one device"),
+        ("cupy", None, [0, 2], r"devices=\[0, 2\]: name at least one of the devices 0 to 1"),
+        ("cupy", None, [1, 1], r"devices=\[1, 1\]: name at least one .* and no device twice"),
+        ("cupy", None, [], r"devices=\[\]: name at least one of the devices"),
         ("cupy", None, [-1], "devices=-1: must be an integer of at least 0"),
         ("cupy", 0, None, "workers=0: must be an integer of at least 1"),
         ("numpy", 1.5, None, "workers=1.5: must be an integer of at least 1"),
@@ -78,7 +78,7 @@ def test_the_number_of_ranks_decides_the_number_of_replicas():
         Placement.of("numpy", 3, seats=(0, 1, 0, 1))
     with pytest.raises(ConfigError, match=r"workers=1: 1 replicas of 2 stages need 2 ranks, and 4 were started"):
         Placement.of("numpy", 1, stages=2, seats=(0, 1, 0, 1))
-    with pytest.raises(ConfigError, match=r"3 ranks, not a whole number of replicas of 2 stages"):
+    with pytest.raises(ConfigError, match=r"workers=1: 1 replicas of 2 stages need 2 ranks, and 3 were started"):
         Placement.of("numpy", stages=2, seats=(0, 1, 2))
 
 

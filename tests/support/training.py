@@ -32,6 +32,7 @@ from cupynet.parallel import (
     ThresholdEncoding,
 )
 from cupynet.training import Callback, Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.support.backends import WORKING
 
 
@@ -251,7 +252,7 @@ def train(
             prefetch_buffer=2,
             report_every=2,
         )
-        trainer.fit(loader, epochs, evaluate_on=Loader(dataset, 20, shuffle=False))
+        trainer.fit(Fit(loader, epochs, evaluate_on=Loader(dataset, 20, shuffle=False)))
         return trainer
 
     return Trained(on_threads(workers, task), recorders)

@@ -10,6 +10,7 @@ from cupynet.data import Loader
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator, SlowMo, Synchronizer
 from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.support.training import (
     alone,
     fingerprint,
@@ -81,7 +82,7 @@ def test_one_worker_equals_a_trainer_without_parallel_code(backend):
     wrapped = train(1, OPTIMIZERS["nesterov"], epochs=2, dtype="float", backend=backend)
     model = model_of(SerialCommunicator(), "float", backend)
     plain = alone(model, OPTIMIZERS["nesterov"](), prefetch_buffer=0, report_every=0)
-    plain.fit(Loader(small_dataset(60), 4, seed=3), 2)
+    plain.fit(Fit(Loader(small_dataset(60), 4, seed=3), 2))
     model.backend.deactivate()
     assert fingerprint(model) == fingerprint(wrapped.trainers[0].model)
 
@@ -199,7 +200,7 @@ def test_a_replica_that_is_not_finite_is_never_averaged_into_the_others(backend)
         replica.rank = communicator.rank
         averaging = ParameterAveraging(2, report_score=False)
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging)
-        trainer.fit(Loader(small_dataset(60), 4, seed=3), 1)
+        trainer.fit(Fit(Loader(small_dataset(60), 4, seed=3), 1))
 
     with pytest.raises(DivergedError) as caught:
         on_threads(3, task)
@@ -215,7 +216,7 @@ def test_divergence_ends_training_with_one_worker_too():
 def test_divergence_is_detected_without_any_average_or_report():
     trainer = alone(small_model("float"), SGD(1e35), report_every=0)
     with pytest.raises(DivergedError, match="the loss of worker 0 at batch 1 of epoch 1 is not finite, for samples"):
-        trainer.fit(Loader(small_dataset(60), 4), 2)
+        trainer.fit(Fit(Loader(small_dataset(60), 4), 2))
 
 
 def test_weights_spoiled_by_the_last_update_of_an_epoch_are_detected():
@@ -227,7 +228,7 @@ def test_weights_spoiled_by_the_last_update_of_an_epoch_are_detected():
 
     trainer = Trainer(Poison(small_model("float"), SGD(0.01)), report_every=0)
     with pytest.raises(DivergedError, match="the replica of worker 0 is not finite after iteration 15"):
-        trainer.fit(Loader(small_dataset(60), 4), 2)
+        trainer.fit(Fit(Loader(small_dataset(60), 4), 2))
 
 
 def test_a_diverged_replica_has_no_note_of_another_worker():

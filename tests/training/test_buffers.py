@@ -25,16 +25,10 @@ from cupynet.nn import (
     Sequential,
 )
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import (
-    ElasticAveraging,
-    GradientSharing,
-    Groups,
-    ParameterAveraging,
-    Pipeline,
-    Synchronizer,
-    ThreadCommunicator,
-)
+from cupynet.parallel import ElasticAveraging, GradientSharing, Groups, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.parallel.communicators.threads import ThreadCommunicator
 from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, parallel_wrapper
+from cupynet.training.fit import Fit
 from cupynet.training.resize import regrouped
 from tests.support.training import KINDS_OF_WAYS, WAYS, alone, on_threads, small_dataset, small_model
 
@@ -92,7 +86,7 @@ def trained(
             callbacks=[copy.deepcopy(each) for each in callbacks],
             prefetch_buffer=0,
         )
-        trainer.fit(Loader(data, batch_size, seed=3), epochs)
+        trainer.fit(Fit(Loader(data, batch_size, seed=3), epochs))
         return trainer
 
     return on_threads(workers, task)
@@ -180,7 +174,7 @@ def test_dropout_equals_one_replica_on_the_concatenated_batch() -> None:
             model = Model(Sequential({**layers, "o": Dense(3)}), Image(8, 8, 1), create_backend("numpy", "double"))
             groups, synchronizer = Groups.of(communicator), ParameterAveraging(1)
             trainer = Trainer(Replica(model, SGD(RATE)), groups=groups, synchronizer=synchronizer)
-            trainer.fit(Loader(small_dataset(56), batch_size, seed=3), 2)
+            trainer.fit(Fit(Loader(small_dataset(56), batch_size, seed=3), 2))
             return model.weights()
 
         return on_threads(workers, task)[0]
@@ -243,7 +237,7 @@ def test_estimates_are_weighted_by_their_samples(synchronizer: Synchronizer) -> 
     def task(communicator: Any) -> Trainer:
         groups, own = Groups.of(communicator), Notes(model_of(), SGD(RATE))
         trainer = Trainer(own, groups=groups, synchronizer=copy.deepcopy(synchronizer))
-        trainer.fit(Loader(small_dataset(8), 5, seed=3), 1)
+        trainer.fit(Fit(Loader(small_dataset(8), 5, seed=3), 1))
         return trainer
 
     found = on_threads(3, task)
@@ -274,7 +268,7 @@ def test_models_without_buffers_send_no_empty_vectors(way: str, monkeypatch: pyt
             groups = Groups.of(communicator)
             trainer = Trainer(Replica(model.replicate(create_backend("numpy", "double")), SGD(RATE)), groups=groups,
                               synchronizer=own)  # fmt: skip
-            trainer.fit(Loader(small_dataset(24), 4, seed=3), 1)
+            trainer.fit(Fit(Loader(small_dataset(24), 4, seed=3), 1))
 
         on_threads(2, task)
 
@@ -300,7 +294,7 @@ def test_replicas_begin_with_the_estimates_of_rank_0() -> None:
         model.params.buffers += communicator.rank
         groups, averaging = Groups.of(communicator), ParameterAveraging(3)
         trainer = Trainer(Replica(model, SGD(RATE)), groups=groups, synchronizer=averaging, callbacks=[first])
-        trainer.fit(Loader(small_dataset(24), 4), 1)
+        trainer.fit(Fit(Loader(small_dataset(24), 4), 1))
         return first.buffers
 
     for buffers in on_threads(3, task):
@@ -350,7 +344,7 @@ def left_out(kind: type[Replica], workers: int) -> list[dict[str, Any]]:
             synchronizer=ParameterAveraging(2),
             callbacks=[NonFinite("skip")],
         )
-        trainer.fit(Loader(small_dataset(60), 6, seed=3), 2)
+        trainer.fit(Fit(Loader(small_dataset(60), 6, seed=3), 2))
         return trainer.model.weights()
 
     return on_threads(workers, task)
@@ -373,7 +367,7 @@ def test_a_diverged_fit_keeps_the_estimates_from_before_the_batch() -> None:
 
     trainer.callbacks.append(Notes())
     with pytest.raises(DivergedError, match="at batch 3 of epoch 1"):
-        trainer.fit(Loader(small_dataset(60), 6, seed=3), 1)
+        trainer.fit(Fit(Loader(small_dataset(60), 6, seed=3), 1))
     same(model.weights(), seen[-1])
 
 
@@ -406,7 +400,7 @@ def test_training_resumes_bit_for_bit(way: str, workers: int, sync: bool) -> Non
             )
             if states is not None:
                 trainer.restore(states[communicator.rank])
-            trainer.fit(loader, 2 if states is None else 2 - trainer.epoch)
+            trainer.fit(Fit(loader, 2 if states is None else 2 - trainer.epoch))
             return own.weights(), getattr(keeps, "state", None)
 
         return run
@@ -519,7 +513,7 @@ def test_devices_equal_numpy() -> None:
     on_device = wrapped("double", 1, None)["weights"]
     model = model_of("double")
     trainer = alone(model, Nesterov(RATE))
-    trainer.fit(Loader(small_dataset(76), 8, seed=3), 3)
+    trainer.fit(Fit(Loader(small_dataset(76), 8, seed=3), 3))
     near(on_device, model.weights(), 1e-9)
 
 
@@ -576,4 +570,4 @@ def test_parts_of_a_batch_and_statistics_of_all_replicas_are_refused_together() 
     network = Sequential({"norm1": BatchNorm(sync=True), "output": Dense(3)})
     model = Model(network, Image(8, 8, 1), create_backend("numpy"), 1)
     with pytest.raises(ConfigError, match="^accumulate=2: layer 'norm1' exchanges statistics of whole batches"):
-        Replica(model, SGD(0.1), accumulate=2)
+        ParallelWrapper(model, 1, accumulate=2)

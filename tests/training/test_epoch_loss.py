@@ -12,9 +12,8 @@ from cupynet.data import Dataset, Loader
 from cupynet.optim import SGD, Step
 from cupynet.parallel import Groups, ParameterAveraging, Pipeline
 from cupynet.training import Callback, EpochRecord, History, NonFinite, ParallelWrapper, Replica, Trainer
-from cupynet.training.resize import regrouped
+from cupynet.training.fit import Fit
 from tests.support.training import (
-    KeepState,
     Poisoned,
     Recorder,
     StopAfter,
@@ -66,7 +65,7 @@ def records(
         )
         if states is not None:
             trainer.restore(states[communicator.rank])
-        trainer.fit(Loader(data, 4, seed=3), epochs)
+        trainer.fit(Fit(Loader(data, 4, seed=3), epochs))
         return recorder.epochs
 
     return on_threads(len(callbacks), task)
@@ -113,10 +112,10 @@ def test_skipped_batches_do_not_count():
     data = small_dataset(97)
     guard = NonFinite("skip")
     trainer = alone(network_with(Poisoned(17)), SGD(STILL), callbacks=[recorder, summed, guard], report_every=3)
-    trainer.fit(Loader(data, 4, seed=3), 2)
+    trainer.fit(Fit(Loader(data, 4, seed=3), 2))
     assert guard.left_out == 2
     fine = alone(network_with(None), SGD(STILL), callbacks=[clean := Recorder()])
-    fine.fit(Loader(data, 4, seed=3), 2)
+    fine.fit(Fit(Loader(data, 4, seed=3), 2))
     for epoch, (record, whole) in enumerate(zip(recorder.epochs, clean.epochs, strict=True)):
         left = next(b for b in Loader(data, 4, seed=3).epoch(epoch, trainer.backend) if 17 in b.samples)
         replica = Replica(small_model(), SGD(STILL))
@@ -128,26 +127,15 @@ def test_skipped_batches_do_not_count():
 def test_an_interrupted_epoch_is_one_record():
     data, recorder = small_dataset(40), Recorder()
     trainer = alone(small_model(), SGD(STILL), callbacks=[recorder, StopAfter(3)], report_every=2)
-    trainer.fit(Loader(data, 4, seed=3), 1)
+    trainer.fit(Fit(Loader(data, 4, seed=3), 1))
     assert trainer.stopped is not None and not recorder.epochs
-    trainer.fit(Loader(data, 4, seed=3), 1)
+    trainer.fit(Fit(Loader(data, 4, seed=3), 1))
     assert recorder.epochs[0].loss == pytest.approx(records([Callback()], data)[0][0].loss, rel=1e-12)
     other = small_dataset(20, seed=5)
     trainer.callbacks.append(StopAfter(13))
-    trainer.fit(Loader(data, 4, seed=3), 1)  # broken off once more, and then another begins
-    trainer.fit(Loader(other, 4, seed=3), 1)
+    trainer.fit(Fit(Loader(data, 4, seed=3), 1))  # broken off once more, and then another begins
+    trainer.fit(Fit(Loader(other, 4, seed=3), 1))
     assert recorder.epochs[1].loss == pytest.approx(records([Callback()], other)[0][0].loss, rel=1e-12)
-
-
-@pytest.mark.parametrize("size", [1, 2, 4])
-def test_the_sums_survive_a_change_of_workers(size):
-    data = small_dataset(48)
-    keeps = [KeepState(2) for _ in range(3)]
-    whole = records(keeps, data, report_every=3)[0][0]  # 12 batches, of which 6 are done when the states are taken
-    states = regrouped([keep.kept for keep in keeps], size, 1, ParameterAveraging(1))
-    (found,) = records([Callback() for _ in range(size)], data, report_every=3, states=states)[0]
-    again = 6 % size  # batches that are trained on twice, see resize.py
-    assert found.loss == pytest.approx(whole.loss, rel=1e-12 if not again else 0.1)
 
 
 def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path):
@@ -158,7 +146,7 @@ def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path):
         callbacks=[recorder, History(tmp_path / "history.jsonl")],
         report_every=0,
     )
-    trainer.fit(Loader(small_dataset(20), 4), 3)
+    trainer.fit(Fit(Loader(small_dataset(20), 4), 3))
     trainer.close()
     assert [record.learning_rate for record in recorder.epochs] == [0.1, 0.05, 0.025]
     rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]

@@ -10,6 +10,7 @@ from cupynet.data import Loader
 from cupynet.optim import LAMB, SGD, AdamW, Momentum, Nesterov
 from cupynet.parallel import FixedThreshold, GradientSharing, Groups, ThresholdEncoding
 from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.support.training import fingerprint, on_threads, small_dataset, small_model, train
 
 OPTIMIZERS = {
@@ -87,7 +88,7 @@ def test_encoded_updates_plus_residuals_are_the_sum_of_the_updates(threshold):
         start = replica.params.master.copy()
         way = GradientSharing(ThresholdEncoding(FixedThreshold(threshold), 0), reduce="sum")
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=way)
-        trainer.fit(Loader(small_dataset(61), 4, seed=3), 2)
+        trainer.fit(Fit(Loader(small_dataset(61), 4, seed=3), 2))
         return replica.total, way.encoding.residual, replica.params.master - start
 
     found = on_threads(3, task)
@@ -105,7 +106,7 @@ def test_encoded_updates_are_averaged_by_samples():
         start = replica.params.master.copy()
         way = GradientSharing(ThresholdEncoding(FixedThreshold(1e-12), 0))
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=way)
-        trainer.fit(Loader(small_dataset(6), 4, seed=3), 1)
+        trainer.fit(Fit(Loader(small_dataset(6), 4, seed=3), 1))
         return np.sign(replica.total) * (np.abs(replica.total) >= 1e-12), replica.params.master - start
 
     (first, moved), (second, _) = on_threads(2, task)

@@ -10,6 +10,7 @@ from cupynet.data import Dataset, Loader, Shards
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.support.shards import write_shards
 from tests.support.training import RecordingReplica, alone, fingerprint, on_threads, small_dataset, small_model
 
@@ -26,7 +27,7 @@ def train(loader, workers, epochs=1, frequency=1, optimizer=lambda: SGD(0.05), b
             synchronizer=ParameterAveraging(frequency),
             prefetch_buffer=2,
         )
-        trainer.fit(loader, epochs)
+        trainer.fit(Fit(loader, epochs))
         return trainer
 
     return on_threads(workers, task)
@@ -54,7 +55,7 @@ def test_frequency_1_is_one_replica_on_the_concatenated_rounds(samples, batch_si
     loader = Loader(cut(samples, 3, tmp_path), batch_size, seed=3)
     trainers = train(loader, 3, epochs=2)
     one = alone(small_model(), SGD(0.05), prefetch_buffer=0)
-    one.fit(Concatenated(loader, 3, small_dataset(samples)), 2)
+    one.fit(Fit(Concatenated(loader, 3, small_dataset(samples)), 2))
     assert trainers[0].iteration == one.iteration == 2 * loader.rounds(3)
     scale = np.abs(one.model.params.master).max()
     assert np.abs(trainers[0].model.params.master - one.model.params.master).max() <= 1e-12 * scale
@@ -107,7 +108,7 @@ def test_an_interrupted_epoch_is_continued(tmp_path):
             callbacks=callbacks,
         )
         while trainer.epoch < 2:
-            trainer.fit(loader, 2 - trainer.epoch)
+            trainer.fit(Fit(loader, 2 - trainer.epoch))
         return trainer
 
     broken = on_threads(2, lambda communicator: task(communicator, [StopAt()]))
@@ -163,10 +164,7 @@ def test_workers_that_found_other_data_are_refused(what, tmp_path):
             Replica(small_model(), SGD(0.05)), groups=Groups.of(communicator), synchronizer=ParameterAveraging(1)
         )
         with pytest.raises(DataError, match="^ranks .1. have other data than rank 0"):
-            trainer.fit(loaders["train"], 1, evaluate_on=loaders["evaluate_on"])
-        if what == "evaluate_on":
-            with pytest.raises(DataError, match="^ranks .1. have"):
-                trainer.evaluate(loaders[what])
+            trainer.fit(Fit(loaders["train"], 1, evaluate_on=loaders["evaluate_on"]))
         return trainer.iteration
 
     assert on_threads(3, task) == [0, 0, 0]

@@ -10,6 +10,7 @@ from cupynet.data import Loader
 from cupynet.optim import SGD, Momentum, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.training import fingerprint, on_threads, small_dataset, small_model, train
 
@@ -98,7 +99,7 @@ def test_replicas_start_with_the_weights_of_rank_0():
         replica = Replica(small_model(seed=communicator.rank + 1), SGD(0.05))
         averaging = ParameterAveraging(3)
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=[first])
-        trainer.fit(Loader(small_dataset(20), 4), 1)
+        trainer.fit(Fit(Loader(small_dataset(20), 4), 1))
         return first.weights
 
     assert on_threads(3, task) == [fingerprint(small_model(seed=1))] * 3
@@ -148,11 +149,11 @@ def test_a_synchronizers_state_survives_fits_and_can_be_restored():
 
         one, loader = make(), Loader(small_dataset(24), 4)
         one.state()  # before the first fit, too
-        one.fit(loader, 1)
+        one.fit(Fit(loader, 1))
         two = make()
         two.restore(one.state())
-        one.fit(loader, 1)
-        two.fit(loader, 1)
+        one.fit(Fit(loader, 1))
+        two.fit(Fit(loader, 1))
         same = fingerprint(one.model) == fingerprint(two.model)
         return one.synchronizer.residual[0], two.synchronizer.residual[0], same
 

@@ -24,6 +24,7 @@ from cupynet.parallel import (
 )
 from cupynet.parallel.synchronizers.averaging import spread
 from cupynet.training import ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -89,7 +90,7 @@ def test_workers_may_never_have_a_batch(way, samples, batch_size, workers):
 def test_one_worker_alone_runs_no_parallel_code(way):
     model = small_model("float")
     plain = alone(model, nesterov(), prefetch_buffer=0, report_every=0)
-    plain.fit(Loader(small_dataset(60), 4, seed=3), 2)
+    plain.fit(Fit(Loader(small_dataset(60), 4, seed=3), 2))
     trained = run(way, 1, dtype="float")
     assert fingerprint(trained.trainers[0].model) == fingerprint(model)
     assert trained.trainers[0].groups.world.traffic.bytes_sent == 0
@@ -124,7 +125,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(way):
             replica.rank = communicator.rank
             kept[replica.rank] = replica.params.master  # noqa: B023
             trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
-            trainer.fit(Loader(small_dataset(60), 4, seed=3), 1)
+            trainer.fit(Fit(Loader(small_dataset(60), 4, seed=3), 1))
 
         with pytest.raises(DivergedError) as caught:
             on_threads(3, task)

@@ -7,6 +7,9 @@ timing.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +18,10 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
+from cupynet.core.checks import setting
 from cupynet.core.errors import CupynetError
 
+LOOK_S = 0.1  # between two tests of a timeout; longer gaps count as this much
 REDUCES = ("auto", "nccl", "device", "host")  # where means of arrays on devices are computed
 
 
@@ -26,6 +31,33 @@ class PeerFailed(CupynetError):
 
 class WorkerTimeout(CupynetError):
     """A worker did not arrive where the others waited for it."""
+
+
+class Timeout:
+    """A timeout for a worker that polls.
+
+    A gap between two tests counts for at most `LOOK_S`: while a process was stopped (Ctrl-Z), it did not wait, and the
+    others had no time to arrive.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._left_s = seconds
+        self._last = time.monotonic()
+
+    def expired(self) -> bool:
+        """Return True if the time is up. Call it at every test."""
+        now = time.monotonic()
+        self._left_s -= min(now - self._last, LOOK_S)
+        self._last = now
+        return self._left_s <= 0
+
+
+def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
+    """Return the error of a worker that waited `seconds` for `whom`."""
+    return WorkerTimeout(
+        f"worker {rank} waited {seconds:g} s for {whom}. "
+        f"If the other workers are only slow, raise {setting('parallel', 'timeout_s')}"
+    )
 
 
 @dataclass
@@ -49,31 +81,31 @@ class Traffic:
         """Count a message to one other worker."""
         self.bytes_sent += nbytes
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Do not count what is sent meanwhile: the figure is of what training sends."""
+        sent = self.bytes_sent
+        yield
+        self.bytes_sent = sent
+
 
 class Communicator:
     """Connects one worker to the others.
 
-    Subclasses implement `split`, `all_gather`, `send`, `recv`, `broadcast` and `_mean`.
+    Subclasses implement `split`, `all_gather`, `send`, `recv` and `_mean`.
 
     Args:
         rank: the worker's number, from 0.
         size: the number of workers.
-        backend, reduce: see `attach`.
+
+    Attributes:
         traffic: what this worker has sent through this communicator and those split from it.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        backend: Backend | None = None,
-        traffic: Traffic | None = None,
-        reduce: str = "auto",
-    ) -> None:
-        self.rank, self.size = rank, size
-        self.traffic = Traffic() if traffic is None else traffic
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size, self.traffic = rank, size, Traffic()
         self._groups: list[Communicator] = []  # made by `split`
-        self.attach(create_backend("numpy", "double") if backend is None else backend, reduce)
+        self.attach(create_backend("numpy", "double"))
 
     def attach(self, backend: Backend, reduce: str = "auto") -> None:
         """Set the backend of this worker's arrays, which copies them to the host and back and computes means.
@@ -98,6 +130,13 @@ class Communicator:
         All workers call it. The new communicator is attached to the same backend.
         """
         raise NotImplementedError
+
+    def _adopt(self, group: Communicator) -> Communicator:
+        """Return a new group of `split`, with the traffic and the backend of this communicator."""
+        group.traffic = self.traffic
+        group.attach(self._backend, self._reduce)
+        self._groups.append(group)
+        return group
 
     def barrier(self) -> None:
         """Wait until every worker has called this."""
@@ -130,7 +169,12 @@ class Communicator:
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """Overwrite `array`, on the host or on this worker's device, with root's, in place."""
-        raise NotImplementedError
+        if self.rank != root:
+            self.recv(array, root)
+            return
+        for rank in range(self.size):
+            if rank != root:
+                self.send(array, rank)
 
     def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
         """Overwrite each array with the weighted mean over the workers, in place.
@@ -171,11 +215,49 @@ class Communicator:
         array[...] = host if isinstance(array, np.ndarray) else self._backend.asarray(host)
 
 
-def same_form(expected: Array, got: Array) -> Array:
-    """Return `got` if it has the shape and dtype of `expected`; else raise RuntimeError."""
-    if got.shape != expected.shape or got.dtype != expected.dtype:
-        raise RuntimeError(
-            f"a message of {got.dtype} {got.shape} arrived, expected {expected.dtype} {expected.shape}: "
-            "the workers do not make the same calls"
-        )
-    return got
+class SerialCommunicator(Communicator):
+    """The communicator of a single worker."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def split(self, color: int, key: int) -> Communicator:
+        return self._adopt(SerialCommunicator())
+
+    def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
+        return [vector.copy()]
+
+    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups of a worker.
+
+    Attributes:
+        world: all workers of the run: they fail and stop together.
+        replicas: workers with the same weights: batches are divided among them, and they are averaged.
+        stages: workers that together hold one replica, in the order of its stages.
+    """
+
+    world: Communicator
+    replicas: Communicator
+    stages: Communicator
+
+    @classmethod
+    def of(cls, world: Communicator | None = None) -> Groups:
+        """Return groups in which every worker is a whole replica; a single worker without a communicator."""
+        world = SerialCommunicator() if world is None else world
+        return cls(world, replicas=world, stages=SerialCommunicator())
+
+    @classmethod
+    def grid(cls, world: Communicator, stages: int) -> Groups:
+        """Return groups of `stages` workers per replica: worker r is stage r % stages of replica r // stages.
+
+        Every worker calls it. The number of workers is a multiple of `stages`.
+        """
+        if stages == 1:
+            return cls.of(world)
+        replica, stage = divmod(world.rank, stages)
+        return cls(world, replicas=world.split(stage, replica), stages=world.split(replica, stage))

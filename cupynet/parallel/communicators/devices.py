@@ -74,11 +74,6 @@ class Contribution:
     weight: float
     mark: Any
 
-    @property
-    def forms(self) -> list[tuple[Any, Any]]:
-        """The shape and dtype of each array, the same on all workers."""
-        return [(array.shape, array.dtype) for array in self.arrays]
-
 
 class Buffers:
     """Buffers on a device, allocated when they are first used, before other workers are in a collective."""
@@ -114,14 +109,11 @@ class DeviceMeans:
         self._between: NcclSum | None = None  # of a leader
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`. RuntimeError if the workers pass arrays of different shapes."""
+        """See `Communicator.allreduce_mean`."""
         self._connect()
         leader = self._devices.index(self._devices[self.rank])
         buffers = [self._buffers.like(i, array) for i, array in enumerate(arrays)] if leader == self.rank else []
         given: list[Contribution] = self._exchange(Contribution(arrays, weight, self._backend.record_event()))
-        for rank, each in enumerate(given):
-            if each.forms != given[0].forms:
-                raise RuntimeError(f"worker {rank} passes {each.forms} to a mean, but worker 0 {given[0].forms}")
         total = sum(each.weight for each in given)
         if total <= 0:
             return
@@ -210,15 +202,9 @@ class RankMeans:
         self._sum = made
 
     def mean(self, arrays: list[Array], weight: float) -> None:
-        """See `Communicator.allreduce_mean`. RuntimeError if the workers pass arrays of different lengths."""
+        """See `Communicator.allreduce_mean`."""
         buffers = [self._buffers.like(place, array) for place, array in enumerate(arrays)]
-        gathered = self._communicator.gather_numbers(weight, *map(len, arrays))  # all ranks are here now
-        for rank, lengths in enumerate(gathered[:, 1:].tolist()):
-            if lengths != gathered[0, 1:].tolist():
-                raise RuntimeError(
-                    f"worker {rank} passes {lengths} numbers to a mean, but worker 0 {gathered[0, 1:].tolist()}"
-                )
-        total = sum(gathered[:, 0].tolist())
+        total = sum(self._communicator.gather_numbers(weight)[:, 0].tolist())  # all ranks are here now
         if total <= 0:
             return
         for array, buffer in zip(arrays, buffers, strict=True):

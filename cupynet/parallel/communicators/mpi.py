@@ -19,20 +19,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
-from cupynet.parallel.communicators.base import Communicator, PeerFailed, Traffic
+from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, Timeout, timed_out
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
-from cupynet.parallel.communicators.serial import SerialCommunicator
-from cupynet.parallel.communicators.timeout import Timeout, timed_out
 
 GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and end
 SPIN_S = 0.0001  # a wait only yields for this long before it begins to sleep
 LONGEST_PAUSE_S = 0.001  # between two tests after that
 TRANSFER_PAUSE_S = 0.00005  # the same when all workers have arrived: MPI moves data only while it is called
 MESSAGE, EXCHANGE = 1, 2  # tags
+RUNNING, ENDED = -2, -1  # in place of the exit code of a rank that failed
 
 
 @cache
@@ -53,7 +51,7 @@ def library() -> Any:
 
 
 class Ranks:
-    """All ranks of the job: waits for operations with them, and receives notices of failed ranks.
+    """All ranks of the job: waits for operations with them, and knows which have failed or ended.
 
     Args:
         mpi: the module mpi4py.MPI.
@@ -61,54 +59,43 @@ class Ranks:
 
     Attributes:
         timeout_s: how long to wait for other ranks.
-        failed: exit codes by rank, of the ranks that failed with an error of their own.
+        codes: by rank, `RUNNING`, `ENDED`, or the exit code if it failed with an error of its own.
         groups: communicators of some of the ranks. Each is created once, because MPI allows only about 2,000.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
         self.mpi, self.rank, self.size = mpi, comm.Get_rank(), comm.Get_size()
         self.timeout_s = 300.0
-        self.failed: dict[int, int] = {}
+        self.codes = np.full(self.size, RUNNING)
         self.groups: dict[tuple[int, ...], Any] = {}
         self._comm = comm
-        self._heard = np.zeros(2, np.int64)  # rank, exit code
-        self._listening: Any = self._receive_notice()
-        self._sent: list[Any] = []
+        self._others = [rank for rank in range(self.size) if rank != self.rank]
+        self._receiving = [comm.Irecv(self.codes[rank : rank + 1], rank) for rank in self._others]
+        self._sending: list[Any] = []
         self._waiting: Sequence[Any] = ()
-        self._codes = np.full(self.size, -1)  # of all ranks at their ends; -1: not failed
-        self._ending: Any = None
 
     def announce(self, code: int) -> None:
-        """Notify all other ranks that this one has failed."""
-        self.failed[self.rank] = code
-        message = np.array([self.rank, code])
-        with suppress(self.mpi.Exception):  # no connection
-            self._sent += [self._comm.Isend(message, rank) for rank in range(self.size) if rank != self.rank]
+        """Notify all other ranks, once, that this one has failed with an exit code, or has `ENDED`."""
+        if self.codes[self.rank] == RUNNING:
+            self.codes[self.rank] = code
+            with suppress(self.mpi.Exception):  # no connection
+                self._sending = [self._comm.Isend(np.array([code]), rank) for rank in self._others]
 
     def first_failed(self) -> int | None:
         """Return the lowest rank that failed, or None."""
         with suppress(self.mpi.Exception):  # no connection
-            while self._listening is not None and self._listening.Test():
-                rank, code = self._heard.tolist()
-                self.failed[rank] = code
-                self._listening = self._receive_notice()
-        return min(self.failed, default=None)
+            self.mpi.Request.Testsome(self._receiving)
+        return next((rank for rank, code in enumerate(self.codes.tolist()) if code >= 0), None)
 
     def check(self) -> None:
         """Raise PeerFailed if a rank has failed."""
         first = self.first_failed()
         if first is not None:
             error = PeerFailed(f"worker {self.rank} stops because worker {first} failed")
-            error.exit_code = self.failed[first]
+            error.exit_code = int(self.codes[first])
             raise error
 
-    def wait(
-        self,
-        requests: Sequence[Any],
-        whom: str,
-        statuses: list[Any] | None = None,
-        pause_s: float = LONGEST_PAUSE_S,
-    ) -> None:
+    def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
         """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
 
         Pauses grow with the time waited, so that busy ranks get the processor: at most an eighth of it, and at most
@@ -116,13 +103,12 @@ class Ranks:
 
         Args:
             whom: the workers it waits for, and the operation; for the error message.
-            statuses: filled in for the requests.
         """
         began, timeout = time.perf_counter(), Timeout(self.timeout_s)
         self._waiting = requests  # kept after an error too: MPI may still write to their buffers
         while True:
             for _ in range(10):
-                if self.mpi.Request.Testall(requests, statuses):
+                if self.mpi.Request.Testall(requests):
                     return
                 waited = time.perf_counter() - began
                 if waited < SPIN_S:
@@ -134,34 +120,21 @@ class Ranks:
                 raise timed_out(self.rank, self.timeout_s, whom)
 
     def end(self) -> bool:
-        """Wait until every rank is at the end of its program; return False if one does not arrive in time.
+        """Wait until every rank has failed or ended its program; return False if one does not arrive in time.
 
         It may take `timeout_s`, and `GRACE_S` once a rank has failed.
         """
         timeout, grace = Timeout(self.timeout_s), Timeout(GRACE_S)
+        self.announce(ENDED)
         try:
-            if self._ending is None:
-                own = np.array([self.failed.get(self.rank, -1)])
-                self._ending = self._comm.Iallgather(own, self._codes)
-            while not self._ending.Test():
+            while not self.mpi.Request.Testall([*self._receiving, *self._sending]):
                 failed = self.first_failed() is not None
                 if (failed and grace.expired()) or timeout.expired():
                     return False
                 time.sleep(LONGEST_PAUSE_S)
         except self.mpi.Exception:  # no connection
             return False
-        self.failed |= {rank: code for rank, code in enumerate(self._codes.tolist()) if code >= 0}
         return True
-
-    def close(self) -> None:
-        """Stop listening, before MPI ends."""
-        if self._listening is not None:
-            self._listening.Cancel()
-            self._listening.Wait()
-            self._listening = None
-
-    def _receive_notice(self) -> Any:
-        return self._comm.Irecv(self._heard, self.mpi.ANY_SOURCE)
 
 
 class MpiCommunicator(Communicator):
@@ -174,19 +147,10 @@ class MpiCommunicator(Communicator):
         comm: the communicator of mpi4py for the workers of this group.
         ranks: all ranks of the job.
         members: the ranks of the group's workers, in order; all of them by default.
-        backend, traffic, reduce: see `Communicator`.
     """
 
-    def __init__(
-        self,
-        comm: Any,
-        ranks: Ranks,
-        members: Sequence[int] | None = None,
-        backend: Backend | None = None,
-        traffic: Traffic | None = None,
-        reduce: str = "auto",
-    ) -> None:
-        super().__init__(comm.Get_rank(), comm.Get_size(), backend, traffic, reduce)
+    def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:
+        super().__init__(comm.Get_rank(), comm.Get_size())
         self._comm, self._ranks = comm, ranks
         self._members = list(range(self.size)) if members is None else list(members)
         self._sending: deque[Any] = deque()
@@ -196,14 +160,12 @@ class MpiCommunicator(Communicator):
         given = self._gather(np.array([color, key]), "split").tolist()
         chosen = [rank for _, rank in sorted((k, rank) for rank, (c, k) in enumerate(given) if c == color)]
         if len(chosen) == 1:
-            return SerialCommunicator(self.traffic)
+            return self._adopt(SerialCommunicator())
         members = tuple(self._members[rank] for rank in chosen)
         groups = self._ranks.groups
         if members not in groups:  # it blocks, but all workers have just arrived
             groups[members] = self._comm.Create_group(self._comm.Get_group().Incl(chosen))
-        made = MpiCommunicator(groups[members], self._ranks, members, self._backend, self.traffic, self._reduce)
-        self._groups.append(made)
-        return made
+        return self._adopt(MpiCommunicator(groups[members], self._ranks, members))
 
     def check(self) -> None:
         self._ranks.check()
@@ -231,29 +193,10 @@ class MpiCommunicator(Communicator):
     def recv(self, array: Array, source: int) -> None:
         direct = isinstance(array, np.ndarray) and array.flags.c_contiguous
         content = array if direct else np.empty(array.shape, array.dtype)
-        status = self._ranks.mpi.Status()
         request = self._comm.Irecv(_bytes(content), source, MESSAGE)
-        self._ranks.wait([request], f"worker {self._members[source]} in recv", [status])
-        received = status.Get_count(self._ranks.mpi.BYTE)
-        if received != content.nbytes:
-            raise RuntimeError(
-                f"a message of {received} bytes arrived, expected {content.nbytes}: "
-                "the workers do not make the same calls"
-            )
+        self._ranks.wait([request], f"worker {self._members[source]} in recv")
         if not direct:
             self._put(array, content)
-
-    def broadcast(self, array: Array, root: int = 0) -> None:
-        host = self._backend.to_host(array)
-        if self.rank == root:
-            self.traffic.all_gather(host.nbytes, self.size)
-            content = _bytes(np.ascontiguousarray(host))
-            others = [rank for rank in range(self.size) if rank != root]
-            self._wait("broadcast", [self._comm.Isend(content, rank, EXCHANGE) for rank in others])
-        else:
-            received = np.empty(host.shape, host.dtype)
-            self._wait("broadcast", [self._comm.Irecv(_bytes(received), root, EXCHANGE)])
-            self._put(array, received)
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         weights = np.full((self.size, 1), float(weight))
@@ -303,7 +246,7 @@ class MpiCommunicator(Communicator):
         return gathered
 
     def _wait(self, operation: str, requests: list[Any], pause_s: float = LONGEST_PAUSE_S) -> None:
-        self._ranks.wait(requests, f"the other workers in {operation}", pause_s=pause_s)
+        self._ranks.wait(requests, f"the other workers in {operation}", pause_s)
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:

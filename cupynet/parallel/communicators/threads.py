@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.parallel.communicators.base import Communicator, PeerFailed, Traffic, same_form
+from cupynet.parallel.communicators.base import LOOK_S, Communicator, PeerFailed, Timeout, timed_out
 from cupynet.parallel.communicators.devices import DeviceMeans, means_on_devices
-from cupynet.parallel.communicators.timeout import LOOK_S, Timeout, timed_out
 
 
 class ThreadTeam:
@@ -42,7 +40,7 @@ class ThreadTeam:
         if self.failure is not None:
             raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
 
-    def wait(self, rank: int, ready: Callable[[], bool], whom: Callable[[], str]) -> None:
+    def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
         """Wait, holding the condition, until `ready()`. Raises PeerFailed or WorkerTimeout.
 
         Args:
@@ -56,7 +54,7 @@ class ThreadTeam:
             self.condition.wait(LOOK_S)
             if timeout.expired() and not ready():
                 self.check(rank)
-                raise timed_out(rank, self.timeout_s, whom())
+                raise timed_out(rank, self.timeout_s, whom)
 
 
 class ThreadGroup:
@@ -71,8 +69,7 @@ class ThreadGroup:
         self.ranks, self.size, self.team = ranks, len(ranks), team
         self.slots: tuple[list[Any], list[Any]] = ([None] * self.size, [None] * self.size)
         self.messages: dict[tuple[int, int], deque[NDArray[Any]]] = {}  # (from, to) -> those not yet received
-        self._arrived: set[int] = set()
-        self._generation = 0
+        self._arrived = self._generation = 0
 
     @classmethod
     def of(cls, size: int, timeout_s: float = 300.0) -> ThreadGroup:
@@ -84,18 +81,14 @@ class ThreadGroup:
         condition = self.team.condition
         with condition:
             self.team.check(self.ranks[rank])
-            self._arrived.add(rank)
-            if len(self._arrived) == self.size:
-                self._arrived.clear()
-                self._generation += 1
+            self._arrived += 1
+            if self._arrived == self.size:
+                self._arrived, self._generation = 0, self._generation + 1
                 condition.notify_all()
                 return
             generation = self._generation
-            self.team.wait(self.ranks[rank], lambda: generation != self._generation, self._missing)
-
-    def _missing(self) -> str:
-        late = [str(name) for rank, name in enumerate(self.ranks) if rank not in self._arrived]
-        return f"worker {', '.join(late)} in a collective operation"
+            whom = "the other workers in a collective operation"
+            self.team.wait(self.ranks[rank], lambda: generation != self._generation, whom)
 
 
 class ThreadCommunicator(Communicator):
@@ -106,21 +99,13 @@ class ThreadCommunicator(Communicator):
     Args:
         group: the shared state.
         rank: the worker's number.
-        backend, traffic, reduce: see `Communicator`.
     """
 
     _on_devices: DeviceMeans | None
     _groups: list[ThreadCommunicator]  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        group: ThreadGroup,
-        rank: int,
-        backend: Backend | None = None,
-        traffic: Traffic | None = None,
-        reduce: str = "auto",
-    ) -> None:
-        super().__init__(rank, group.size, backend, traffic, reduce)
+    def __init__(self, group: ThreadGroup, rank: int) -> None:
+        super().__init__(rank, group.size)
         self.group, self._turn = group, 0
 
     def abandon(self) -> None:
@@ -129,16 +114,14 @@ class ThreadCommunicator(Communicator):
             if each is not None:
                 each.abandon()
 
-    def split(self, color: int, key: int) -> ThreadCommunicator:
+    def split(self, color: int, key: int) -> Communicator:
         asked = self._exchange((color, key))
         members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)
         ranks = [rank for _, rank in members]
         first = ranks[0] == self.rank
         made = ThreadGroup([self.group.ranks[rank] for rank in ranks], self.group.team) if first else None
         group = self._exchange(made)[ranks[0]]
-        part = ThreadCommunicator(group, ranks.index(self.rank), self._backend, self.traffic, self._reduce)
-        self._groups.append(part)
-        return part
+        return self._adopt(ThreadCommunicator(group, ranks.index(self.rank)))
 
     def barrier(self) -> None:
         self.group.meet(self.rank)
@@ -161,18 +144,9 @@ class ThreadCommunicator(Communicator):
         team, ranks = self.group.team, self.group.ranks
         with team.condition:
             messages = self.group.messages.setdefault((source, self.rank), deque())
-            team.wait(ranks[self.rank], lambda: bool(messages), lambda: f"worker {ranks[source]} in recv")
+            team.wait(ranks[self.rank], lambda: bool(messages), f"worker {ranks[source]} in recv")
             message = messages.popleft()
-        self._put(array, same_form(array, message))
-
-    def broadcast(self, array: Array, root: int = 0) -> None:
-        host = self._backend.to_host(array)
-        if self.rank == root:
-            self.traffic.all_gather(host.nbytes, self.size)
-        hosts = self._exchange(host)
-        if self.rank != root:
-            self._put(array, hosts[root])
-        self.barrier()  # root does not change its array before all have copied it
+        self._put(array, message)
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         contributions = self._exchange((hosts, weight))

@@ -25,12 +25,11 @@ import numpy as np
 
 from cupynet.backend import usable_cores
 from cupynet.core.checks import number
-from cupynet.core.errors import ConfigError, CupynetError, annotate, exit_code
+from cupynet.core.errors import ConfigError, exit_code
 from cupynet.core.mpiexec import started
-from cupynet.parallel.communicators.base import Communicator, PeerFailed
-from cupynet.parallel.communicators.mpi import GRACE_S, MpiCommunicator, Ranks, library
-from cupynet.parallel.communicators.serial import SerialCommunicator
-from cupynet.parallel.communicators.timeout import timed_out
+from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, timed_out
+from cupynet.parallel.communicators.mpi import GRACE_S, RUNNING, MpiCommunicator, Ranks, library
+from cupynet.parallel.launchers.base import Launcher, note_worker
 
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ class MpiJob:
         rank, size: this process's number, and the number of processes.
         exit_code: of all ranks, after `speaks`.
         seats: the number of each rank on its machine.
-        machines: the name of each rank's machine.
+        on_machine: the number of ranks on this rank's machine.
         sharing: the number of ranks that share this rank's cores, including itself.
     """
 
@@ -56,46 +55,32 @@ class MpiJob:
         mpi = self._mpi = library()
         world = mpi.COMM_WORLD
         self.rank, self.size, self.exit_code = world.Get_rank(), world.Get_size(), 0
-        self._ranks, self._comm = Ranks(mpi, world.Dup()), world.Dup()
+        self.ranks, self._comm = Ranks(mpi, world.Dup()), world.Dup()
         here = world.Split_type(mpi.COMM_TYPE_SHARED)
-        first = mpi.Group.Translate_ranks(here.Get_group(), [0], world.Get_group())[0]
-        facts = [first, mpi.Get_processor_name(), here.Get_rank(), sorted(usable_cores())]
-        found = [json.loads(text) for text in self._gather(json.dumps(facts))]
-        self._first_there = [each[0] for each in found]  # the lowest rank on each rank's machine
-        self.machines: list[str] = [each[1] for each in found]
-        self.seats: tuple[int, ...] = tuple(each[2] for each in found)
-        cores = set(facts[3])
-        self.sharing = sum(each[0] == first and not cores.isdisjoint(each[3]) for each in found)
+        cores = set(usable_cores())
+        self.on_machine: int = here.Get_size()
+        self.seats: tuple[int, ...] = tuple(world.allgather(here.Get_rank()))
+        self.sharing = sum(not cores.isdisjoint(each) for each in here.allgather(cores))
         self._met: bool | None = None  # True if all ranks have reached the end of the program; None if unknown
-        if self.size == 1:
-            self._ranks.close()
-        else:
+        if self.size > 1:
             atexit.register(self._leave)
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
 
     def communicator(self) -> Communicator:
         """Return a communicator of all ranks, which counts what it sends from 0."""
-        return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self._ranks)
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a rank waits for the others."""
-        return self._ranks.timeout_s
-
-    @timeout_s.setter
-    def timeout_s(self, seconds: float) -> None:
-        self._ranks.timeout_s = seconds
+        return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self.ranks)
 
     def agree(self, settings: Mapping[str, object]) -> None:
         """Raise ConfigError, on every rank, if the ranks were given different settings."""
         given = [json.loads(text) for text in self._gather(json.dumps(settings, default=repr))]
-        for key in dict.fromkeys(key for each in given for key in each):
-            ranks: dict[str, list[str]] = {}
-            for rank, each in enumerate(given):
-                ranks.setdefault(json.dumps(each[key]) if key in each else "missing", []).append(str(rank))
-            if len(ranks) > 1:
-                found = ", ".join(f"{value} on rank {', '.join(there)}" for value, there in ranks.items())
-                raise ConfigError(f"{key}: is {found}: all ranks must have the same settings and version of cupynet")
+        for rank, each in enumerate(given):
+            for key in given[0] | each:
+                first, other = given[0].get(key, "missing"), each.get(key, "missing")
+                if first != other:
+                    raise ConfigError(
+                        f"{key}: is {json.dumps(first)} on rank 0, {json.dumps(other)} on rank {rank}: all ranks must "
+                        "have the same settings and version of cupynet"
+                    )
 
     def share(self, text: str) -> str:
         """Return rank 0's text on every rank."""
@@ -105,13 +90,6 @@ class MpiJob:
         """Return the first text that is not empty, by rank, on every rank; "" if all are."""
         return next(filter(None, self._gather(text)), "")
 
-    def where(self) -> str:
-        """Describe which rank is on which machine: `n01 (0, 1), n02 (2, 3)`."""
-        there: dict[int, list[str]] = {}
-        for rank, first in enumerate(self._first_there):
-            there.setdefault(first, []).append(str(rank))
-        return ", ".join(f"{self.machines[first]} ({', '.join(ranks)})" for first, ranks in there.items())
-
     def _gather(self, text: str) -> list[str]:
         """Return every rank's text."""
         texts = self.communicator().all_gather(np.frombuffer(text.encode(), np.uint8))
@@ -119,24 +97,19 @@ class MpiJob:
 
     def announce(self, error: BaseException) -> None:
         """Notify the other ranks that this one failed with `error`, unless it stops because of another rank."""
-        if not isinstance(error, PeerFailed) and self.rank not in self._ranks.failed:
-            self._ranks.announce(exit_code(error))
+        if not isinstance(error, PeerFailed):
+            self.ranks.announce(exit_code(error))
 
-    def speaks(self, error: BaseException, code: int | None = None) -> bool:
+    def speaks(self, error: BaseException) -> bool:
         """Return True if this rank, which ends with `error`, is the one to report it: the lowest that failed.
 
         Waits for the other ranks, and sets `exit_code`.
-
-        Args:
-            code: the exit code, if it is not that of `error`.
         """
         self.announce(error)
-        if code is not None and self.rank in self._ranks.failed:
-            self._ranks.failed[self.rank] = code
         if self._met is None:
-            self._met = self._ranks.end()
-        first = self._ranks.first_failed()
-        self.exit_code = exit_code(error) if first is None else self._ranks.failed[first]
+            self._met = self.ranks.end()
+        first = self.ranks.first_failed()
+        self.exit_code = exit_code(error) if first is None else int(self.ranks.codes[first])
         return first == self.rank and not isinstance(error, PeerFailed)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -150,20 +123,22 @@ class MpiJob:
         if self._mpi.Is_finalized():
             return
         if self._met is None:
-            self._met = self._ranks.end()
+            self._met = self.ranks.end()
         if self._met:
-            self._ranks.close()
             with _limited(GRACE_S):
                 self._mpi.Finalize()
             return
-        if self._ranks.first_failed() is None:
-            error = timed_out(self.rank, self.timeout_s, "the other ranks at the end of the program")
-            if self.speaks(error):
-                log.error("%s", error)
-        if self._ranks.first_failed() != self.rank:
+        ranks = self.ranks
+        speaks, code = ranks.first_failed(), 1
+        if speaks is not None:
+            code = int(ranks.codes[speaks]) or 1
+        else:
+            speaks = int(np.flatnonzero(ranks.codes != RUNNING)[0])
+            if speaks == self.rank:
+                log.error("%s", timed_out(self.rank, ranks.timeout_s, "the other ranks at the end of the program"))
+        if speaks != self.rank:
             time.sleep(GRACE_S)  # the rank that reports the failure aborts the job
         _drain()
-        code = self._ranks.failed[min(self._ranks.failed)] or 1
         with _limited(ABORT_S):
             self._mpi.COMM_WORLD.Abort(code)
         os._exit(code)  # it returns if mpiexec cannot be reached
@@ -216,7 +191,7 @@ def _drain() -> None:
     time.sleep(DRAIN_S)
 
 
-class MpiLauncher:
+class MpiLauncher(Launcher):
     """Makes this process one of the workers, as many as there are ranks.
 
     After a failure nothing more can be run, and the whole job ends when this program does.
@@ -227,32 +202,22 @@ class MpiLauncher:
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:
-        self._job, self._usable, self._running = job(), True, False
+        super().__init__()
+        self._job = job()
         self.workers, self.first, self.sharing = self._job.size, self._job.rank, self._job.sharing
-        self._job.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
+        self._job.ranks.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
         self._communicator = self._job.communicator()
 
-    def run(self, task: Callable[[Communicator], T]) -> T | None:
-        """See `Launcher.run`. Raises RuntimeError after a failure or `close`, and while another task is running."""
-        if not self._usable:
-            raise RuntimeError("these workers have failed, been interrupted or closed: create a new ParallelWrapper")
-        if self._running:
-            raise RuntimeError("these workers are busy: a task cannot begin in the middle of another")
-        self._running = True
+    def _run(self, task: Callable[[Communicator], T]) -> T | None:
         try:
             result = task(self._communicator)
         except BaseException as error:
-            self._usable = False
-            if not isinstance(error, CupynetError) and not getattr(error, "__notes__", None):
-                annotate(error, f"worker {self._job.rank}")
+            note_worker(error, self._job.rank)
             self._job.announce(error)
             raise
-        finally:
-            self._running = False
         return result if self._job.rank == 0 else None
 
     def close(self) -> None:
-        """Release NCCL together with the other workers, unless there was a failure."""
         if self._usable:
             self._communicator.close()
         self._usable = False

@@ -7,12 +7,11 @@ without one, because each may contain collective operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import counted
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.replica_view import ReplicaView
@@ -154,22 +153,3 @@ class Synchronizer:
         Called when a run resumes with another number of workers. state: what that replica's `state` returned.
         """
         return 1.0, dict(state)
-
-
-def check_state(synchronizer: Synchronizer, state: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the state lacks an entry that `restore` needs."""
-    lacking = list(_lacking(synchronizer.state(), state))
-    if lacking:
-        raise ConfigError(
-            f"this state has no {', '.join(lacking)} for {counted(synchronizer.communicator.size, 'worker')} "
-            f"{synchronizer}: it was saved by another number of workers, or by a synchronizer with other settings"
-        )
-
-
-def _lacking(own: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the dotted names of entries of `own` that are not in `state`."""
-    for name, value in own.items():
-        if name not in state:
-            yield name
-        elif isinstance(value, Mapping):
-            yield from (f"{name}.{inner}" for inner in _lacking(value, state[name]))

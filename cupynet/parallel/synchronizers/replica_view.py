@@ -48,6 +48,8 @@ def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArra
     """Overwrite a (P,) vector with what `by_name` returned, in any precision."""
     for name, view in replica.params.views(vector):
         part = saved[name]
+        if part.shape != view.shape:
+            raise ValueError(f"{name}: expected an array of shape {view.shape}, found {part.shape}")
         view[...] = part if isinstance(view, np.ndarray) else replica.backend.asarray(part, view.dtype)
 
 

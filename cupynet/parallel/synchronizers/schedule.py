@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, TypeAlias
 
-from cupynet.core.checks import guess, instance, integer, number, refusal, shown
+from cupynet.core.checks import guess, integer, number, refusal, shown
 
 Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 
@@ -221,8 +221,6 @@ def averaging_schedule(frequency: int | str | AveragingSchedule) -> AveragingSch
     """Return the schedule for a number of iterations, `epoch` or `end`, or the given schedule. ConfigError."""
     if isinstance(frequency, AveragingSchedule):
         return frequency
-    if isinstance(frequency, type):  # a class instead of an object
-        return instance("averaging_frequency", frequency, AveragingSchedule, "PostLocal(2, 10)")
     if isinstance(frequency, str):
         if frequency not in MOMENTS:
             also = f"must be an integer of at least 1, epoch or end{guess(frequency, MOMENTS)}"

@@ -4,10 +4,8 @@ As in Deeplearning4j's SHARED_GRADIENTS (after Strom 2015, "Scalable distributed
 computing"): a worker's updates are added to its residual; each weight whose residual has reached the threshold t is
 sent as +t or -t, which is subtracted from the residual.
 
-A message is a vector of int32: the kind of its body, the threshold (the bits of a float32), the number of samples, a
-flag that the sender is finite, and the body. A sparse body lists i + 1 for a weight i that grows by t, -(i + 1) for one
-that shrinks. If that list would have more than a sixteenth of the weights, the body consists of two bitmaps instead, of
-weights that grow and of weights that shrink: in words, a sixteenth of the weights.
+A message is a vector of int32: the threshold (the bits of a float32), the number of samples, a flag that the sender is
+finite, and a list with i + 1 for each weight i that grows by t, -(i + 1) for one that shrinks.
 """
 
 from __future__ import annotations
@@ -21,8 +19,7 @@ from cupynet.core.checks import guess, instance, integer, number, refusal, shown
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.synchronizers.replica_view import is_finite
 
-SPARSE, BITMAP = 0, 1
-HEADER = 4  # words
+HEADER = 3  # words
 DECAY = 0.5 ** (1 / 20)  # twenty steps halve a threshold
 EPSILON = 1e-30  # the smallest threshold, so that residuals of 0 are never sent
 
@@ -34,37 +31,29 @@ class Message(NamedTuple):
         samples: the number of samples of the update.
         finite: True if the update is finite.
         threshold: t.
-        body: a list or two bitmaps, see above.
-        sparse: True if the body is a list.
+        body: the list of weights, see above.
     """
 
     samples: int
     finite: bool
     threshold: float
     body: NDArray[np.int32]
-    sparse: bool
 
     @classmethod
     def of(cls, vector: NDArray[np.int32]) -> Message:
         """Decode a vector."""
-        kind, bits, samples, finite = vector[:HEADER].tolist()
-        threshold = float(np.int32(bits).view(np.float32))
-        return cls(samples, bool(finite), threshold, vector[HEADER:], kind == SPARSE)
+        bits, samples, finite = vector[:HEADER].tolist()
+        return cls(samples, bool(finite), float(np.int32(bits).view(np.float32)), vector[HEADER:])
 
     def vector(self) -> NDArray[np.int32]:
         """Return the message as a vector."""
         bits = int(np.float32(self.threshold).view(np.int32))
-        kind = SPARSE if self.sparse else BITMAP
-        return np.concatenate([np.array([kind, bits, self.samples, self.finite], np.int32), self.body])
+        return np.concatenate([np.array([bits, self.samples, self.finite], np.int32), self.body])
 
     def add_to(self, weights: NDArray[Any], factor: float) -> None:
         """Add the steps, times `factor`, to weights (P,)."""
         step = weights.dtype.type(self.threshold * factor)
-        if self.sparse:
-            weights[abs(self.body) - 1] += np.where(self.body > 0, step, -step)
-            return
-        grows, shrinks = np.unpackbits(self.body.view(np.uint8)).view(np.int8).reshape(2, -1)[:, : len(weights)]
-        weights += (grows - shrinks) * step
+        weights[abs(self.body) - 1] += np.where(self.body > 0, step, -step)
 
 
 class Threshold:
@@ -200,18 +189,18 @@ class ThresholdEncoding:
     def encode(self, update: NDArray[Any], samples: int) -> Message:
         """Add an update (P,) to the residual and extract the message from it; empty without samples."""
         if not samples:
-            return Message(0, True, 0.0, np.empty(0, np.int32), True)
+            return Message(0, True, 0.0, np.empty(0, np.int32))
         residual, finite = self.residual, is_finite(update)
         residual += update
         threshold = float(np.float32(self.algorithm.threshold))  # as the others will read it
-        sent, sparse, body = _take(residual, residual.dtype.type(threshold))
+        body = _take(residual, residual.dtype.type(threshold))
         self._encoded += 1
         if self.clip_residual_every and self._encoded % self.clip_residual_every == 0:
             limit = residual.dtype.type(self.clip_residual * threshold)
             np.clip(residual, -limit, limit, out=residual)
         if len(residual):  # a stage of a pipeline may have no weights
-            self.algorithm.sent(sent / len(residual))
-        return Message(samples, finite, threshold, body, sparse)
+            self.algorithm.sent(len(body) / len(residual))
+        return Message(samples, finite, threshold, body)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, besides `residual`: numbers by name."""
@@ -223,22 +212,13 @@ class ThresholdEncoding:
         self.algorithm.restore(state["algorithm"])
 
 
-def _take(residual: NDArray[Any], step: Any) -> tuple[int, bool, NDArray[np.int32]]:
-    """Take a step out of every residual of at least a step; return their number, if the body is sparse, the body."""
-    large = abs(residual) >= step
-    count = int(np.count_nonzero(large))
-    if count <= len(residual) // 16:
-        places = np.flatnonzero(large)
-        values = residual[places]
-        grows = values > 0
-        residual[places] = values - np.where(grows, step, -step)
-        return count, True, np.where(grows, places + 1, -places - 1).astype(np.int32)
-    bits = np.zeros((2, -(-len(residual) // 32) * 32), np.bool_)  # in whole words each
-    grows, shrinks = bits[:, : len(residual)]
-    np.greater_equal(residual, step, out=grows)
-    np.less_equal(residual, -step, out=shrinks)
-    residual -= (grows.view(np.int8) - shrinks.view(np.int8)) * step
-    return count, False, np.packbits(bits).view(np.int32)
+def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
+    """Take a step out of every residual of at least a step; return the list of these weights."""
+    places = np.flatnonzero(abs(residual) >= step)
+    values = residual[places]
+    grows = values > 0
+    residual[places] = values - np.where(grows, step, -step)
+    return np.where(grows, places + 1, -places - 1).astype(np.int32)
 
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:

@@ -22,7 +22,7 @@ from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference import activation as pointwise
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.core.errors import ConfigError
-from cupynet.parallel.communicators.serial import SerialCommunicator
+from cupynet.parallel.communicators.base import SerialCommunicator
 from cupynet.training import loss_scaling as scaling
 from tests.standin.host import host_library
 from tests.support.backends import GPU, Reference

@@ -15,17 +15,10 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.parallel import (
-    Launcher,
-    MpiCommunicator,
-    MpiLauncher,
-    PeerFailed,
-    SerialCommunicator,
-    ThreadCommunicator,
-    ThreadGroup,
-    ThreadLauncher,
-    WorkerTimeout,
-)
+from cupynet.parallel import MpiLauncher, PeerFailed, SerialCommunicator, ThreadLauncher, WorkerTimeout
+from cupynet.parallel.communicators.mpi import MpiCommunicator
+from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
+from cupynet.parallel.launchers.base import Launcher
 from tests.support.backends import works
 from tests.support.mpi import needs_mpi, under_mpiexec
 
@@ -132,6 +125,13 @@ def team(request, made_up_devices):
         yield DeviceLauncher(team, devices) if devices else team
 
 
+@pytest.fixture
+def several(team):
+    if team.workers == 1:
+        pytest.skip("a single worker has nobody to send to")
+    return team
+
+
 @pytest.mark.parametrize(
     "ranks",
     [
@@ -146,7 +146,9 @@ def test_the_suite_under_mpiexec(ranks):
     done = under_mpiexec(ranks, *command, CUPYNET_TEST_RANKS=str(ranks), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     shared = [
-        test for name, test in globals().items() if name.startswith("test_") and "team" in signature(test).parameters
+        test
+        for name, test in globals().items()
+        if name.startswith("test_") and {"team", "several"} & signature(test).parameters.keys()
     ]
     passed = re.findall(r"(\d+) passed", done.stdout)
     assert passed == [str(len(shared) + 1)] * ranks, done.stdout  # one of them has two cases
@@ -227,7 +229,7 @@ def test_vectors_of_different_lengths_are_gathered(team):
         assert [vector.tolist() for vector in gathered] == [list(range(3 * rank)) for rank in range(team.workers)]
 
 
-def test_messages_arrive_in_order_and_may_cross(team):
+def test_messages_arrive_in_order_and_may_cross(several):
     def task(c):
         ahead, behind = (c.rank + 1) % c.size, (c.rank - 1) % c.size
         message, received = np.zeros((2, 3), np.float32), []
@@ -240,12 +242,12 @@ def test_messages_arrive_in_order_and_may_cross(team):
             received.append(into)
         return received
 
-    for rank, received in enumerate(on_workers(team, task)):
-        behind = (rank - 1) % team.workers
+    for rank, received in enumerate(on_workers(several, task)):
+        behind = (rank - 1) % several.workers
         np.testing.assert_array_equal(received, [np.full((2, 3), 10 * behind + turn) for turn in range(4)])
 
 
-def test_messages_of_several_forms_follow_each_other(team):
+def test_messages_of_several_forms_follow_each_other(several):
     def task(c):
         ahead, behind = (c.rank + 1) % c.size, (c.rank - 1) % c.size
         sent = [np.full(5, c.rank, np.float64), np.full((2, 2), c.rank, np.float32), np.full(5, -c.rank, np.float64)]
@@ -257,19 +259,9 @@ def test_messages_of_several_forms_follow_each_other(team):
                 c.recv(array, behind)
         return [float(array.ravel()[0]) for array in into]
 
-    for rank, found in enumerate(on_workers(team, task)):
-        behind = (rank - 1) % team.workers
+    for rank, found in enumerate(on_workers(several, task)):
+        behind = (rank - 1) % several.workers
         assert found == [behind, behind, -behind]
-
-
-def test_a_message_of_another_form_is_refused(team):
-    def task(c):
-        c.send(np.zeros(3), (c.rank + 1) % c.size)
-        with pytest.raises(RuntimeError, match="the workers do not make the same calls"):
-            c.recv(np.zeros(4), (c.rank - 1) % c.size)
-        return True
-
-    assert all(on_workers(team, task))
 
 
 def test_workers_of_one_colour_form_a_group_in_the_order_of_their_keys(team):
@@ -374,7 +366,7 @@ def test_sums_do_not_depend_on_timing(team):
         assert found == {threads.run(mean(0))}  # the same bits, whatever connects the workers
 
 
-def test_a_large_vector_arrives_whole(team):
+def test_a_large_vector_arrives_whole(several):
     """Larger than the messages that MPI sends eagerly."""
 
     def task(c):
@@ -387,17 +379,17 @@ def test_a_large_vector_arrives_whole(team):
         c.allreduce_mean([mean, mean[:7].copy()], 1)
         return int(into[0]), int(into[-1]), float(mean.min()), float(mean.max())
 
-    middle = (team.workers - 1) / 2
-    for rank, found in enumerate(on_workers(team, task)):
-        behind = (rank - 1) % team.workers
+    middle = (several.workers - 1) / 2
+    for rank, found in enumerate(on_workers(several, task)):
+        behind = (rank - 1) % several.workers
         assert found == (behind, 999_999 + behind, middle, middle)
 
 
 @of_threads
-def test_a_worker_that_never_comes_is_named():
+def test_a_worker_that_never_comes_ends_the_wait():
     group = ThreadGroup.of(3, timeout_s=0.05)
     threading.Thread(target=lambda: pytest.raises(WorkerTimeout, ThreadCommunicator(group, 2).barrier)).start()
-    with pytest.raises(WorkerTimeout, match=r"worker 0 waited .* for worker 1"):
+    with pytest.raises(WorkerTimeout, match=r"worker 0 waited .* for the other workers"):
         ThreadCommunicator(group, 0).barrier()
 
 
@@ -426,6 +418,7 @@ class DeviceArray:
 
     def __init__(self, values):
         self.values = np.array(values)
+        self.shape, self.dtype = self.values.shape, self.values.dtype
 
     def __array__(self, *arguments, **options):
         raise TypeError("implicit conversion to a NumPy array is not allowed")

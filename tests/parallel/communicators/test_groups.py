@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from cupynet.core.errors import ConfigError
 from cupynet.parallel import Groups, SerialCommunicator, ThreadLauncher
 
 
@@ -34,8 +31,3 @@ def test_one_stage_is_a_whole_replica():
     world = SerialCommunicator()
     groups = Groups.grid(world, stages=1)
     assert groups.replicas is world and groups.stages.size == 1
-
-
-def test_workers_must_be_a_multiple_of_stages():
-    with pytest.raises(ConfigError, match="stages=2: 1 workers cannot be divided"):
-        Groups.grid(SerialCommunicator(), stages=2)

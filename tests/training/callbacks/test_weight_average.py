@@ -16,6 +16,7 @@ from cupynet.optim import LAMB, SGD, Adam, Nadam, Optimizer, ReduceOnPlateau, Wa
 from cupynet.optim.schedules import Cosine
 from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, SlowMo, Synchronizer
 from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, Trainer, WeightAverage
+from cupynet.training.fit import Fit
 from tests.support.training import KeepState, StopAfter, fingerprint, on_threads, small_dataset, small_model
 
 
@@ -48,7 +49,7 @@ def followed(workers: int, average: WeightAverage, synchronizer: Synchronizer, e
             report_every=0,
         )
         data = Loader(small_dataset(41), 4, seed=3)
-        trainer.fit(data, epochs, evaluate_on=data)
+        trainer.fit(Fit(data, epochs, evaluate_on=data))
         return way, trainer.params.master.copy(), trainer.evaluation, trainer.evaluate(data)
 
     return on_threads(workers, task)
@@ -144,13 +145,13 @@ def test_training_resumes_bit_for_bit(iteration: int, optimizer: str, synchroniz
     def whole(communicator: Any) -> Any:
         keep = KeepState(iteration)
         trainer = trainer_of(communicator, keep)
-        trainer.fit(loader, 2)
+        trainer.fit(Fit(loader, 2))
         return fingerprint(trainer.model), keep.kept
 
     def rest(communicator: Any) -> Any:
         trainer = trainer_of(communicator)
         trainer.restore(uninterrupted[communicator.rank][1])
-        trainer.fit(loader, 2 - trainer.epoch)
+        trainer.fit(Fit(loader, 2 - trainer.epoch))
         return fingerprint(trainer.model)
 
     uninterrupted = on_threads(3, whole)
@@ -167,11 +168,11 @@ def test_the_state_includes_a_plateau_schedule() -> None:
 
     keep = KeepState(12)
     whole = trainer_of(keep)
-    whole.fit(data, 4, evaluate_on=data, split="validation")
+    whole.fit(Fit(data, 4, evaluate_on=data, split="validation"))
     again = trainer_of()
     again.restore(keep.kept)
     assert again.replica.optimizer.learning_rate(0) == 0.05
-    again.fit(data, 2, evaluate_on=data, split="validation")
+    again.fit(Fit(data, 2, evaluate_on=data, split="validation"))
     assert again.replica.optimizer.learning_rate(0) == whole.replica.optimizer.learning_rate(0) == 0.0125
     assert fingerprint(again.model) == fingerprint(whole.model)
 
@@ -239,7 +240,7 @@ def test_running_statistics_are_averaged_too() -> None:
     model = Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1)
     statistics, average = Statistics(), WeightAverage(decay=None, by="epoch")
     trainer = Trainer(Replica(model, SGD(0.05)), callbacks=[statistics, average], report_every=0)
-    trainer.fit(Loader(small_dataset(41), 4, seed=3), 3)
+    trainer.fit(Fit(Loader(small_dataset(41), 4, seed=3), 3))
     np.testing.assert_allclose(model.params.buffers, np.mean(statistics.found, axis=0), rtol=1e-12)
     other = WeightAverage(decay=None, by="epoch")
     other.start(trainer, None)
