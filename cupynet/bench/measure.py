@@ -5,7 +5,7 @@ On a shared machine only ratios within one run are meaningful.
 
 from __future__ import annotations
 
-import copy
+import itertools
 import statistics
 import subprocess
 import sys
@@ -22,9 +22,11 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.files import write_whole
 from cupynet.data import Batch, Data
 from cupynet.interop import torch_source
-from cupynet.nn import INFERENCE, Context, Layer, Model, Sequential, SoftmaxNLL
+from cupynet.nn import Layer, SoftmaxNLL
 from cupynet.runs.run import Run
-from cupynet.training import GraphReplica, History, Replica, Trainer
+from cupynet.training import GraphReplica, History, Trainer
+from cupynet.training.callbacks import profile
+from cupynet.training.callbacks.profile import Timer
 
 if TYPE_CHECKING:
     from cupynet.backend import Backend
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 Row: TypeAlias = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
 LARGE = 2048  # rows and columns of the product that sets the ceiling
-WARM_UP = 3  # untimed calls
+WARM_UP, PROFILED = 3, 50  # untimed steps; steps of which each operation is timed
 PEER_S = 300  # timeout of one measurement of PyTorch, including its start
 
 
@@ -43,31 +45,21 @@ def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> di
     return {name: statistics.median(each[name] for each in rounds) for name in measurements}
 
 
-def resident_batch(experiment: Experiment, backend: Backend) -> Batch:
-    """Return a batch of random images on the device."""
-    size, rng = experiment.settings.batch_size, np.random.default_rng(1)
-    samples = np.arange(size)
-    images = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
-    labels = backend.asarray(rng.integers(0, experiment.source.classes, size))
-    loaded = backend.load_images(images, samples)
-    return Batch(index=0, epoch=0, images=loaded, labels=labels, samples=samples, steady=True)
+def timed(work: Callable[[], object], backend: Backend, seconds: float) -> float:
+    """Return the median seconds of one `work()`, after a warm-up."""
+    for _ in range(WARM_UP):
+        work()
+    backend.synchronize()
+    times: list[float] = []
+    while sum(times) < seconds:
+        began = time.perf_counter()
+        work()
+        backend.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
 
 
 # operations -----------------------------------------------------------------------------------------------------------
-
-
-def timed(backend: Backend, *works: Callable[[], Any], at_least_s: float = 0.4) -> list[float]:
-    """Return the median milliseconds of each function when they are called in turn, after a warm-up."""
-    backend.synchronize()
-    times: list[list[float]] = []
-    while len(times) < WARM_UP + 5 or sum(map(sum, times[WARM_UP:])) < 1e3 * at_least_s:
-        times.append([])
-        for work in works:
-            began = time.perf_counter()
-            work()
-            backend.synchronize()
-            times[-1].append(1e3 * (time.perf_counter() - began))
-    return [statistics.median(each) for each in zip(*times[WARM_UP:], strict=True)]
 
 
 def ceiling(experiment: Experiment) -> float:
@@ -80,74 +72,39 @@ def ceiling(experiment: Experiment) -> float:
         backend.activate()
         a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
         a[...], b[...] = 0.5, 0.25
-        (ms,) = timed(backend, lambda: backend._gemm(a, b, out), at_least_s=1.5)
-    return 2 * LARGE**3 / ms / 1e6
+        seconds = timed(lambda: backend._gemm(a, b, out), backend, 1.5)
+    return 2 * LARGE**3 / seconds / 1e9
 
 
 def operations(experiment: Experiment, ceiling: float) -> list[Row]:
-    """Measure each step of the network, the loss, the update and the loading of a batch, on one core."""
-    from cupynet.backend import blas
+    """Profile the training step on resident data, on one core. Return its operations, the slowest first."""
 
-    with blas.Limit(1):
-        model, optimizer = experiment.model(), copy.deepcopy(experiment.optimizer)
-        backend = model.backend
-        backend.synchronize()  # the model was made on another stream
-        backend.activate()
-        batch, rows = resident_batch(experiment, backend), []
-        x = batch.images
-        for name, layer in network_steps(model):
-            found, x = layer_rows(backend, name, layer, x)
-            rows += found
-        optimizer.init(model.params, backend)
-        optimizer.learning_rate.span(0, 2, epoch=2, epochs=1)
-        pixels = np.zeros((len(batch), *experiment.source.image_shape), np.uint8)
-        works: dict[str, Callable[[], Any]] = {
-            "loss": lambda: backend.give_back(model.loss(backend, x, batch.labels)[1]),
-            "update": lambda: optimizer.step(model.params, 0),
-            "load batch": lambda: backend.load_images(pixels, batch.samples),
-        }
-        rows += [{"operation": name, "ms": timed(backend, work)[0]} for name, work in works.items()]
-    for row in rows:
-        if "mflop" in row:
+    def task(trainer: Trainer) -> list[Row]:
+        replica, step = trainer.replica, training_step(experiment, trainer)
+        trainer.launch_singly(True)
+        for _ in range(WARM_UP):
+            step()
+        timer = Timer(replica.backend)
+        timer.begin(replica.pieces(), trainer.model)
+        for _ in range(PROFILED):
+            step()
+        timer.end()
+        pieces: list[Row] = profile.table([("", timer.spans)], 0, PROFILED)["pieces"]
+        layers = {layer.path: layer for layer in trainer.model.network.walk()}
+        return [operation(piece, layers.get(piece["name"].partition("+")[0])) for piece in pieces]
+
+    def operation(piece: Row, layer: Layer | None) -> Row:
+        name, kind = piece["name"], piece["kind"]
+        row = {"operation": f"{name} {kind}" if kind in ("forward", "backward") else name, "ms": piece["mean_ms"]}
+        if layer is not None and layer.multiply_adds():  # backward: for the weights, and for the input if it is needed
+            times = 1 + layer.needs_dx if kind == "backward" else 1
+            row["mflop"] = 2e-6 * times * layer.multiply_adds() * experiment.settings.batch_size
             row["gflop_per_s"] = row["mflop"] / row["ms"]
             row["share_of_ceiling"] = row["gflop_per_s"] / ceiling
-    return rows
+        return row
 
-
-def network_steps(model: Model) -> list[tuple[str, Layer]]:
-    """Return the steps of a forward pass, each with the names of its layers: a fused step has several."""
-    network = model.network
-    if not isinstance(network, Sequential):
-        return [("network", network)]
-    return [(" + ".join(names), step) for names, step in network.steps]
-
-
-def layer_rows(backend: Backend, name: str, layer: Layer, x: Any) -> tuple[list[Row], Any]:
-    """Return the times of a layer's forward and backward pass, and its output."""
-    training, held = Context(train=True), []
-    y, _ = layer.forward(x, INFERENCE)
-    gradient = backend.allocate(y.shape, y.dtype)
-    gradient[...] = 1e-3
-
-    def forward() -> None:
-        held.append(layer.forward(x, training))
-
-    def backward() -> None:
-        output, backward = held.pop()
-        dy = backend.borrow(output.shape)
-        dy[...] = gradient
-        backend.give_back(backward(dy))
-
-    rows: list[Row] = [
-        {"operation": f"{name} {way.__name__}", "ms": ms}
-        for way, ms in zip((forward, backward), timed(backend, forward, backward, at_least_s=0.8), strict=True)
-    ]
-    products = [2e-6 * len(x) * each.multiply_adds() for each in layer.walk()]
-    if any(products):  # backward: as much for the weights, and again for the input if dx is needed
-        needs_dx = [each.needs_dx for each in layer.walk()]
-        rows[0]["mflop"] = sum(products)
-        rows[1]["mflop"] = sum(mflop * (1 + dx) for mflop, dx in zip(products, needs_dx, strict=True))
-    return rows, y
+    with experiment.wrapper(callbacks=(), workers=1, blas_threads=1) as wrapper:
+        return wrapper.on_workers(task) or []
 
 
 # the step and the loop ------------------------------------------------------------------------------------------------
@@ -160,36 +117,35 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
     """
 
     def task(trainer: Trainer) -> float:
-        replica, world = trainer.replica, trainer.groups.world
-        replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
-        batch, times = resident_batch(experiment, replica.backend), list[float]()
-        replica.begin(run_ahead=True)  # as in training without averages
-        with np.errstate(over="ignore", invalid="ignore"):  # always the same batch: it may diverge
-            for number in range(WARM_UP):
-                one_step(replica, batch, number)
-            replica.backend.synchronize()
-            world.barrier()
-            while sum(times) < seconds:
-                began = time.perf_counter()
-                one_step(replica, batch, WARM_UP + len(times))
-                replica.backend.synchronize()
-                times.append(time.perf_counter() - began)
+        replica = trainer.replica
+        step = training_step(experiment, trainer)
+        rate = experiment.settings.batch_size / timed(step, replica.backend, seconds)
         replica.settle()
         if isinstance(replica, GraphReplica) and replica.refused:
             raise ConfigError(f"{replica.refused}: the step cannot be captured as a graph")
-        rates = world.gather_numbers(experiment.settings.batch_size / statistics.median(times))
-        return float(rates.sum())
+        return float(trainer.world.gather_numbers(rate).sum())
 
     with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
-        rate = wrapper.on_workers(task)
-    assert rate is not None
-    return rate
+        return wrapper.on_workers(task) or 0.0
 
 
-def one_step(replica: Replica, batch: Batch, number: int) -> None:
-    """Make one training step, as the training loop does."""
-    step = replica.gradient(batch)
-    replica.update(number, step.squared_norm)
+def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None]:
+    """Return a function that makes one training step on resident random images, as the training loop does."""
+    replica, iterations = trainer.replica, itertools.count()
+    backend, size, rng = replica.backend, experiment.settings.batch_size, np.random.default_rng(1)
+    pixels = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
+    labels = backend.asarray(rng.integers(0, experiment.source.classes, size))
+    samples = np.arange(size)
+    images = backend.load_images(pixels, samples)
+    batch = Batch(index=0, epoch=0, images=images, labels=labels, samples=samples, steady=True)
+    replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
+    replica.begin(run_ahead=True)  # as in training without averages
+
+    def step() -> None:
+        with np.errstate(over="ignore", invalid="ignore"):  # always the same batch: it may diverge
+            replica.update(next(iterations), replica.gradient(batch).squared_norm)
+
+    return step
 
 
 def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:

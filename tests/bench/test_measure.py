@@ -11,14 +11,8 @@ import pytest
 from cupynet.bench import measure
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError
-from cupynet.data import Loader
 from cupynet.interop import torch_source
-from cupynet.optim import Nesterov
-from cupynet.parallel import ParameterAveraging
-from cupynet.training import Replica, Trainer
-from cupynet.training.fit import Fit
 from tests.support.settings import settings_of
-from tests.support.training import small_dataset, small_model
 
 
 @pytest.fixture(scope="module")
@@ -40,46 +34,23 @@ def test_medians_are_measured_in_turn() -> None:
     assert found == {"a": 2.0, "b": 5.0} and order == ["a", "b"] * 3
 
 
-@pytest.mark.parametrize("loop", ["training", "measured"])
-def test_a_step_computes_the_norm_of_the_gradient_once(loop: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    norms, replica = [], Replica(small_model("float"), Nesterov(0.01, max_grad_norm=1.0))
-    squared_norm = type(replica.backend).squared_norm
-
-    def counted(grad: Any) -> Any:
-        norms.append(grad)
-        return squared_norm(replica.backend, grad)
-
-    monkeypatch.setattr(replica.backend, "squared_norm", counted)
-    batches = Loader(small_dataset(24), 8)
-    if loop == "training":
-        Trainer(replica, synchronizer=ParameterAveraging(3), prefetch_buffer=0).fit(Fit(batches, 1))
-    else:
-        replica.optimizer.learning_rate.span(0, 3, epoch=3, epochs=1)
-        for number, batch in enumerate(batches.epoch(0, replica.backend)):
-            measure.one_step(replica, batch, number)
-    assert len(norms) == 3
-
-
-def test_operations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every function takes 2 ms."""
-
-    def timed(backend: Any, *works: Any, at_least_s: float = 0.0) -> list[float]:
-        for work in works:
-            work()
-        return [2.0] * len(works)
-
-    monkeypatch.setattr(measure, "timed", timed)
-    sizes = ("batch_size=10", "workers=1", "backend=numba")
-    rows = measure.operations(Experiment(settings_of("data=synthetic", *sizes)), 50.0)
-    found = {row["operation"]: row for row in rows}
-    assert all(row["ms"] == 2.0 for row in rows)
-    assert {"conv1 + pool1 forward", "output backward", "loss", "update", "load batch"} <= found.keys()
-    mflop = 10 * 2 * 800 * 500 / 1e6
-    assert found["dense1 forward"]["mflop"] == pytest.approx(mflop)
-    assert found["dense1 backward"]["mflop"] == pytest.approx(2 * mflop)
-    assert found["conv1 + pool1 backward"]["mflop"] == pytest.approx(10 * 2 * 24 * 24 * 25 * 20 / 1e6)  # no dx
-    assert found["dense1 forward"]["gflop_per_s"] == pytest.approx(mflop / 2)
-    assert found["dense1 forward"]["share_of_ceiling"] == pytest.approx(mflop / 2 / 50)
+@pytest.mark.parametrize("backend", ["numpy", "numba"])
+@pytest.mark.parametrize("model", ["lenet", "resnet8"])
+def test_operations(model: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All arithmetic is counted once, within blocks and of fused layers too."""
+    monkeypatch.setattr(measure, "PROFILED", 2)
+    one = Experiment(settings_of("data=synthetic", "batch_size=2", "workers=1", f"backend={backend}", f"model={model}"))
+    rows = {row["operation"]: row for row in measure.operations(one, 50.0)}
+    assert all(row["ms"] > 0 for row in rows.values()) and {"output backward", "update"} <= rows.keys()
+    layers = [layer for layer in one.model().network.walk() if layer.multiply_adds()]
+    for kind, times in (("forward", [1] * len(layers)), ("backward", [1 + layer.needs_dx for layer in layers])):
+        mflop = [4e-6 * each * layer.multiply_adds() for each, layer in zip(times, layers, strict=True)]
+        assert sum(row.get("mflop", 0) for name, row in rows.items() if name.endswith(kind)) == pytest.approx(
+            sum(mflop)
+        )
+    row = rows["output forward"]
+    assert row["gflop_per_s"] == pytest.approx(row["mflop"] / row["ms"])
+    assert row["share_of_ceiling"] == pytest.approx(row["gflop_per_s"] / 50)
 
 
 def test_a_step_of_two_workers(experiment: Experiment) -> None:

@@ -513,3 +513,16 @@ def test_the_note_of_a_failing_loader_says_loading():
     with pytest.raises(OSError, match="the disk is gone") as caught:
         trainer.fit(Fit(Broken(small_dataset(40), 4), 1))
     assert caught.value.__notes__ == ["worker 0 (numpy, device 0), epoch 1, loading a batch"]
+
+
+def test_the_norm_of_the_gradient_is_computed_once_in_a_round(monkeypatch):
+    norms, replica = [], Replica(small_model("float"), Nesterov(0.01, max_grad_norm=1.0))
+    squared_norm = type(replica.backend).squared_norm
+
+    def counted(grad):
+        norms.append(grad)
+        return squared_norm(replica.backend, grad)
+
+    monkeypatch.setattr(replica.backend, "squared_norm", counted)
+    Trainer(replica, synchronizer=ParameterAveraging(3), prefetch_buffer=0).fit(Fit(Loader(small_dataset(24), 8), 1))
+    assert len(norms) == 3
