@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any
 from cupynet import config
 from cupynet.config.schema import RateSettings
 from cupynet.core import signals
-from cupynet.core.errors import ConfigError
 from cupynet.core.terminal import near
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
-    from cupynet.optim import Optimizer
-    from cupynet.training import Callback, ParallelWrapper, RateTest
+    from cupynet.training import RateTest
 
 log = logging.getLogger(__name__)
 
@@ -38,57 +36,50 @@ def _command() -> None:
     config.run(find, prepare, "find_rate", RateSettings, ranks)
 
 
-def prepare(settings: RateSettings) -> Experiment:
-    """Return the experiment to test. ConfigError."""
+def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
+    """Return the experiment, and its test. ConfigError."""
     from cupynet.config.experiment import Experiment
+    from cupynet.training import RateTest
 
-    if settings.highest <= settings.lowest:
-        raise ConfigError(f"highest={settings.highest:g}: must be above lowest={settings.lowest:g}")
+    test = RateTest(settings.lowest, settings.highest, settings.iterations)
     experiment = Experiment(settings)
     experiment.check_memory()
     experiment.check_shards()
-    return experiment
+    return experiment, test
 
 
-def find(experiment: Experiment, folder: Path) -> float | None:
+def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
     """Run the test on every rank of mpiexec, write find_rate.csv into `folder`, and print the result.
 
     Returns the suggested rate.
     """
-    from cupynet.training.callbacks.rate_test import range_test
+    from cupynet.core.files import write_whole
 
-    settings = experiment.settings
-    assert isinstance(settings, RateSettings)
+    experiment, test = prepared
     if experiment.rank == 0:
         experiment.announce()
-        log.info("%d iterations, learning rates of %g to %g", settings.iterations, settings.lowest, settings.highest)
+        log.info("%d iterations of increasing learning rates", test.planned)
     loader = experiment.train_loader(experiment.load())
-
-    def make(optimizer: Optimizer, callback: Callback) -> ParallelWrapper:
-        wrapper = experiment.wrapper(callbacks=[callback, *experiment.pools()], optimizer=optimizer, report_every=1)
-        experiment.limit_memory()
-        return wrapper
-
-    found = range_test(loader, experiment.optimizer, settings.lowest, settings.highest, settings.iterations, make)
+    optimizer, callbacks = test.optimizer(experiment.optimizer), [test, *experiment.pools()]
+    wrapper = experiment.wrapper(callbacks=callbacks, optimizer=optimizer, report_every=1)
+    experiment.limit_memory()
+    test.run(wrapper, loader)
     if experiment.rank:
         return None
+    rows = enumerate(zip(test.rates, test.losses, test.smoothed, strict=True), 1)
+    lines = [f"{number},{rate!r},{loss!r},{smoothed!r}\n" for number, (rate, loss, smoothed) in rows]
     path = folder / "find_rate.csv"
-    write(found, path)
-    if found.ended:
-        log.info("%s, after %d of %d iterations", found.ended, len(found.rates), found.planned)
-    print("", *bars(found), "", *_result(found, settings.optimizer), f"written       {near(path)}", sep="\n")
-    return found.suggestion
-
-
-def _result(found: RateTest, optimizer: Mapping[str, Any]) -> list[str]:
-    """Return the suggested rate, and the setting for it, as lines."""
-    rate, least = found.suggestion, found.least
-    if rate is None or least is None:
-        return ["suggested     nothing, because the loss never fell: change lowest=..., highest=... or iterations=..."]
-    lines = [f"suggested     {rate:.2g}: a tenth of {found.rates[least]:.2g}, where the loss is least"]
-    if least >= len(found.rates) - 2 and not found.ended:
-        lines.append("              it still falls at the highest rate: try highest=... above that")
-    return [*lines, f"write         {setting(optimizer, rate)}"]
+    write_whole(path, "".join(["iteration,learning_rate,loss,smoothed_loss\n", *lines]).encode())
+    if test.ended:
+        log.info("%s, after %d of %d iterations", test.ended, len(test.losses), test.planned)
+    print("", *bars(test), "", sep="\n")
+    if test.suggestion is None:
+        print("suggested     nothing, because the loss never fell: change lowest=..., highest=... or iterations=...")
+    else:
+        print(f"suggested     {test.suggestion:.2g}: a tenth of the rate where the loss is least")
+        print(f"write         {setting(experiment.settings.optimizer, test.suggestion)}")
+    print(f"written       {near(path)}")
+    return test.suggestion
 
 
 def setting(optimizer: Mapping[str, Any], rate: float) -> str:
@@ -103,15 +94,6 @@ def setting(optimizer: Mapping[str, Any], rate: float) -> str:
             return f"a {name} whose highest rate is {rate:.2g}"
         key, node = f"{key}.{highest}", node.get(highest)
     return f"{key}={rate:.2g}"
-
-
-def write(found: RateTest, path: Path) -> None:
-    """Write the rates and losses as CSV. OutputError."""
-    from cupynet.core.files import write_whole
-
-    rows = enumerate(zip(found.rates, found.losses, found.smoothed, strict=True), 1)
-    lines = [f"{number},{rate!r},{loss!r},{smoothed!r}\n" for number, (rate, loss, smoothed) in rows]
-    write_whole(path, "".join(["iteration,learning_rate,loss,smoothed_loss\n", *lines]).encode())
 
 
 def bars(found: RateTest) -> list[str]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from cupynet.backend import create_backend
@@ -16,7 +14,7 @@ from cupynet.core.checks import instance, integer, number
 from cupynet.core.errors import CupynetError, DivergedError
 from cupynet.data import Loader, as_loader
 from cupynet.nn import Model
-from cupynet.optim import Exponential, Nesterov, Optimizer, Schedule
+from cupynet.optim import Exponential, Nesterov, Optimizer
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import Report, StopReason
 from cupynet.training.parallel_wrapper import Examples, ParallelWrapper
@@ -29,26 +27,65 @@ FALLEN = 0.01  # the least relative fall of the loss that counts
 LEAST = 10  # iterations of a test
 
 
-@dataclass
-class RateTest:
-    """The result of a range test.
+class RateTest(Callback):
+    """A range test. A callback of the wrapper that trains, which reports after every iteration.
+
+    Args:
+        lowest, highest: the first and the last rate.
+        iterations: the number of rates.
 
     Attributes:
-        rates: the learning rates, growing.
         losses: the loss at each rate: the mean over all replicas in that iteration, before its update.
-        planned: number of iterations, if the test does not end early.
         ended: why it ended early; "" if it did not.
     """
 
-    rates: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    planned: int = 0
-    ended: str = ""
+    every_rank = True
+
+    def __init__(self, lowest: float, highest: float, iterations: int) -> None:
+        lowest = number("lowest", lowest, above=0)
+        highest = number("highest", highest, above=lowest)
+        self.planned = integer("iterations", iterations, LEAST)
+        self._schedule = Exponential(lowest, (highest / lowest) ** (1 / (iterations - 1)))
+        self.losses: list[float] = []
+        self.ended = ""
+
+    def run(self, wrapper: ParallelWrapper, loader: Loader) -> None:
+        """Train with increasing rates until the loss explodes."""
+        with wrapper:
+            try:
+                wrapper.fit(loader, epochs=-(-self.planned // loader.rounds(wrapper.placement.workers)))
+            except CupynetError as error:
+                if error.exit_code != DivergedError.exit_code or not self.losses:
+                    raise
+                self.ended = f"at a rate of {self._schedule(len(self.losses)):.3g} a value was not finite"
+
+    def optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """Return an optimizer with the rates of the test."""
+        optimizer = copy.copy(optimizer)
+        optimizer.learning_rate = self._schedule
+        return optimizer
+
+    def on_report(self, trainer: Trainer, report: Report) -> None:
+        known = math.isfinite(report.loss)  # unknown without a batch, and in all pipeline stages but the last
+        table = trainer.world.gather_numbers(report.loss if known else 0.0, float(known))  # (W, 2)
+        if not table[:, 1].sum():
+            return
+        self.losses.append(float(table[:, 0].sum() / table[:, 1].sum()))
+        smoothed = self.smoothed
+        if len(smoothed) > LEAST and not smoothed[-1] <= EXPLODED * min(smoothed):
+            self.ended = "the loss has exploded"
+        if self.ended or report.iteration >= self.planned:
+            trainer.stop("the learning-rate test is complete", StopReason.EARLY)
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rates, growing."""
+        return [self._schedule(iteration) for iteration in range(len(self.losses))]
 
     @property
     def smoothed(self) -> list[float]:
         """The exponential means of the losses, corrected for bias."""
-        keep = SMOOTHING ** (200 / max(self.planned, LEAST))
+        keep = SMOOTHING ** (200 / self.planned)
         mean, found = 0.0, []
         for count, loss in enumerate(self.losses, 1):
             mean = keep * mean + (1 - keep) * loss
@@ -56,46 +93,18 @@ class RateTest:
         return found
 
     @property
-    def exploded(self) -> bool:
-        """True if the last smoothed loss is far above the least."""
-        smoothed = self.smoothed
-        return bool(smoothed) and not smoothed[-1] <= EXPLODED * min(smoothed)
+    def suggestion(self) -> float | None:
+        """The rate to train with, or the peak of a schedule: a tenth of that at the least loss (fastai's rule).
 
-    @property
-    def least(self) -> int | None:
-        """The index of the lowest smoothed loss; None if the loss never fell, or if too few rates were tested."""
+        None if the loss never fell, or if too few rates were tested.
+        """
         first, smoothed = self.planned // LEAST, self.smoothed  # the beginning is noise
         if len(smoothed) < max(LEAST, first + 2):
             return None
-        index = min(range(first, len(smoothed)), key=lambda i: smoothed[i])
-        return index if smoothed[first] - smoothed[index] > FALLEN * abs(smoothed[first]) else None
-
-    @property
-    def suggestion(self) -> float | None:
-        """The rate to train with, or the peak of a schedule: a tenth of that at the least loss (fastai's rule)."""
-        return None if self.least is None else max(self.rates[self.least] / BELOW, self.rates[0])
-
-
-class _Collect(Callback):
-    """Collects the mean losses on every worker, and ends the fit after the last rate, or if the loss explodes."""
-
-    every_rank = True
-
-    def __init__(self, found: RateTest, rates: Schedule) -> None:
-        self.found, self._rates = found, rates
-
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        known = math.isfinite(report.loss)  # unknown without a batch, and in all pipeline stages but the last
-        table = trainer.world.gather_numbers(report.loss if known else 0.0, float(known))  # (W, 2)
-        if not table[:, 1].sum():
-            return
-        found = self.found
-        found.rates.append(self._rates(report.iteration - 1))  # without `learning_rate_scale`
-        found.losses.append(float(table[:, 0].sum() / table[:, 1].sum()))
-        if len(found.rates) > LEAST and found.exploded:
-            found.ended = "the loss has exploded"
-        if found.ended or report.iteration >= found.planned:
-            trainer.stop("the learning-rate test is complete", StopReason.EARLY)
+        least = min(range(first, len(smoothed)), key=lambda i: smoothed[i])
+        if smoothed[first] - smoothed[least] <= FALLEN * abs(smoothed[first]):
+            return None
+        return max(self.rates[least] / BELOW, self.rates[0])
 
 
 def find_rate(
@@ -131,40 +140,11 @@ def find_rate(
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")
     loader = as_loader(data, batch_size, classes=model.output.features, pixels=model.pixels)
 
-    def make(optimizer: Optimizer, callback: Callback) -> ParallelWrapper:
-        own = model.backend
-        own.synchronize()
-        backend = create_backend(own.name, own.policy.name, own.device, **own.options)
-        return ParallelWrapper(
-            model.replicate(backend), optimizer=optimizer, callbacks=[callback], report_every=1, **wrapper
-        )
-
-    return range_test(loader, optimizer, lowest, highest, iterations, make)
-
-
-def range_test(
-    loader: Loader,
-    optimizer: Optimizer,
-    lowest: float,
-    highest: float,
-    iterations: int,
-    make: Callable[[Optimizer, Callback], ParallelWrapper],
-) -> RateTest:
-    """Run a range test. See `find_rate` for the arguments.
-
-    make: returns a wrapper with this optimizer and callback that reports after every iteration.
-    """
-    lowest = number("lowest", lowest, above=0)
-    highest = number("highest", highest, above=lowest)
-    found = RateTest(planned=integer("iterations", iterations, LEAST))
-    rates = Exponential(lowest, (highest / lowest) ** (1 / (iterations - 1)))
-    optimizer = copy.copy(optimizer)
-    optimizer.learning_rate = rates
-    with make(optimizer, _Collect(found, rates)) as wrapper:
-        try:
-            wrapper.fit(loader, epochs=-(-iterations // loader.rounds(wrapper.placement.workers)))
-        except CupynetError as error:
-            if error.exit_code != DivergedError.exit_code or not found.losses:
-                raise
-            found.ended = f"at a rate of {rates(len(found.rates)):.3g} a value was not finite"
-    return found
+    own, test = model.backend, RateTest(lowest, highest, iterations)
+    own.synchronize()
+    copied = model.replicate(create_backend(own.name, own.policy.name, own.device, **own.options))
+    test.run(
+        ParallelWrapper(copied, optimizer=test.optimizer(optimizer), callbacks=[test], report_every=1, **wrapper),
+        loader,
+    )
+    return test
