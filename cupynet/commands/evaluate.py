@@ -42,9 +42,6 @@ def evaluate(arguments: argparse.Namespace) -> None:
     from cupynet.config.load_model import Trained
 
     path, overrides = arguments.run, arguments.overrides
-    for override in overrides:
-        if "=" not in override:
-            raise ConfigError(f"{override}: must have the form key=value; settings follow the run's folder")
     evaluation, dataset, names = evaluated(path, overrides)
     if arguments.json:
         print(json.dumps({"run": str(path), "dataset": dataset, **evaluation.to_dict(), "class_names": names}))

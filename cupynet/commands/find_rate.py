@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROWS, BAR = 20, 50  # rows on a terminal, and characters of the longest bar
-TALL = 1.25  # losses above this many times the first are not shown: training has exploded
+TALL = 1.25  # a bar is full from this many times the first loss on
 
 
 def main() -> None:
@@ -96,13 +96,11 @@ def setting(optimizer: Mapping[str, Any], rate: float) -> str:
     return f"{key}={rate:.2g}"
 
 
-def bars(found: RateTest) -> list[str]:
+def bars(test: RateTest) -> list[str]:
     """Return the smoothed loss at about 20 of the learning rates, with a bar as long as the loss is high."""
-    top = max(TALL * found.losses[0], 1.05 * min(found.smoothed))
-    shown = [(rate, loss) for rate, loss in zip(found.rates, found.smoothed, strict=True) if loss <= top]
-    highest = max(loss for _, loss in shown) or 1.0
-    rows = [
-        f"{rate:>8.1e}{loss:>10.4g}  {'#' * round(BAR * loss / highest)}"
-        for rate, loss in shown[:: -(-len(shown) // ROWS)]
-    ]
-    return [f"{'rate':>8}{'loss':>10}", *rows]
+    rows = list(zip(test.rates, test.smoothed, strict=True))
+    full = TALL * test.losses[0] or 1.0
+    lines = [f"{'rate':>8}{'loss':>10}"]
+    for rate, loss in rows[:: -(-len(rows) // ROWS)]:
+        lines.append(f"{rate:>8.1e}{loss:>10.4g}  {'#' * round(BAR * min(loss / full, 1.0))}")
+    return lines

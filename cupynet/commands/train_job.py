@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import shlex
@@ -21,7 +20,7 @@ from cupynet.config import resume
 from cupynet.config.experiment import Experiment
 from cupynet.core import signals
 from cupynet.core.errors import CupynetError, Interrupted
-from cupynet.data import Data, Dataset
+from cupynet.data import Data
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
     EarlyStopping,
@@ -69,8 +68,6 @@ class TrainJob:
             if settings.fast_dev_run:
                 run.mark_trial(int(settings.fast_dev_run))
         with experiment.wrapper(run) as self.wrapper:
-            if self.wrapper.blas_threads:
-                log.info("BLAS threads per worker: %d", self.wrapper.blas_threads)
             experiment.limit_memory()
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
@@ -79,7 +76,10 @@ class TrainJob:
                 run.describe(self._start())
             if self.wrapper.placement.stages > 1 and self.wrapper.pipeline is not None:
                 log.info("stages: %s", self.wrapper.pipeline.describe(self.wrapper.layers))
-            summary, test, number, complete = self._train_and_evaluate()
+            received = _Signals(self.wrapper, speaks=self.first)
+            with signals.handled(received):
+                summary, test = self._train_and_evaluate()
+                number = int(self.wrapper.greatest(received.number))  # it may have reached only one of the processes
         # after the wrapper: its callbacks have written the page of the run
         if self.first:
             if test is not None and not settings.fast_dev_run and (warning := unlearned(test)) is not None:
@@ -89,7 +89,7 @@ class TrainJob:
             if not silent and (test is not None or not number):
                 result_table(summary, run)
         if number:  # even if it came too late to stop training: a sweep must not continue
-            raise Interrupted(number, saved(run, complete=complete))
+            raise Interrupted(number, saved(run))
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
     def _resume(self, path: Path) -> bool:
@@ -104,70 +104,46 @@ class TrainJob:
         self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s
         return True
 
-    def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None, int, bool]:
-        """Train, evaluate and save.
-
-        Returns:
-            The results, the evaluation on the test images, the signal that stopped the run or 0, and False if it
-            stopped training before the end.
-        """
-        wrapper, data, run = self.wrapper, self.data, self.run
+    def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None]:
+        """Train, evaluate and save; return the results, and the evaluation on the test images."""
+        wrapper, data, run, settings = self.wrapper, self.data, self.run, self.settings
         split, held_out = ("test", data.test) if data.validation is None else ("validation", data.validation)
-        received = _Signals(wrapper, speaks=self.first)
-        with signals.handled(received):
-            try:
-                self._fit(held_out, split)
-            except CupynetError:
-                self._keep_best()
-                raise
-            stop = wrapper.trainer.stopped
-            complete = stop is None or not stop.urgent
-            chosen = wrapper.trainer.evaluation  # of the last epoch, unless it was interrupted, or of the best
-            if chosen is None and complete:
-                chosen = wrapper.evaluate(self.experiment.evaluation_loader(held_out))
-            test, validation = (chosen, None) if split == "test" else (None, chosen)
-            if split != "test" and complete and self.experiment.tests:
-                test = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
-            summary = self._summary(test, validation)
-            if self.first:
-                wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
-                run.save(summary, wrapper.model.weights(), data.test.images[wrong])
-            number = int(wrapper.greatest(received.number))  # the signal may have reached only one of the processes
-        return summary, test, number, complete
-
-    def _fit(self, held_out: Dataset, split: str) -> None:
-        """Train the epochs that are not complete yet."""
-        left = self.settings.epochs
-        if self.settings.resume is not None:  # 0 if the last epoch was done, but not its results
-            left = max(left - self.wrapper.trainer.epoch, 0)
-        self.wrapper.fit(
-            self.experiment.train_loader(self.data),
-            left,
-            evaluate_on=self.experiment.evaluation_loader(held_out),
-            evaluate_every=self.settings.evaluate_every_epochs,
-            split=split,
-        )
-
-    def _keep_best(self) -> None:
-        """Save the best weights, if early stopping restored them after the training diverged."""
-        found = self._early_stopping()
-        if found is not None and found["reason"] == "diverged" and found["restored"]:
-            self.run.save(self._summary(None, None), self.wrapper.model.weights())
-            log.info("the best weights (epoch %d) are in %s", found["best_epoch"], self.run)
+        loader = self.experiment.evaluation_loader(held_out)
+        # 0 epochs are left if the last one was done, but not its results
+        left = settings.epochs if settings.resume is None else max(settings.epochs - wrapper.trainer.epoch, 0)
+        train, every = self.experiment.train_loader(data), settings.evaluate_every_epochs
+        try:
+            wrapper.fit(train, left, evaluate_on=loader, evaluate_every=every, split=split)
+        except CupynetError:
+            found = self._early_stopping()
+            if found is not None and found["reason"] == "diverged" and found["restored"]:
+                run.save(self._summary(None, None), wrapper.model.weights())
+                log.info("the best weights (epoch %d) are in %s", found["best_epoch"], run)
+            raise
+        complete = wrapper.trainer.stopped is None or not wrapper.trainer.stopped.urgent
+        chosen = wrapper.trainer.evaluation  # of the last epoch, unless it was interrupted, or of the best
+        if chosen is None and complete:
+            chosen = wrapper.evaluate(loader)
+        test, validation = (chosen, None) if split == "test" else (None, chosen)
+        if split != "test" and complete and self.experiment.tests:
+            test = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
+        summary = self._summary(test, validation)
+        if self.first:
+            wrong = [] if test is None else [mistake.sample for mistake in test.mistakes]
+            run.save(summary, wrapper.model.weights(), data.test.images[wrong])
+        return summary, test
 
     # what is written ------------------------------------------------------------------------------------------------
 
     def _start(self) -> Start:
         """Describe the run that begins."""
         head, *rows = self.wrapper.model.rows()
-        overrides, own = None, None
-        with contextlib.suppress(CupynetError):  # damaged overrides do not affect the training
-            overrides, own = config.overrides_of(self.run.folder), config.own_folder(sys.argv[1:])
+        own = config.own_folder(sys.argv[1:])
         return Start(
             setup=self._setup(),
             started=self.run.started() or time.strftime("%Y-%m-%d %H:%M:%S"),
             epochs=self.settings.epochs,
-            overrides=overrides,
+            overrides=config.overrides_of(self.run.folder),
             config_dir=None if own is None else str(own),
             processes=None if self.experiment.job is None else self.experiment.job.size,
             layers=[dict(zip(head, row, strict=True)) for row in rows],
@@ -274,16 +250,13 @@ class _Signals:
             signals.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
 
 
-def saved(run: Run, *, complete: bool = False) -> str:
-    """Describe what an interrupted run has saved, and how to resume it. complete: training was complete."""
-    if run.saved and complete:
-        return f"training was complete, and its results are in {run}"
+def saved(run: Run) -> str:
+    """Describe what an interrupted run has saved, and how to resume it."""
     steps = any(run.checkpoints_path.glob("step-*"))
     if not run.saved and not steps:
         return "nothing of this run was saved"
-    what = "what was trained" if run.saved else "its last checkpoint"
     how = f"; to resume: cupynet train {shlex.quote(f'resume={run}')}" if steps else ""
-    return f"{what} is in {run}{how}"
+    return f"what was trained is in {run}{how}"
 
 
 def _finite(value: float) -> float | None:

@@ -80,7 +80,10 @@ class ProcessLauncher(Launcher):
                 raise SystemExit(
                     tell(Interrupted.by(stopped, "what its jobs have saved is in their folders"))
                 ) from None
-        return [_returned(done[job.number]) for job in jobs]
+        returned = [JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED) for job in jobs]
+        for of_hydra, job in zip(returned, jobs, strict=True):
+            of_hydra.return_value = done[job.number].accuracy
+        return returned
 
     def _job(self, number: int, overrides: list[str]) -> sweep_record.Job:
         from cupynet.config import sweep_record
@@ -108,14 +111,11 @@ class ProcessLauncher(Launcher):
         of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
         ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
         environment = os.environ | {signals.LIFELINE: "stdin"} | ({} if device is None else {VISIBLE: device})
-        try:
-            done = subprocess.run(
-                [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
-                env=environment, stdin=self._lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                errors="replace", start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            return 1, f"cannot be started ({error.strerror})"
+        done = subprocess.run(
+            [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
+            env=environment, stdin=self._lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            errors="replace", start_new_session=True,
+        )  # fmt: skip
         labelled = done.stderr.replace("cupynet: ", f"cupynet: job {job.number}: ")
         print(printable(labelled), end="", file=sys.stderr, flush=True)
         if done.returncode < 0:
@@ -144,10 +144,3 @@ def _devices(config: DictConfig) -> list[str]:
         return []
     visible = os.environ.get(VISIBLE)
     return visible.split(",") if visible else [str(place) for place in range(device_count(name))]
-
-
-def _returned(job: sweep_record.Job) -> JobReturn:
-    """Return the result of a job for Hydra's sweeper: its accuracy, or None if it failed."""
-    done = JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED)
-    done.return_value = None if job.code else job.accuracy
-    return done

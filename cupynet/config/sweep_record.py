@@ -66,8 +66,8 @@ class Job:
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy on the validation images if there are some, else on the test images."""
-        if self.summary is None:
+        """The accuracy on the validation images if there are some, else on the test images. None if the job failed."""
+        if self.code or self.summary is None:
             return None
         scores = self.summary.scores
         return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
@@ -140,15 +140,16 @@ def finish(sweep: Path) -> int:
     Returns the exit code of the first job that failed, or 0.
     """
     jobs = in_order()
-    best = max(jobs, key=lambda job: -1 if job.code or job.accuracy is None else job.accuracy, default=None)
-    if best is not None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
-            screen = Screen()
-            table = [each for each in columns(jobs) if any(cell != ABSENT for cell in each.cells)]
-            show(table, screen, f"see {NAME}")
-            for job in jobs:
-                if job.code:
-                    screen.print(f"job {job.number} {job}", soft_wrap=True)
+    scored = [job for job in jobs if job.accuracy is not None]
+    with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
+        screen = Screen()
+        if jobs:
+            show([each for each in columns(jobs) if {*each.cells} != {ABSENT}], screen, f"see {NAME}")
+        for job in jobs:
+            if job.code:
+                screen.print(f"job {job.number} {job}", soft_wrap=True)
+        if scored:
+            best = max(scored, key=lambda job: job.accuracy or 0.0)
             command = shlex.join(["cupynet", "compare", near(sweep)])
             screen.print(f"best: job {best.number}, {best}. Compare the jobs: {command}", soft_wrap=True)
     return next((_ended[number].code for number in sorted(_ended) if _ended[number].code), 0)

@@ -173,15 +173,6 @@ def test_a_job_that_is_killed_ends_no_other(
     assert "cupynet: job 1: how unexpected\n" in capsys.readouterr().err
 
 
-def test_a_job_that_cannot_be_started_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "sweep").mkdir()
-    sweep_record.begin()
-    monkeypatch.setattr(process_launcher, "_program", lambda: [str(tmp_path / "nowhere")])
-    launched(2, tmp_path, monkeypatch, jobs=3, devices=[])
-    assert {row["exit_code"] for row in rows(tmp_path).values()} == {"1"} and len(rows(tmp_path)) == 3
-    assert all(row["error"].startswith("cannot be started") for row in rows(tmp_path).values())
-
-
 def test_a_signal_that_another_thread_receives_stops_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
     begun = []

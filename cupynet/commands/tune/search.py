@@ -29,14 +29,7 @@ from cupynet.config.search_space import written
 from cupynet.config.sweep_table import Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core import signals
 from cupynet.core.checks import OBJECTIVES, one_line, percent
-from cupynet.core.errors import (
-    CupynetError,
-    DataError,
-    DivergedError,
-    Interrupted,
-    OutputError,
-    signal_of,
-)
+from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.exits import quiet
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import near, printable
@@ -97,20 +90,18 @@ def search(plan: Plan, folder: Path) -> float:
     try:
         with signals.handled(signals.leave):
             run_trials(plan, folder, study)
-            best = ranked(study)[0]
+            best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
-            test, _, _ = evaluated(folder_of(folder, best.number), [f"trusted_modules=[{trusted}]"])
+            test, _, _ = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
     except optuna.exceptions.StorageInternalError as error:
         raise OutputError(f"{folder / resume.STUDY}: cannot be written ({one_line(error)})") from error
     except KeyboardInterrupt as stopped:
-        if not signal_of(stopped):
-            raise  # a callback raised it
         done, command = len(study.get_trials(states=DONE)), shlex.join(["cupynet", "tune", f"resume={near(folder)}"])
         raise Interrupted.by(stopped, f"{done} of {settings.trials} trials are done. Resume with: {command}") from None
-    text = "\n".join(summary(folder, study, plan, test))
+    text = summary(plan, folder, best, test)
     log.info("%s", text)
     print()
-    show(columns(ranked(study)[:MOST_SHOWN], plan), Screen(), "see tune.csv")
+    show(columns([best, *others][:MOST_SHOWN], plan), Screen(), "see tune.csv")
     print(f"\n{printable(text)}")
     return float(best.value)
 
@@ -208,7 +199,7 @@ def train_trial(plan: Plan, folder: Path, trial: Trial) -> float:
     experiment.tests = False
     callback = PruningCallback(trial, plan.settings.objective)
     experiment.callbacks.append(callback)
-    run = folder_of(folder, trial.number)
+    run = folder_of(folder, trial)
     run.mkdir(parents=True, exist_ok=True)
     config.keep(run, experiment.settings, plan.overrides(trial.params))
     train.train(experiment, run)
@@ -257,9 +248,9 @@ class PruningCallback(Callback):
 # results --------------------------------------------------------------------------------------------------------------
 
 
-def folder_of(search: Path, number: int) -> Path:
+def folder_of(search: Path, trial: Trial | FrozenTrial) -> Path:
     """Return the run folder of a trial."""
-    return search / "trials" / f"{number:04d}"
+    return search / "trials" / f"{trial.number:04d}"
 
 
 def reason_of(trial: FrozenTrial) -> str:
@@ -302,18 +293,17 @@ def _form(plan: Plan) -> Any:
     return percent if plan.settings.objective == "accuracy" else "{:.4g}".format
 
 
-def summary(folder: Path, study: Study, plan: Plan, test: Evaluation) -> list[str]:
+def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation) -> str:
     """Return lines about the best trial, and the command that trains it again."""
-    best = ranked(study)[0]
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
-    command = shlex.join(["cupynet", "train", *config_dir, *plan.overrides(best.params)])
-    return [
+    lines = [
         f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}",
         f"test images     accuracy {percent(test.accuracy)}, loss {test.loss:.4g} (evaluated by this trial only)",
-        f"run folder      {near(folder_of(folder, best.number))}",
+        f"run folder      {near(folder_of(folder, best))}",
         f"all trials      {near(folder / 'tune.csv')}",
-        f"train it again  {command}",
+        f"train it again  {shlex.join(['cupynet', 'train', *config_dir, *plan.overrides(best.params)])}",
     ]
+    return "\n".join(lines)
 
 
 def _say(text: str) -> None:

@@ -25,7 +25,6 @@ from optuna.trial import TrialState
 from cupynet.commands.tune import search as command
 from cupynet.commands.tune.search import DONE, Plan, PruningCallback, ranked
 from cupynet.config import search_space
-from cupynet.core import signals
 from cupynet.core.errors import (
     ConfigError,
     CupynetError,
@@ -110,19 +109,6 @@ def test_the_same_seed_tries_the_same_settings(search: Search, tmp_path: Path) -
     assert all(0.0001 <= each["optimizer.learning_rate"] <= 1 for each in tried[0])
     assert all(4 <= each["model.layers.conv1.channels"] <= 32 for each in tried[0])
     assert len({each["optimizer.learning_rate"] for each in tried[0]}) == 3
-
-
-def test_a_keyboard_interrupt_that_no_signal_raised_is_not_reported_as_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "run_trials", interrupted)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "study.db").write_bytes(empty_database())
-    with signals.handled(signals.leave), pytest.raises(KeyboardInterrupt):
-        command.search(plan_of(RATE), tmp_path)
 
 
 def test_the_lowest_loss_is_the_best(search: Search) -> None:
