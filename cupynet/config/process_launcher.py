@@ -11,7 +11,7 @@ import queue
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -62,10 +62,12 @@ class ProcessLauncher(Launcher):
             self._free.put(devices[place % len(devices)] if devices else None)
         sweep = Path(str(self._config.hydra.sweep.dir))
         done: dict[int, sweep_record.Job] = {}
+        running: set[Future[sweep_record.Job]] = set()
         with ThreadPoolExecutor(at_once, "cupynet-job") as pool:
             try:
                 with signals.handled(signals.leave), signals.lifeline() as self._lifeline:
-                    running = {pool.submit(self._run, job) for job in jobs}
+                    for job in jobs:
+                        running.add(pool.submit(self._run, job))
                     while running:
                         finished, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
                         for ended in (each.result() for each in finished):

@@ -538,7 +538,7 @@ def test_a_signal_during_the_last_evaluation_keeps_the_results_and_ends_a_sweep(
     stdout, _ = run(tmp_path, *arguments, code=143)
     (summary,) = tmp_path.glob("outputs/sweeps/*/*/*/summary.json")
     assert json.loads(summary.read_text())["test_accuracy"] is not None
-    assert "job 0 stopped by SIG" in stdout and "job 1" not in stdout
+    assert "job 0 ended with exit code 143: stopped by SIG" in stdout and "job 1" not in stdout
 
 
 def test_evaluate_refuses_other_images_than_the_runs(finished, tmp_path, monkeypatch, capsys):
