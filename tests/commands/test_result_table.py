@@ -33,7 +33,7 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
 def test_the_table_has_time_and_traffic_of_workers(capsys):
     rows = table(changed(**FULL), capsys)
     assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart"
-    assert rows["spent"] == "averaging 21 %, data 1 % at most; sent 600 MB, 20.0 MB a round"
+    assert rows["spent"] == "averaging 21 %, data 1 % at most; sent 600.0 MB, 20.0 MB a round"
     assert rows["advice"] == FULL["advice"]
     before = table(SUMMARY, capsys)
     assert set(rows) - set(before) == {"spent", "advice"}
