@@ -174,7 +174,7 @@ class TrainJob:
 
     def _summary(self, test: Evaluation | None, validation: Evaluation | None) -> Summary:
         """Return the results of the run. test, validation: None if they were not evaluated."""
-        trainer, callbacks, speed = self.wrapper.trainer, self.wrapper.callbacks, self.wrapper.pipeline_speed()
+        trainer, callbacks = self.wrapper.trainer, self.wrapper.callbacks
         clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.spent
         stop = trainer.stopped
         outcome = Outcome(
@@ -201,7 +201,7 @@ class TrainJob:
             averaging_s=clock.averaging_s,
             bytes_sent=0 if spent is None else sum(spent.bytes_sent),
             spent=None if spent is None else asdict(spent),
-            pipeline=None if speed is None else speed.to_dict(),
+            pipeline=self.wrapper.pipeline_speed(),
             memory=next((each.found for each in callbacks if isinstance(each, Pools) and each.found), None),
         )
         scores = Scores(

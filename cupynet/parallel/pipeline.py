@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -101,39 +100,25 @@ class Pipeline:
         return f"{' | '.join(' '.join(names) for names in layers)}, {self.micro_batches} micro-batches"
 
 
-@dataclass(frozen=True)
-class PipelineSpeed:
-    """The speed of a pipeline in training, compared to running its stages one after the other.
+def pipeline_speed(
+    layers: list[list[str]], micro_batches: int, work_s: Sequence[float], round_s: float
+) -> dict[str, Any]:
+    """Return the speed of a pipeline in training, compared to its stages one after the other, for JSON.
 
-    Attributes:
+    `bound` is the largest possible speed-up: (total work / slowest stage) · m / (m + s - 1). With unequal stages it can
+    be exceeded slightly: the pipeline fills and drains at the pace of the others. `speed_up` is the work of all stages
+    for a batch / the time of a round.
+
+    Args:
         layers: the names of the layers of each stage.
         micro_batches: the number of micro-batches of a whole batch.
         work_s: seconds that each stage computes for a micro-batch.
         round_s: seconds of a round of a whole batch.
     """
-
-    layers: list[list[str]]
-    micro_batches: int
-    work_s: list[float]
-    round_s: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return all values for JSON."""
-        return {**asdict(self), "bound": self.bound, "speed_up": self.speed_up}
-
-    @property
-    def bound(self) -> float:
-        """The largest possible speed-up: (total work / slowest stage) · m / (m + s - 1).
-
-        With unequal stages it can be exceeded slightly: the pipeline fills and drains at the pace of the others.
-        """
-        m, total, slowest = self.micro_batches, sum(self.work_s), max(self.work_s)
-        return total / slowest * m / (m + len(self.work_s) - 1)
-
-    @property
-    def speed_up(self) -> float:
-        """The measured speed-up: the work of all stages for a batch / the time of a round."""
-        return sum(self.work_s) * self.micro_batches / self.round_s
+    total = sum(work_s)
+    bound = total / max(work_s) * micro_batches / (micro_batches + len(work_s) - 1)
+    measured = {"layers": layers, "micro_batches": micro_batches, "work_s": list(work_s), "round_s": round_s}
+    return {**measured, "bound": bound, "speed_up": total * micro_batches / round_s}
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[bool]:

@@ -64,20 +64,22 @@ class Placement:
                 raise ConfigError(f"{shown}: name at least one of the devices 0 to {there - 1}, and no device twice")
         else:
             asked = sorted(range(there), key=lambda device: (device != first, device))
-        at_hand = len(asked) or available_cores()
-        if workers is None and stages is None:
-            workers = 1
-        if seats is not None:
-            if stages is None:
-                stages = min(max(len(seats) // integer("workers", workers, 1), 1), most_stages)
-            workers = _replicas(workers, integer("stages", stages, 1), len(seats))
+        started = None if seats is None else len(seats)
+        at_hand = started or len(asked) or available_cores()
         if workers is None:
-            most_workers = at_hand if asked else MOST_CPU_WORKERS
-            workers = min(max(at_hand // integer("stages", stages, 1), 1), most_workers)
+            most_workers = at_hand if asked or started else MOST_CPU_WORKERS
+            workers = 1 if stages is None else min(max(at_hand // integer("stages", stages, 1), 1), most_workers)
         workers = integer("workers", workers, 1)
         if stages is None:
             stages = min(max(at_hand // workers, 1), most_stages)
-        return cls(workers, tuple(asked), integer("stages", stages, 1), tuple(seats or ()))
+        stages = integer("stages", stages, 1)
+        if started is not None and workers * stages != started:
+            each = f" of {stages} stages" if stages > 1 else ""
+            raise ConfigError(
+                f"workers={workers}: {workers} replicas{each} need {workers * stages} ranks, and {started} were "
+                f"started: mpiexec -n {workers * stages}, or leave workers out"
+            )
+        return cls(workers, tuple(asked), stages, tuple(seats or ()))
 
     @property
     def ranks(self) -> int:
@@ -92,15 +94,3 @@ class Placement:
     def names(self) -> list[str]:
         """Return the device of each rank, in order: `cuda:0`, or `cpu`."""
         return [f"cuda:{self.device(rank)}" if self.devices else "cpu" for rank in range(self.ranks)]
-
-
-def _replicas(workers: int | None, stages: int, ranks: int) -> int:
-    """Return the number of replicas of these ranks. ConfigError if it is not `workers`, or not an integer."""
-    workers = ranks // stages if workers is None else integer("workers", workers, 1)
-    if workers * stages != ranks:
-        each = f" of {stages} stages" if stages > 1 else ""
-        raise ConfigError(
-            f"workers={workers}: {workers} replicas{each} need {workers * stages} ranks, and {ranks} were started: "
-            f"mpiexec -n {workers * stages}, or leave workers out"
-        )
-    return workers

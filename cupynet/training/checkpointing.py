@@ -187,13 +187,9 @@ def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
         for stage in range(stages):
             own = states[stage::stages]
             found = [state["replica"]["weights"] for state in own]
-            equal = all(_equal(found[0], each) for each in found[1:])
+            equal = all(np.array_equal(each[name], found[0][name]) for each in found[1:] for name in found[0])
             weights |= found[0] if equal else mean(found, shares(own, synchronizer))
     return weights
-
-
-def _equal(one: Arrays, other: Arrays) -> bool:
-    return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -43,19 +43,13 @@ class Fit:
 
     def check_validation(self, parts: Sequence[Callback | Schedule], synchronizer: Synchronizer, workers: int) -> None:
         """Refuse a fit without the evaluations that a callback or the learning-rate schedule needs. ConfigError."""
+        evaluated = self.evaluate_on is not None and self.split == "validation"
         for part in parts:
-            if not part.needs_validation:
-                continue
-            name = type(part).__name__
-            if self.evaluate_on is None or self.split != "validation":
+            if part.needs_validation and not (evaluated and (synchronizer.evaluates or workers == 1)):
                 raise ConfigError(
-                    f"{name} needs evaluations on images kept out of training, not the test images: "
-                    "fit(..., evaluate_on=held_out, split='validation')"
-                )
-            if not (synchronizer.evaluates or workers == 1):
-                raise ConfigError(
-                    f"averaging_frequency: {name} needs an evaluation after each epoch, and not every epoch ends with "
-                    "an average: use averaging_frequency='epoch'"
+                    f"{type(part).__name__} needs an evaluation of images kept out of training after each epoch: "
+                    "fit(..., evaluate_on=held_out, split='validation'), with replicas that are averaged then: "
+                    "averaging_frequency='epoch' or a number of iterations"
                 )
 
 

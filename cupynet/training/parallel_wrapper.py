@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from cupynet.backend import FRACTIONS, PixelScale, Shared, blas, create_backend
 from cupynet.backend.array import Array
@@ -27,12 +27,12 @@ from cupynet.parallel import (
     MpiLauncher,
     ParameterAveraging,
     Pipeline,
-    PipelineSpeed,
     Placement,
     Synchronizer,
     ThreadLauncher,
     check_reduce,
     job,
+    pipeline_speed,
 )
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
@@ -382,7 +382,7 @@ class ParallelWrapper:
             raise RuntimeError("nothing has been trained yet, or the wrapper is closed")
         return found
 
-    def pipeline_speed(self) -> PipelineSpeed | None:
+    def pipeline_speed(self) -> dict[str, Any] | None:
         """Return the speed of the pipeline and its bound, from the times of its stages; None without one or a `fit`."""
         stages, trainer = self.placement.stages, self.trainer
         spent, rate = trainer.spent, trainer.statistics.clock.images_per_s
@@ -392,7 +392,7 @@ class ParallelWrapper:
         micro_batches = min(self.pipeline.micro_batches, batch_size)
         batches = samples / batch_size
         work_s = [sum(spent.compute_s[stage::stages]) / batches / micro_batches for stage in range(stages)]
-        return PipelineSpeed(self.layers, micro_batches, work_s, batch_size * self.placement.workers / rate)
+        return pipeline_speed(self.layers, micro_batches, work_s, batch_size * self.placement.workers / rate)
 
     def replicas(self) -> list[Model]:
         """Return the replicas of this process, in rank order; in a pipeline each is a stage's layers."""

@@ -179,7 +179,7 @@ def test_a_resumed_pipeline_keeps_its_stages_and_replicas(
 def test_a_single_mpi_rank_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     for size, reported in ((1, True), (2, False)):
         made = experiment(())
-        made.job = SimpleNamespace(size=size, sharing=1, where=lambda: "here")  # type: ignore[assignment]
+        made.job = SimpleNamespace(size=size, sharing=1, on_machine=1)  # type: ignore[assignment]
         made.announce()
         assert ("there is only one rank: start mpiexec -n 4" in caplog.text) == reported
         caplog.clear()

@@ -15,7 +15,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Constant, Momentum, Nesterov, OneCycle, Optimizer
-from cupynet.training import ParallelWrapper, Replica
+from cupynet.training import ParallelWrapper
 from tests.support.backends import every_backend
 from tests.support.pairwise import pairwise
 from tests.support.training import small_model
@@ -223,9 +223,8 @@ def test_a_norm_to_clip_at_is_positive() -> None:
 
 @pytest.mark.parametrize(("wrong", "shown"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
 def test_objects_that_are_not_optimizers_are_refused(wrong: Any, shown: str) -> None:
-    for make in (Replica, ParallelWrapper):
-        with pytest.raises(ConfigError, match=f"optimizer is {shown}: must be an Optimizer"):
-            make(small_model(), optimizer=wrong)
+    with pytest.raises(ConfigError, match=f"optimizer is {shown}: must be an Optimizer"):
+        ParallelWrapper(small_model(), optimizer=wrong)
 
 
 def test_a_string_is_not_a_learning_rate() -> None:

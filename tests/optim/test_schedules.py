@@ -323,9 +323,9 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
         assert seen.rates == [1e-9, 1e-9, 0.5e-9]
         rates = [trainer.replica.optimizer.learning_rate(0) for trainer in wrapper._trainers]  # type: ignore[union-attr]
         assert rates == [0.25e-9] * 2 and optimizer.learning_rate(0) == 1e-9
-        with pytest.raises(ConfigError, match="ReduceOnPlateau needs evaluations on images kept out"):
+        with pytest.raises(ConfigError, match="ReduceOnPlateau needs an evaluation of images kept out"):
             wrapper.fit(data, 1, batch_size=4, evaluate_on=data)
-        with pytest.raises(ConfigError, match="ReduceOnPlateau needs evaluations on images kept out"):
+        with pytest.raises(ConfigError, match="ReduceOnPlateau needs an evaluation of images kept out"):
             wrapper.fit(data, 1, batch_size=4)
 
 
@@ -357,15 +357,11 @@ def test_a_scaled_schedule_is_the_other_one_times_a_factor() -> None:
 
 
 @pytest.mark.parametrize(("scale", "rate"), [("linear", 0.08), (1.5, 0.03)])
-def test_the_wrapper_scales_the_learning_rate_and_says_so(scale: Any, rate: float, caplog: Any) -> None:
+def test_the_wrapper_scales_the_learning_rate(scale: Any, rate: float) -> None:
     optimizer, data = SGD(0.02), small_dataset(40)
-    with (
-        caplog.at_level("INFO"),
-        ParallelWrapper(small_model(), 4, optimizer=optimizer, learning_rate_scale=scale) as scaled,
-    ):
+    with ParallelWrapper(small_model(), 4, optimizer=optimizer, learning_rate_scale=scale) as scaled:
         scaled.fit(data, 1, batch_size=4).warm_up(4)
         assert scaled.trainer.replica.optimizer.learning_rate(0) == rate
-    assert f"learning rate x {rate / 0.02:g}: learning_rate_scale={scale}, workers=4" in caplog.messages
     with ParallelWrapper(small_model(), 4, optimizer=SGD(rate)) as plain:
         plain.fit(data, 1, batch_size=4)
     np.testing.assert_array_equal(scaled.model.params.master, plain.model.params.master)

@@ -367,10 +367,10 @@ def test_warm_up_changes_nothing_and_training_measures_the_stages():
         assert fingerprint(model) == before
         wrapper.fit(Loader(small_dataset(200), 10), 2)
         speed, spent = wrapper.pipeline_speed(), wrapper.trainer.spent
-        assert speed.layers == [["conv1", "pool1"], ["dense1", "output"]] and speed.micro_batches == 4
+        assert speed["layers"] == [["conv1", "pool1"], ["dense1", "output"]] and speed["micro_batches"] == 4
         first = (spent.compute_s[0] + spent.compute_s[2]) / 40 / 4  # two replicas, 40 batches in all
-        assert speed.work_s[0] == pytest.approx(first) and min(speed.work_s) > 0
-        assert speed.round_s == pytest.approx(20 / wrapper.trainer.statistics.clock.images_per_s)
+        assert speed["work_s"][0] == pytest.approx(first) and min(speed["work_s"]) > 0
+        assert speed["round_s"] == pytest.approx(20 / wrapper.trainer.statistics.clock.images_per_s)
     with ParallelWrapper(small_model(), 1) as wrapper:
         wrapper.warm_up(10)
         assert wrapper.pipeline_speed() is None

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -66,15 +65,6 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     return "device" if reduce == "auto" else reduce
 
 
-@dataclass(frozen=True)
-class Contribution:
-    """One worker's part in a mean. mark: an event after which the arrays are complete."""
-
-    arrays: list[Array]
-    weight: float
-    mark: Any
-
-
 class Buffers:
     """Buffers on a device, allocated when they are first used, before other workers are in a collective."""
 
@@ -113,8 +103,9 @@ class DeviceMeans:
         self._connect()
         leader = self._devices.index(self._devices[self.rank])
         buffers = [self._buffers.like(i, array) for i, array in enumerate(arrays)] if leader == self.rank else []
-        given: list[Contribution] = self._exchange(Contribution(arrays, weight, self._backend.record_event()))
-        total = sum(each.weight for each in given)
+        # of each worker: its arrays, its weight, and an event after which the arrays are complete
+        given = self._exchange((arrays, weight, self._backend.record_event()))
+        total = sum(weight for _, weight, _ in given)
         if total <= 0:
             return
         if leader == self.rank:
@@ -157,13 +148,13 @@ class DeviceMeans:
         """The first rank of each device, in the order of ranks."""
         return [rank for rank, device in enumerate(self._devices) if device not in self._devices[:rank]]
 
-    def _sum_here(self, given: list[Contribution], total: float, buffers: list[Array]) -> None:
+    def _sum_here(self, given: list[Any], total: float, buffers: list[Array]) -> None:
         """Compute this device's part of the mean of each vector, in the buffers."""
         mine = [each for each, device in zip(given, self._devices, strict=True) if device == self._devices[self.rank]]
-        self._backend.wait_event(*(each.mark for each in given))  # those elsewhere may still be fetching the last sum
-        shares = [each.weight / total for each in mine]
+        self._backend.wait_event(*(mark for _, _, mark in given))  # those elsewhere may still be fetching the last sum
+        shares = [weight / total for _, weight, _ in mine]
         for place, buffer in enumerate(buffers):
-            self._backend.weighted_sum(buffer, [each.arrays[place] for each in mine], shares)
+            self._backend.weighted_sum(buffer, [arrays[place] for arrays, _, _ in mine], shares)
 
     def _sum_on_first(self, buffers: list[Array]) -> None:
         """Let the first leader fetch the others' sums and add them in order, then let the others fetch the total."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import guess, instance, number, refusal, shown
+from cupynet.core.checks import instance, number, one_of
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
 
 
@@ -117,8 +117,6 @@ NAMES: dict[str, type[Outer]] = {"mean": Mean, "slowmo": SlowMo, "diloco": DiLoC
 
 def outer_step(outer: str | Outer) -> Outer:
     """Return the rule of that name with its defaults, or the given rule. ConfigError."""
-    if not isinstance(outer, str):
-        return instance("outer", outer, Outer, "DiLoCo(0.7, 0.9), or mean, slowmo or diloco")
-    if outer not in NAMES:
-        raise refusal("outer", shown(outer), f"must be one of {', '.join(NAMES)}, or an Outer{guess(outer, NAMES)}")
-    return NAMES[outer]()
+    if isinstance(outer, str):
+        return NAMES[one_of("outer", outer, tuple(NAMES))]()
+    return instance("outer", outer, Outer, "DiLoCo(0.7, 0.9), or mean, slowmo or diloco")

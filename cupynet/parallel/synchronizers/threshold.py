@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.core.checks import guess, instance, integer, number, refusal, shown
+from cupynet.core.checks import instance, integer, number, one_of
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.synchronizers.replica_view import is_finite
 
@@ -223,11 +223,7 @@ def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
     """Return the encoding called `threshold` with its defaults, or the given one, or None. ConfigError."""
-    if value is None or isinstance(value, ThresholdEncoding):
-        return value
     if isinstance(value, str):
-        if value != "threshold":
-            also = f"must be threshold, a ThresholdEncoding, or null for none{guess(value, ['threshold'])}"
-            raise refusal("encoding", shown(value), also)
+        one_of("encoding", value, ("threshold",))
         return ThresholdEncoding()
-    return instance("encoding", value, ThresholdEncoding, "ThresholdEncoding(), or None")
+    return None if value is None else instance("encoding", value, ThresholdEncoding, "ThresholdEncoding(), or None")

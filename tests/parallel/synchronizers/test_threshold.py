@@ -125,7 +125,7 @@ def test_an_encoding_resumes_from_its_state() -> None:
         (lambda: AdaptiveThreshold(fewest=0.2, most=0.1), "AdaptiveThreshold fewest=0.2: must be at most `most`"),
         (lambda: ThresholdEncoding(FixedThreshold), "algorithm is the class FixedThreshold"),  # type: ignore[arg-type]
         (lambda: ThresholdEncoding(clip_residual=0.5), "clip_residual=0.5: must be a number of at least 1"),
-        (lambda: encoding("treshold"), "encoding='treshold': must be threshold.*did you mean 'threshold'"),
+        (lambda: encoding("treshold"), "encoding=.*treshold.*: must be .*threshold.*did you mean 'threshold'"),
         (lambda: encoding(3), "encoding is an int: must be a ThresholdEncoding"),  # type: ignore[arg-type]
     ],
 )
