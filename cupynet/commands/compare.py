@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.config.sweep_table import Column, Screen, as_csv, show
-from cupynet.core.errors import ConfigError, OutputError
-from cupynet.core.exits import Arguments, leave_after, named, say_error
+from cupynet.core.errors import ConfigError
+from cupynet.core.exits import Arguments, leave_after, named
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import printable, wrapped
 from cupynet.reporting.comparison.answer import Answer, answer
 from cupynet.reporting.comparison.groups import Comparison, Group, compared
+from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find, is_run
 from cupynet.reporting.comparison.table import FIGURES, FRONT, columns, in_order
 
@@ -64,15 +65,17 @@ def _compare(arguments: argparse.Namespace) -> None:
     comparison = compared(find(arguments.folders), arguments.to)
     groups = in_order(comparison, arguments.sort)
     table, found = columns(comparison, groups), answer(comparison)
-    page = _write_page(arguments, comparison, groups)  # first: it may be refused
-    if arguments.csv is not None:
-        write_whole(arguments.csv, as_csv(table).encode())
     if arguments.json:
         print(json.dumps(_record(comparison, groups, found), indent=2))
     else:
         _print(comparison, len(groups), table, found)
-        if page is not None:
-            print(f"\n{printable(str(page))}")
+    if arguments.csv is not None:
+        write_whole(arguments.csv, as_csv(table).encode())
+    path = Path(arguments.html or f"{arguments.folders[0]}/{PAGE}")
+    if arguments.html or (len(arguments.folders) == 1 and path.parent.is_dir() and not is_run(path.parent)):
+        write_whole(path, compare_page(comparison, groups, path.parent))
+        if not arguments.json:
+            print(f"\n{printable(str(path))}")
 
 
 def _record(comparison: Comparison, groups: Sequence[Group], found: Answer) -> dict[str, Any]:
@@ -114,23 +117,3 @@ def _print(comparison: Comparison, finished: int, table: Sequence[Column], found
     screen.print()
     for text in (found.text, *found.notes):
         screen.print("\n".join(wrapped(text, min(screen.width, 100))))
-
-
-def _write_page(arguments: argparse.Namespace, comparison: Comparison, groups: Sequence[Group]) -> Path | None:
-    """Write the page to the named file, or into the folder of a single sweep if that is writable. Return its path."""
-    from cupynet.reporting.comparison.page import compare_page
-
-    if arguments.html is not None:
-        path = Path(arguments.html)
-    else:
-        path = Path(arguments.folders[0]) / PAGE
-        if len(arguments.folders) > 1 or not path.parent.is_dir() or is_run(path.parent):
-            return None
-    try:
-        write_whole(path, compare_page(comparison, groups, path.parent))
-    except OutputError as error:
-        if arguments.html is not None:
-            raise
-        say_error(f"warning: {error}")
-        return None
-    return path

@@ -50,6 +50,18 @@ def write_json(path: PathLike, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
+def read_object(path: PathLike) -> dict[str, Any]:
+    """Return the object in a JSON file. DataError."""
+    require_plain(path)
+    try:
+        found = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{path}: expected an object, found {type(found).__name__}")
+    return found
+
+
 def digest(weights: dict[str, Any]) -> str:
     """Return the SHA-256 over name, dtype, shape and bytes of each tensor, in order of name."""
     hasher = hashlib.sha256()

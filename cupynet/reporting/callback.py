@@ -43,11 +43,10 @@ class ReportPage(Callback):
             from cupynet.reporting.page import write_page  # imports Jinja and, for charts, matplotlib
 
             _, missing = write_page(run.folder, over=True, error="" if error is None else name + one_line(error))
+            if missing:
+                log.info("%s", missing)
         except ConfigError:
             return  # nothing was written into the folder: there is no history and there are no results
         except Exception as failure:
             reason = one_line(failure) or type(failure).__name__
             log.warning("report.html cannot be written (%s); cupynet report %s writes it", reason, run)
-        else:
-            if missing:
-                log.info("%s", missing)

@@ -15,8 +15,9 @@ from typing import Any
 
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
-from cupynet.runs.run import Run, read_object
+from cupynet.runs.run import Run
 
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # of a log
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cupynet.reporting.folder import RunData, config_path, read_run, read_text
 from cupynet.reporting.render import render
 
 PICTURED = ("Loss", "Accuracy")  # the charts in curves.png
+MAX_CELLS = 25  # rows of the confusion matrix
 MAX_CLASSES = 200  # rows of the table of classes
 MAX_FILES = 60
 NONE = "–"
@@ -138,29 +140,23 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
     """Return the figures at the top: name, figure, and a remark."""
     summary, last = _results(data), (data.epochs or [{}])[-1]
     split, accuracy = _accuracy(data)
-    rows = []
-
-    def add(name: str, value: Any, form: str, remark: str = "", about: Any = None) -> None:
-        if value is not None:
-            rows.append((name, form.format(value), "" if about is None else remark.format(about)))
-
-    add(
-        f"{split} accuracy",
-        None if accuracy is None else percent(accuracy),
-        "{}",
-        "macro F1 {:.4f}",
-        summary.get("test_f1"),
-    )
     loss = summary.get(f"{split}_loss") or last.get(f"{split}_loss")
-    add(f"{split} loss", loss, "{:.4g}", "training {:.4g}", last.get("loss"))
     speed = data.get("images_per_s", (data.rows or [{}])[-1].get("images_per_s"))
-    add("training speed", speed, "{:,.0f}/s", "{:,.0f} per worker", speed and speed / data.get("workers", 1))
-    train_s, wall_s = summary.get("train_s"), summary.get("wall_s")
-    add("time", wall_s and clock(wall_s), "{}", "{} of it training", train_s and clock(train_s))
+    each = None if speed is None else speed / data.get("workers", 1)
     epochs = f"{_epochs(data)} of {data.start.get('epochs', NONE)}"
-    add("epochs", epochs, "{}", "{:,} iterations", _last_iteration(data))
-    add("parameters", data.get("parameters"), "{:,}")
-    return rows
+    tiles = [
+        (f"{split} accuracy", _shown(accuracy, percent), _shown(summary.get("test_f1"), "macro F1 {:.4f}".format)),
+        (f"{split} loss", _shown(loss, "{:.4g}".format), _shown(last.get("loss"), "training {:.4g}".format)),
+        ("training speed", _shown(speed, "{:,.0f}/s".format), _shown(each, "{:,.0f} per worker".format)),
+        ("time", _shown(summary.get("wall_s"), clock), f"training {_shown(summary.get('train_s'), clock)}"),
+        ("epochs", epochs, f"{_last_iteration(data):,} iterations"),
+        ("parameters", _shown(data.get("parameters"), "{:,}".format), ""),
+    ]
+    return [tile for tile in tiles if tile[1]]
+
+
+def _shown(value: Any, form: Callable[[Any], str]) -> str:
+    return "" if value is None else form(value)
 
 
 def _time(data: RunData) -> dict[str, Any] | None:
@@ -190,6 +186,7 @@ def _evaluation(data: RunData) -> dict[str, Any] | None:
         return None
     counts = np.array(row["confusion"], np.int64)
     names = _class_names(data, len(counts))
+    matrix = pictures.confusion(counts, names) if len(counts) <= MAX_CELLS else None
     if test:
         which = f"On {test['samples']:,} test images."
     else:
@@ -199,7 +196,7 @@ def _evaluation(data: RunData) -> dict[str, Any] | None:
         figures = [NONE if each[key] is None else f"{each[key]:.4f}" for key in ("precision", "recall", "f1")]
         classes.append([name, *figures, f"{each['support']:,}"])
     note = f"{which} Rows: the actual class; columns: the prediction."
-    return {"note": note, "classes": classes, **pictures.confusion(counts, names)}
+    return {"note": note, "classes": classes, "names": names, "matrix": matrix}
 
 
 def _class_names(data: RunData, classes: int) -> list[str]:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 POSITIVE, NEGATIVE = (213, 94, 0), (0, 114, 178)
 MAX_FILTERS = 128
-MAX_CELLS = 25  # classes of a confusion matrix whose counts are written out
 COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # of PNG, by channels
 
 
@@ -72,12 +71,12 @@ def filters(weights: NDArray[Any], name: str) -> Picture | None:
     largest = np.abs(tiles).max(axis=(1, 2, 3), keepdims=True)
     tiles = tiles / np.where(largest == 0, 1, largest)
     coloured = _in_colour(tiles) if channels == 3 else by_sign(tiles.mean(axis=3))
-    columns = math.ceil(math.sqrt(2.0 * count)) if count > 4 else count
+    columns = math.ceil(math.sqrt(2 * count))
     rows = math.ceil(count / columns)
-    sheet = np.zeros((rows * (kernel_h + 1) - 1, columns * (kernel_w + 1) - 1, 4), np.uint8)
-    for index, tile in enumerate(coloured):
-        top, left = (kernel_h + 1) * (index // columns), (kernel_w + 1) * (index % columns)
-        sheet[top : top + kernel_h, left : left + kernel_w] = tile
+    sheet = np.zeros((rows * columns, kernel_h + 1, kernel_w + 1, 4), np.uint8)  # each with a gap below and beside it
+    sheet[:count, :kernel_h, :kernel_w] = coloured
+    sheet = sheet.reshape(rows, columns, kernel_h + 1, kernel_w + 1, 4).swapaxes(1, 2)
+    sheet = sheet.reshape(rows * (kernel_h + 1), columns * (kernel_w + 1), 4)[:-1, :-1]
     return picture(sheet, f"filters of {name}", max(min(8, 520 // sheet.shape[1]), 1))
 
 
@@ -103,29 +102,22 @@ class Cell(NamedTuple):
     title: str = ""
 
 
-def confusion(counts: NDArray[np.int64], names: list[str]) -> dict[str, Any]:
-    """Return a confusion matrix, whose rows are the actual classes, for a template; a picture if there are many.
+def confusion(counts: NDArray[np.int64], names: list[str]) -> list[tuple[str, list[Cell]]]:
+    """Return a confusion matrix: for each actual class its name, and a cell for each prediction.
 
     Correct predictions are shaded by their share of the class, mistakes by their share of the most frequent mistake.
     """
     diagonal = np.eye(len(counts), dtype=bool)
     right = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     wrong = np.where(diagonal, 0, counts)
-    wrong = wrong / max(int(wrong.max(initial=0)), 1)
-    if len(counts) > MAX_CELLS:
-        pixels = by_sign(np.where(diagonal, -right, np.sqrt(wrong)))
-        return {"picture": picture(pixels, "confusion matrix", max(600 // len(counts), 1))}
-    shares = np.where(counts == 0, 0, 0.08 + 0.87 * np.where(diagonal, right, wrong))
+    shares = np.where(diagonal, right, wrong / max(int(wrong.max(initial=0)), 1))
+    strengths = np.where(counts == 0, 0, 0.08 + 0.87 * shares)
     rows = []
     for actual, name in enumerate(names):
+        row = zip(names, counts[actual].tolist(), strengths[actual].tolist(), strict=True)
         cells = [
-            Cell(
-                f"{count}",
-                float(shares[actual, guess]),
-                "heat" if actual == guess else "miss",
-                f"{name} taken for {names[guess]}: {count:,}",
-            )
-            for guess, count in enumerate(counts[actual].tolist())
+            Cell(f"{count}", strength, "heat" if guess == name else "miss", f"{name} taken for {guess}: {count:,}")
+            for guess, count, strength in row
         ]
         rows.append((name, cells))
-    return {"head": names, "rows": rows}
+    return rows

@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cupynet.core.checks import shown
 from cupynet.core.errors import DataError, OutputError
-from cupynet.core.files import load_weights, save_weights, write_json, write_whole
+from cupynet.core.files import load_weights, read_object, save_weights, write_json, write_whole
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
-MAX_JSON = 64 << 20  # bytes of a JSON file
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Checkpoints:
         places: dict[int, Path] = {}
         for entry in self.folder.iterdir() if self.folder.is_dir() else ():
             match = re.fullmatch(r"step-(\d{8,})(\.old-\d+)?", entry.name)
-            if match and (not match[2] or (int(match[1]) not in places and _is_whole(entry))):
+            if match and (not match[2] or int(match[1]) not in places):
                 places[int(match[1])] = entry
         return places
 
@@ -115,9 +115,9 @@ class Checkpoints:
             for step in self.steps():
                 if step not in steps:
                     path = self.path(step)
-                    old = path.with_name(f"{path.name}.old-{os.getpid()}")
-                    os.rename(path, old)
-                    shutil.rmtree(old, ignore_errors=True)  # `clean` removes the rest, such as open files on NFS
+                    gone = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+                    os.rename(path, gone)
+                    shutil.rmtree(gone, ignore_errors=True)  # `clean` removes the rest, such as open files on NFS
         except OSError as error:
             raise OutputError(f"{self.folder}: an old checkpoint cannot be removed ({error.strerror})") from error
 
@@ -146,41 +146,38 @@ class Checkpoints:
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 match = re.fullmatch(r"(step-\d{8,})\.(tmp|old)-\d+", entry.name)
-                if match and match[2] == "old" and not (self.folder / match[1]).exists() and _is_whole(entry):
+                if match and match[2] == "old" and not (self.folder / match[1]).exists():
                     os.rename(entry, self.folder / match[1])
                 elif match:
                     shutil.rmtree(entry, ignore_errors=True)
 
 
 def read(path: str | Path) -> Stored:
-    """Return a checkpoint after verifying the size and SHA-256 of its files.
+    """Return a checkpoint after comparing its files with its manifest.
 
     Raises:
         DataError: it is missing or damaged. The message names the file, and what was expected and found.
     """
     path = Path(path)
+    manifest = path / MANIFEST
     try:
-        names = _verified(path)
-        state = _json(path / STATE)
+        if path.is_symlink():
+            raise DataError(f"{path}: is not a checkpoint: it is a link")
+        found, files = _digests(path), read_object(manifest).get("files")
+        if not isinstance(files, dict) or manifest.read_bytes() != _manifest({"format": FORMAT, "files": files}):
+            raise DataError(f"{manifest}: damaged, or of another version: expected format {FORMAT} and its SHA-256")
     except OSError as error:
         raise DataError(f"{error.filename or path}: cannot be read as a checkpoint ({error.strerror})") from error
-    if not isinstance(state, dict):
-        raise DataError(f"{path / STATE}: damaged, expected an object, found {type(state).__name__}")
-    arrays = {Path(name).stem: load_weights(path / name) for name in sorted(names) if name.endswith(ARRAYS)}
-    return Stored(path, state, arrays)
-
-
-def _is_whole(path: Path) -> bool:
-    try:
-        read(path)
-    except DataError:
-        return False
-    return True
+    for name in sorted(files.keys() | found.keys()):
+        expected, own = files.get(name, "no file"), found.get(name, "no file")
+        if expected != own:
+            raise DataError(f"{path / name}: damaged, expected {shown(expected)}, found {shown(own)}")
+    arrays = {Path(name).stem: load_weights(path / name) for name in sorted(files) if name.endswith(ARRAYS)}
+    return Stored(path, read_object(path / STATE), arrays)
 
 
 def _write_manifest(folder: Path) -> None:
-    files = {entry.name: {"size": entry.stat().st_size, "sha256": _digest(entry)} for entry in folder.iterdir()}
-    write_whole(folder / MANIFEST, _manifest({"format": FORMAT, "files": dict(sorted(files.items()))}))
+    write_whole(folder / MANIFEST, _manifest({"format": FORMAT, "files": _digests(folder)}))
 
 
 def _manifest(content: dict[str, Any]) -> bytes:
@@ -189,57 +186,16 @@ def _manifest(content: dict[str, Any]) -> bytes:
     return (json.dumps({**content, "sha256": own}, indent=2) + "\n").encode()
 
 
-def _verified(folder: Path) -> list[str]:
-    """Compare the files with the manifest, and return their names. DataError, OSError."""
-    if not stat.S_ISDIR(folder.lstat().st_mode):
-        raise DataError(f"{folder}: is not a checkpoint: it is not a folder")
-    manifest = folder / MANIFEST
-    _check_size(manifest, None)
-    content = _json(manifest)
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("files"), dict):
-        found = content.get("format") if isinstance(content, dict) else content
-        raise DataError(f"{manifest}: damaged, or of another version: expected format {FORMAT}, found {found!r:.80}")
-    whole = _manifest({key: value for key, value in content.items() if key != "sha256"})
-    if whole != manifest.read_bytes():
-        raise DataError(
-            f"{manifest}: damaged, expected a manifest with a matching SHA-256, found {content.get('sha256')!r:.80}"
-        )
-    names, present = content["files"], {entry.name for entry in folder.iterdir()} - {MANIFEST}
-    for name in sorted(names.keys() ^ present):
-        what = "is missing, expected it, found nothing" if name in names else "does not belong to this checkpoint"
-        raise DataError(f"{folder / name}: {what}")
-    if STATE not in names or not all(name == STATE or name.endswith(ARRAYS) for name in names):
-        raise DataError(f"{manifest}: expected {STATE} and files of arrays, found {', '.join(sorted(names))}")
-    for name, expected in names.items():
-        if not isinstance(expected, dict) or [type(expected.get(key)) for key in ("size", "sha256")] != [int, str]:
-            raise DataError(f"{manifest}: expected size and sha256 of {name}, found {expected!r:.80}")
-        _check_size(folder / name, expected["size"])
-        found = _digest(folder / name)
-        if found != expected["sha256"]:
-            raise DataError(f"{folder / name}: damaged, expected SHA-256 {expected['sha256']}, found {found}")
-    return list(names)
-
-
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read as a checkpoint, expected JSON, found {error}") from error
-
-
-def _check_size(path: Path, expected: int | None) -> None:
-    """Refuse a file that is a link, or has another size. DataError, OSError."""
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{path}: must be a plain file")
-    if expected is not None and found.st_size != expected:
-        raise DataError(f"{path}: damaged, expected {expected} bytes, found {found.st_size}")
-    if not path.name.endswith(ARRAYS) and found.st_size > MAX_JSON:
-        raise DataError(f"{path}: expected at most {MAX_JSON} bytes, found {found.st_size}")
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _digests(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the size and SHA-256 of each file but the manifest. Links and pipes are refused. DataError, OSError."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise DataError(f"{path}: must be a plain file")
+        if path.name != MANIFEST:
+            content = path.read_bytes()
+            found[path.name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    return found
 
 
 def _flush(folder: Path) -> None:

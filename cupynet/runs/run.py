@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from cupynet.core.checks import finite, shown
 from cupynet.core.errors import ConfigError, DataError, OutputError
-from cupynet.core.files import load_weights, require_plain, save_weights, write_json, write_whole
+from cupynet.core.files import load_weights, read_object, require_plain, save_weights, write_json, write_whole
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 
@@ -148,21 +148,17 @@ class Summary:
         Raises:
             DataError: a field is missing, or has a value of another type. The message names it.
         """
-        parts = {"setup": Setup, "outcome": Outcome, "cost": Cost, "scores": Scores}
-        known = {each.name: each for part in parts.values() for each in fields(part)}
-        missing = [name for name, each in known.items() if name not in flat and each.default is MISSING]
-        if missing:
-            raise DataError(f"is not a complete summary, it lacks {', '.join(missing)}")
-        kinds = {name: kind for part in parts.values() for name, kind in get_type_hints(part).items()}
-        for name in known:
-            if name in flat and not _is_a(flat[name], kinds[name]):
-                raise DataError(f"{name}={shown(flat[name])}: is not a value of a run")
-        return cls(
-            **{
-                name: part(**{each.name: flat[each.name] for each in fields(part) if each.name in flat})
-                for name, part in parts.items()
-            }
-        )
+        parts = {}
+        for name, part in get_type_hints(cls).items():
+            missing = [each.name for each in fields(part) if each.default is MISSING and each.name not in flat]
+            if missing:
+                raise DataError(f"is not a complete summary, it lacks {', '.join(missing)}")
+            kinds = {key: kind for key, kind in get_type_hints(part).items() if key in flat}
+            for key, kind in kinds.items():
+                if not _is_a(flat[key], kind):
+                    raise DataError(f"{key}={shown(flat[key])}: is not a value of a run")
+            parts[name] = part(**{key: flat[key] for key in kinds})
+        return cls(**parts)
 
 
 def _is_a(value: Any, kind: Any) -> bool:
@@ -289,23 +285,18 @@ class Run:
         self.saved = True
 
     def summary(self) -> Summary:
-        """Return the summary. ConfigError if there is no finished run, DataError for a damaged file."""
-        path = self.summary_path
-        if not path.is_file():
-            raise ConfigError(
-                f"{self.folder}: is not a finished run, it has no {path.name}: name a folder under outputs/"
-            )
-        found = read_object(path)
+        """Return the summary. DataError for a missing or damaged file."""
+        found = read_object(self.summary_path)
         try:
             return Summary.of(found)
         except DataError as error:
-            raise DataError(f"{path}: {error}") from error
+            raise DataError(f"{self.summary_path}: {error}") from error
 
     def iterations(self) -> int | None:
         """Return the iterations of the results; None if there are no readable results."""
         try:
             return self.summary().outcome.iterations
-        except (ConfigError, DataError):
+        except DataError:
             return None
 
     def weights(self) -> dict[str, Any]:
@@ -325,15 +316,3 @@ class Run:
     def columns(self) -> Columns:
         """Return the history as columns. DataError."""
         return Columns.of(self.history())
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. DataError."""
-    require_plain(path)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{path}: expected an object, found {type(found).__name__}")
-    return found

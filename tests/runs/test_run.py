@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import DataError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.summaries import FIGURES, SUMMARY, changed
@@ -31,7 +31,7 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     for name in (".weights.safetensors.7.part", ".summary.json.8.part", ".hydra/.overrides.yaml.9.part"):
         (tmp_path / name).write_text("half")
-    for name in ("step-00000004.tmp-7", "step-00000002.old-7"):
+    for name in ("step-00000004.tmp-7", "step-00000002.tmp-7"):
         (tmp_path / "checkpoints" / name).mkdir()
     before = run.weights_path.read_bytes()
     run.tidy()
@@ -86,7 +86,7 @@ def test_a_damaged_summary_is_named(content: str, message: str, tmp_path: Path) 
 
 
 def test_a_folder_without_a_summary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a finished run, it has no summary.json"):
+    with pytest.raises(DataError, match="summary.json: cannot be read"):
         Run(tmp_path).summary()
 
 

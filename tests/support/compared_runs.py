@@ -26,7 +26,7 @@ optimizer:
 parallel:
   averaging_frequency: {averaging_frequency}
   synchronizer:
-    frequency: ${{parallel.averaging_frequency}}
+    frequency: {averaging_frequency}
 """
 HYDRA = (
     "hydra:\n  runtime:\n    choices:\n      optimizer: {optimizer}\n      model: lenet\n      hydra/help: cupynet\n"

@@ -109,7 +109,7 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the settings in which the runs differ, without the seed.
 
     If runs chose different files of a configuration group, the group is listed, but not the settings in its files that
-    follow from the choice.
+    follow from the choice. Of settings with the same values, such as one that referred to the other, the first is listed.
     """
     groups = [name for name in dict.fromkeys(name for run in runs for name in run.choices) if _differs(runs, name)]
     same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
@@ -119,7 +119,10 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     own = [key for key in keys if any(_differs(some, key) for some in same_files.values())]
     if "workers" not in own and _differs(runs, "workers"):
         own.insert(0, "workers")
-    return [*groups, *own]
+    by_values: dict[tuple[str, ...], str] = {}
+    for key in (*groups, *own):
+        by_values.setdefault(tuple(_shown(_value(run, key)) for run in runs), key)
+    return list(by_values.values())
 
 
 def _is_idle(key: str) -> bool:

@@ -24,7 +24,13 @@ MAX_LINES = 2 * len(PALETTE)  # of a chart: each colour solid and dashed
 
 def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> bytes:
     """Render the page. groups: in the order of the table; at: the folder of the page, for links to runs."""
-    figures, missing = charts.figures(comparison_charts(comparison, groups))
+    drawn = (
+        _curves(comparison, groups, "time", "seconds of training", "train_s"),
+        _curves(comparison, groups, "iterations", "iterations", "iteration"),
+        _pareto(comparison),
+        _speed_up(comparison),
+    )
+    figures, missing = charts.figures(drawn)
     table = [column for column in columns(comparison, groups) if column.key not in LEFT_OUT]
     rows = [
         {"group": group, "links": [(_link(run.folder, at), run.name) for run in group.runs], "cells": cells}
@@ -78,16 +84,6 @@ def _link(folder: Path, at: Path) -> str:
     report = (folder / "report.html").is_file()
     target = Path(os.path.relpath(folder / "report.html" if report else folder, at))
     return f"./{quote(os.fsencode(target.as_posix()))}{'' if report else '/'}"  # a name may not be valid UTF-8
-
-
-def comparison_charts(comparison: Comparison, groups: Sequence[Group]) -> list[Chart]:
-    """Return the charts: accuracy over time and iterations, accuracy against training time, and speed-up."""
-    return [
-        _curves(comparison, groups, "time", "seconds of training", "train_s"),
-        _curves(comparison, groups, "iterations", "iterations", "iteration"),
-        _pareto(comparison),
-        _speed_up(comparison),
-    ]
 
 
 def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: str, value: str) -> Chart:
