@@ -109,7 +109,7 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the settings in which the runs differ, without the seed.
 
     If runs chose different files of a configuration group, the group is listed, but not the settings in its files that
-    follow from the choice. Of settings with the same values, such as one that referred to the other, the first is listed.
+    follow from the choice. Of settings with the same values in each run, the first is listed.
     """
     groups = [name for name in dict.fromkeys(name for run in runs for name in run.choices) if _differs(runs, name)]
     same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
