@@ -499,8 +499,8 @@ def test_a_forged_state_is_refused(keys: str, value: Any, said: str, good: Path,
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[" * 100_000, "cannot be read as a checkpoint"),
-        ('{"workers": ' + "9" * 5000 + "}", "cannot be read as a checkpoint"),
+        ("[" * 100_000, "cannot be read"),
+        ('{"workers": ' + "9" * 5000 + "}", "cannot be read"),
         ("[]", "expected an object, found list"),
     ],
 )
