@@ -33,9 +33,6 @@ def main() -> None:
                         help="PNG and JPEG files, and folders of them")  # fmt: skip
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.add_argument("--center", action=argparse.BooleanOptionalAction,
-                        help="centre the drawing as in MNIST (by default for a run on digits, "
-                        "if the picture is not of the network's size)")  # fmt: skip
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
                         help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
@@ -51,7 +48,7 @@ def predict(arguments: argparse.Namespace) -> int:
     integer("--top", arguments.top, 1)
     trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
     model = trained.model()
-    preprocessing = Preprocessing(model.input.shape, trained.source, arguments.center, arguments.invert)
+    preprocessing = Preprocessing(model.input.shape, trained.source, arguments.invert)
     files = [file for path in arguments.pictures for file in _files(path)]
     failed = False
     for path in files:
@@ -90,21 +87,17 @@ class Preprocessing:
     Args:
         shape: (H, W, C) of the network's input.
         source: the run's data source: whether its images are centred like MNIST's, and light on black.
-        center: True to centre the drawing as in MNIST. None: if the source does, for pictures of another size.
         invert: `yes`, `no`, or `auto`: invert if the picture is dark on light and the training images are not.
 
     Raises:
-        ConfigError: the input is not an image of 1 or 3 channels, or cannot be centred.
+        ConfigError: the input is not an image of 1 or 3 channels.
     """
 
-    def __init__(self, shape: tuple[int, ...], source: Any, center: bool | None, invert: str) -> None:
+    def __init__(self, shape: tuple[int, ...], source: Any, invert: str) -> None:
         if len(shape) != 3 or shape[2] not in (1, 3):
             raise ConfigError(f"the network takes {shape}: a picture must have a height, a width, and 1 or 3 channels")
-        self.centred = bool(getattr(source, "centred", False)) if center is None else center
-        if self.centred and (shape[0] != shape[1] or shape[2] != 1):
-            raise ConfigError(f"--center: needs square images of one channel, and the network takes {shape}")
-        self.on_black = self.centred or bool(getattr(source, "on_black", False))
-        self.shape, self.any_size, self.invert = shape, bool(center), invert
+        self.centred, self.on_black = getattr(source, "centred", False), getattr(source, "on_black", False)
+        self.shape, self.invert = shape, invert
 
     def image(self, path: Path) -> Any:
         """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
@@ -116,7 +109,7 @@ class Preprocessing:
         if self.invert == "yes" or (self.invert == "auto" and self.on_black and is_dark_on_light(pixels)):
             pixels = 255 - pixels
         try:
-            if self.centred and (self.any_size or pixels.shape[:2] != (height, width)):
+            if self.centred and pixels.shape[:2] != (height, width):
                 return centred_as_mnist(pixels, height)
             return resized(pixels, height, width)
         except DataError as error:

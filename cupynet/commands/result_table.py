@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 from rich.table import Table
-from rich.text import Text
 
 from cupynet.config.sweep_table import Screen
 from cupynet.core.checks import amount, counted, percent
@@ -19,7 +18,7 @@ def result_table(summary: Summary, run: Run) -> None:
     table = Table.grid("", "", padding=(0, 2))
     table.columns[0].min_width = 13
     for name, value in rows(summary).items():
-        table.add_row(name, Text(printable(value)))
+        table.add_row(name, printable(value))
     with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
         screen = Screen()
         screen.print(table)

@@ -25,7 +25,7 @@ from cupynet.config.composing import own_folder
 from cupynet.config.resume import quoted
 from cupynet.core import signals
 from cupynet.core.checks import integer
-from cupynet.core.errors import ConfigError, Interrupted
+from cupynet.core.errors import Interrupted
 from cupynet.core.exits import tell
 from cupynet.core.terminal import printable
 
@@ -134,15 +134,12 @@ def _program() -> list[str]:
 
 
 def _devices(config: DictConfig) -> list[str]:
-    """Return the devices to distribute the jobs over; none on a CPU, or if the settings name devices."""
+    """Return the devices to distribute the jobs over; none on a CPU, or if the settings name devices. ConfigError."""
     from cupynet.backend import device_count, select_backend
 
     backend = config.get("backend")
     if backend is None or config.get("devices") is not None:
         return []
-    try:
-        name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
-    except ConfigError:  # the job reports it
-        return []
+    name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
     visible = os.environ.get(VISIBLE)
     return visible.split(",") if visible else [str(place) for place in range(device_count(name))]

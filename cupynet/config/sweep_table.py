@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from rich.console import Console, JustifyMethod
+from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from cupynet.core.terminal import printable
 
@@ -101,10 +100,11 @@ def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
     count = max(sum(end - GAP <= screen.width for end in ends), 1)
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold")
     for each in columns[:count]:
-        justify: JustifyMethod = "right" if each.right else "left"
-        table.add_column(Text(printable(each.title)), justify=justify, vertical="bottom", no_wrap=True)
+        table.add_column(
+            printable(each.title), justify="right" if each.right else "left", vertical="bottom", no_wrap=True
+        )
     for cells in zip(*(each.cells for each in columns[:count]), strict=True):
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        table.add_row(*map(printable, cells))
     screen.print(table)
     if count < len(columns):
         screen.print(f"no room for {', '.join(each.key for each in columns[count:])}: {remedy}", soft_wrap=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
-from cupynet import ConfigError, DataError, load_model
+from cupynet import DataError, load_model
 from cupynet.commands.predict import Preprocessing, main
 from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic, pictures
@@ -43,7 +43,7 @@ def digits() -> Any:
 
 def preprocessing(finished: Path, **changes: Any) -> Preprocessing:
     trained = Trained(finished)
-    return Preprocessing(trained.model().input.shape, trained.source, **{"center": None, "invert": "auto", **changes})
+    return Preprocessing(trained.model().input.shape, trained.source, **{"invert": "auto", **changes})
 
 
 def page(digit: Any, random: np.random.Generator, kind: str) -> Any:
@@ -87,11 +87,10 @@ def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind:
 
 
 def test_pictures_of_the_networks_size_are_used_unchanged(finished: Path, digits: Any, tmp_path: Path) -> None:
-    for center, unchanged in ((None, True), (True, False)):
-        sees = preprocessing(finished, center=center)
-        for digit in digits.images[:5]:
-            Pictures.fromarray(digit[:, :, 0]).save(tmp_path / "a.png")
-            assert np.array_equal(sees.image(tmp_path / "a.png"), digit) is unchanged
+    sees = preprocessing(finished)
+    for digit in digits.images[:5]:
+        Pictures.fromarray(digit[:, :, 0]).save(tmp_path / "a.png")
+        assert np.array_equal(sees.image(tmp_path / "a.png"), digit)
 
 
 def test_the_rule_of_mnist() -> None:
@@ -134,28 +133,25 @@ def test_dark_on_light() -> None:
 def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (40, 30, 3), np.uint8)
     Pictures.fromarray(pixels).save(tmp_path / "a.png")
-    sees = Preprocessing((20, 25, 3), None, None, "auto")
+    sees = Preprocessing((20, 25, 3), None, "auto")
     expected = pictures.resized(picture(tmp_path / "a.png", 3), 20, 25)
     np.testing.assert_array_equal(sees.image(tmp_path / "a.png"), expected)
-    turned = Preprocessing((20, 25, 3), None, None, "yes").image(tmp_path / "a.png")
+    turned = Preprocessing((20, 25, 3), None, "yes").image(tmp_path / "a.png")
     assert abs(turned.astype(int) + expected - 255).max() <= 1
     Pictures.fromarray(np.full((9, 9), 255, np.uint8)).save(tmp_path / "white.png")
     for invert, level in (("auto", 255), ("no", 255), ("yes", 0)):
-        seen = Preprocessing((4, 4, 1), None, None, invert).image(tmp_path / "white.png")
+        seen = Preprocessing((4, 4, 1), None, invert).image(tmp_path / "white.png")
         assert (seen == level).all()
 
 
-def test_centring_and_turning_on_request(finished: Path, tmp_path: Path) -> None:
+def test_inverting_on_request(finished: Path, tmp_path: Path) -> None:
     sheet = np.full((28, 28), 255, np.uint8)
     sheet[2:10, 2:5] = 0
-    Pictures.fromarray(sheet).save(tmp_path / "a.png")
     path = tmp_path / "a.png"
-    np.testing.assert_array_equal(preprocessing(finished, center=False).image(path)[:, :, 0], 255 - sheet)
-    np.testing.assert_array_equal(preprocessing(finished, center=False, invert="no").image(path)[:, :, 0], sheet)
-    assert preprocessing(finished, center=True).image(path)[4:24, 12:16].any()
-    with pytest.raises(DataError, match=r"a\.png: nothing is drawn in it"):  # the ground is the lightest there
-        preprocessing(finished, center=True, invert="no").image(path)
-    with pytest.raises(DataError, match="nothing is drawn"):
+    Pictures.fromarray(sheet).save(path)
+    np.testing.assert_array_equal(preprocessing(finished).image(path)[:, :, 0], 255 - sheet)
+    np.testing.assert_array_equal(preprocessing(finished, invert="no").image(path)[:, :, 0], sheet)
+    with pytest.raises(DataError, match=r"a\.png: nothing is drawn in it"):
         Pictures.fromarray(np.zeros((5, 5), np.uint8)).save(path)
         preprocessing(finished).image(path)
 
@@ -299,8 +295,3 @@ def test_the_command_refuses(
     told = capsys.readouterr()
     assert left.value.code == code and told.out == ""
     assert expected in told.err and told.err.startswith("cupynet: ") and told.err.count("\n") == 1
-
-
-def test_center_is_for_square_images_of_one_channel() -> None:
-    with pytest.raises(ConfigError, match="--center: needs square images of one channel"):
-        Preprocessing((32, 32, 3), None, True, "auto")
