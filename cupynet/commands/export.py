@@ -11,7 +11,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.exits import Arguments, leave_after, named_path
 from cupynet.core.version import __version__
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from cupynet.config.load_model import Trained
     from cupynet.nn import Model
 
+IMAGES = 1000  # on which an ONNX graph is compared with the model
 EXAMPLES = """examples:
   cupynet export outputs/latest --onnx model.onnx
   cupynet export outputs/latest --torch net.safetensors --torch-module net.py
@@ -33,8 +33,6 @@ def main() -> None:
     parser.add_argument("--onnx", type=named_path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
                         help="input of the graph: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
-    parser.add_argument("--check", type=int, default=1000, metavar="N",
-                        help="number of images to compare the graph with the model; 0: none (%(default)s)")  # fmt: skip
     parser.add_argument(
         "--safetensors", type=named_path, metavar="FILE", help="the weights, with the names and layouts of cupynet"
     )
@@ -55,13 +53,12 @@ def export(arguments: argparse.Namespace) -> None:
     from cupynet.core.files import save_weights, write_whole
     from cupynet.interop import export_torch, torch_source
 
-    integer("--check", arguments.check, 0)
     if not any((arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module)):
         raise ConfigError("nothing to write: name --onnx, --safetensors, --torch or --torch-module, and a file")
     trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
     model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
     if arguments.onnx:
-        _export_onnx(trained, model, arguments.onnx, arguments.input, arguments.check)
+        _export_onnx(trained, model, arguments.onnx, arguments.input)
     if arguments.safetensors:
         save_weights(arguments.safetensors, model.weights())
         print(f"{arguments.safetensors}: {model.params.count:,} weights")
@@ -73,15 +70,15 @@ def export(arguments: argparse.Namespace) -> None:
         print(f"{arguments.torch_module}: network() returns the PyTorch module, prepared() its input")
 
 
-def _export_onnx(trained: Trained, model: Model, path: Path, input: str, check: int) -> None:
+def _export_onnx(trained: Trained, model: Model, path: Path, input: str) -> None:
     from cupynet.core.files import write_whole
     from cupynet.interop import BOUND, difference, onnx_graph
 
     content = onnx_graph(model, input=input, metadata=_about(trained, model, input))
-    found = difference(content, model, check, input) if check else None
-    verdict = "unchecked: --check=0, or onnxruntime is not installed (pip install 'cupynet[onnx]')"
+    found = difference(content, model, IMAGES, input)
+    verdict = "unchecked: onnxruntime is not installed (pip install 'cupynet[onnx]')"
     if found is not None:
-        verdict = f"on {check:,} random images its logits in onnxruntime differ by at most {found:.1e} of their range"
+        verdict = f"on {IMAGES:,} random images its logits in onnxruntime differ by at most {found:.1e} of their range"
         if not found <= BOUND:
             raise CupynetError(f"{path}: is not written: {verdict}, more than {BOUND:g}")
     write_whole(path, content)

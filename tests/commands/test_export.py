@@ -32,9 +32,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_export_format(finished: Path, tmp_path: Path) -> None:
     files = {"onnx": "a.onnx", "safetensors": "a.safetensors", "torch": "torch.safetensors", "torch-module": "a.py"}
     given = [word for form, name in files.items() for word in (f"--{form}", name)]
-    stdout, stderr = run(tmp_path, str(finished), *given, "--check", "150", command="export")
+    stdout, stderr = run(tmp_path, str(finished), *given, command="export")
     assert stderr == "" and [line.split(":")[0] for line in stdout.splitlines()] == list(files.values())
-    assert "images (N, 28, 28, 1) of uint8 to logits (N, 10); on 150 random images its logits in onnxruntime" in stdout
+    assert (
+        "images (N, 28, 28, 1) of uint8 to logits (N, 10); on 1,000 random images its logits in onnxruntime" in stdout
+    )
     model, summary = load_model(finished), Run(finished).summary()
     images = np.random.default_rng(1).integers(0, 256, (5, 28, 28, 1), np.uint8)
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])
@@ -50,16 +52,16 @@ def test_every_export_format(finished: Path, tmp_path: Path) -> None:
     assert "nn.Linear(784, 256, bias=True)" in (tmp_path / "a.py").read_text()
 
 
-def test_a_checkpoint_is_exported_without_a_check(
+def test_a_checkpoint_is_exported(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step, file = finished / "checkpoints" / "step-00000007", tmp_path / "a.onnx"
-    monkeypatch.setattr("sys.argv", ["export", str(step), "--onnx", str(file), "--input", "float", "--check", "0"])
+    monkeypatch.setattr("sys.argv", ["export", str(step), "--onnx", str(file), "--input", "float"])
     with pytest.raises(SystemExit) as left:
         export.main()
     assert left.value.code == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"{file}: images (N, 28, 28, 1) of float to logits (N, 10); unchecked")
+    assert out.startswith(f"{file}: images (N, 28, 28, 1) of float to logits (N, 10); on 1,000")
 
 
 @pytest.mark.parametrize(
@@ -70,10 +72,9 @@ def test_a_checkpoint_is_exported_without_a_check(
         (["absent", "--onnx", "a"], 2, "absent: there is no such folder: name a run's, under outputs/"),
         (["RUN", "--onnx", "none/a"], 74, "none/a: cannot be written (No such file or directory)"),
         (["RUN", "--torch", "none/a"], 74, "none/a: cannot be written (No such file or directory)"),
-        (["RUN", "--onnx", "a", "--check", "many"], 2, "argument --check: invalid int value: 'many'"),
         (["DAMAGED", "--onnx", "a"], 65, "weights.safetensors: damaged weights, expected SHA-256"),
     ],
-    ids=["nothing", "no form", "missing folder", "onnx nowhere", "torch nowhere", "check", "damaged"],
+    ids=["nothing", "no form", "missing folder", "onnx nowhere", "torch nowhere", "damaged"],
 )
 def test_impossible_exports_are_refused(
     arguments: list[str], code: int, expected: str, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -176,15 +176,13 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
             trial.suggest_float(key, each.low, each.high, step=each.step, log=each.log)
     try:
         return train_trial(plan, folder, trial)
-    except optuna.TrialPruned:
-        raise
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
         trial.set_user_attr("reason", one_line(error))
         study.enqueue_trial(trial.params)
         if isinstance(error, Interrupted):  # `optimize` takes it for the error of a trial
             raise KeyboardInterrupt(error.signal_number) from None
         raise
-    except DivergedError as error:
+    except (DivergedError, optuna.TrialPruned) as error:
         trial.set_user_attr("reason", one_line(error))
         raise optuna.TrialPruned from error
     except Exception as error:
