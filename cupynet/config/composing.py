@@ -87,22 +87,12 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise ConfigError(message(error, schema)) from error
-    _refuse_nul(plain)
     asked = [name_of(each) for each in overrides]
     for_chosen_classes(plain, asked)
     data = plain.get("data")
     if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & {*asked}:
         data["fallback"] = None  # data that were chosen have no stand-in
     return read(schema, plain)
-
-
-def _refuse_nul(value: Any, key: str = "") -> None:
-    """Refuse NUL in strings: the system would cut off file names there. ConfigError."""
-    if isinstance(value, Mapping | list):
-        for name, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            _refuse_nul(item, f"{key}.{name}".lstrip("."))
-    elif isinstance(value, str) and "\0" in value:
-        raise ConfigError(f"{key}={value!r:.80}: must not hold the character NUL")
 
 
 def flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str = "") -> dict[str, Any]:

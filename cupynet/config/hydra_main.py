@@ -267,10 +267,10 @@ class _Command(Generic[S, T]):
             raise ConfigError(f"resume={value}: resumes one run: leave out -m")
         self.resumed = resume.find(value, given)
         if self.resumed is None:
-            ended = resume.ended(given)
-            if ended is not None:
+            own = resume.given(given, "hydra.run.dir")
+            if own is not None and resume.finished(Path(own)):
                 if not rank():
-                    print(f"resume=latest: the run in {ended} has ended and kept no checkpoint")
+                    print(f"resume=latest: the run in {own} has ended and kept no checkpoint")
                 raise SystemExit(0)
             if not rank():
                 print("resume=latest: there is no run to resume: a new run begins")

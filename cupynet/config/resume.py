@@ -7,8 +7,9 @@ import json
 import os
 import re
 import shlex
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from cupynet.core.checks import written
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
+from cupynet.core.terminal import near
 
 STEP = re.compile(r"step-\d+")
-MOST_LEVELS = 4  # below outputs/: sweeps/<date>/<time>/<job>
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 SUMMARY, TRIAL = "summary.json", "FAST_DEV_RUN.txt"  # in the folder of a finished run, and of a fast dev run
 SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
@@ -35,7 +36,8 @@ def asked(arguments: Sequence[str]) -> str | None:
 def given(arguments: Sequence[str], name: str) -> str | None:
     """Return the last value of a setting on a command line, without quotes; None if it is missing."""
     found = [each.partition("=")[2] for each in arguments if name_of(each) == name]
-    return unquoted(found[-1]) if found else None
+    quotes = found and re.fullmatch(r"""(['"])(.*)\1""", found[-1])
+    return (quotes[2] if quotes else found[-1]) if found else None
 
 
 def find(value: str, arguments: Sequence[str]) -> Path | None:
@@ -58,8 +60,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
         if not value or not os.path.isfile(run_of(path) / ".hydra" / "config.yaml"):  # accepts impossible names
             raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
         if run_of(path).is_symlink():  # which may lead to another run later
-            path = path.resolve()
-            path = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+            path = Path(near(path.resolve()))
     require_plain_files(run_of(path))
     return path
 
@@ -81,12 +82,9 @@ def mark_latest(folder: Path) -> None:
             new.unlink()
 
 
-def ended(arguments: Sequence[str]) -> Path | None:
-    """Return the folder in hydra.run.dir if it holds a finished run without a checkpoint; else None."""
-    own = given(arguments, "hydra.run.dir")
-    if own is None or not os.path.isfile(Path(own, SUMMARY)) or Path(own, TRIAL).is_file() or _goes_on(Path(own)):
-        return None
-    return Path(own)
+def finished(folder: Path) -> bool:
+    """Return True if the run in `folder` has ended and is not to be resumed."""
+    return (folder / SUMMARY).is_file() and not _goes_on(folder)
 
 
 def require_plain_files(folder: Path) -> None:
@@ -97,15 +95,11 @@ def require_plain_files(folder: Path) -> None:
     """
     if "${" in str(folder):
         raise DataError(f"{folder}: must not have ${{ in its name: rename it")
-    try:
-        inside = sorted(folder.iterdir()) if os.path.isdir(folder) else []
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be read ({error.strerror})") from error
-    for path in inside:
-        if path.is_symlink():
-            raise DataError(f"{path}: is a link, and going on would write where it leads: put a plain file there")
-        if not path.is_file() and not path.is_dir():
-            raise DataError(f"{path}: must be a plain file")
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise DataError(
+                f"{path}: must be a plain file: resuming would write where a link leads, or wait for a pipe"
+            )
 
 
 def run_of(path: Path) -> Path:
@@ -122,12 +116,11 @@ def checkpoint_of(path: Path) -> Path:
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     """Refuse settings, by dotted keys, that differ from those of the run and must not. ConfigError."""
-    for key in [*stored, *(key for key in given if key not in stored)]:
-        now, then = given.get(key, "missing"), stored.get(key, "missing")
-        if now != then and key.partition(".")[0] not in MAY_DIFFER:
+    for key in sorted(given.keys() | stored.keys()):
+        if given.get(key) != stored.get(key) and key.partition(".")[0] not in MAY_DIFFER:
             raise ConfigError(
-                f"{key}={written(now)}: the run in {run_of(path)} was made with {written(then)}: leave it out, or "
-                f"begin a new run; a resumed run may only change {', '.join(MAY_DIFFER[:6])}"
+                f"{key}={written(given.get(key))}: the run in {run_of(path)} was made with {written(stored.get(key))}: "
+                f"leave it out, or begin a new run; a resumed run may only change {', '.join(MAY_DIFFER[:6])}"
             )
 
 
@@ -136,60 +129,37 @@ def name_of(override: str) -> str:
     return override.lstrip("+~").partition("=")[0]
 
 
-def unquoted(value: str) -> str:
-    """Remove the quotes of a path, if it has some: the inverse of `quoted`."""
-    if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0] or os.path.exists(value):
-        return value
-    return re.sub(rf"(\\+)({value[0]}|$)", lambda found: found[1][: len(found[1]) // 2] + found[2], value[1:-1])
-
-
 def quoted(path: Path) -> str:
-    """Quote a path as the value of a setting, in which `${` is not an interpolation."""
-    text = re.sub(r"(\\*)\$\{", r"\1\1\\${", str(path))
-    return QuotedString(text, Quote.single).with_quotes()
+    """Quote a path as the value of a setting."""
+    return QuotedString(str(path), Quote.single).with_quotes()
 
 
 def refuse_taken(folder: Path) -> None:
     """Refuse a folder for a new run or sweep that holds another, unless that was a fast dev run. ConfigError."""
-    sweep, resumable = (folder / SWEEP).is_file(), bool(_checkpoints(folder))
-    if not sweep and ((folder / TRIAL).is_file() or not (resumable or (folder / SUMMARY).is_file())):
-        return
-    hint = f"; to resume: cupynet train {shlex.quote(f'resume={folder}')}" if resumable else ""
-    raise ConfigError(f"{folder}: already holds a {'sweep' if sweep else 'run'}: name another folder{hint}")
-
-
-def runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the runs below a folder that may have checkpoints, up to four levels down, jobs of sweeps included.
-
-    Links are not followed. Trials of a search are left out, because the search resumes them.
-    """
-    for inside, folders, files in os.walk(folder):
-        here = Path(inside)
-        if "checkpoints" in folders and here != folder:
-            yield here
-            folders.clear()  # a run holds no others
-        elif STUDY in files or len(here.relative_to(folder).parts) == MOST_LEVELS:
-            folders.clear()
-        elif here == LATEST.parent:
-            folders[:] = [name for name in folders if name != LATEST.name]  # a copy of it is a folder
+    run = (folder / SUMMARY).is_file() or bool(_checkpoints(folder))
+    if (folder / SWEEP).is_file() or (run and not (folder / TRIAL).is_file()):
+        hint = f"cupynet train {shlex.quote(f'resume={folder}')}"
+        raise ConfigError(f"{folder}: already holds a run or a sweep: name another folder; to resume a run: {hint}")
 
 
 def _unfinished() -> Path | None:
-    """Return the newest unfinished run under outputs/ that has a checkpoint and is not running, or None."""
-    runs = sorted(runs_below(LATEST.parent), key=_written, reverse=True)
+    """Return the newest unfinished run under outputs/ that has a checkpoint and is not running, or None.
+
+    Links are not followed. Trials of a search are left out, because the search resumes them.
+    """
+    folders = [path for path in LATEST.parent.glob("**/checkpoints") if not (path.parents[2] / STUDY).is_file()]
+    runs = sorted((path.parent for path in folders), key=_written, reverse=True)
     return next((run for run in runs if _checkpoints(run) and _goes_on(run) and not at_work(run)), None)
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    with contextlib.suppress(OSError):  # they may be removed meanwhile
-        there = list((run / "checkpoints").glob("step-*"))
-        return [entry for entry in there if STEP.match(entry.name) and ".tmp" not in entry.name]
-    return []
+    found = (run / "checkpoints").glob("step-*")
+    return [entry for entry in found if STEP.match(entry.name) and ".tmp" not in entry.name]
 
 
 def _written(run: Path) -> float:
     """Return the time at which the newest checkpoint of a run was written; 0 if it has none."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # they may be removed meanwhile
         return max((path.stat().st_mtime for path in _checkpoints(run)), default=0.0)
     return 0.0
 
@@ -203,9 +173,9 @@ def _goes_on(run: Path) -> bool:
         return True  # it was killed
     try:
         summary = json.loads((run / SUMMARY).read_bytes())
-        reason, iterations = summary.get("stop_reason"), summary.get("iterations")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        reason, iterations = summary.get("stop_reason"), int(summary.get("iterations", sys.maxsize))
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return True
-    newest = max((int(found[0]) for each in _checkpoints(run) if (found := re.findall(r"\d+", each.name))), default=0)
-    stopped = reason in ("signal", "request") or (reason == "diverged" and not (run.parent / SWEEP).is_file())
-    return stopped or (isinstance(iterations, int) and newest > iterations)
+    if reason in ("signal", "request") or (reason == "diverged" and not (run.parent / SWEEP).is_file()):
+        return True
+    return any(int(path.name.split("-")[1].split(".")[0]) > iterations for path in _checkpoints(run))

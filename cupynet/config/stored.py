@@ -6,8 +6,9 @@ and --config-dir are ignored.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path, PurePath
 from typing import Any, cast
@@ -26,12 +27,12 @@ from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings
 from cupynet.core.checks import one_line
-from cupynet.core.errors import ConfigError, DataError, OutputError
+from cupynet.core.errors import ConfigError, DataError
 
-FILE = re.compile(r"\w[\w-]*(/\w[\w-]*)*")  # in a folder of conf/
-REFERENCE = re.compile(r"\$\{([\w.]+)\}")  # to another setting; earlier versions stored references
-OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # an environment variable's default
-MOST_BYTES, MOST_DEPTH = 1 << 20, 64
+OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
+FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # of a group, or its settings
+OF_ENVIRONMENT = re.compile(r"\$\{cupynet\.env:\w+,(true|false|\d{1,9})\}")  # of earlier versions; here the default
+MOST_BYTES = 1 << 20
 
 
 def load(
@@ -69,26 +70,15 @@ def load(
             key, value = each.key_or_group, each.value()
             if each.is_sweep_override() or (each.is_delete() and value is not None):
                 raise ConfigError(f"{each.input_line}: only single settings can be changed here, as key=value")
-            if each.is_delete():
-                _delete(config, key)
-            elif key in GROUPS and isinstance(value, str | list):
+            if key in GROUPS and isinstance(value, str | list):
                 config[key] = composed([str(each.input_line)], folder)[key]
-            else:
+            elif not each.is_delete():
                 OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
+            elif OmegaConf.select(config, key) is not None:
+                OmegaConf.update(config, key, None)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(message(error, Settings)) from error
     return settings_of(config, overrides, Settings)
-
-
-def _delete(config: DictConfig, key: str) -> None:
-    """Remove a setting, as ~key does. ConfigError."""
-    above, _, name = key.rpartition(".")
-    parent = OmegaConf.select(config, above) if above else config
-    if not above or not isinstance(parent, DictConfig) or name not in parent:
-        raise ConfigError(f"~{key}: there is no such setting to remove")
-    OmegaConf.set_struct(parent, False)
-    del parent[name]
-    OmegaConf.set_struct(parent, True)
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
@@ -101,21 +91,15 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     if not path.is_file():
         return []
     found = _read(path)
-    if not isinstance(found, list) and found != {}:
-        raise DataError(f"{path}: is not a list of settings")
+    known = {*(each.name for each in fields(schema)), *GROUPS}
     kept = []
-    for each in found or ():
-        try:
-            override = OverridesParser.create().parse_override(str(each))
-        except Exception as error:
-            raise DataError(f"{path}: {one_line(each)}: is not a valid override") from error
-        key, value = override.key_or_group, override.value()
+    for each in found if isinstance(found, list) else [found]:
+        override = OVERRIDE.fullmatch(str(each))
+        key = override[1] if override else ""
         if key.startswith("hydra"):
             continue
-        known = key.partition(".")[0] in {*(each.name for each in fields(schema)), *GROUPS}
-        chosen = (value if isinstance(value, list) else [value]) if key in GROUPS else []
-        plain = all(FILE.fullmatch(name) for name in chosen if isinstance(name, str))
-        if not known or not plain or override.package is not None or override.is_sweep_override():
+        plain = override is not None and (key not in GROUPS or FILES.fullmatch(override[2] or ""))
+        if not plain or key.partition(".")[0] not in known:
             raise DataError(f"{path}: {one_line(each)}: is not a setting of a run")
         kept.append(str(each))
     return kept
@@ -140,14 +124,9 @@ def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
     """Store the settings of a run in `folder`, each file whole or not at all. OutputError."""
-    from cupynet.core.files import write_whole  # brings NumPy, which --help can do without
+    from cupynet.core.files import require_folder, write_whole  # bring NumPy, which --help can do without
 
-    try:
-        (folder / ".hydra").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(
-            f"{folder / '.hydra'}: cannot be created ({error.strerror or error}): name another folder in hydra.run.dir"
-        ) from error
+    require_folder(folder / ".hydra")
     for name, content in (("config.yaml", asdict(settings)), ("overrides.yaml", list(overrides))):
         text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
         write_whole(folder / ".hydra" / name, text.encode())
@@ -214,35 +193,19 @@ def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str])
 
 def _read(path: Path) -> Any:
     """Return the plain content of a stored file, with references unresolved. DataError."""
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
+        raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > MOST_BYTES:
-            raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
-        text, depth = path.read_text(encoding="utf-8"), 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if isinstance(event, yaml.AliasEvent):  # a short file could unfold into gigabytes
-                raise DataError(f"{path}: line {event.start_mark.line + 1} refers to another part (*name)")
-            if depth > MOST_DEPTH:
-                raise DataError(f"{path}: line {event.start_mark.line + 1} is nested more than {MOST_DEPTH} deep")
+        text = path.read_text(encoding="utf-8")
+        yaml.safe_load(text)  # refuses tags, and lists that are nested too deep for `scan`
+        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+            raise ValueError("one part refers to another (*name)")  # a short file could unfold into gigabytes
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
-        if any(abs(number) >= 1 << 64 for number in _integers(found)):
-            raise DataError(f"{path}: must not have numbers of more than 64 bits")
+        if "\\u0000" in json.dumps(found):  # which also refuses numbers of thousands of digits
+            raise ValueError("a text holds the character NUL")
         return found
-    except DataError:
-        raise
     except Exception as error:  # YAML, encoding, permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error
-
-
-def _integers(value: Any) -> Iterator[int]:
-    """Yield all integers in nested values, also those that are keys."""
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, dict):
-        yield from _integers([*value, *value.values()])
-    elif isinstance(value, list):
-        for item in value:
-            yield from _integers(item)
 
 
 def _plain(stored: Any, path: Path) -> dict[str, Any]:
@@ -250,20 +213,18 @@ def _plain(stored: Any, path: Path) -> dict[str, Any]:
     if not isinstance(stored, dict):
         raise DataError(f"{path}: is not a configuration")
 
-    def resolved(key: str, value: Any) -> Any:
+    def resolved(value: Any) -> Any:
         if isinstance(value, dict):
-            return {name: resolved(f"{key}.{name}", item) for name, item in value.items()}
+            return {name: resolved(item) for name, item in value.items()}
         if isinstance(value, list):
-            return [resolved(f"{key}[{index}]", item) for index, item in enumerate(value)]
+            return [resolved(item) for item in value]
         if not isinstance(value, str) or "${" not in value:
             return value
-        reference, variable = REFERENCE.fullmatch(value), OF_ENVIRONMENT.fullmatch(value)
-        if variable is not None:
-            return yaml.safe_load(variable[1])
-        found = every.get(reference[1]) if reference is not None else None
-        if reference is None or reference[1] not in every or "${" in str(found):
-            raise DataError(f"{path}: {key.lstrip('.')}={one_line(value):.80}: a stored setting must be a plain value")
+        variable = OF_ENVIRONMENT.fullmatch(value)
+        found = yaml.safe_load(variable[1]) if variable else every.get(value[2:-1], value)  # ${key}
+        if "${" in str(found):
+            raise DataError(f"{path}: {one_line(value):.80}: a stored setting must be a plain value")
         return found
 
     every = flat(stored)
-    return {str(name): resolved(f".{name}", value) for name, value in stored.items()}
+    return {str(name): resolved(value) for name, value in stored.items()}

@@ -574,7 +574,7 @@ def test_a_resumed_run_accepts_overrides_of_every_form_and_needs_no_user_files(
     code, (settings,) = command("resume=r", *changes, "trusted_modules=[mine]")
     assert code == 0 and settings.optimizer["momentum"] == 0.5 and settings.model == {"_target_": "mine.Stack"}
     assert (settings.seed, settings.workers, settings.epochs, settings.backend.name) == (5, 2, 20, "numpy")
-    assert "progress" not in settings.callbacks and settings.callbacks["mine"] == {"_target_": "a.B"}
+    assert settings.callbacks["progress"] is None and settings.callbacks["mine"] == {"_target_": "a.B"}
     assert settings.trusted_modules == ["mine"]
 
 

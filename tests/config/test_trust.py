@@ -104,7 +104,6 @@ FILES = {
     "by a reference": ('loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n', "loss._target_=os.mkdir"),
     "by the environment": ("loss:\n  _target_: ${oc.env:EVIL}\n", "loss._target_=os.mkdir"),
     "a tag": ("loss: !!python/object/apply:os.mkdir [CANARY]\n", "could not determine a constructor for the tag"),
-    "NUL": ('data:\n  folder: "a\\0b"\n', "data.folder='a\\x00b': must not hold the character NUL"),
 }
 
 
@@ -183,15 +182,16 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{n}: &{n} [{','.join(['*' + m] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)
 )
 STORED = {
-    "an alias": (LAUGHS, "line 2 refers to another part"),
-    "deep": ("a: " + "[" * 100_000, "more than 64 deep"),
+    "an alias": (LAUGHS, "one part refers to another"),
+    "deep": ("a: " + "[" * 100_000, "cannot be read"),
+    "NUL": ('loss:\n  _target_: "a\\0b"\n', "the character NUL"),
     "long": (f"a: {'x' * (1 << 20)}\n", "1048576 bytes"),
     "the environment": ("seed: ${oc.env:HOME}\n", "must be a plain value"),
     "a part of a value": ("data:\n  folder: x${seed}\nseed: 1\n", "must be a plain value"),
     "a reference to itself": ("seed: ${seed}\n", "must be a plain value"),
     "a reference to nothing": ("seed: ${sed}\n", "must be a plain value"),
     "a class by a resolver": ("loss: '${oc.create:{_target_: os.mkdir}}'\n", "must be a plain value"),
-    "a number without end": ("seed: 0x" + "f" * 8000 + "\n", "64 bits"),
+    "a number without end": ("seed: 0x" + "f" * 80_000 + "\n", "cannot be read"),
     "a default without end": (f"seed: ${{cupynet.env:X,{'9' * 8000}}}\n", "must be a plain value"),
     "a tag": ("loss: !!python/object/apply:os.mkdir [CANARY]\n", "could not determine a constructor"),
     "a key twice": ("seed: 1\nseed: 2\n", "found duplicate key seed"),
@@ -201,7 +201,7 @@ STORED = {
 }
 
 
-NAMES = ("it's a\\b=c,é{x}[1]#~$x", '"q"', "a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")
+NAMES = ("it's a\\b=c,é{x}[1]#~$x", "a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")
 
 
 @pytest.fixture
@@ -229,7 +229,6 @@ def test_an_evaluated_run_builds_no_untrusted_class(run: Path, monkeypatch: pyte
         "loss:\n  _target_: os.mkdir\n  path: CANARY\n": "loss._target_=os.mkdir: only classes of cupynet are built",
         'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n': "must be a plain value",
         "loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n": "loss._target_=subprocess.Popen",
-        'loss:\n  _target_: "a\\0b"\n': "must not hold the character NUL",
     }.items():
         changed = re.sub(r"^loss:\n(  .*\n)+", lambda _, part=part: part, text, flags=re.MULTILINE)
         assert changed != text
@@ -240,9 +239,9 @@ def test_an_evaluated_run_builds_no_untrusted_class(run: Path, monkeypatch: pyte
     assert tree(run.parent).keys() == before.keys()
 
 
-def test_stored_numbers_are_at_most_64_bits_for_all_who_read_them(run: Path) -> None:
-    (run / ".hydra" / "config.yaml").write_text(f"seed: [0x{'f' * 8000}]\n")
-    with pytest.raises(DataError, match="64 bits"):
+def test_stored_numbers_are_limited_for_all_who_read_them(run: Path) -> None:
+    (run / ".hydra" / "config.yaml").write_text(f"seed: [0x{'f' * 80_000}]\n")
+    with pytest.raises(DataError, match="cannot be read"):
         config.written(run)
 
 
@@ -256,11 +255,10 @@ def test_stored_numbers_are_at_most_64_bits_for_all_who_read_them(run: Path) -> 
         (["experiment=[../../theirs/evil]"], "is not a setting of a run"),
         (["+callbacks@hydra.callbacks=default"], "+callbacks@hydra.callbacks=default: is not a setting"),
         (["nothing=1"], "nothing=1: is not a setting"),
-        (["seed=1,2"], "seed=1,2: is not a setting"),
         (["--config-dir=theirs"], "--config-dir=theirs: is not"),
-        (["seed=" + "[" * 5000], "is not a valid override"),
-        ([{"a": 1}], "is not a valid override"),
-        ("seed: 1\n", "is not a list of settings"),
+        (["data=a.b"], "is not a setting of a run"),
+        ([{"a": 1}], "is not a setting of a run"),
+        ("seed: 1\n", "is not a setting of a run"),
         ("[", "cannot be read"),
     ],
 )
@@ -310,7 +308,7 @@ def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
         kept = (run / name).read_bytes() if (run / name).exists() else None
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(victim)
-        refused("is a link" if name[0] != "." else "must be a plain file", "resume=run", code=65)
+        refused("must be a plain file", "resume=run", code=65)
         (run / name).unlink()
         if kept is not None:
             (run / name).write_bytes(kept)
@@ -333,7 +331,7 @@ def test_pipes_in_the_folder_of_a_run(name: str, run: Path, refused: Any) -> Non
 def test_a_folder_of_any_name_is_found_and_quoted(name: str, run: Path) -> None:
     shutil.move(run, run.parent / name)
     quoted = resume.quoted(Path(name))
-    for typed in (name, quoted):
+    for typed in (name, f"'{name}'"):
         assert resume.find(str(resume.asked([f"resume={typed}"])), []) == Path(name)
     given: Any = OverridesParser.create().parse_override(f"hydra.run.dir={quoted}").value()
     assert OmegaConf.create({"dir": given}).dir == name
