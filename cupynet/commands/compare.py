@@ -16,7 +16,7 @@ from cupynet.config.sweep_table import Column, Screen, as_csv, show
 from cupynet.core.errors import ConfigError
 from cupynet.core.exits import Arguments, leave_after, named
 from cupynet.core.files import write_whole
-from cupynet.core.terminal import printable, wrapped
+from cupynet.core.terminal import printable
 from cupynet.reporting.comparison.answer import Answer, answer
 from cupynet.reporting.comparison.groups import Comparison, Group, compared
 from cupynet.reporting.comparison.page import compare_page
@@ -113,7 +113,7 @@ def _print(comparison: Comparison, finished: int, table: Sequence[Column], found
     for group in comparison.others:
         (run,) = group.runs
         own = f" ({group.name})" if group.settings else ""
-        screen.print("\n".join(wrapped(f"{run.name}{own}: {run.trouble}", screen.width, "  ")))
+        screen.print(f"{run.name}{own}: {run.trouble}")
     screen.print()
     for text in (found.text, *found.notes):
-        screen.print("\n".join(wrapped(text, min(screen.width, 100))))
+        screen.print(text, width=min(screen.width, 100))

@@ -6,7 +6,6 @@ import logging
 import math
 import shlex
 import signal
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -138,7 +137,7 @@ class TrainJob:
     def _start(self) -> Start:
         """Describe the run that begins."""
         head, *rows = self.wrapper.model.rows()
-        own = config.own_folder(sys.argv[1:])
+        own = config.own_folder()
         return Start(
             setup=self._setup(),
             started=self.run.started() or time.strftime("%Y-%m-%d %H:%M:%S"),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, cast
 import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -23,7 +24,6 @@ from cupynet.core.errors import ConfigError
 S = TypeVar("S", bound=Settings)
 
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
-CONFIG_DIR = ("-cd", "--config-d")  # how the option may be shortened
 
 
 def register(schema: type[Settings]) -> None:
@@ -40,14 +40,10 @@ def conf_folder() -> Path:
     return next((folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir()), package / "conf")
 
 
-def own_folder(arguments: Sequence[str]) -> Path | None:
-    """Return the folder that --config-dir names on a command line; None if there is none."""
-    found = None
-    for place, option in enumerate(arguments):
-        name, _, value = option.partition("=")
-        if name.startswith(CONFIG_DIR):
-            found = Path(value or next(iter(arguments[place + 1 :]), ""))
-    return found
+def own_folder() -> Path | None:
+    """Return the folder that --config-dir names in the running command; None if there is none."""
+    sources = HydraConfig.get().runtime.config_sources if HydraConfig.initialized() else ()
+    return next((Path(each.path) for each in sources if each.provider == "command-line"), None)
 
 
 def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settings:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
-from cupynet.config.instantiate import build_as, check_modules, naming
+from cupynet.config.instantiate import build_as, naming
 from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
 from cupynet.core.checks import amount, counted, on_device, tf32_products
@@ -22,7 +22,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer, Schedule
-from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
+from cupynet.parallel import Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
 from cupynet.training.replica import check_accumulate
@@ -51,7 +51,6 @@ class Experiment:
     """
 
     def __init__(self, settings: Settings, stages: int | None = None) -> None:
-        check_modules(settings.trusted_modules)
         self.settings, self.tests = settings, True
         self._open = False  # True if the settings leave the number of stages open
         self.job = job() if settings.parallel.launcher == "mpi" else None
@@ -64,10 +63,6 @@ class Experiment:
             device=settings.devices[seat % len(settings.devices)] if settings.devices else seat,
         )
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
-        shape = getattr(self.source, "image_shape", None)
-        if not isinstance(shape, tuple | list) or len(shape) != 3 or not hasattr(self.source, "classes"):
-            kind = type(self.source).__name__
-            raise ConfigError(f"data: {kind} must have image_shape, (height, width, channels), and classes")
         self.loss = self._part("loss", settings.loss, Loss)
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
@@ -122,18 +117,13 @@ class Experiment:
         names = [f"callbacks.{name}" for name, part in self.settings.callbacks.items() if part is not None]
         choosers: dict[str, Callback | Schedule] = dict(zip(names, self.callbacks, strict=True))
         choosers["optimizer.learning_rate"] = self.optimizer.learning_rate
-        for name, chooser in choosers.items():
-            kind = type(chooser).__name__
-            if not chooser.needs_validation:
-                continue
-            if not vars(self.source).get("validation", True):  # a user's source may not call `Source.__init__`
-                raise ConfigError(
-                    f"{name}: {kind} needs validation images: hold some out, such as data.validation=5000"
-                )
+        for name in (name for name, chooser in choosers.items() if chooser.needs_validation):
+            if not getattr(self.source, "validation", True):
+                raise ConfigError(f"{name}: needs validation images: hold some out, such as data.validation=5000")
             if not self.synchronizer.evaluates and self.placement.workers > 1:
                 raise ConfigError(
-                    f"{name}: {kind} compares epochs, and replicas {self.synchronizer} are not evaluated "
-                    "after each: set parallel.averaging_frequency=epoch"
+                    f"{name}: compares epochs, and replicas {self.synchronizer} are not evaluated after each: set "
+                    "parallel.averaging_frequency=epoch"
                 )
 
     def _built(self, backend: str, params: Params | None = None) -> Layer:
@@ -327,12 +317,12 @@ class Experiment:
             log.info("%d ranks, %d of them on this machine", self.job.size, self.job.on_machine)
         elif self.job is not None:
             log.warning("parallel.launcher=mpi: there is only one rank: start mpiexec -n 4 cupynet train ...")
-        if self.pipeline is not None and self.pipeline.count is None and placement.stages == 1:
-            log.warning("parallel.pipeline: replicas have one stage: set parallel.pipeline.stages=2, or fewer workers")
-        every = self.settings.parallel.averaging_frequency
-        if every is not None and isinstance(self.synchronizer, GradientSharing):
-            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
-        self._warn_of_settings()
+        last = self.network.output_activation
+        if self.loss.applies is not None and last != "identity":
+            log.warning(
+                "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
+                *(last, self.loss.applies),
+            )
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())
@@ -341,18 +331,6 @@ class Experiment:
             log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
         if self.settings.dtype in ("half", "bfloat16"):
             log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", self.settings.dtype)
-
-    def _warn_of_settings(self) -> None:
-        """Log a warning for each setting that is valid but probably a mistake."""
-        last = self.network.output_activation
-        if self.loss.applies is not None and last != "identity":
-            log.warning(
-                "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
-                *(last, self.loss.applies),
-            )
-        if self.pipeline is not None and self.pipeline.micro_batches > self.settings.batch_size:
-            counts = self.pipeline.micro_batches, self.settings.batch_size
-            log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d examples", *counts)
 
     def devices(self) -> list[int]:
         """Return the GPUs that this process uses; none on a CPU."""

@@ -16,8 +16,8 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -38,7 +38,7 @@ from cupynet.config.schema import AS_RANKS, Settings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of, store
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
-from cupynet.core.exits import BROKEN_PIPE, RankConsole, quiet, stdout_is_gone, steady_streams, tell
+from cupynet.core.exits import BROKEN_PIPE, LineFormatter, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.core.lock import Hold
 from cupynet.core.mpiexec import rank, started
 from cupynet.core.terminal import near
@@ -53,7 +53,6 @@ T = TypeVar("T")
 PER_MACHINE = ("data.folder", "devices")  # settings in which ranks may differ
 OVERRIDE = re.compile(r"~|[^-=][^=]*=")
 SWEEP = {"-m", "--multirun"}
-LAUNCHERS = ("basic", "processes")  # others run jobs in processes that do not share the record of the sweep
 
 _log = logging.getLogger("cupynet")
 # Hydra looks for plugins in the namespace package hydra_plugins
@@ -112,25 +111,19 @@ class Entry(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Note which folders Hydra will create for the run. SystemExit if the run's folder has no name."""
+        """Note which folders Hydra will create for the run."""
         assert _command is not None
-        with _leaving():
-            _command.note_missing(_folder(config, "hydra.run.dir"))
+        HydraConfig.instance().set_config(config)
+        _command.note_missing(Path(str(OmegaConf.select(config, "hydra.run.dir"))))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Lock the folder of the sweep. SystemExit if it is taken."""
         assert _command is not None
-        with _leaving():
-            _command.begin_sweep(_folder(config, "hydra.sweep.dir"))
-
-
-@contextlib.contextmanager
-def _leaving() -> Iterator[None]:
-    """Report any error and leave the process."""
-    try:
-        yield
-    except Exception as error:
-        raise SystemExit(tell(_as_ours(error, Settings))) from error
+        HydraConfig.instance().set_config(config)
+        try:
+            _command.begin_sweep(Path(str(OmegaConf.select(config, "hydra.sweep.dir"))))
+        except Exception as error:
+            raise SystemExit(tell(_as_ours(error, Settings))) from error
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
@@ -144,15 +137,6 @@ def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
     if isinstance(error, ValueError) and not isinstance(error, CupynetError):  # of Hydra's parser or of logging.config
         return ConfigError(one_line(f"{' '.join(sys.argv[1:])}: {error}"))
     return error
-
-
-def _folder(config: DictConfig, key: str) -> Path:
-    """Return a folder that Hydra will create. ConfigError if its name is empty, as from an unset shell variable."""
-    HydraConfig.instance().set_config(config)
-    name = str(OmegaConf.select(config, key))
-    if not name.strip():
-        raise ConfigError(f"{key}={name}: must be the name of a folder")
-    return Path(name)
 
 
 @dataclass(eq=False)
@@ -219,12 +203,9 @@ class _Command(Generic[S, T]):
                 folder.rmdir()
 
     def begin_sweep(self, folder: Path) -> None:
-        """Create and lock the folder of a sweep. ConfigError if it is taken, or for another launcher; OSError."""
+        """Create and lock the folder of a sweep. ConfigError if it is taken; OSError."""
         from cupynet.config import sweep_record
 
-        launcher = HydraConfig.get().runtime.choices["hydra/launcher"]
-        if launcher not in LAUNCHERS:
-            raise ConfigError(f"hydra/launcher={launcher}: use {' or '.join(LAUNCHERS)}")
         self.note_missing(folder)
         folder.mkdir(parents=True, exist_ok=True)
         hold = Hold(folder)
@@ -243,10 +224,6 @@ class _Command(Generic[S, T]):
         """Return the command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
         given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser wants options last
         refuse_removed(given)
-        for option in given:
-            name, _, value = option.removeprefix("--").partition("=")
-            if option.startswith("--") and name.partition(".")[0] in {each.name for each in fields(self.schema)}:
-                raise ConfigError(f"{option}: settings are written without dashes: {name}={value or '...'}")
         if started() is not None and SWEEP & set(given):
             raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
         if started() is not None and self.join is not None:
@@ -291,8 +268,11 @@ class _Command(Generic[S, T]):
         folder, sweep = Path(now.runtime.output_dir), in_sweep()
         begun, result, error = False, None, ""
         if rank():
+            console = logging.StreamHandler()  # only rank 0 has a log
+            console.setLevel(logging.WARNING)
+            console.setFormatter(LineFormatter(f"cupynet: rank {rank()}: %(message)s"))
             for name in ("cupynet", "__main__"):
-                logging.getLogger(name).addHandler(RankConsole(rank()))
+                logging.getLogger(name).addHandler(console)
         if sweep:
             sweep_record.began(now.job.num, job_overrides())
             quiet()
@@ -329,7 +309,7 @@ class _Command(Generic[S, T]):
         if self.resumed is None:
             return settings_of(config, job_overrides(), self.schema)
         run = resume.run_of(self.resumed)
-        settings = load(run, self.changes, folder=own_folder(sys.argv[1:]))
+        settings = load(run, self.changes, folder=own_folder())
         resume.refuse_other(flat(asdict(settings)), flat(asdict(load(run, (), settings.trusted_modules))), self.resumed)
         check_outputs(settings.callbacks, run, self.changes)
         check_downloads(settings, run, self.changes)

@@ -77,12 +77,10 @@ class Trained:
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not self.run.summary_path.is_file():
-            steps = sorted(self.run.checkpoints_path.glob("step-*[0-9]"))
-            jobs = sorted(self.path.glob("[0-9]*/summary.json"))  # outputs/latest may be a sweep
-            way_out = "name a folder under outputs/"
-            if steps or jobs:
-                way_out = f"name its checkpoint {steps[-1]}" if steps else f"name one of its jobs, {jobs[0].parent}"
-            raise ConfigError(f"{self.path}: is not a finished run, it has no {self.run.summary_path.name}: {way_out}")
+            raise ConfigError(
+                f"{self.path}: is not a finished run, it has no {self.run.summary_path.name}: name a run's folder "
+                "under outputs/, or one of its checkpoints"
+            )
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -145,11 +143,9 @@ class Trained:
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, in the order of the outputs; empty if they have none. DataError."""
-        found = self._described.get("class_names") or ()
-        if not isinstance(found, list | tuple):
-            raise DataError(f"{self.path}: the names of its classes are not a list ({checks.shown(found)})")
-        return tuple(map(str, found))
+        """Names of the classes, in the order of the outputs; empty if they have none."""
+        found = self._described.get("class_names")
+        return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
         """See `load_model`."""
@@ -191,11 +187,7 @@ class Trained:
 
     def _check_channels(self, model: Model) -> None:
         """Refuse a description with other numbers of channels or classes than the model has. DataError."""
-        channels, classes = model.input.shape[-1], model.output.features
-        scales = len(model.pixels.scale), len(model.pixels.shift)
-        if scales not in ((1, 1), (channels, channels)):
-            raise DataError(f"{self.path}: normalises {scales[0]} channels, and images have {channels}")
-        if model.class_names and len(model.class_names) != classes:
-            raise DataError(
-                f"{self.path}: names {checks.counted(len(model.class_names), 'class')}, and its network has {classes}"
-            )
+        channels, names = model.input.shape[-1], len(model.class_names)
+        scale, shift = len(model.pixels.scale), len(model.pixels.shift)
+        if scale != shift or scale not in (1, channels) or (names and names != model.output.features):
+            raise DataError(f"{self.path}: its normalisation or its names of classes belong to another network")

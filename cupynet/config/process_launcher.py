@@ -129,7 +129,7 @@ class ProcessLauncher(Launcher):
 def _program() -> list[str]:
     """Return the words of this process's command line before its arguments, and --config-dir."""
     count = len(sys.orig_argv) - len(sys.argv) + 1
-    own = own_folder(sys.argv[1:])
+    own = own_folder()
     return [sys.executable, *sys.orig_argv[1:count], *([] if own is None else [f"--config-dir={own}"])]
 
 

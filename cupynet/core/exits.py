@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from cupynet.core.checks import one_line
 from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code, signal_of
-from cupynet.core.terminal import folded, printable
+from cupynet.core.terminal import printable
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
@@ -104,26 +104,14 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         what = "; ".join([one_line(error) or type(error).__name__, *notes])
         line = f"out of memory ({what}): lower batch_size, workers or prefetch_buffer"
     else:
-        unexpected, module = True, _module_of(error)
-        line = ": ".join(filter(None, [type(error).__name__, one_line(error)])) + (module and f" (in module {module})")
+        unexpected = True
+        line = ": ".join(filter(None, [type(error).__name__, one_line(error)]))
     for text in [line, *below]:
         if log is not None:
             log.error("%s%s", job, text, exc_info=error if unexpected else None)
         else:
             say_error(f"{job}{text}", error if unexpected else None)
     return exit_code(error)
-
-
-def _module_of(error: BaseException) -> str:
-    """Return the user module that raised an error, directly or in a library it called; "" if cupynet did."""
-    found = ""
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if package == "cupynet":
-            found = ""
-        elif package not in sys.stdlib_module_names and "-packages" not in frame.f_code.co_filename:
-            found = str(frame.f_globals.get("__name__", ""))
-    return found
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -179,7 +167,7 @@ class Console(logging.Handler):
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
                 mark = "warning: " if record.levelno >= logging.WARNING else ""
-                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
+                print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
         except UNWRITABLE:
             pass  # the run continues, and its log file has the record
 
@@ -193,23 +181,10 @@ def quiet() -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formatter of log files: texts read from files cannot control the terminal that shows the log."""
+    """Formatter of logs: texts read from files cannot control the terminal that shows them."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
-
-
-class RankConsole(logging.Handler):
-    """Warnings and errors of ranks above 0, on stderr: `cupynet: rank 3: text`. Only rank 0 has a log."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(logging.WARNING)
-        self.rank = rank
-
-    def emit(self, record: logging.LogRecord) -> None:
-        mark = "warning: " if record.levelno < logging.ERROR else ""
-        bug = record.exc_info[1] if record.exc_info else None
-        say_error(f"rank {self.rank}: {mark}{record.getMessage().strip()}", bug)
 
 
 _CLOCK = logging.Formatter()

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 
-TIME = "[12:30:05] "  # the beginning of a log line on the terminal
-UNIT = re.compile(r"(?<=\d) (?=(?:%|bytes|[kMGT]B)(?!\w))")  # the space between a number and its unit
 # control characters but for newline, line separators, bidirectional controls, halves of surrogate pairs
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -26,25 +22,6 @@ def is_terminal() -> bool:
 def can_draw() -> bool:
     """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
     return is_terminal() and os.environ.get("TERM") not in (None, "", "dumb")
-
-
-def folded(line: str) -> str:
-    """Wrap a log line to the width of the terminal, with an indent as wide as its time. Piped output stays one line."""
-    width = shutil.get_terminal_size().columns
-    if not can_draw() or "\n" in line or width <= 2 * len(TIME):
-        return line
-    return "\n".join(wrapped(line, width, " " * len(TIME)))
-
-
-def wrapped(text: str, width: int, indent: str = "") -> list[str]:
-    """Wrap a text into lines of at most `width` characters, unless a word is longer. Numbers keep their units.
-
-    Args:
-        indent: of all lines but the first.
-    """
-    glued = UNIT.sub("\u00a0", text)  # which textwrap does not break
-    lines = textwrap.wrap(glued, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-    return [line.replace("\u00a0", " ") for line in lines]
 
 
 def printable(text: str) -> str:

@@ -51,7 +51,6 @@ REFUSED = {
     "workers=1,2": "--multirun",
     "workers=[1": "workers=[1",
     "hydra.run.dir=${nothing}": "hydra.run.dir",
-    "hydra.run.dir=": "hydra.run.dir",
     "hydra.output_subdir=/elsewhere": ".hydra",
     "hydra.job_logging.root.level=NOPE": "hydra.job_logging",
     "workers": "workers",
@@ -257,7 +256,7 @@ def test_a_bug_of_a_job_leaves_with_its_traceback(
     assert command(task=raising(SystemExit(7)))[0] == 7
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and "test_hydra_main.py" in err and "site-packages/hydra" not in err
-    assert err.endswith(f"cupynet: SystemExit: 7 (in module {__name__})\n")
+    assert err.endswith("cupynet: SystemExit: 7\n")
     (log,) = in_folder.glob("outputs/*/*/train.log")
     assert "Traceback" in log.read_text()
 
@@ -357,19 +356,6 @@ def test_a_sweep_that_cannot_be_composed_never_starts(
     err = capsys.readouterr().err
     assert err.startswith("cupynet: ") and said in err and err.count("\n") == 1
     assert not list(in_folder.rglob(".hydra"))
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_a_sweep_with_another_launcher_never_starts(
-    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = in_folder / "mine" / "hydra" / "launcher" / "other.yaml"
-    other.parent.mkdir(parents=True)
-    other.write_text("_target_: cupynet.config.process_launcher.ProcessLauncher\n")
-    assert command("-m", "seed=1,2", "hydra/launcher=other", "--config-dir", "mine") == (2, [])
-    err = capsys.readouterr().err
-    assert err.startswith("cupynet: hydra/launcher=other: ") and err.count("\n") == 1
-    assert [path.name for path in in_folder.iterdir()] == ["mine"]
 
 
 @pytest.mark.usefixtures("minimal_conf")
@@ -495,13 +481,6 @@ def test_a_wrong_option(
 ) -> None:
     assert command(*arguments) == (2, [])
     assert "Traceback" not in capsys.readouterr().err and list(in_folder.iterdir()) == []
-
-
-def test_a_setting_with_dashes(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    for option, setting in {"--epochs=3": "epochs=3", "--data.limit=9": "data.limit=9", "--seed": "seed="}.items():
-        assert command(option) == (2, [])
-        err = capsys.readouterr().err
-        assert f"without dashes: {setting}" in err and err.count("\n") == 1
 
 
 @pytest.mark.usefixtures("minimal_conf")

@@ -10,9 +10,6 @@ import pytest
 
 from cupynet.config.instantiate import build, build_as
 from cupynet.core.errors import ConfigError
-from cupynet.nn import Layer, Loss
-from cupynet.optim import Optimizer
-from cupynet.parallel import Synchronizer
 
 
 class Conv:
@@ -126,12 +123,12 @@ def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("node", "line"),
     [
-        ("mse", "loss=mse: must be a Conv, got str: give it a _target_"),
-        (None, "loss=null: must be a Conv, got NoneType: give it a _target_"),
+        ("mse", "loss: must be a Conv, got str: give it a _target_"),
+        (None, "loss: must be a Conv, got NoneType: give it a _target_"),
         ({"filters": 2}, "loss: must be a Conv, got dict: give it a _target_"),
         (
             {"_target_": f"{HERE}.Anything"},
-            f"loss._target_={HERE}.Anything: must be a subclass of Conv",
+            "loss: must be a Conv, got Anything: give it a _target_",
         ),
     ],
 )
@@ -139,8 +136,4 @@ def test_a_part_of_the_wrong_kind(node: Any, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_as(Conv, node, "loss", [HERE])
     assert str(caught.value) == line
-    for kind in (Layer, Loss, Optimizer, Synchronizer):
-        with pytest.raises(ConfigError, match=f"must be a subclass of {kind.__name__}"):
-            arguments = {"learning_rate": 0.1} if kind is Optimizer else {}
-            build_as(kind, {"_target_": f"{kind.__module__}.{kind.__name__}", **arguments}, "part")
     assert type(build_as(Conv, {"_target_": f"{HERE}.Conv", "filters": 2}, "loss", [HERE])) is Conv

@@ -91,7 +91,10 @@ def test_a_checkpoint_of_an_unfinished_run_restores_its_normalization(
     test = images().images
     found = load_model(folder / "checkpoints", "numba").predict(test)
     np.testing.assert_array_equal(found, model.predict(test))
-    with pytest.raises(ConfigError, match=r"copy: is not a finished run, .*: name its checkpoint .*step-00000010$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"copy: is not a finished run, .*: name a run's folder under outputs/, or one of its checkpoints$",
+    ):
         load_model(folder)
 
 
@@ -185,8 +188,8 @@ def test_a_wrong_description_of_images_is_refused(finished: Path) -> None:
         ({"normalize": {"mean": ["a"], "deviation": [1]}}, invalid),
         ({"normalize": {"mean": [0], "deviation": [0]}}, invalid),
         ({"normalize": {"mean": [0, 1], "deviation": [1]}}, invalid),
-        ({"normalize": {"mean": [0, 1], "deviation": [1, 1]}}, "normalises 2 channels, and images have 1"),
-        ({"class_names": ["cat"]}, "names 1 class, and its network has 10"),
+        ({"normalize": {"mean": [0, 1], "deviation": [1, 1]}}, "belong to another network"),
+        ({"class_names": ["cat"]}, "belong to another network"),
     ):
         other = copy(run)
         other.summary = replace(summary, setup=replace(summary.setup, **changes))
@@ -202,7 +205,7 @@ def test_a_missing_folder_is_named(name: str) -> None:
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a finished run, it has no summary.json: name a folder under outputs"):
+    with pytest.raises(ConfigError, match="is not a finished run, it has no summary.json: name a run"):
         load_model(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(ConfigError, match="checkpoints: there is no checkpoint"):

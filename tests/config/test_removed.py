@@ -8,22 +8,23 @@ import pytest
 
 from cupynet import config
 from cupynet.config import removed
-from cupynet.config.removed import Removed, refuse_removed, without_removed
+from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.config.stored import keep
 from cupynet.core.errors import ConfigError
 from tests.support.commands import Command
 from tests.support.settings import settings_of
 
 OLD = {
-    "data.pieces": Removed("use data.folder", default=None),
-    "optimizer.speed": Removed("use optimizer.learning_rate"),
-    "callbacks.nonfinite.action=rewind": Removed("use stop or skip"),
+    "data.pieces": "use data.folder",
+    "optimizer.speed": "use optimizer.learning_rate",
+    "callbacks.nonfinite.action=rewind": "use stop or skip",
 }
 
 
 @pytest.fixture(autouse=True)
 def old(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(removed, "REMOVED", OLD)
+    monkeypatch.setattr(removed, "DEFAULTS", {"data.pieces": None})
 
 
 @pytest.mark.parametrize("override", ["data.pieces=3", "+optimizer.speed=1", "callbacks.nonfinite.action=rewind"])
@@ -32,7 +33,7 @@ def test_a_command_line_is_refused(
 ) -> None:
     assert command(override) == (2, [])
     err = capsys.readouterr().err
-    assert override in err and next(each.use for key, each in OLD.items() if key in override) in err
+    assert override in err and next(use for key, use in OLD.items() if key in override) in err
     assert list(in_folder.iterdir()) == []
     refuse_removed(["callbacks.nonfinite.action=stop", "data.limit=3"])
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
 
 from cupynet.core import mpiexec
 from cupynet.core.errors import ConfigError
-from cupynet.core.exits import RankConsole
 from cupynet.training import ParallelWrapper
 from tests.support.commands import QUICK, run
 from tests.support.training import small_model
@@ -53,16 +51,6 @@ def test_without_mpi_one_line_says_what_to_install(tmp_path):
     _, stderr = run(tmp_path, *QUICK, "parallel.launcher=mpi", code=2)
     assert stderr.startswith("cupynet: launcher=mpi: MPI cannot be used (cannot load MPI library): install it with pip")
     assert stderr.count("\n") == 1 and not (tmp_path / "outputs").exists()
-
-
-def test_ranks_above_0_log_warnings_with_their_rank(capsys: pytest.CaptureFixture[str]) -> None:
-    log = logging.Logger("elsewhere")
-    log.addHandler(RankConsole(3))
-    log.info("not for the terminal")
-    log.warning("no GPU here")
-    log.error("this went wrong")
-    out, err = capsys.readouterr()
-    assert out == "" and err == "cupynet: rank 3: warning: no GPU here\ncupynet: rank 3: this went wrong\n"
 
 
 def test_greatest_is_the_same_on_all_workers() -> None:

@@ -7,42 +7,9 @@ import sys
 
 import pytest
 
-from cupynet.core.terminal import can_draw, folded, printable, wrapped
+from cupynet.core.terminal import can_draw, printable
 
 LONG = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s), training loss 0.05, learning rate 0.01"
-
-
-@pytest.mark.parametrize(
-    ("terminal", "kind", "columns", "lines"),
-    [
-        (True, "xterm", 60, ["[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s),",
-                             "           training loss 0.05, learning rate 0.01"]),
-        (True, "xterm", 120, [LONG]),
-        (True, "xterm", 20, [LONG]),  # too narrow
-        (True, "dumb", 60, [LONG]),
-        (False, "xterm", 60, [LONG]),
-    ],
-)  # fmt: skip
-def test_log_lines_are_wrapped_on_a_narrow_terminal(terminal, kind, columns, lines, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("TERM", kind)
-    stream = io.StringIO()
-    stream.isatty = lambda: terminal  # type: ignore[method-assign]
-    monkeypatch.setattr(sys, "stdout", stream)
-    assert folded(LONG).splitlines() == lines
-    assert folded(f"{LONG}\n  below") == f"{LONG}\n  below"
-
-
-@pytest.mark.parametrize("figure", ["99.10 %", "139 GB", "1.2 kB", "7 bytes"])
-def test_numbers_keep_their_units(figure):
-    for width in range(20, 60):
-        lines = wrapped(f"the furthest of all of them came to {figure} at last, which is as much as ever", width)
-        assert any(figure in line for line in lines) and max(map(len, lines)) <= width
-
-
-def test_words_are_not_broken() -> None:
-    lines = wrapped("a few words, and one that is muchlongerthanaline", 12, indent="  ")
-    assert lines == ["a few words,", "  and one", "  that is", "  muchlongerthanaline"]
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()])

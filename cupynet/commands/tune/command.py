@@ -104,7 +104,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             raise ConfigError(f"{name}: is searched and also has a fixed value: remove one of the two")
         if settings.sampler == "grid" and is_continuous(distribution):
             raise ConfigError(f"sampler=grid: {name} is continuous: write range(..) or choice(..), or sampler=tpe")
-    plan = Plan(settings, space, shared, config.own_folder(arguments), resumed, typed)
+    plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
     if not getattr(source, "validation", True):
         images = source.expected().get("train", 0)
