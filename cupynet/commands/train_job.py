@@ -70,7 +70,6 @@ class TrainJob:
             experiment.limit_memory()
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
-            config.keep_settings()
             if self.first:
                 run.describe(self._start())
             if self.wrapper.placement.stages > 1 and self.wrapper.pipeline is not None:

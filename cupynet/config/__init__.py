@@ -9,7 +9,7 @@ search_space.py reads the search space of `tune`.
 """
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
-from cupynet.config.hydra_main import Entry, in_sweep, keep_settings, run
+from cupynet.config.hydra_main import Entry, in_sweep, run
 from cupynet.config.search_space import search_space, split
 from cupynet.config.stored import check_downloads, check_outputs, keep, load, overrides_of, written
 
@@ -22,7 +22,6 @@ __all__ = [
     "conf_folder",
     "in_sweep",
     "keep",
-    "keep_settings",
     "load",
     "overrides_of",
     "own_folder",

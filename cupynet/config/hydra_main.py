@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import logging
 import os
 import re
@@ -35,10 +34,10 @@ from cupynet.config.composing import conf_folder, flat, own_folder, register, se
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import AS_RANKS, Settings
-from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of, store
+from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
-from cupynet.core.exits import BROKEN_PIPE, LineFormatter, quiet, stdout_is_gone, steady_streams, tell
+from cupynet.core.exits import BROKEN_PIPE, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.core.lock import Hold
 from cupynet.core.mpiexec import rank, started
 from cupynet.core.terminal import near
@@ -98,12 +97,6 @@ def in_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
-def keep_settings() -> None:
-    """Store the settings of a resumed run once its task can no longer be refused. OutputError."""
-    if _command is not None and _command.keep is not None:
-        _command.keep()
-
-
 class Entry(Callback):
     """Hydra callback of every command (conf/config.yaml): runs before Hydra creates a folder.
 
@@ -114,16 +107,19 @@ class Entry(Callback):
         """Note which folders Hydra will create for the run."""
         assert _command is not None
         HydraConfig.instance().set_config(config)
-        _command.note_missing(Path(str(OmegaConf.select(config, "hydra.run.dir"))))
+        folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
+        _command.created = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Lock the folder of the sweep. SystemExit if it is taken."""
+        """Refuse a folder that holds another run or sweep. SystemExit."""
         assert _command is not None
         HydraConfig.instance().set_config(config)
+        folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
         try:
-            _command.begin_sweep(Path(str(OmegaConf.select(config, "hydra.sweep.dir"))))
-        except Exception as error:
-            raise SystemExit(tell(_as_ours(error, Settings))) from error
+            resume.refuse_taken(folder)
+        except ConfigError as error:
+            raise SystemExit(tell(error)) from error
+        _command.begin_sweep(folder)
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
@@ -146,8 +142,6 @@ class _Command(Generic[S, T]):
     Attributes:
         code: exit code of the last job; None if this process has run none.
         created: folders that did not exist before, the innermost first.
-        locks: releases the lock of a sweep's folder.
-        keep: stores the settings of a resumed run.
         sweep: folder of the sweep; None for a single run.
         resumed: the run or the checkpoint to resume; None for a new run.
         changes: overrides of the resumed run.
@@ -159,42 +153,27 @@ class _Command(Generic[S, T]):
     join: Callable[[], MpiJob] | None
     code: int | None = None
     created: list[Path] = field(default_factory=list)
-    locks: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    keep: Callable[[], None] | None = None
     sweep: Path | None = None
     resumed: Path | None = None
     changes: list[str] = field(default_factory=list)
 
     def main(self, config_name: str) -> int | str:
         """Hand the command line to Hydra; return the exit code."""
-
-        @functools.wraps(self.task)  # Hydra derives the job's name from the module
-        def job(config: DictConfig) -> float | None:
-            with contextlib.redirect_stdout(stdout):
-                return self.job(config)
-
+        job = functools.update_wrapper(functools.partial(self.job), self.task)  # Hydra derives the job's name from it
         code: int | str = 0
-        stdout = sys.stdout
-        register(self.schema)
         try:
+            register(self.schema)
             sys.argv[1:] = self.read(sys.argv[1:])
-            # under mpiexec only rank 0 prints Hydra's answers (--help, --cfg)
-            with self.locks, contextlib.redirect_stdout(io.StringIO() if rank() else stdout):
-                hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
+            hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
             code = self.tell(_as_ours(error, self.schema))
-        of_jobs = self.code or 0
-        if self.sweep is not None:
-            from cupynet.config import sweep_record
-
-            of_jobs = sweep_record.finish(self.sweep)
         if self.code is None:
             self.clean_up()
-        return code or of_jobs
+        if self.sweep is None:
+            return code or self.code or 0
+        from cupynet.config import sweep_record
 
-    def note_missing(self, folder: Path) -> None:
-        """Note which of `folder` and its parents do not exist yet."""
-        self.created = [each for each in (folder, *folder.parents) if not each.exists()]
+        return code or sweep_record.finish(self.sweep)
 
     def clean_up(self) -> None:
         """Remove those folders that were created and are empty."""
@@ -203,17 +182,9 @@ class _Command(Generic[S, T]):
                 folder.rmdir()
 
     def begin_sweep(self, folder: Path) -> None:
-        """Create and lock the folder of a sweep. ConfigError if it is taken; OSError."""
+        """Begin the record of a sweep in this folder."""
         from cupynet.config import sweep_record
 
-        self.note_missing(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        hold = Hold(folder)
-        self.locks.callback(hold.release)
-        if hold.warning:
-            _log.warning("%s", hold.warning)
-        if self.schema is Settings:
-            resume.refuse_taken(folder)
         sweep_record.begin()
         self.sweep = folder
         sweep_record.say(f"each job runs in a folder of {folder}")
@@ -267,12 +238,6 @@ class _Command(Generic[S, T]):
         now = HydraConfig.get()
         folder, sweep = Path(now.runtime.output_dir), in_sweep()
         begun, result, error = False, None, ""
-        if rank():
-            console = logging.StreamHandler()  # only rank 0 has a log
-            console.setLevel(logging.WARNING)
-            console.setFormatter(LineFormatter(f"cupynet: rank {rank()}: %(message)s"))
-            for name in ("cupynet", "__main__"):
-                logging.getLogger(name).addHandler(console)
         if sweep:
             sweep_record.began(now.job.num, job_overrides())
             quiet()
@@ -328,18 +293,18 @@ class _Command(Generic[S, T]):
         return ranks
 
     def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
-        """Lock the folder, store the settings and start the log, on rank 0 for all.
+        """Lock the folder and store the settings, on rank 0 for all.
 
         Raises:
             ConfigError: another process has the folder, or it holds another run.
             OutputError: the settings cannot be stored.
         """
-        hold, refusal, shown = None, "", Path(near(folder))
+        refusal, shown = "", Path(near(folder))
         if not rank():
             try:
                 hold = Hold(shown)
                 locks.callback(hold.release)
-                if self.schema is Settings and self.resumed is None:
+                if self.resumed is None:
                     resume.refuse_taken(shown)
             except ConfigError as error:
                 refusal = str(error)
@@ -347,14 +312,15 @@ class _Command(Generic[S, T]):
             refusal = ranks.share(refusal)
         if refusal:
             raise ConfigError(refusal)
-        if hold is None:
+        if rank():
             return
         if self.resumed is None:
-            store(folder, settings)
+            keep(folder, settings, job_overrides())
+            OmegaConf.save(HydraConfig.instance().cfg, folder / ".hydra" / "hydra.yaml")
         else:
             now = {resume.name_of(each) for each in self.changes}
             before = [each for each in overrides_of(folder) if resume.name_of(each) not in now]
-            self.keep = functools.partial(keep, folder, settings, [*before, *self.changes])
+            keep(folder, settings, [*before, *self.changes])
         if flat(settings.callbacks).get("progress.style") == "none":
             quiet()
         if hold.warning:
@@ -376,8 +342,6 @@ class _Command(Generic[S, T]):
             return tell(error, log, f"rank {rank()}: ")
         if speaks:
             tell(error, log, f"rank {rank()}: " if rank() else label)
-        elif log is not None:
-            log.info("another rank failed and reports the error")
         return ranks.exit_code
 
 

@@ -132,19 +132,9 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
         write_whole(folder / ".hydra" / name, text.encode())
 
 
-def store(folder: Path, settings: Settings) -> None:
-    """Store the settings of the current job, and Hydra's own. OutputError."""
-    from cupynet.core.files import write_whole
-
-    keep(folder, settings, job_overrides())
-    write_whole(folder / ".hydra" / "hydra.yaml", OmegaConf.to_yaml(HydraConfig.instance().cfg).encode())
-
-
 def job_overrides() -> list[str]:
     """Return the overrides of the current job, as they were typed."""
-    found = HydraConfig.instance().cfg
-    assert found is not None
-    return cast("list[str]", OmegaConf.to_container(cast(Any, found).hydra.overrides.task, resolve=False))
+    return cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
 def check_outputs(parts: Mapping[str, Any], run: PurePath, overrides: Sequence[str]) -> None:
