@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cupynet.backend import available_cores, blas, create_backend, memory, select_backend
+from cupynet.backend import Backend, DtypePolicy, available_cores, blas, create_backend, memory, select_backend
 from cupynet.config.instantiate import build_as, naming
 from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
-from cupynet.core.checks import amount, counted, on_device, tf32_products
+from cupynet.core.checks import amount, counted, on_device
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
@@ -77,22 +77,25 @@ class Experiment:
             self.source.check()
         with naming("loss", settings.loss):
             self.loss.check(self.source.classes)
-        network = self._built("numpy" if self.pipeline is None else self.backend_name)
-        self.placement = self._place(network)
-        self._check_workers(network)
+        self._built, self._params = copy.deepcopy(self.network), Params()  # shapes and weights, which are not allocated
+        with naming("model"):
+            self._built.build(self.input, self._params.scope(), self._backend())
+            check_loss(self._built, self.loss)
+            check_output(self._built, self.source.classes)
+        self.placement = self._place()
+        self._check_workers()
         self._check_validation()
 
-    def _check_workers(self, network: Layer) -> None:
+    def _check_workers(self) -> None:
         """Refuse what the constructors of workers would refuse after the folder is written. ConfigError."""
         settings, parallel, stages = self.settings, self.settings.parallel, self.placement.stages
-        check_accumulate(settings.accumulate, network, self.pipeline)
+        check_accumulate(settings.accumulate, self._built, self.pipeline)
         if settings.accumulate > settings.batch_size:
             raise ConfigError(
                 f"accumulate={settings.accumulate}: must be at most batch_size, which is {settings.batch_size}"
             )
         with naming("parallel.synchronizer", parallel.synchronizer):
             self.synchronizer.check(self.placement.workers, stages)
-        tf32_products("backend.tf32", settings.backend.tf32, self.backend_name, settings.dtype)
         with naming("parallel", vars(parallel)):
             check_reduce(parallel.reduce, self.backend_name, processes=self.job is not None, stages=stages)
         with naming("memory", vars(settings.memory)):
@@ -126,26 +129,26 @@ class Experiment:
                     "parallel.averaging_frequency=epoch"
                 )
 
-    def _built(self, backend: str, params: Params | None = None) -> Layer:
-        """Return a copy of the network with inferred shapes, and its weights declared in `params` but not allocated.
+    def _backend(self, device: int = 0) -> Backend:
+        """Create the backend with its settings. ConfigError."""
+        options = self.settings.backend
+        with naming("backend", vars(options)):
+            return create_backend(
+                self.backend_name,
+                self.settings.dtype,
+                device,
+                max_block_size=options.max_block_size,
+                max_grid_size=options.max_grid_size,
+                tf32=options.tf32,
+            )
 
-        Args:
-            backend: determines which layers are fused, and hence where the network can be split.
-        """
-        network = copy.deepcopy(self.network)
-        with naming("model"):
-            network.build(self.input, (params or Params()).scope(), create_backend(backend, self.settings.dtype))
-            check_loss(network, self.loss)
-            check_output(network, self.source.classes)
-        return network
-
-    def _place(self, network: Layer) -> Placement:
+    def _place(self) -> Placement:
         """Place the workers, each a stage of a replica of the built network, on devices. ConfigError."""
         stages: int | None = 1
         most = 1
         if self.pipeline is not None:
             with naming("parallel.pipeline", self.settings.parallel.pipeline):
-                stages, most = self.pipeline.count, self.pipeline.most(network)
+                stages, most = self.pipeline.count, self.pipeline.most(self._built)
         settings = self.settings
         # if the settings do not fix workers either, there is one replica, in new and resumed runs
         alone = self._open and self.job is None
@@ -172,15 +175,7 @@ class Experiment:
 
     def model(self) -> Model:
         """Return a new model with its initial weights, on the device of this process's first worker."""
-        options = self.settings.backend
-        backend = create_backend(
-            self.backend_name,
-            self.settings.dtype,
-            self.placement.device(self.rank),
-            max_block_size=options.max_block_size,
-            max_grid_size=options.max_grid_size,
-            tf32=options.tf32,
-        )
+        backend = self._backend(self.placement.device(self.rank))
         model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
         model.class_names = tuple(self.source.class_names)
         return model
@@ -192,38 +187,32 @@ class Experiment:
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
     def wrapper(
-        self,
-        run: Run | None = None,
-        callbacks: Sequence[Callback] | None = None,
-        *,
-        workers: int | None = None,
-        optimizer: Optimizer | None = None,
-        synchronizer: Synchronizer | None = None,
-        report_every: int | None = None,
-        blas_threads: int | None = None,
+        self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any
     ) -> ParallelWrapper:
-        """Build a new model and the wrapper that trains it. The other arguments replace those of the settings."""
+        """Build a new model and the wrapper that trains it.
+
+        Args:
+            changes: further arguments of `ParallelWrapper`, instead of those of the settings.
+        """
         settings, parallel = self.settings, self.settings.parallel
-        return ParallelWrapper(
-            self.model(),
-            workers=workers or self.placement.workers,
-            devices=self.placement.devices or None,
-            optimizer=optimizer or self.optimizer,
-            synchronizer=synchronizer or self.synchronizer,
-            pipeline=self.pipeline,
-            prefetch_buffer=parallel.prefetch_buffer,
-            learning_rate_scale=parallel.learning_rate_scale,
-            accumulate=settings.accumulate,
-            timeout_s=parallel.timeout_s,
-            launcher=parallel.launcher,
-            reduce=parallel.reduce,
-            data_on_device=settings.memory.data_on_device,
-            blas_threads=blas_threads,
-            callbacks=self.own_callbacks() if callbacks is None else callbacks,
-            report_every=settings.report_every_iterations if report_every is None else report_every,
-            progress="none",  # it is among the callbacks, unless the user removed it
-            run=run,
-        )
+        arguments: dict[str, Any] = {
+            "workers": self.placement.workers,
+            "devices": self.placement.devices or None,
+            "optimizer": self.optimizer,
+            "synchronizer": self.synchronizer,
+            "pipeline": self.pipeline,
+            "prefetch_buffer": parallel.prefetch_buffer,
+            "learning_rate_scale": parallel.learning_rate_scale,
+            "accumulate": settings.accumulate,
+            "timeout_s": parallel.timeout_s,
+            "launcher": parallel.launcher,
+            "reduce": parallel.reduce,
+            "data_on_device": settings.memory.data_on_device,
+            "callbacks": self.own_callbacks() if callbacks is None else callbacks,
+            "report_every": settings.report_every_iterations,
+            "progress": "none",  # it is among the callbacks, unless the user removed it
+        }
+        return ParallelWrapper(self.model(), run=run, **arguments | changes)
 
     # data -----------------------------------------------------------------------------------------------------------
 
@@ -244,11 +233,10 @@ class Experiment:
 
     def _too_large(self) -> str:
         """Return why the run does not fit into the memory of its devices, or of the machine; "" if it does."""
-        settings, placement, params = self.settings, self.placement, Params()
-        network = self._built(self.backend_name, params)
-        policy = create_backend(self.backend_name, settings.dtype).policy
+        settings, placement, network = self.settings, self.placement, self._built
+        policy = DtypePolicy.of(settings.dtype)
         examples = settings.batch_size * min(placement.stages, self._cut) / self._cut
-        replica = replica_bytes(network, params.count, self.optimizer, policy, examples)
+        replica = replica_bytes(network, self._params.count, self.optimizer, policy, examples)
         ranks = placement.ranks if self.job is None else self.job.on_machine
         replicas, pixels = -(-ranks // placement.stages), network.input.features
         if placement.devices:

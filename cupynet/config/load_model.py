@@ -5,7 +5,6 @@ A run's folder is untrusted input: only classes of cupynet, and of modules that 
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -15,14 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from cupynet import config
-from cupynet.backend import FRACTIONS, Backend, PixelScale, create_backend, select_backend
+from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.data import Source
-from cupynet.nn import Image, Layer, Loss, Model, Params
+from cupynet.nn import Image, Layer, Loss, Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.run import Run, Summary
 from cupynet.training.checkpointing import found, trained
@@ -161,7 +160,6 @@ class Trained:
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
         try:
             shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
-            self._check_size(network, Image(*shape), where)
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
             model.class_names = self.class_names
@@ -175,15 +173,6 @@ class Trained:
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error
         return model
-
-    def _check_size(self, network: Layer, image: Image, backend: Backend) -> None:
-        """Refuse a network with more weights than are stored, before memory is allocated for them. DataError."""
-        params = Params()
-        copy.deepcopy(network).build(image, params.scope(), backend)
-        stored = sum(weight.size for weight in self.weights.values())
-        if params.count > stored:
-            counts = f"it has {params.count:,} weights, and {stored:,} are stored"
-            raise DataError(f"{self.path}: these weights belong to another network: {counts}")
 
     def _check_channels(self, model: Model) -> None:
         """Refuse a description with other numbers of channels or classes than the model has. DataError."""

@@ -96,20 +96,6 @@ def number(
     return real
 
 
-LEAST, MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # of single precision, the lowest for updates
-
-
-def single(name: str, value: Any, *, above: float | None = None, minimum: float | None = None) -> float:
-    """Return `number` if single precision can represent it: as 0 or infinity it would look like divergence."""
-    real = number(name, value, above=above, minimum=minimum)
-    if real and not LEAST <= abs(real) <= MOST:
-        held = "infinite" if abs(real) > MOST else "0"
-        raise refusal(
-            name, shown(value), f"is {held} in single precision, which has sizes of {LEAST:.2g} to {MOST:.2g}"
-        )
-    return real
-
-
 def flag(name: str, value: Any) -> bool:
     """Return `value` as a bool."""
     if not is_bool(value):

@@ -81,8 +81,8 @@ def leave_after(work: Callable[[], int | None]) -> NoReturn:
 def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
     """Report the error that ended a job, in its log or on stderr; return the exit code.
 
-    A CupynetError is reported in one line, followed by its notes that have several lines. Any other error is reported
-    with its traceback, including a SystemExit or KeyboardInterrupt that a job's callback raised.
+    A CupynetError is reported in one line, with its notes. Any other error is reported with its traceback,
+    including a SystemExit or KeyboardInterrupt that a job's callback raised.
 
     Args:
         job: prefix of the line.
@@ -93,11 +93,10 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         return BROKEN_PIPE
     if isinstance(error, KeyboardInterrupt) and signal_of(error):
         error = Interrupted.by(error)
-    notes = getattr(error, "__notes__", [])  # the worker and the batch
-    unexpected, below = False, []
+    notes = [one_line(note) for note in getattr(error, "__notes__", [])]  # the worker and the batch
+    unexpected = False
     if isinstance(error, CupynetError):
-        below = [note for note in notes if "\n" in note]
-        line = one_line("; ".join([str(error), *(note for note in notes if "\n" not in note)]))
+        line = "; ".join([one_line(error), *notes])
     elif isinstance(error, OSError) and error.errno in FULL:
         line = f"the output cannot be written: {error.strerror}"
     elif out_of_memory(error):
@@ -106,11 +105,10 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     else:
         unexpected = True
         line = ": ".join(filter(None, [type(error).__name__, one_line(error)]))
-    for text in [line, *below]:
-        if log is not None:
-            log.error("%s%s", job, text, exc_info=error if unexpected else None)
-        else:
-            say_error(f"{job}{text}", error if unexpected else None)
+    if log is not None:
+        log.error("%s%s", job, line, exc_info=error if unexpected else None)
+    else:
+        say_error(f"{job}{line}", error if unexpected else None)
     return exit_code(error)
 
 

@@ -150,7 +150,7 @@ class Rotate(Augmentation):
     """Rotate about the centre by an angle from -degrees to degrees, with bilinear interpolation."""
 
     def __init__(self, degrees: float = 10.0) -> None:
-        self.degrees = checks.single("Rotate degrees", degrees, above=0)
+        self.degrees = checks.number("Rotate degrees", degrees, above=0)
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
@@ -177,8 +177,8 @@ class Elastic(Augmentation):
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
-        self.alpha = checks.single("Elastic alpha", alpha, above=0)
-        self.sigma = checks.single("Elastic sigma", sigma, above=0)
+        self.alpha = checks.number("Elastic alpha", alpha, above=0)
+        self.sigma = checks.number("Elastic sigma", sigma, above=0)
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import guess, number, one_of, refusal, shown, single
+from cupynet.core.checks import guess, number, one_of, refusal, shown
 from cupynet.core.errors import ConfigError
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -55,7 +55,7 @@ class Filled:
     """
 
     def __init__(self, value: float) -> None:
-        self.value = single("Filled value", value)
+        self.value = number("Filled value", value)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return np.full(shape, self.value)
@@ -70,8 +70,8 @@ class Normal:
     """
 
     def __init__(self, deviation: float = 0.05, mean: float = 0.0) -> None:
-        self.deviation = single(f"{type(self).__name__} deviation", deviation, above=0)
-        self.mean = single(f"{type(self).__name__} mean", mean)
+        self.deviation = number(f"{type(self).__name__} deviation", deviation, above=0)
+        self.mean = number(f"{type(self).__name__} mean", mean)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.normal(self.mean, self.deviation, shape)
@@ -99,7 +99,7 @@ class Uniform:
     """
 
     def __init__(self, limit: float = 0.05) -> None:
-        self.limit = single("Uniform limit", limit, above=0)
+        self.limit = number("Uniform limit", limit, above=0)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return rng.uniform(-self.limit, self.limit, shape)
@@ -115,7 +115,7 @@ class VarianceScaling:
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:
-        self.scale = single("VarianceScaling scale", scale, above=0)
+        self.scale = number("VarianceScaling scale", scale, above=0)
         self.mode = one_of("VarianceScaling mode", mode, FANS)
         self.distribution = one_of("VarianceScaling distribution", distribution, DISTRIBUTIONS)
 
@@ -142,7 +142,7 @@ class Orthogonal:
     """
 
     def __init__(self, gain: float = 1.0) -> None:
-        self.gain = single("Orthogonal gain", gain, above=0)
+        self.gain = number("Orthogonal gain", gain, above=0)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         fans(shape)  # raises for a vector

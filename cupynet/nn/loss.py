@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import number, refusal, shown, single
+from cupynet.core.checks import number, refusal, shown
 from cupynet.core.errors import ConfigError
 
 Weights: TypeAlias = "Sequence[float] | Array"
@@ -82,7 +82,7 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
     weights = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(weights, list | tuple) or not weights:
         raise refusal(name, shown(given), "must be a list of numbers, one for each class, or null")
-    found = tuple(single(name, each, minimum=0) for each in weights)
+    found = tuple(number(name, each, minimum=0) for each in weights)
     if not any(found):
         raise refusal(name, shown(given), "must be above 0 for at least one class")
     return found
@@ -152,4 +152,4 @@ class Huber(OneHotLoss):
     kind = "huber"
 
     def __init__(self, delta: float = 1.0) -> None:
-        self.delta = self.parameter = single("Huber delta", delta, above=0)
+        self.delta = self.parameter = number("Huber delta", delta, above=0)

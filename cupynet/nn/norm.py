@@ -50,7 +50,7 @@ class BatchNorm(Layer):
 
     def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5, sync: bool = False) -> None:
         self.momentum = checks.number("BatchNorm momentum", momentum, minimum=0, below=1)
-        self.epsilon = checks.single("BatchNorm epsilon", epsilon, above=0)
+        self.epsilon = checks.number("BatchNorm epsilon", epsilon, above=0)
         self.sync = self.syncs_replicas = checks.flag("BatchNorm sync", sync)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
@@ -161,7 +161,7 @@ class LayerNorm(Layer):
 
     def __init__(self, axis: str = "features", epsilon: float = 1e-5) -> None:
         self.axis = checks.one_of("LayerNorm axis", axis, AXES)
-        self.epsilon = checks.single("LayerNorm epsilon", epsilon, above=0)
+        self.epsilon = checks.number("LayerNorm epsilon", epsilon, above=0)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         shape = input.shape if self.axis == "features" else input.shape[-1:]

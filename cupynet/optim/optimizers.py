@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from cupynet.backend import RULES, Backend, Layers, Move, Rule
 from cupynet.backend.array import Array
-from cupynet.core.checks import number, single
+from cupynet.core.checks import number
 from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params, Segment
 from cupynet.optim.schedules import schedule
@@ -27,8 +27,8 @@ def fraction(default: float, **options: Any) -> Any:
 
 
 def positive(default: float) -> Any:
-    """Return a field of an optimizer for a number above 0 that single precision can represent."""
-    return field(default=default, metadata={"check": partial(single, above=0)})
+    """Return a field of an optimizer for a number above 0."""
+    return field(default=default, metadata={"check": partial(number, above=0)})
 
 
 def limit() -> Any:
