@@ -46,14 +46,12 @@ def main() -> None:
 def _parser() -> Arguments:
     about = "Compare runs: which settings differ, their results, and which to use."
     parser = Arguments("cupynet compare", about, EXAMPLES)
-    parser.add_argument(
-        "folders", nargs="+", type=named, help="folders of runs or sweeps, folders above them, or patterns"
-    )
+    parser.add_argument("folders", nargs="+", help="folders of runs or sweeps, folders above them, or patterns")
     parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
     parser.add_argument("--to", type=float, metavar="ACCURACY", help="the target of time_to, such as 0.99")
-    parser.add_argument("--csv", type=named, metavar="FILE", help="write all columns to a file")
+    parser.add_argument("--csv", metavar="FILE", help="write all columns to a file")
     parser.add_argument(
-        "--html", type=named, metavar="FILE", help=f"write the page to a file; by default {PAGE} in a sweep's folder"
+        "--html", metavar="FILE", help=f"write the page to a file; by default {PAGE} in a sweep's folder"
     )
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser

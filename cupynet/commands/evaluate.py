@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from cupynet.config.schema import Settings
 from cupynet.core.checks import shown
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.exits import Arguments, leave_after, named_path
+from cupynet.core.exits import Arguments, leave_after
 
 if TYPE_CHECKING:
     from cupynet.training import Evaluation
@@ -31,7 +31,7 @@ EXAMPLES = """overrides are settings of the run, changed:
 def main() -> None:
     """Run the command."""
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
-    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
     leave_after(lambda: evaluate(parser.parse_intermixed_args()))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cupynet.core.errors import ConfigError, CupynetError
-from cupynet.core.exits import Arguments, leave_after, named_path
+from cupynet.core.exits import Arguments, leave_after
 from cupynet.core.version import __version__
 
 if TYPE_CHECKING:
@@ -29,18 +29,16 @@ EXAMPLES = """examples:
 def main() -> None:
     """Run the command."""
     parser = Arguments("cupynet export", "Export a finished run for other programs.", EXAMPLES)
-    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
-    parser.add_argument("--onnx", type=named_path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
+    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
                         help="input of the graph: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
     parser.add_argument(
-        "--safetensors", type=named_path, metavar="FILE", help="the weights, with the names and layouts of cupynet"
+        "--safetensors", type=Path, metavar="FILE", help="the weights, with the names and layouts of cupynet"
     )
+    parser.add_argument("--torch", type=Path, metavar="FILE", help="the weights, with PyTorch's names and layouts")
     parser.add_argument(
-        "--torch", type=named_path, metavar="FILE", help="the weights, with PyTorch's names and layouts"
-    )
-    parser.add_argument(
-        "--torch-module", type=named_path, metavar="FILE", help="Python source of the module for these weights"
+        "--torch-module", type=Path, metavar="FILE", help="Python source of the module for these weights"
     )
     parser.add_argument("--trusted-modules", default="", metavar="NAMES",
                         help="comma-separated modules whose classes the run may use")  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 from cupynet.core.checks import integer, one_line, percent
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.exits import Arguments, leave_after, named_path, say_error
+from cupynet.core.exits import Arguments, leave_after, say_error
 from cupynet.core.terminal import printable
 
 EXAMPLES = """examples:
@@ -28,8 +28,8 @@ EXAMPLES = """examples:
 def main() -> None:
     """Run the command."""
     parser = Arguments("cupynet predict", "Classify pictures with a finished run.", EXAMPLES)
-    parser.add_argument("run", type=named_path, help="the folder of a finished run, or one of its checkpoints")
-    parser.add_argument("pictures", type=named_path, nargs="+", metavar="picture",
+    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_argument("pictures", type=Path, nargs="+", metavar="picture",
                         help="PNG and JPEG files, and folders of them")  # fmt: skip
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import webbrowser
+from pathlib import Path
 
-from cupynet.core.exits import Arguments, leave_after, named_path, say_error, stdout_is_gone
+from cupynet.core.exits import Arguments, leave_after, say_error, stdout_is_gone
 from cupynet.core.terminal import printable
 
 EXAMPLES = """example:
@@ -19,7 +20,7 @@ def main() -> None:
         "Write report.html and curves.png into the folder of a run: finished, killed or still training.",
         EXAMPLES,
     )
-    parser.add_argument("run_folder", type=named_path, help="the folder of a run")
+    parser.add_argument("run_folder", type=Path, help="the folder of a run")
     parser.add_argument("--open", action="store_true", help="show the page in the browser")
     leave_after(lambda: _report(parser.parse_args()))
 

@@ -15,7 +15,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from cupynet.core.checks import one_line
@@ -51,18 +50,6 @@ class Arguments(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: {self.prog} --help shows the arguments")
-
-
-def named(text: str) -> str:
-    """Return the name of a file or folder. An empty one, from an unset shell variable, is refused."""
-    if not text:
-        raise argparse.ArgumentTypeError("must be the name of a file or a folder, not ''")
-    return text
-
-
-def named_path(text: str) -> Path:
-    """`named`, as a path."""
-    return Path(named(text))
 
 
 def leave_after(work: Callable[[], int | None]) -> NoReturn:

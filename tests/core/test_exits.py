@@ -233,28 +233,6 @@ def test_a_run_out_of_memory_says_what_to_lower(tmp_path):
     assert "Traceback" not in (Path(run_folder(tmp_path)) / "train.log").read_text()
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["export", "RUN", "--onnx", ""],
-        ["export", ""],
-        ["evaluate", ""],
-        ["predict", "RUN", "a.png", ""],
-        ["report", ""],
-        ["compare", ""],
-        ["compare", "RUN", "--csv", ""],
-        ["compare", "RUN", "--html", ""],
-    ],
-)
-def test_a_variable_without_a_value_names_no_file(command: list[str], monkeypatch, capsys) -> None:
-    """It would be this folder, or a file without a name."""
-    monkeypatch.setattr(sys, "argv", ["cupynet", *command])
-    with pytest.raises(SystemExit) as left:
-        cupynet.__main__.main()
-    told = capsys.readouterr().err
-    assert left.value.code == 2 and "must be the name of a file or a folder, not ''" in told and told.count("\n") == 1
-
-
 def test_text_from_files_cannot_control_the_terminal(capsys):
     evil = "a\x1b[2J\x07\u202eb"
     say_error(evil, ValueError(evil))
