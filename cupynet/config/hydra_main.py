@@ -111,7 +111,9 @@ class Entry(Callback):
         _command.created = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Refuse a folder that holds another run or sweep. SystemExit."""
+        """Begin the record of a sweep. SystemExit if its folder holds another run or sweep."""
+        from cupynet.config import sweep_record
+
         assert _command is not None
         HydraConfig.instance().set_config(config)
         folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
@@ -119,7 +121,9 @@ class Entry(Callback):
             resume.refuse_taken(folder)
         except ConfigError as error:
             raise SystemExit(tell(error)) from error
-        _command.begin_sweep(folder)
+        _command.sweep = folder
+        sweep_record.begin()
+        sweep_record.say(f"each job runs in a folder of {folder}")
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
@@ -180,14 +184,6 @@ class _Command(Generic[S, T]):
         for folder in self.created:
             with contextlib.suppress(OSError):
                 folder.rmdir()
-
-    def begin_sweep(self, folder: Path) -> None:
-        """Begin the record of a sweep in this folder."""
-        from cupynet.config import sweep_record
-
-        sweep_record.begin()
-        self.sweep = folder
-        sweep_record.say(f"each job runs in a folder of {folder}")
 
     # the command line -----------------------------------------------------------------------------------------------
 

@@ -60,14 +60,9 @@ def seed(name: str, value: Any) -> int:
 
 def pair(name: str, value: Any, minimum: int | None = None, also: str = "") -> tuple[int, int]:
     """Return `value` as (height, width), each of at least `minimum`, from an integer for both or a sequence of two."""
-    both = tuple(value) if isinstance(value, list | tuple) else (value, value)
-    try:
-        height, width = (integer(name, each, minimum) for each in both)
-    except ValueError as error:
-        least = "" if minimum is None else f" of at least {minimum}"
-        reason = f"must be an integer{least}, or a pair of them (height, width){also}"
-        raise refusal(name, shown(value), reason) from error
-    return height, width
+    height, width = value if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
+    also = f", or a pair of them (height, width){also}"
+    return integer(name, height, minimum, also), integer(name, width, minimum, also)
 
 
 def number(
@@ -82,13 +77,9 @@ def number(
         real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
     except (TypeError, ValueError, OverflowError):
         real = math.nan
+    too_low = (above is not None and real <= above) or (minimum is not None and real < minimum)
     too_high = real >= below and not (infinite and real == math.inf)
-    if (
-        math.isnan(real)
-        or too_high
-        or (above is not None and real <= above)
-        or (minimum is not None and real < minimum)
-    ):
+    if math.isnan(real) or too_low or too_high:
         bounds = {"above": above, "of at least": minimum, "below": below if below < math.inf else None}
         limits = " and ".join(f"{how} {bound:g}" for how, bound in bounds.items() if bound is not None)
         what = f"number of {unit} {limits}" if unit else f"number {limits}"

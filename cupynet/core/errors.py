@@ -89,10 +89,8 @@ def signal_of(error: BaseException) -> int:
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, then its causes and contexts, outermost first. Stops if the chain is circular."""
-    seen: list[BaseException] = []
-    while error is not None and not any(error is each for each in seen):
-        seen.append(error)
+    """Yield an error, then its causes and contexts, outermost first."""
+    while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 

@@ -68,15 +68,13 @@ def at_work(folder: Path) -> bool:
     path = folder / NAME
     if path.is_symlink() or not path.is_file():
         return False
-    lock = _file_lock(path)
     try:
-        lock.acquire(timeout=0)
+        with _file_lock(path).acquire(timeout=0):
+            return False
     except TimeoutError:
         return True
     except OSError:  # no locks here, or another user's folder
         return False
-    lock.release()
-    return False
 
 
 def _file_lock(path: Path) -> FileLock:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
@@ -259,22 +257,6 @@ def test_a_bug_of_a_job_leaves_with_its_traceback(
     assert err.endswith("cupynet: SystemExit: 7\n")
     (log,) = in_folder.glob("outputs/*/*/train.log")
     assert "Traceback" in log.read_text()
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_under_mpiexec_one_rank_answers_questions_and_leaves_no_file_open(
-    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ResourceWarning)
-        for rank in (0, 1):
-            monkeypatch.setenv("PMI_RANK", str(rank))
-            assert command("--cfg", "job") == (0, [])
-            out, err = capsys.readouterr()
-            assert (out.count("batch_size:"), bool(out), err) == (1 - rank, not rank, "")
-        gc.collect()
-    assert [str(each.message) for each in caught] == []
 
 
 @pytest.mark.usefixtures("minimal_conf")

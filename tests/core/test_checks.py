@@ -84,8 +84,6 @@ def test_integers_too_large_for_a_count_are_refused() -> None:
         assert refusal(checks.integer, "n", value, 1) == f"{shown} at most {2**63 - 1}"
         assert value == 2**63 or refusal(checks.integer, "n", -value) == f"n={checks.shown(-value)}: must be an integer"
         assert refusal(checks.integer, "n", value, most=8, why="so") == f"{shown} at most 8: so"
-        pair = refusal(checks.pair, "n", value, 1)
-        assert pair.endswith("must be an integer of at least 1, or a pair of them (height, width)")
 
 
 def test_the_bounds_of_integers_are_exact() -> None:
