@@ -167,7 +167,7 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
             {"filters": 4, "kernel": 3, "padding": "full"},
             "Conv2D padding='full': must be an integer of at least 0, or a pair of them (height, width), or 'same'",
         ),
-        ({"filters": 4, "kernel": (3, 0)}, "Conv2D kernel=(3, 0): must be an integer of at least 1, or a pair of them"),
+        ({"filters": 4, "kernel": (3, 0)}, "Conv2D kernel=0: must be an integer of at least 1, or a pair of them"),
         ({"filters": 4, "kernel": (3, 3, 3)}, "Conv2D kernel=(3, 3, 3): must be"),
         ({"filters": 4, "kernel": []}, "Conv2D kernel=[]: must be"),
         ({"filters": 4, "kernel": 3, "padding": None}, "Conv2D padding=None"),
