@@ -106,8 +106,7 @@ class Entry(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Note which folders Hydra will create for the run."""
         assert _command is not None
-        HydraConfig.instance().set_config(config)
-        folder = Path(str(OmegaConf.select(config, "hydra.run.dir")))
+        folder = _folder(config, "hydra.run.dir")
         _command.created = [each for each in (folder, *folder.parents) if not each.exists()]
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -115,8 +114,7 @@ class Entry(Callback):
         from cupynet.config import sweep_record
 
         assert _command is not None
-        HydraConfig.instance().set_config(config)
-        folder = Path(str(OmegaConf.select(config, "hydra.sweep.dir")))
+        folder = _folder(config, "hydra.sweep.dir")
         try:
             resume.refuse_taken(folder)
         except ConfigError as error:
@@ -124,6 +122,12 @@ class Entry(Callback):
         _command.sweep = folder
         sweep_record.begin()
         sweep_record.say(f"each job runs in a folder of {folder}")
+
+
+def _folder(config: DictConfig, key: str) -> Path:
+    """Return a folder that Hydra will create; if its name cannot be resolved, Hydra will refuse it."""
+    HydraConfig.instance().set_config(config)
+    return Path(str(OmegaConf.select(config, key, throw_on_resolution_failure=False)))
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:

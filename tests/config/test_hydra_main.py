@@ -324,19 +324,12 @@ def test_one_bad_job_does_not_stop_a_sweep(
 
 
 @pytest.mark.usefixtures("minimal_conf")
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["workers=1,four"], "workers"),
-        (["hydra.sweep.dir=", "seed=1,2"], "hydra.sweep.dir"),
-    ],
-)
 def test_a_sweep_that_cannot_be_composed_never_starts(
-    arguments: list[str], said: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+    command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("-m", *arguments) == (2, [])
+    assert command("-m", "workers=1,four") == (2, [])
     err = capsys.readouterr().err
-    assert err.startswith("cupynet: ") and said in err and err.count("\n") == 1
+    assert err.startswith("cupynet: ") and "workers" in err and err.count("\n") == 1
     assert not list(in_folder.rglob(".hydra"))
 
 
