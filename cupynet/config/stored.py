@@ -187,8 +187,8 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path}: must be a plain file of at most {MOST_BYTES} bytes")
     try:
         text = path.read_text(encoding="utf-8")
-        yaml.safe_load(text)  # refuses tags, and lists that are nested too deep for `scan`
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
+        yaml.safe_load(text)  # refuses tags, and lists that are nested too deep for `parse`
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise ValueError("one part refers to another (*name)")  # a short file could unfold into gigabytes
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if "\\u0000" in json.dumps(found):  # which also refuses numbers of thousands of digits
