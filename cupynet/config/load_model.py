@@ -132,13 +132,8 @@ class Trained:
 
     @property
     def normalize(self) -> Any:
-        """Mean and deviation of pixels; None for fractions of 255. DataError if they are unknown."""
-        if "normalize" in self._described:
-            return self._described["normalize"]
-        setting = self._own.data.get("normalize")
-        if setting is not None and not isinstance(setting, Mapping):
-            raise DataError(f"{self.path}: does not record how its pixels were normalised: name a finished run")
-        return setting
+        """Mean and deviation of pixels; None for fractions of 255."""
+        return self._described.get("normalize", self._own.data.get("normalize"))
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -163,7 +158,10 @@ class Trained:
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
             model.class_names = self.class_names
-            self._check_channels(model)
+            channels, names = model.input.shape[-1], len(model.class_names)
+            scale, shift = len(model.pixels.scale), len(model.pixels.shift)
+            if scale != shift or scale not in (1, channels) or (names and names != model.output.features):
+                raise DataError(f"{self.path}: its normalisation or its names of classes belong to another network")
         except CupynetError:
             raise
         except (TypeError, ValueError, LookupError, ArithmeticError) as error:
@@ -173,10 +171,3 @@ class Trained:
         except ConfigError as error:
             raise DataError(f"{self.path}: {error}") from error
         return model
-
-    def _check_channels(self, model: Model) -> None:
-        """Refuse a description with other numbers of channels or classes than the model has. DataError."""
-        channels, names = model.input.shape[-1], len(model.class_names)
-        scale, shift = len(model.pixels.scale), len(model.pixels.shift)
-        if scale != shift or scale not in (1, channels) or (names and names != model.output.features):
-            raise DataError(f"{self.path}: its normalisation or its names of classes belong to another network")

@@ -104,16 +104,13 @@ def out_of_memory(error: BaseException) -> bool:
 
     CuPy's errors are recognized by their names, so that CuPy need not be imported.
     """
-    kinds = {kind.__name__ for kind in type(error).__mro__}
-    if isinstance(error, MemoryError) or "OutOfMemoryError" in kinds:
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if isinstance(error, RuntimeError):
-        text = str(error)
-        said = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
-        return any(each in text for each in said)
-    return False
+    said = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
+    return (
+        isinstance(error, MemoryError)
+        or any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, RuntimeError) and any(each in str(error) for each in said))
+    )
 
 
 def say_error(line: str, bug: BaseException | None = None) -> None:

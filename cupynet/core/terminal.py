@@ -13,10 +13,7 @@ UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\
 
 def is_terminal() -> bool:
     """Return True if stdout is a terminal."""
-    try:
-        return sys.stdout.isatty()
-    except (AttributeError, ValueError, OSError):  # no stdout, or a closed one
-        return False
+    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
 
 
 def can_draw() -> bool:
@@ -35,8 +32,5 @@ def printable(text: str) -> str:
 
 def near(path: Path) -> str:
     """Return a path relative to the current folder if it is inside; else as it is."""
-    try:
-        inside = path.resolve().relative_to(Path.cwd().resolve())
-    except (OSError, ValueError):
-        return str(path)
-    return str(inside)
+    inside = path.resolve()
+    return str(inside.relative_to(Path.cwd())) if inside.is_relative_to(Path.cwd()) else str(path)
