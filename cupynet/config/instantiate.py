@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from inspect import Parameter
@@ -96,7 +96,7 @@ def naming(key: str, node: Any = None) -> Iterator[None]:
         raise ConfigError(under(key, node, error)) from error
 
 
-def for_chosen_classes(plain: dict[str, Any], asked: Iterable[str]) -> None:
+def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
     """Drop a file's arguments that the class chosen by an override does not have.
 
     `optimizer._target_=cupynet.optim.SGD` keeps the file's learning_rate, but not its momentum. Arguments of overrides
@@ -110,8 +110,10 @@ def for_chosen_classes(plain: dict[str, Any], asked: Iterable[str]) -> None:
         part: Any = plain
         for name in place.split("."):
             part = part.get(name) if isinstance(part, dict) else None
+        if not isinstance(part, dict):
+            continue
         with suppress(ConfigError):  # reported when the part is built
-            named, takes_any = arguments(_find(part["_target_"], place, ("cupynet", *plain["trusted_modules"])))
+            named, takes_any = arguments(_find(part.get("_target_"), place, ("cupynet", *plain["trusted_modules"])))
             for name in part.keys() - named.keys() - {"_target_"} if not takes_any else ():
                 if not any(key.startswith(f"{place}.{name}") for key in asked):
                     del part[name]
