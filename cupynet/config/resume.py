@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,19 +66,15 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
 def mark_latest(folder: Path) -> None:
     """Link outputs/latest to a run inside outputs/, or to its sweep or search. Do nothing if that is impossible."""
-    link, new = LATEST, LATEST.with_name(f".latest-{os.getpid()}-{threading.get_ident()}")
     if (folder.parent / SWEEP).is_file():
         folder = folder.parent
     elif (folder.parent.parent / STUDY).is_file():
         folder = folder.parent.parent
-    try:
-        inside = folder.resolve().relative_to(link.parent.resolve())
-        if inside.parts and (link.is_symlink() or not link.exists()):
-            os.symlink(inside, new, target_is_directory=True)
-            os.replace(new, link)
-    except (OSError, ValueError):  # outside outputs/, or links are not permitted
-        with contextlib.suppress(OSError):
-            new.unlink()
+    with contextlib.suppress(OSError, ValueError):  # outside outputs/, or links are not permitted
+        inside = folder.resolve().relative_to(LATEST.parent.resolve())
+        if inside.parts and (LATEST.is_symlink() or not LATEST.exists()):
+            LATEST.unlink(missing_ok=True)
+            LATEST.symlink_to(inside, target_is_directory=True)
 
 
 def finished(folder: Path) -> bool:

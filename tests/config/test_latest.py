@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from pathlib import Path
 
@@ -56,13 +55,12 @@ def test_a_users_file_named_latest_is_kept(kind, here):
     assert not LATEST.is_symlink() and sorted(os.listdir("outputs")) == ["day", "latest"]
 
 
-@pytest.mark.parametrize(("fails", "error"), [("symlink", OSError(1, "x")), ("replace", OSError(1, "x"))])
-def test_file_systems_without_links_are_silently_accepted(fails, error, here, monkeypatch, capfd):
+def test_file_systems_without_links_are_silently_accepted(here, monkeypatch, capfd):
     def refuse(*_, **__):
-        raise error
+        raise OSError(1, "x")
 
     run = made("outputs/day/one")
-    monkeypatch.setattr(os, fails, refuse)
+    monkeypatch.setattr(Path, "symlink_to", refuse)
     resume.mark_latest(run)
     assert os.listdir("outputs") == ["day"] and capfd.readouterr() == ("", "")
 
@@ -72,24 +70,6 @@ def test_a_link_to_what_is_gone_is_replaced(here):
     LATEST.symlink_to("day/gone")
     resume.mark_latest(Path("outputs/day/one"))
     assert os.readlink(LATEST) == "day/one"
-
-
-def test_simultaneous_runs_leave_one_link(here):
-    runs = [made(f"outputs/day/{number}") for number in range(8)]
-
-    def again_and_again(run: Path) -> None:
-        for _ in range(30):
-            resume.mark_latest(run)
-            assert LATEST.is_dir()  # there is no moment without one
-
-    resume.mark_latest(runs[0])
-    threads = [threading.Thread(target=again_and_again, args=(run,)) for run in runs]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert LATEST.resolve() in [run.resolve() for run in runs]
-    assert sorted(os.listdir("outputs")) == ["day", "latest"]
 
 
 @pytest.mark.parametrize("below", ["", "/checkpoints", "/checkpoints/step-00000004"])
