@@ -77,9 +77,8 @@ def test_a_job_trains_in_its_own_process(
     [
         (["-P", "-m", "cupynet", "train"], ["-m", "seed=1"], ["-P", "-m", "cupynet", "train"]),
         (["/bin/cupynet", "train"], ["-m", "seed=1"], ["/bin/cupynet", "train"]),
-        (["train.py"], ["seed=1", "-cd", "mine"], ["train.py", "--config-dir=mine"]),
     ],
-    ids=["module", "script", "own files"],
+    ids=["module", "script"],
 )
 def test_a_job_is_started_as_its_sweep_was(
     program: list[str], arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
