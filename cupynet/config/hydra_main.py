@@ -181,7 +181,8 @@ class _Command(Generic[S, T]):
             return code or self.code or 0
         from cupynet.config import sweep_record
 
-        return code or sweep_record.finish(self.sweep)
+        of_jobs = sweep_record.finish(self.sweep)
+        return code or of_jobs
 
     def clean_up(self) -> None:
         """Remove those folders that were created and are empty."""
