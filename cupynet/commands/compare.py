@@ -14,7 +14,7 @@ from typing import Any
 
 from cupynet.config.sweep_table import Column, Screen, as_csv, show
 from cupynet.core.errors import ConfigError
-from cupynet.core.exits import Arguments, leave_after, named
+from cupynet.core.exits import Arguments, leave_after
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import printable
 from cupynet.reporting.comparison.answer import Answer, answer
