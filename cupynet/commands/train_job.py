@@ -58,6 +58,8 @@ class TrainJob:
         experiment, run, settings = self.experiment, self.run, self.settings
         if self.first:
             experiment.announce()
+            for callback in experiment.callbacks:
+                callback.check_path()
         self.data = experiment.load()
         if self.first:  # after loading, so that the folder is not emptied if there is nothing to train on
             if settings.resume is None:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend import Window
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, load_tensors, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 from cupynet.nn import (
@@ -154,7 +154,11 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
         DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
         ConfigError: `names` contains a layer or weight that the model does not have.
     """
-    tensors = {name: tensor for name, tensor in load_tensors(path).items() if not name.endswith("num_batches_tracked")}
+    try:
+        tensors = load_tensors(path)
+    except DataError as error:
+        raise DataError(f"{error}. Write it with safetensors.torch.save_file(net.state_dict(), path).") from error
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
     order, names = orders(model.network), names or {}
     found = {}
     for name, (layer, own, shape) in weights_of(model, names).items():

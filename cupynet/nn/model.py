@@ -231,7 +231,11 @@ class Model:
         rows = self.rows()
         header = rows[0]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        align = [str.ljust] * 4 + [str.rjust] * 3  # names, and figures
+        lines = [
+            "  ".join(to(cell, width) for to, cell, width in zip(align, row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
         lines.insert(1, "-" * max(map(len, lines)))
         total = sum(each.multiply_adds() for each in self.network.walk())
         work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"

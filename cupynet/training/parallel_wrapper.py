@@ -239,6 +239,9 @@ class ParallelWrapper:
         fit = Fit(loader, epochs, held_out, evaluate_every, split)
         fit.check_validation([*self.callbacks, self.optimizer.learning_rate], self.synchronizer, workers)
         self._batch_size = min(loader.batch_size, len(loader.dataset))
+        if loader.batches < workers and self._launcher.first == 0:
+            idle = workers - loader.batches
+            log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:

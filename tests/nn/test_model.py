@@ -255,6 +255,7 @@ def test_the_summary_of_lenet() -> None:
         ["output", "Dense", "10 units, identity", "Flat(10)", "40", "5,010", "5,000"],
         ["total 431,080 parameters, 2,293,000 multiply-adds (4.59 MFLOP) per example"],
     ]
+    assert len({len(line) for line in summary.splitlines()[3:9]}) == 1  # numbers are aligned right
 
 
 def table(model: Model) -> dict[str, list[str]]:

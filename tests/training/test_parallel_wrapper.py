@@ -344,6 +344,13 @@ def test_all_workers_end_after_an_interruption():
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet worker")]
 
 
+def test_a_warning_if_workers_have_no_batches(caplog):
+    for workers, warned in ((5, False), (6, True)):
+        with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
+            wrapper.fit(Loader(small_dataset(20), 4), 1)
+        assert ("1 of 6 workers have no batches" in caplog.text) is warned
+
+
 def test_data_on_device_is_for_gpus():
     with pytest.raises(
         ConfigError, match=r"^data_on_device=true: is for GPUs, and numpy computes on the CPU: leave it out$"

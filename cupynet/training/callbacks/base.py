@@ -27,6 +27,9 @@ class Callback:
     last = False
     needs_validation = False
 
+    def check_path(self) -> None:
+        """Refuse a path argument that cannot be written, before data are loaded. OutputError."""
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
 

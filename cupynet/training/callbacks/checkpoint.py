@@ -56,6 +56,10 @@ class Checkpoint(Callback):
         self.best = None if best is None else one_of("best", best, DIRECTIONS)
         self._path = None if path is None else Path(path)
 
+    def check_path(self) -> None:
+        if self._path is not None:
+            require_folder(self._path)
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (None if run is None else run.checkpoints_path)
         if path is None:
@@ -64,8 +68,8 @@ class Checkpoint(Callback):
         self._written = 0
         self._permanent: list[int] = []  # iterations
         self._best_step, self._best_score = -1, math.nan
-        if trainer.rank == 0 and self._path is not None:
-            require_folder(self._path)
+        if trainer.rank == 0:
+            self.check_path()
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:

@@ -28,6 +28,10 @@ class History(Callback):
         self._path = None if path is None else Path(path)
         self._file: TextIO | None = None
 
+    def check_path(self) -> None:
+        if self._path is not None:
+            _open(self._path).close()
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
         path = self._path or (None if run is None else run.history_path)
         if path is None:
