@@ -98,7 +98,7 @@ def test_a_summary_has_the_times_of_each_worker(finished):
     )  # weights and momentum, all-reduced by two workers after iterations 3, 6 ... 18 and two ends
     assert summary["bytes_sent"] == pytest.approx(8 * 2 * vectors, rel=0.3)
     assert sum(summary["spent"]["samples"]) == 1200 and summary["divergence"] > 0
-    assert summary["advice"] and f"advice         {summary['advice']}" in stdout
+    assert summary["advice"] and f"advice {summary['advice']}" in " ".join(stdout.split())
     assert "spent          averaging " in stdout and "% apart" in stdout
 
 
@@ -278,7 +278,7 @@ def test_evaluate_refuses_damaged_weights(finished, tmp_path, monkeypatch, capsy
 
 
 BAD = {
-    "model.layers.conv2.kernel=50": "Conv2D 'conv2' kernel=50 is larger than its input Image(12, 12, 20)",
+    "model.layers.conv2.kernel=50": "Conv2D 'conv2' kernel=(50, 50), dilation=(1, 1) is larger than its input Image(12, 12, 20)",
     "backend=cupy": "backend=cupy: CuPy",
 }
 WRONG = {
@@ -320,7 +320,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_data_are_loaded(setting
 
 def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path):
     _, stderr = run(tmp_path, "-m", *TINY, "workers=1", "model.layers.conv2.kernel=50,5", code=2)
-    assert stderr.count("\n") == 1 and "job 0: " in stderr and "kernel=50" in stderr
+    assert stderr.count("\n") == 1 and "job 0: " in stderr and "kernel=(50, 50)" in stderr
     (sweep,) = tmp_path.glob("outputs/sweeps/*/*")
     assert not (sweep / "0").exists() and (sweep / "1" / "summary.json").is_file()
 
@@ -421,7 +421,7 @@ def test_a_hanging_worker_ends_the_process(tmp_path):
     part = "+model.layers={bad:{_target_:failing.Hanging,step:3,worker:1}}"
     settings = [*TINY, "workers=2", "parallel.timeout_s=2", "trusted_modules=[failing]", part]
     _, stderr = run(tmp_path, *settings, code=1)
-    assert "worker 0 waited 2 s for worker 1" in stderr and stderr.count("\n") == 1
+    assert "worker 0 waited 2 s for the other workers" in stderr and stderr.count("\n") == 1
 
 
 # tests/core/test_signals.py has the codes of all signals, and a run that SIGINT ends
