@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,12 +44,14 @@ def main() -> None:
 def predict(arguments: argparse.Namespace) -> int:
     """Classify each picture; return the exit code. ConfigError, DataError."""
     from cupynet.config.load_model import Trained
-    from cupynet.data.pictures import one_name
 
     integer("--top", arguments.top, 1)
     trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
     model = trained.model()
-    preprocessing = Preprocessing(model.input.shape, trained.source, arguments.invert)
+    source = None
+    with suppress(DataError):  # the files of the run's data are not needed
+        source = trained.source
+    preprocessing = Preprocessing(model.input.shape, source, arguments.invert)
     files = [file for path in arguments.pictures for file in _files(path)]
     failed = False
     for path in files:
@@ -65,19 +68,19 @@ def predict(arguments: argparse.Namespace) -> int:
         else:
             form = partial(percent, digits=1) if model.loss.applies is not None else "{:.3g}".format
             scores = [f"{printable(one_line(name))} {form(score)}" for name, score in best]
-            print("  ".join([one_name(path), *scores]), flush=True)
+            print("  ".join([printable(one_line(path)), *scores]), flush=True)
     return DataError.exit_code if failed else 0
 
 
 def _files(path: Path) -> list[Path]:
     """Return the pictures in a folder, by name; or the path of a picture. DataError for a folder without pictures."""
-    from cupynet.data.pictures import ENDINGS, one_name
+    from cupynet.data.pictures import ENDINGS
 
     if not os.path.isdir(path):  # False for impossible names
         return [path]
     found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and each.is_file()]
     if not found:
-        raise DataError(f"{one_name(path)}: has no pictures ({', '.join(ENDINGS)})")
+        raise DataError(f"{one_line(path)}: has no pictures ({', '.join(ENDINGS)})")
     return found
 
 
@@ -102,7 +105,7 @@ class Preprocessing:
     def image(self, path: Path) -> Any:
         """Read a picture as (H, W, C) uint8. DataError; ConfigError without Pillow."""
         from cupynet.data.centering import centred_as_mnist, is_dark_on_light
-        from cupynet.data.pictures import one_name, picture, resized
+        from cupynet.data.pictures import picture, resized
 
         height, width, channels = self.shape
         pixels = picture(path, channels, drawn=self.on_black)
@@ -113,4 +116,4 @@ class Preprocessing:
                 return centred_as_mnist(pixels, height)
             return resized(pixels, height, width)
         except DataError as error:
-            raise DataError(f"{one_name(path)}: {error}") from error
+            raise DataError(f"{one_line(path)}: {error}") from error

@@ -79,9 +79,10 @@ class Dataset:
         return (len(self.labels),)
 
     @property
-    def image_shape(self) -> tuple[int, ...]:
+    def image_shape(self) -> tuple[int, int, int]:
         """(H, W, C) of one image."""
-        return tuple(self.images.shape[1:])
+        _, height, width, channels = self.images.shape
+        return height, width, channels
 
     def take(self, indices: Array) -> Dataset:
         """Return the samples at `indices` (S,), in that order: a copy, or views if `indices` is a slice."""
@@ -102,10 +103,7 @@ def image_bytes(where: str, images: Any) -> Array:
 
 def integers(what: str, value: Any, way_out: str = "") -> Array:
     """Convert `value` to a NumPy array of integers. ConfigError with `what` at the beginning."""
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # lists of unequal lengths, arrays of a GPU
-        raise ConfigError(f"{what} must be a NumPy array of integers ({checks.one_line(error)})") from error
+    array = np.asarray(value)
     if array.dtype.kind not in "iu" or array.ndim == 0:
         found = f"{array.shape} of {array.dtype}"
         raise ConfigError(f"{what} must be a NumPy array of integers, got {found}{way_out}")
@@ -122,8 +120,10 @@ def read_dataset(
         raise DataError(f"{place}: {error}") from error
 
 
-def count_classes(place: FilePath, labels: Sequence[Array]) -> int:
-    """Return the largest label + 1; `labels` were read from `place`. DataError unless they count from 0."""
+def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None) -> int:
+    """Return `classes`, or the largest label + 1 for None. DataError unless `labels`, from `place`, count from 0."""
+    if classes is not None:
+        return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
     try:
         labels = [integers("labels", each) for each in labels]
     except ConfigError as error:

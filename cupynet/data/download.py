@@ -12,8 +12,8 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -77,27 +77,18 @@ class _Download(threading.Thread):
         self.error: Exception | None = None
 
     def run(self) -> None:
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with self._turn():
-                for file in self.files:
-                    if not os.path.lexists(self.folder / file.name):
-                        self._fetch(file)
-        except Exception as error:
-            self.error = error
-
-    @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Wait for the process that downloads into the folder."""
         lock = FileLock(self.folder / ".lock", fallback_to_soft=False)  # soft locks outlive a killed process
         try:
-            lock.acquire()
-            for part in self.folder.glob(".*.part"):
-                part.unlink()  # of a process that was killed
-        except OSError as error:  # the file system has no locks: every process downloads for itself
-            logger.info("%s: %s", self.folder, error)
-        try:
-            yield
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(OSError):  # the file system has no locks: every process downloads for itself
+                lock.acquire()
+                for part in self.folder.glob(".*.part"):
+                    part.unlink()  # of a process that was killed
+            for file in self.files:
+                if not os.path.lexists(self.folder / file.name):
+                    self._fetch(file)
+        except Exception as error:
+            self.error = error
         finally:
             lock.release()
 

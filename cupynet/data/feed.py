@@ -49,7 +49,7 @@ class BatchFeed:
         self.loader, self.waited_s = loader, 0.0
         self._backend, self._rank, self._size = backend, rank, size
         self._rounds = loader.rounds(size)
-        self._made: Prefetcher[Made] | None = None  # batches of the current epoch
+        self._made: Prefetcher[Made] = Prefetcher((), 0)  # batches of the current epoch
         with read_of(loader.dataset):
             part = loader.part(rank, size)
             data = HostData(part.images if images else None, part.labels, part.pixels, edited=bool(loader.augment))
@@ -62,7 +62,7 @@ class BatchFeed:
 
         A batch is valid until the next is taken. The next epoch, or `close`, ends this one.
         """
-        self._end_epoch()
+        self._made.close()
         assigned = self.loader.assigned(epoch, self._rank, self._size, start)
         self._transfer.begin([rows for _, rows, _ in assigned])
         self._made = Prefetcher(self.loader.load(assigned, epoch, self._transfer), self._ahead)
@@ -85,14 +85,9 @@ class BatchFeed:
         """Make the batch of round `number` again, in new memory."""
         return next(self.loader.epoch(epoch, self._backend, self._rank, self._size, start=number))
 
-    def _end_epoch(self) -> None:
-        if self._made is not None:
-            self._made.close()
-            self._made = None
-
     def close(self) -> None:
         """Stop making batches and release the memory; batches must not be used afterwards."""
-        self._end_epoch()
+        self._made.close()
         self._transfer.close()
 
     def __enter__(self) -> BatchFeed:

@@ -62,9 +62,7 @@ def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
         raise DataError(f"{path}: expected at most {most} unpacked bytes, found more")
     algorithm = "md5" if len(digest) == 32 else "sha256"
     if digest and digest not in (hashlib.new(algorithm, each).hexdigest() for each in (stored, raw)):
-        raise DataError(
-            f"{path}: expected contents of {algorithm} {digest[:16]}..., found others, {_described(stored)}"
-        )
+        raise DataError(f"{path}: expected contents of {algorithm} {digest[:16]}..., found others, {stored[:16]!r}")
     return raw
 
 
@@ -75,7 +73,7 @@ def idx_shape(path: Path) -> tuple[int, ...]:
         start = _inflate(path, start, 4 + 4 * 255, whole=False)
     axes = start[3] if len(start) > 3 else 0
     if start[:3] != b"\0\0\x08" or not axes or len(start) < 4 + 4 * axes:
-        raise DataError(f"{path}: expected an IDX file of unsigned bytes, plain or gzip, found {_described(start)}")
+        raise DataError(f"{path}: expected an IDX file of unsigned bytes, plain or gzip, found {start[:16]!r}")
     return tuple(np.frombuffer(start, ">u4", axes, offset=4).tolist())
 
 
@@ -148,13 +146,6 @@ def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
             return file.read(first)
     except OSError as error:
         raise DataError(f"{path}: expected a file, but it cannot be read ({error.strerror or error})") from error
-
-
-def _described(start: bytes) -> str:
-    """Describe a file by its first bytes."""
-    if not start:
-        return "an empty file"
-    return "a web page" if start.lstrip()[:1] == b"<" else f"bytes 0x{start[:4].hex()}..."
 
 
 def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> bytes:

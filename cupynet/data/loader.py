@@ -126,7 +126,6 @@ class Loader:
     def part(self, rank: int, size: int) -> Dataset:
         """Return the data that worker `rank` of `size` reads. DataError."""
         if isinstance(self.dataset, Shards):
-            self.dataset.check_workers(size)
             return self.dataset.open(rank)
         return self.dataset
 
@@ -141,22 +140,20 @@ class Loader:
         """Return the batches of worker `rank` of `size` from round `start` on: index, rows in its part, samples."""
         if not 0 <= rank < size:
             raise ConfigError(f"rank={rank}: must be from 0 to below size={size}, the number of workers")
-        with read_of(self.dataset):
-            return list(self._dealt(epoch, rank, size, start))
-
-    def _dealt(self, epoch: int, rank: int, size: int, start: int) -> Iterator[tuple[int, Array, Array]]:
-        many = self.batch_size
+        many, samples = self.batch_size, None
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)
             order, samples = self.order(epoch, rank), self.dataset.samples[rank]
-            for number in range(start, -(-len(order) // many)):
-                some = order[number * many : (number + 1) * many]
-                yield number * size + rank, some, samples[some]
+            numbers = range(start, -(-len(order) // many))
         else:
             order = self.order(epoch)
-            for index in range(start * size + rank, self.batches, size):
-                some = order[index * many : (index + 1) * many]
-                yield index, some, some
+            numbers = range(start * size + rank, self.batches, size)
+        found = []
+        for number in numbers:
+            rows = order[number * many : (number + 1) * many]
+            index = number if samples is None else number * size + rank
+            found.append((index, rows, rows if samples is None else samples[rows]))
+        return found
 
     def epoch(self, epoch: int, backend: Backend, rank: int = 0, size: int = 1, start: int = 0) -> Iterator[Batch]:
         """Iterate over the batches of worker `rank` of `size` in `epoch`, each in memory of its own.
@@ -166,8 +163,7 @@ class Loader:
         Raises DataError, here or when a batch is made, if a file cannot be read.
         """
         assigned = self.assigned(epoch, rank, size, start)
-        with read_of(self.dataset):
-            part = self.part(rank, size)
+        part = self.part(rank, size)
         transfer = Transfer(backend, HostData(part.images, part.labels, part.pixels))
         made = self.load(assigned, epoch, transfer)
         return (Batch(index, *transfer.send(*content), samples, epoch) for index, content, samples in made)

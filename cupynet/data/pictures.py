@@ -44,10 +44,6 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
     """
     images = pillow()
     with opened_picture(path) as opened:
-        if opened.mode in DEEP:
-            raise DataError(
-                f"{one_name(path)}: expected 8 bits in each channel, found 16 (mode {opened.mode}): convert it"
-            )
         if drawn:
             from PIL import ImageOps
 
@@ -62,31 +58,26 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
 @contextmanager
 def opened_picture(path: Path) -> Iterator[Any]:
     """Open a picture and read its header. DataError, also if decoding fails in the context."""
-    images = pillow()
+    images, name = pillow(), checks.one_line(path)
     if not os.path.isfile(path):
-        raise DataError(f"{one_name(path)}: expected a picture, found no such file")
+        raise DataError(f"{name}: expected a picture, found no such file")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about sizes, which are checked here, and about camera metadata
             with images.open(path, formats=FORMATS) as opened:
                 if opened.width * opened.height > MOST_PIXELS:
                     raise DataError(
-                        f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
+                        f"{name}: expected at most {MOST_PIXELS:,} pixels, found {opened.width} x "
                         f"{opened.height}: make it smaller"
                     )
+                if opened.mode in DEEP:
+                    raise DataError(f"{name}: expected 8 bits in each channel, found 16: convert it")
                 yield opened
     except (DataError, MemoryError):
         raise
-    except images.DecompressionBombError as error:
-        raise DataError(f"{one_name(path)}: expected at most {MOST_PIXELS:,} pixels: make it smaller") from error
     except Exception as error:  # a decoder may raise anything
         reason = getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]  # without the path
-        raise DataError(f"{one_name(path)}: is not a PNG or JPEG, or is damaged ({reason})") from error
-
-
-def one_name(path: Path) -> str:
-    """Return a file's name in printable characters, without control sequences for the terminal."""
-    return "".join(each if each.isprintable() else "?" for each in str(path))
+        raise DataError(f"{name}: cannot be read as a PNG or JPEG ({reason})") from error
 
 
 def resized(pixels: Array, height: int, width: int) -> Array:

@@ -59,7 +59,7 @@ class Shards:
         labels = [_map_integers(path / "labels.npy") for path in paths]
         samples = [_map_integers(path / "samples.npy") for path in paths]
         self._check_samples(labels, samples)
-        self.classes = classes or count_classes(self.folder, labels)
+        self.classes = count_classes(self.folder, labels, classes)
         here = [number for number, path in enumerate(paths) if os.path.lexists(path / "images.npy")]
         if not here:
             raise DataError(f"{self.folder}: expected images.npy in at least one shard, found none")

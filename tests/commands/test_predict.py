@@ -184,7 +184,7 @@ def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
 
 def test_sixteen_bit_grey_is_refused(tmp_path: Path) -> None:
     Pictures.fromarray(np.zeros((5, 5), np.uint16)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match=r"a\.png: expected 8 bits in each channel, found 16 .mode I;16"):
+    with pytest.raises(DataError, match=r"a\.png: expected 8 bits in each channel, found 16"):
         picture(tmp_path / "a.png", 1)
 
 
@@ -206,12 +206,12 @@ def sound() -> bytes:
 
 
 SPOILT = {
-    "text": (b"seven", "is not a PNG or JPEG, or is damaged"),
-    "empty": (b"", "is not a PNG or JPEG, or is damaged"),
-    "cut": (sound()[:700], "is not a PNG or JPEG, or is damaged"),
-    "bomb": (bomb(100_000), "expected at most 67,108,864 pixels"),
+    "text": (b"seven", "cannot be read as a PNG or JPEG ("),
+    "empty": (b"", "cannot be read as a PNG or JPEG ("),
+    "cut": (sound()[:700], "cannot be read as a PNG or JPEG ("),
+    "bomb": (bomb(100_000), "cannot be read as a PNG or JPEG (Image size"),
     "large": (bomb(9_000), "expected at most 67,108,864 pixels, found 9000 x 9000: make it smaller"),
-    "gif": (b"GIF89a" + bytes(40), "is not a PNG or JPEG, or is damaged"),
+    "gif": (b"GIF89a" + bytes(40), "cannot be read as a PNG or JPEG ("),
 }
 
 
@@ -222,7 +222,7 @@ def test_a_file_that_is_not_an_image_is_named(name: str, tmp_path: Path) -> None
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
         picture(path, 1)
-    assert expected in str(caught.value) and str(caught.value).startswith(f"{tmp_path}/a??.png: ")
+    assert expected in str(caught.value) and str(caught.value).startswith(f"{tmp_path}/a\ufffd .png: ")
     assert "\n" not in str(caught.value)
 
 

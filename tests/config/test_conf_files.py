@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from cupynet import config
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BackendSettings, PrioritySettings, Settings
+from cupynet.core.errors import ConfigError
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import EarlyStopping
 from tests.support.settings import CHOICES, CONF, GROUPS, file_of, settings_of
@@ -62,7 +63,11 @@ def with_file(group: str, name: str, *values: str) -> Settings:
 @pytest.mark.parametrize(("group", "name"), CHOICES)
 def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -> None:
     settings = composed(*covering_overrides(group, name))
-    for each in ("data", "model", "loss", "optimizer"):
+    built = ["data", "model", "loss", "optimizer"]
+    if settings.data["_target_"].rpartition(".")[2] in ("Folder", "Idx", "Npz", "Sharded"):  # the user names the files
+        with pytest.raises(ConfigError, match="name the "):
+            build(settings.data, built.pop(0))
+    for each in built:
         assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
     if group not in ("experiment", "backend"):
         file = OmegaConf.create({group: file_of(group, name)})

@@ -295,8 +295,8 @@ class Wrong(Loader):
 
     rows = np.arange(0)
 
-    def _dealt(self, *_: Any) -> Any:
-        yield 0, self.rows, self.rows
+    def assigned(self, *_: Any) -> Any:
+        return [(0, self.rows, self.rows)]
 
 
 @every_way
@@ -324,9 +324,8 @@ def test_samples_may_repeat_beyond_the_size_of_the_data() -> None:
         def rounds(self, size: int) -> int:
             return 2 * super().rounds(size)
 
-        def _dealt(self, *deal: Any) -> Any:
-            yield from super()._dealt(*deal)
-            yield from super()._dealt(*deal)
+        def assigned(self, *deal: Any) -> Any:
+            return super().assigned(*deal) * 2
 
     loader, backend = Twice(pictures(), 4, seed=2), worker()
     with BatchFeed(loader, backend, on_device=True) as feed:

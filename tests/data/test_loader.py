@@ -233,10 +233,3 @@ def test_a_file_that_cannot_be_read_is_a_data_error() -> None:
     assert len(next(batches)) == 5
     with pytest.raises(DataError, match="data set 'numbered': cannot be read .*Input/output error: 'images.npy'"):
         next(batches)
-
-    class Gone(Loader):
-        def _dealt(self, *_: Any) -> Any:
-            raise FileNotFoundError(errno.ENOENT, "No such file or directory", "part-7")
-
-    with pytest.raises(DataError, match="data set 'numbered': cannot be read .*: 'part-7'"):
-        Gone(numbered_dataset(20), 5).epoch(0, RawBackend())

@@ -43,12 +43,11 @@ class Downloaded(Source):
 
     Attributes:
         files: the expected files. mirrors: URLs that end in /, before the name of a file.
-        samples: the numbers of training and test images.
     """
 
     files: ClassVar[Sequence[KnownFile]]
     mirrors: ClassVar[tuple[str, ...]]
-    samples: ClassVar[tuple[int, int]] = (60_000, 10_000)
+    samples = (60_000, 10_000)  # all are read, regardless of the limit
 
     folder: FilePath | None = None
     timeout_s: float = field(default=30.0, kw_only=True)
@@ -81,10 +80,6 @@ class Downloaded(Source):
     def may_stand_in(self) -> bool:
         """True if synthetic digits may be used instead."""
         return False
-
-    def expected(self) -> dict[str, int]:
-        train, test = self.samples  # all are read, regardless of the limit
-        return {"train": train, "test": test}
 
     def read(self, file: KnownFile) -> bytes:
         """Return the verified contents of a file. Raises DataError."""

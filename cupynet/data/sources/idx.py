@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
-from cupynet.data.augment import Augmentation
 from cupynet.data.files import FilePath, checked_path, expanded, idx_shape, read_idx
-from cupynet.data.normalize import Normalize
-from cupynet.data.sources.user_files import UserArrays, classes_of, sha256_of
+from cupynet.data.sources.user_files import UserArrays, checked_sha256
 
 IDX_NAMES = {
     "train_images": "train-images-idx3-ubyte",
@@ -22,6 +21,7 @@ IDX_NAMES = {
 }
 
 
+@dataclass(eq=False)
 class Idx(UserArrays):
     """Four IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
 
@@ -33,36 +33,28 @@ class Idx(UserArrays):
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
-    def __init__(
-        self,
-        folder: FilePath | None = None,
-        train_images: FilePath | None = None,
-        train_labels: FilePath | None = None,
-        test_images: FilePath | None = None,
-        test_labels: FilePath | None = None,
-        classes: int | None = None,
-        sha256: Mapping[str, str] | None = None,
-        seed: int = 12345,
-        validation: int = 0,
-        limit: int | None = None,
-        normalize: Normalize = None,
-        augment: Sequence[Augmentation] = (),
-    ) -> None:
-        super().__init__(seed=seed, validation=validation, limit=limit, normalize=normalize, augment=augment)
-        given = dict(zip(IDX_NAMES, (train_images, train_labels, test_images, test_labels), strict=True))
-        self.folder = checked_path("folder", folder)
-        self._given = {part: checked_path(part, path) for part, path in given.items()}
-        self.place = self.folder or self._given["train_images"] or "idx"
-        self.name = Path(self.place).resolve().name.partition(".")[0]
-        self._asked_classes = classes_of(classes)
-        if not isinstance(sha256, Mapping | None) or not {*(sha256 or ())} <= {*IDX_NAMES}:
+    folder: FilePath | None = None
+    train_images: FilePath | None = None
+    train_labels: FilePath | None = None
+    test_images: FilePath | None = None
+    test_labels: FilePath | None = None
+    sha256: Mapping[str, str | None] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("folder", *IDX_NAMES):
+            checked_path(name, getattr(self, name))
+        if not isinstance(self.sha256, Mapping | None) or not {*(self.sha256 or ())} <= {*IDX_NAMES}:
             must = f"must map some of {', '.join(IDX_NAMES)} to digests, or be null"
-            raise ConfigError(f"sha256={checks.shown(sha256, checks.written)}: {must}")
-        self._sha256 = {part: sha256_of(f"sha256.{part}", value) for part, value in (sha256 or {}).items()}
+            raise ConfigError(f"sha256={checks.shown(self.sha256, checks.written)}: {must}")
+        self._digests = {part: checked_sha256(f"sha256.{part}", each) for part, each in (self.sha256 or {}).items()}
+        self.place = expanded(self.folder or self.train_images or "idx")
+        self.name = self.place.resolve().name.partition(".")[0]
+        self._look()
 
     def _path(self, part: str) -> Path:
         """Return the path of one of the four files. ConfigError, DataError."""
-        given = self._given[part]
+        given = getattr(self, part)
         if self.folder is None and given is None:
             unnamed = checks.setting("data", "folder", None)
             raise ConfigError(f"{unnamed}: name the folder with the four IDX files, or the files one by one")
@@ -74,4 +66,4 @@ class Idx(UserArrays):
         return idx_shape(self._path(part))
 
     def _array(self, part: str) -> Array:
-        return read_idx(self._path(part), self._sha256.get(part, ""))
+        return read_idx(self._path(part), self._digests.get(part, ""))

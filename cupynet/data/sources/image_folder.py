@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -13,9 +11,9 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.files import FilePath, checked_path, expanded
+from cupynet.data.files import FilePath
 from cupynet.data.pictures import ENDINGS, GREY, opened_picture, picture, resized
-from cupynet.data.sources.user_files import Outline, UserFiles
+from cupynet.data.sources.user_files import UserFiles, required_path
 
 
 @dataclass(eq=False)
@@ -34,26 +32,28 @@ class Folder(UserFiles):
     """
 
     folder: FilePath | None = None
-    size: Sequence[int] | None = None
+    size: tuple[int, int] | None = None
     channels: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.folder = checked_path("folder", self.folder)
-        self.place = self.folder or "folder"
-        self.name = Path(self.place).resolve().name
         if self.size is not None:
             self.size = checks.pair("size", self.size, 1, ", or null for that of the first image")
         if self.channels not in (None, 1, 3) or checks.is_bool(self.channels):
             raise ConfigError(f"channels={checks.shown(self.channels)}: must be 1 (grey), 3 (colours), or null")
+        what = "the folder that holds train/ and test/, with a folder for each class"
+        self.place = required_path("folder", self.folder, what)
+        self.name = self.place.resolve().name
+        self._listed = self._list()
+        with opened_picture(next(iter(self._listed["train"].values()))[0]) as first:
+            size, grey = (first.height, first.width), first.mode in GREY
+        self.class_names = tuple(self._listed["train"])
+        samples = len(self._kept("train")), len(self._kept("test"))
+        self._describe((*(self.size or size), self.channels or (1 if grey else 3)), len(self.class_names), samples)
 
-    @cached_property
-    def _listed(self) -> dict[str, dict[str, list[Path]]]:
-        """part -> class -> files, all in the order of their names. ConfigError, DataError."""
-        if self.folder is None:
-            unnamed = checks.setting("data", "folder", None)
-            raise ConfigError(f"{unnamed}: name the folder that holds train/ and test/, with a folder for each class")
-        top = expanded(self.folder)
+    def _list(self) -> dict[str, dict[str, list[Path]]]:
+        """Return part -> class -> files, all in the order of their names. DataError."""
+        top = self.place
         found = {part: {path.name: _inside(path) for path in _inside(top / part)} for part in ("train", "test")}
         for part, classes in found.items():
             for name, files in classes.items():
@@ -75,24 +75,12 @@ class Folder(UserFiles):
         turns = [each for each in chain(*zip_longest(*classes)) if each is not None]
         return turns if part == "train" and self.validation else turns[: self.limit]
 
-    def _look(self) -> Outline:
-        listed = self._listed
-        first = next(iter(listed["train"].values()))[0]
-        with opened_picture(first) as header:
-            height, width, grey = header.height, header.width, header.mode in GREY
-        if self.size is not None:
-            height, width = self.size
-        channels = self.channels or (1 if grey else 3)
-        counts = {part: len(self._kept(part)) for part in listed}
-        names = tuple(listed["train"])
-        return Outline((height, width, channels), len(names), counts["train"], counts["test"], names)
-
     def _read(self) -> tuple[Array, Array, Array, Array]:
         return *self._pictures("train"), *self._pictures("test")
 
     def _pictures(self, part: str) -> tuple[Array, Array]:
         """Return images (S, H, W, C) uint8 and labels (S,) of a part."""
-        (height, width, channels), listed = self.outline.image_shape, self._kept(part)
+        (height, width, channels), listed = self.image_shape, self._kept(part)
         images = np.empty((len(listed), height, width, channels), np.uint8)
         for row, (path, _) in enumerate(listed):
             pixels = picture(path, channels)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
-from pathlib import Path
 
-from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.data.augment import Augmentation
-from cupynet.data.files import FilePath, checked_path
+from cupynet.data.files import FilePath
 from cupynet.data.normalize import Normalize, pixels_for
 from cupynet.data.shards import Shards
 from cupynet.data.sources.source import Data, Source
-from cupynet.data.sources.user_files import classes_of
+from cupynet.data.sources.user_files import required_path
 
 
 class Sharded(Source):
@@ -35,27 +32,11 @@ class Sharded(Source):
         augment: Sequence[Augmentation] = (),
     ) -> None:
         super().__init__(seed=seed, normalize=normalize, augment=augment)
-        self.folder = checked_path("folder", folder)
-        self._asked_classes = classes_of(classes)
+        self.folder = required_path("folder", folder, "the folder that holds the shards")
         if self.normalize == "auto":
             raise ConfigError("normalize=auto: would read all shards: set mean and deviation")
-        self.name = Path(self.folder).resolve().name if self.folder else "shards"
-
-    @cached_property
-    def shards(self) -> Shards:
-        """The training set. ConfigError, DataError."""
-        if self.folder is None:
-            raise ConfigError(f"{checks.setting('data', 'folder', None)}: name the folder that holds the shards")
-        return Shards(self.folder, self._asked_classes, pixels_for(self.normalize, None))
-
-    @cached_property
-    def image_shape(self) -> tuple[int, int, int]:  # type: ignore[override]
-        height, width, channels = self.shards.image_shape
-        return height, width, channels
-
-    @cached_property
-    def classes(self) -> int:  # type: ignore[override]
-        return self.shards.classes
+        self.shards = Shards(self.folder, classes, pixels_for(self.normalize, None))
+        self.image_shape, self.classes, self.name = self.shards.image_shape, self.shards.classes, self.shards.name
 
     def load(self) -> Data:
         """Return the data, mapped. ConfigError; DataError for missing or damaged files."""

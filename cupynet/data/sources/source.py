@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -42,13 +41,10 @@ class Data:
             image_shape, classes: (H, W, C) and the number of classes that a model was built for.
         """
         for dataset in (self.train, self.validation, self.test):
-            if dataset is None:
-                continue
-            found = dataset.image_shape
-            if found != tuple(image_shape) or dataset.classes != classes:
+            if dataset is not None and (dataset.image_shape, dataset.classes) != (tuple(image_shape), classes):
                 raise DataError(
                     f"data {self.name!r}: its source declared images of {tuple(image_shape)} in {classes} classes, but "
-                    f"{dataset.name!r} has images of {found} in {dataset.classes}"
+                    f"{dataset.name!r} has images of {dataset.image_shape} in {dataset.classes}"
                 )
 
 
@@ -68,13 +64,15 @@ class Source(ABC):
     Attributes:
         image_shape: (H, W, C).
         class_names: the names of the classes, in order; empty if they have only numbers.
+        samples: the numbers of training and test images; empty if unknown, or if images are mapped from files.
         on_black: True if the images are light on a black background.
         centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
     """
 
-    image_shape: ClassVar[tuple[int, int, int]]
-    classes: ClassVar[int]
-    class_names: ClassVar[tuple[str, ...]] = ()
+    image_shape: tuple[int, int, int] = field(init=False, repr=False)
+    classes: int = field(init=False, repr=False)
+    class_names: tuple[str, ...] = field(default=(), init=False, repr=False)
+    samples: tuple[int, ...] = field(default=(), init=False, repr=False)
     name = "data"
     on_black = centred = False
 
@@ -106,11 +104,8 @@ class Source(ABC):
             self._check_validation(self.expected().get("train", self.validation + 1))
 
     def expected(self) -> dict[str, int]:
-        """Return the numbers of images that `load` holds in memory, as `train` and `test`.
-
-        Empty if unknown, or if images are mapped from files.
-        """
-        return {}
+        """Return the numbers of images that `load` holds in memory, as `train` and `test`; empty if unknown."""
+        return dict(zip(("train", "test"), self.samples, strict=False))
 
     def _check_validation(self, available: int) -> None:
         """Raise ConfigError if there would be no training images left."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeAlias
 
 import numpy as np
@@ -123,6 +124,7 @@ class Alphabet:
     count: Array  # (10,) the number of glyphs of each digit
 
 
+@cache
 def alphabet(dots: int) -> Alphabet:
     """Return the glyphs, each sampled by `dots` dots."""
     glyphs = [glyph for digit in range(10) for glyph in GLYPHS[digit]]

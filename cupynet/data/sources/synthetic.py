@@ -10,7 +10,6 @@ the number of images.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import integer
 from cupynet.data.dataset import TEST_STREAM, TRAIN_STREAM, Dataset, philox
 from cupynet.data.sources.source import Data, Source
-from cupynet.data.sources.strokes import Alphabet, alphabet
+from cupynet.data.sources.strokes import alphabet
 
 BLOCK = 100  # images that are drawn together: their arrays fit a core's cache
 DOTS = 48  # of ink along a glyph's strokes
@@ -54,17 +53,13 @@ class Synthetic(Source):
         super().__post_init__()
         self.train = integer("train", self.train, 1)
         self.test = integer("test", self.test, 1)
+        self.samples = self.train, self.test
 
     def load(self) -> Data:
         """Draw the digits; each takes about 0.03 ms."""
-        wanted = self.expected()
-        train = self._drawn("train", TRAIN_STREAM, wanted["train"])
-        test = self._drawn("test", TEST_STREAM, wanted["test"])
+        train = self._drawn("train", TRAIN_STREAM, self.train)
+        test = self._drawn("test", TEST_STREAM, self.test)
         return self._divided(self.name, train, test)
-
-    def expected(self) -> dict[str, int]:
-        most = self.limit or max(self.train, self.test)
-        return {"train": self.train if self.validation else min(self.train, most), "test": min(self.test, most)}
 
     def _drawn(self, part: str, stream: int, samples: int) -> Dataset:
         images = np.empty((samples, SIDE, SIDE, 1), np.uint8)
@@ -75,11 +70,6 @@ class Synthetic(Source):
             size = rows.stop - start
             images[rows, :, :, 0], labels[rows] = drawn[:size], digits[:size]
         return Dataset(f"{self.name}-{part}", images, labels, self.classes)
-
-
-@cache
-def _glyphs() -> Alphabet:
-    return alphabet(DOTS)
 
 
 def draw(rng: np.random.Generator) -> tuple[Array, Array]:
@@ -105,7 +95,7 @@ def draw(rng: np.random.Generator) -> tuple[Array, Array]:
 
 def _dots(digits: Array, rng: np.random.Generator) -> tuple[Array, Array]:
     """Return the dots of `digits`, (BLOCK, M, 2) pixels, and the length of line of each dot, (BLOCK,) pixels."""
-    glyphs = _glyphs()
+    glyphs = alphabet(DOTS)
     choice = glyphs.first[digits] + (rng.random(BLOCK) * glyphs.count[digits]).astype(np.int64)
     controls = glyphs.controls[choice]  # (BLOCK, K, 2)
     controls += np.float32(TREMBLE) * rng.standard_normal(controls.shape, dtype=np.float32)

@@ -64,17 +64,18 @@ def test_every_format_loads_the_same_images_and_labels(way: str, parts: Parts, t
 
 
 def test_sizes_are_known_before_pictures_are_decoded(tmp_path: Path, monkeypatch: Any) -> None:
-    source = WAYS["folder"](tmp_path, SMALL)
     monkeypatch.setattr(image_folder, "picture", lambda *_, **__: pytest.fail("it decodes a picture"))
+    source = WAYS["folder"](tmp_path, SMALL)
     assert (source.image_shape, source.classes) == ((8, 8, 1), 10)
 
 
 @pytest.mark.parametrize("way", ["idx", "plain idx", "npz"])
 def test_only_headers_and_training_labels_are_read_before_load(way: str, tmp_path: Path, monkeypatch: Any) -> None:
     """The images may not fit in memory, which is checked before they are loaded."""
-    source: Any = WAYS[way](tmp_path, SMALL)
-    read, array = list[str](), source._array
-    monkeypatch.setattr(source, "_array", lambda part: read.append(part) or array(part))
+    kind: Any = Npz if way == "npz" else Idx
+    read, array = list[str](), kind._array
+    monkeypatch.setattr(kind, "_array", lambda self, part: read.append(part) or array(self, part))
+    source = WAYS[way](tmp_path, SMALL)
     assert (source.image_shape, source.classes, source.expected()["train"]) == ((8, 8, 1), 10, 60)
     assert read == ["train_labels"]
     source.load()
@@ -103,7 +104,7 @@ def given(source: Any) -> dict[str, Any]:
 )
 def test_the_path_is_required(kind: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=rf"^data\.{what}=null \(in Python {what}=None\): name the "):
-        assert kind().classes
+        kind()
 
 
 # IDX ----------------------------------------------------------------------------------------------------------------
@@ -136,9 +137,9 @@ def a_header_of(*axes: int, kind: int = 8) -> bytes:
 @pytest.mark.parametrize(
     ("part", "content", "expected"),
     [
-        ("train_images", b"some text, not images", "expected an IDX file of .*, found bytes 0x736f6d65..."),
-        ("train_images", b"<html>", "found a web page"),
-        ("train_images", b"", "found an empty file"),
+        ("train_images", b"some text, not images", "expected an IDX file of .*, found b'some text"),
+        ("train_images", b"<html>", "found b'<html>'"),
+        ("train_images", b"", "found b''"),
         ("train_images", a_header_of(60), r"expected images \(S, H, W\) or \(S, H, W, C\), found \(60,\)"),
         (
             "train_images",
@@ -180,7 +181,7 @@ def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="t10k-labels-idx1-ubyte.gz: expected a file, but it cannot be read .No such file"
     ):
-        assert Idx(folder).classes
+        Idx(folder)
 
 
 @pytest.mark.parametrize("classes", [3, 10, 40])
@@ -206,11 +207,11 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match=r"a.npz: expected an array 'x_train', found a, b, c, d: name the key in data.train_images"
     ):
-        assert Npz(path).classes
+        Npz(path)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     assert Npz(path, "a", "b", "c", "d", sha256=digest.upper()).classes == 10
     with pytest.raises(DataError, match=r"a.npz: expected contents of SHA-256 0{64}, found others"):
-        assert Npz(path, sha256="0" * 64).classes
+        Npz(path, sha256="0" * 64)
 
 
 @pytest.mark.parametrize(
@@ -261,12 +262,13 @@ def test_unusable_shapes_and_classes_are_refused(tmp_path: Path, change: dict[st
     """The error comes before any image is read."""
     arrays = dict(zip(IDX_NAMES, SMALL, strict=True)) | change
     np.savez(tmp_path / "a.npz", **arrays)
-    sources: list[tuple[Any, str]] = [(Npz(tmp_path / "a.npz", *IDX_NAMES), "a.npz")]
+    sources: list[tuple[Callable[[], Any], str]] = [(lambda: Npz(tmp_path / "a.npz", *IDX_NAMES), "a.npz")]
     if all(array.dtype == np.uint8 for array in arrays.values()):
-        sources.append((Idx(write_idx(tmp_path / "mine", Parts(*arrays.values()))), "mine"))
+        folder = write_idx(tmp_path / "mine", Parts(*arrays.values()))
+        sources.append((lambda: Idx(folder), "mine"))
     for source, where in sources:
         with pytest.raises(DataError, match=f"^{re.escape(str(tmp_path))}/{where}: ") as caught:
-            assert source.classes
+            source()
         assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -288,7 +290,7 @@ def test_objects_are_never_unpickled(tmp_path: Path) -> None:
 def test_files_that_are_not_npz_archives_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.npz").write_bytes(content)
     with pytest.raises(DataError, match=r"a.npz: cannot be read as an .npz file \(.*\): write it with np.savez"):
-        assert Npz(tmp_path / "a.npz").classes
+        Npz(tmp_path / "a.npz")
 
 
 def test_a_damaged_archive(tmp_path: Path) -> None:
@@ -299,7 +301,7 @@ def test_a_damaged_archive(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a.npz: "):
         Npz(path).load()
     with pytest.raises(DataError, match=r"none.npz: cannot be read as an .npz file \(.*No such file"):
-        assert Npz(tmp_path / "none.npz").classes
+        Npz(tmp_path / "none.npz")
 
 
 def test_a_member_that_is_no_array(tmp_path: Path) -> None:
@@ -308,7 +310,7 @@ def test_a_member_that_is_no_array(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("y_test.npy", b"text, and no header of NumPy")
     with pytest.raises(DataError, match=r"a.npz: cannot be read as an .npz file"):
-        assert Npz(path).classes
+        Npz(path)
 
 
 def test_too_little_memory_is_not_reported_as_a_damaged_archive(tmp_path: Path, monkeypatch: Any) -> None:
@@ -450,11 +452,11 @@ def sixteen_bits(folder: Path) -> Path:
             r"expected 8 x 8 pixels, .*, found 8 x 9: resize all with data.size=\[8,8\] \(in Python size=\[8, 8\]\)",
         ),
         (text, "expected only files .png, .jpg, .jpeg: move it away"),
-        (text_called_png, r"is not a PNG or JPEG, or is damaged \(cannot identify image file\)"),
-        (first_of_all, r"is not a PNG or JPEG"),
-        (cut, r"is not a PNG or JPEG, or is damaged \(.*\)"),
-        (unfolding, "expected at most 67,108,864 pixels"),
-        (sixteen_bits, "expected 8 bits in each channel, found 16 .mode I;16"),
+        (text_called_png, r"cannot be read as a PNG or JPEG \(cannot identify image file\)"),
+        (first_of_all, r"cannot be read as a PNG or JPEG"),
+        (cut, r"cannot be read as a PNG or JPEG \(.*\)"),
+        (unfolding, r"cannot be read as a PNG or JPEG \(Image size"),
+        (sixteen_bits, "expected 8 bits in each channel, found 16"),
         (empty, "expected a class with pictures"),
         (unknown, "expected a class with pictures, in train/ too"),
         (loose, "expected a folder, but it cannot be read"),
@@ -485,7 +487,7 @@ def test_without_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     folder = pictures(tmp_path)
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
     with pytest.raises(ConfigError, match=r"pictures need Pillow, .*: pip install 'cupynet\[images\]'"):
-        assert Folder(folder).classes
+        Folder(folder)
 
 
 def test_a_picture_of_too_many_pixels_is_refused_without_a_warning(tmp_path: Path) -> None:
