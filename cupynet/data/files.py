@@ -102,10 +102,7 @@ def map_npy(path: Path) -> Array:
     try:
         check_regular(path)
         with PARSING:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            array.close()
-            raise ValueError("it is an archive")
+            array = np.lib.format.open_memmap(path, mode="r")
         if not array.size:
             raise ValueError("it is empty")
     except Exception as error:  # a header may be anything: OSError, ValueError, TokenError, OverflowError, ...
