@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import shlex
 import signal
 import time
@@ -18,6 +17,7 @@ from cupynet.commands.result_table import result_table
 from cupynet.config import resume
 from cupynet.config.experiment import Experiment
 from cupynet.core import signals
+from cupynet.core.checks import finite
 from cupynet.core.errors import CupynetError, Interrupted
 from cupynet.data import Data
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
@@ -181,11 +181,11 @@ class TrainJob:
             epochs=trainer.epoch,
             iterations=trainer.iteration,
             images=clock.images,
-            train_loss=_finite(trainer.statistics.loss),
+            train_loss=finite(trainer.statistics.loss),
             stopped_by=None if stop is None else stop.text,
             stop_reason=None if stop is None else stop.reason.name.lower(),
             early_stopping=self._early_stopping(),
-            divergence=None if measured is None else _finite(measured.divergence),
+            divergence=None if measured is None else finite(measured.divergence),
             divergence_by_layer=None if measured is None else dict(measured.by_layer),
             left_out=sum(each.left_out for each in callbacks if isinstance(each, NonFinite)),
             skipped_steps=trainer.skipped_steps,
@@ -205,10 +205,10 @@ class TrainJob:
             memory=next((each.found for each in callbacks if isinstance(each, Pools) and each.found), None),
         )
         scores = Scores(
-            validation_accuracy=None if validation is None else _finite(validation.accuracy),
-            test_accuracy=None if test is None else _finite(test.accuracy),
-            test_loss=None if test is None else _finite(test.loss),
-            test_f1=None if test is None else _finite(test.f1),
+            validation_accuracy=None if validation is None else finite(validation.accuracy),
+            test_accuracy=None if test is None else finite(test.accuracy),
+            test_loss=None if test is None else finite(test.loss),
+            test_f1=None if test is None else finite(test.f1),
             test=None if test is None else test.to_dict(),
         )
         return Summary(setup=self._setup(), outcome=outcome, cost=cost, scores=scores)
@@ -257,7 +257,3 @@ def saved(run: Run) -> str:
         return "nothing of this run was saved"
     how = f"; to resume: cupynet train {shlex.quote(f'resume={run}')}" if steps else ""
     return f"what was trained is in {run}{how}"
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -120,7 +120,6 @@ class Entry(Callback):
         except ConfigError as error:
             raise SystemExit(tell(error)) from error
         _command.sweep = folder
-        sweep_record.begin()
         sweep_record.say(f"each job runs in a folder of {folder}")
 
 

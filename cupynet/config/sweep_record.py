@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cupynet.config.sweep_table import ABSENT, Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.checks import one_line, percent
-from cupynet.core.errors import ConfigError, CupynetError, OutputError
+from cupynet.core.errors import CupynetError, OutputError
 from cupynet.core.exits import Console, say_error
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import near
@@ -58,16 +58,16 @@ class Job:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The results; None if there are none. A job that was refused has written none, whatever its folder holds."""
-        if self.code != ConfigError.exit_code:
+        """The results; None if the job failed, whatever its folder holds."""
+        if not self.code:
             with contextlib.suppress(CupynetError):
                 return Run(self.folder).summary()
         return None
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy on the validation images if there are some, else on the test images. None if the job failed."""
-        if self.code or self.summary is None:
+        """The accuracy on the validation images if there are some, else on the test images."""
+        if self.summary is None:
             return None
         scores = self.summary.scores
         return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
@@ -78,7 +78,7 @@ class Job:
         return "done" if self.accuracy is None else f"accuracy {percent(self.accuracy)}"
 
 
-_ended: dict[int, Job] = {}  # the jobs of this process's sweep, by number
+_ended: list[Job] = []  # the jobs of this process's sweep
 
 
 def say(text: str) -> None:
@@ -91,15 +91,10 @@ def began(number: int, overrides: Sequence[str]) -> None:
     say(f"job {number}: {' '.join(each for each in overrides if each not in sys.argv)}")
 
 
-def begin() -> None:
-    """Forget the jobs of an earlier sweep of this process."""
-    _ended.clear()
-
-
 def ended(sweep: Path, job: Job) -> None:
     """Record that a job has ended in sweep.csv, and print its result. A failure to write is a warning."""
-    _ended[job.number] = job
-    jobs = in_order()
+    _ended.append(job)
+    jobs = sorted(_ended, key=lambda each: each.number)
     table = [
         *columns(jobs),
         column("exit_code", [job.code for job in jobs]),
@@ -112,11 +107,6 @@ def ended(sweep: Path, job: Job) -> None:
         say_error(f"warning: {NAME}: {error}")
     if not job.code:
         say(f"job {job.number}: {job}")
-
-
-def in_order() -> list[Job]:
-    """Return the jobs that have ended, failed ones last."""
-    return sorted(_ended.values(), key=lambda job: (job.code != 0, job.number))
 
 
 def columns(jobs: Sequence[Job]) -> list[Column]:
@@ -139,7 +129,7 @@ def finish(sweep: Path) -> int:
 
     Returns the exit code of the first job that failed, or 0.
     """
-    jobs = in_order()
+    jobs = sorted(_ended, key=lambda each: each.number)
     scored = [job for job in jobs if job.accuracy is not None]
     with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
         screen = Screen()
@@ -152,4 +142,5 @@ def finish(sweep: Path) -> int:
             best = max(scored, key=lambda job: job.accuracy or 0.0)
             command = shlex.join(["cupynet", "compare", near(sweep)])
             screen.print(f"best: job {best.number}, {best}. Compare the jobs: {command}", soft_wrap=True)
-    return next((_ended[number].code for number in sorted(_ended) if _ended[number].code), 0)
+    _ended.clear()
+    return next((job.code for job in jobs if job.code), 0)

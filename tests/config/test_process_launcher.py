@@ -163,7 +163,7 @@ def test_a_job_that_is_killed_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sweep").mkdir()
-    sweep_record.begin()
+    sweep_record._ended.clear()
     monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", ENDING])
     launched(2, tmp_path, monkeypatch, jobs=4, devices=[])
     found = rows(tmp_path)

@@ -28,7 +28,7 @@ def job(sweep: Path, number: int, code: int = 0, error: str = "", **figures: obj
 
 @pytest.fixture(autouse=True)
 def no_jobs() -> None:
-    sweep_record.begin()
+    sweep_record._ended.clear()
 
 
 def rows(sweep: Path) -> list[dict[str, str]]:
@@ -46,9 +46,9 @@ def test_a_sweep_ends_in_a_table_and_names_the_best(tmp_path: Path, capsys: pyte
     assert lines[0].split() == ["averaging_", "test", "test", "train"]
     assert lines[1].split() == ["job", "workers", "frequency", "accuracy", "loss", "images/s", "time"]
     assert [line.split() for line in lines[2:5]] == [
+        ["0", "1", "1", "-", "-", "-", "-"],
         ["1", "1", "10", "95.00", "%", "0.3", "12,346", "3.2", "s"],
         ["2", "2", "1", "96.00", "%", "0.3", "1,000", "10.0", "s"],
-        ["0", "1", "1", "-", "-", "-", "-"],  # failed jobs come last
     ]
     failed, best = lines[5:]
     assert failed.startswith("job 0") and "65" in failed and failed.endswith("train-images: is damaged")
@@ -73,7 +73,7 @@ def test_the_file_is_written_as_jobs_end(tmp_path: Path) -> None:
 def test_a_sweep_has_its_own_rows(tmp_path: Path) -> None:
     job(tmp_path, 0)
     job(tmp_path, 2, code=3)
-    sweep_record.begin()
+    sweep_record.finish(tmp_path)
     job(tmp_path, 1)
     assert [row["job"] for row in rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
 
@@ -84,7 +84,7 @@ def test_the_best_job_is_chosen_by_validation_images_if_there_are_some(
     job(tmp_path, 0, validation_accuracy=0.0, test_accuracy=0.99)
     job(tmp_path, 1, validation_accuracy=0.5, test_accuracy=0.4)
     job(tmp_path, 2, code=3)
-    assert [each.accuracy for each in sweep_record.in_order()] == [0.0, 0.5, None]
+    assert [each.accuracy for each in sweep_record._ended] == [0.0, 0.5, None]
     assert sweep_record.finish(tmp_path) == 3
     assert "best: job 1, accuracy 50.00 %" in capsys.readouterr().out
 

@@ -92,10 +92,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
         raise ConfigError(f"{folder}: holds a search: resume it with resume={folder}, or use another folder")
     space = config.search_space(settings.search)
     if not space:
-        raise ConfigError(
-            "nothing is searched: write a setting as a range of values, such as "
-            "optimizer.learning_rate='interval(0.001,0.3)' (--help shows more)"
-        )
+        raise ConfigError("nothing is searched: write a setting as a range, such as seed='range(1,9)' (see --help)")
     own = (*own_names(TuneSettings), "hydra")
     shared = [each for each in filter(_is_setting, arguments) if resume.name_of(each).split(".")[0] not in own]
     fixed = [resume.name_of(each) for each in shared]
