@@ -8,7 +8,6 @@ from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.core import checks
-from cupynet.core.errors import ConfigError
 
 ACTIVATIONS = ("identity", "relu", "softmax", *NAMES)
 LEAKY_SLOPE = 0.01  # Maas et al. 2013
@@ -78,10 +77,6 @@ class ActivationFunction:
 
 
 def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
-    """Return the activation called `name`. ConfigError if there is none, or if it has no slope."""
+    """Return the activation called `name`. slope: of leaky_relu. ConfigError if there is none."""
     checks.one_of("activation", name, ACTIVATIONS)
-    if slope is None:
-        return ActivationFunction(name)
-    if name != "leaky_relu":
-        raise ConfigError(f"activation={name}, slope={slope!r}: only leaky_relu has a slope: leave it out")
-    return ActivationFunction(name, checks.number("slope", slope, above=0, below=1))
+    return ActivationFunction(name, LEAKY_SLOPE if slope is None else checks.number("slope", slope, above=0, below=1))

@@ -3,25 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-from cupynet.backend.array import Array
-
-
-class Group(Protocol):
-    """The part of a communicator that layers use. All replicas make the same calls in the same order.
-
-    Attributes:
-        size: the number of replicas that train together.
-    """
-
-    size: int
-
-    def gather_numbers(self, *values: float) -> Any:
-        """Return every replica's numbers, (size, len(values)), on the host."""
-
-    def allreduce_mean(self, arrays: list[Array], weight: float) -> None:
-        """Overwrite flat vectors with their weighted mean over the replicas; a replica of weight 0 adds nothing."""
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -38,7 +20,8 @@ class Context:
         iteration: updates of this replica so far.
         samples: (N,) indices into the data set; None outside training.
         seed: of the model.
-        replicas: the replicas that train together, for a layer with `syncs_replicas = True`; None for a single one.
+        replicas: the communicator of the replicas that train together, for a layer with `syncs_replicas = True`; None
+            for a single one. All replicas make the same calls of it in the same order.
         counts: False if the examples do not count. If a layer `syncs_replicas`, a replica without a batch passes such
             examples, so that it makes the same calls as the others.
     """
@@ -48,7 +31,7 @@ class Context:
     iteration: int = 0
     samples: Any = None
     seed: int = 0
-    replicas: Group | None = None
+    replicas: Any = None
     counts: bool = True
 
 

@@ -11,7 +11,7 @@ from cupynet.nn.context import Context
 from cupynet.nn.init import Initializer, bias_initializer, grouped, initializer
 from cupynet.nn.layer import Backward, Layer, check_image, no_backward
 from cupynet.nn.params import Scope
-from cupynet.nn.pool import MaxPool2D, Size, by, padding_of, window_on
+from cupynet.nn.pool import MaxPool2D, Size, padding_of, window_on
 from cupynet.nn.types import Image, InputType
 
 
@@ -102,10 +102,10 @@ class Conv2D(Layer):
         return y, backward
 
     def fuse(self, following: Layer) -> Layer | None:
-        own = type(self) is Conv2D and type(following) is MaxPool2D  # a subclass may compute something else
-        if not own or not self._activation.monotone or not isinstance(self.input, Image):
+        if type(self) is not Conv2D or type(following) is not MaxPool2D:  # a subclass may compute something else
             return None
-        assert isinstance(following, MaxPool2D)
+        if not self._activation.monotone:
+            return None
         pair = self.backend.fused_pair(self._operation(), MaxPool(following.window))
         return None if pair is None else ConvMaxPool(self, following, pair)
 
@@ -117,7 +117,7 @@ class Conv2D(Layer):
         return Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
 
     def describe(self) -> str:
-        return f"{by(self.kernel)}, {self.filters} filters, stride {by(self.stride)}, {self.activation}"
+        return f"kernel {self.kernel}, {self.filters} filters, stride {self.stride}, {self.activation}"
 
 
 class ConvMaxPool(Layer):

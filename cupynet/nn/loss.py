@@ -83,8 +83,6 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
     if not isinstance(weights, list | tuple) or not weights:
         raise refusal(name, shown(given), "must be a list of numbers, one for each class, or null")
     found = tuple(number(name, each, minimum=0) for each in weights)
-    if not any(found):
-        raise refusal(name, shown(given), "must be above 0 for at least one class")
     return found
 
 

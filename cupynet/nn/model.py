@@ -191,8 +191,8 @@ class Model:
             self.loss if last else Loss(),
             needs_dx=names[0] != next(iter(whole)),
         )
-        own = {**dict(part.params.named()), **dict(part.params.named_buffers())}
-        part.load_weights({name: weight for name, weight in self.weights().items() if name in own})
+        weights = self.weights()
+        part.load_weights({name: weights[name] for name in part.weights()})
         return part
 
     def weights(self) -> dict[str, Any]:

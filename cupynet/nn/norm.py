@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core import checks
-from cupynet.nn.context import Context, Group
+from cupynet.nn.context import Context
 from cupynet.nn.dense import Activation
 from cupynet.nn.init import ones, zeros
 from cupynet.nn.layer import Backward, Layer, no_backward
 from cupynet.nn.params import Scope
 from cupynet.nn.types import InputType
-
-AXES = ("features", "channels")
 
 
 class BatchNorm(Layer):
@@ -94,7 +94,7 @@ class BatchNorm(Layer):
 
         return y, backward
 
-    def _moments(self, x: Array, count: int, context: Context, group: Group | None) -> Array:
+    def _moments(self, x: Array, count: int, context: Context, group: Any) -> Array:
         """Return mean and variance for x, (2, C), and update running estimates. count: values per channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
@@ -103,7 +103,7 @@ class BatchNorm(Layer):
             self.backend.track_moments(self.mean.data, self.variance.data, moments, self.momentum, unbiased)
         return moments
 
-    def _merge(self, moments: Array, count: int, group: Group) -> int:
+    def _merge(self, moments: Array, count: int, group: Any) -> int:
         """Overwrite this replica's moments, of `count` values, with those of all; return the number of all values.
 
         The mean of the means, then the mean of the variances about it: exact and stable (Chan et al. 1979).
@@ -120,7 +120,7 @@ class BatchNorm(Layer):
         self.backend.give_back(apart)
         return total
 
-    def _meet(self, sums: Array, count: int, group: Group) -> None:
+    def _meet(self, sums: Array, count: int, group: Any) -> None:
         """Overwrite the sums over this replica's batch with their mean over all replicas, weighted by examples.
 
         Gradients are of the mean loss of the replica's own batch, and are weighted by its examples in the mean of all.
@@ -160,7 +160,7 @@ class LayerNorm(Layer):
     recordable = True
 
     def __init__(self, axis: str = "features", epsilon: float = 1e-5) -> None:
-        self.axis = checks.one_of("LayerNorm axis", axis, AXES)
+        self.axis = checks.one_of("LayerNorm axis", axis, ("features", "channels"))
         self.epsilon = checks.number("LayerNorm epsilon", epsilon, above=0)
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:

@@ -1,7 +1,7 @@
 """All weights of a model as one flat vector, of which layers hold named views.
 
 Averaging is then one all-reduce, an update one pass, a checkpoint a loop over names. Weights that the optimizer treats
-in the same way (decayed or not, same learning-rate factor) are adjacent, so an update needs one call per kind.
+in the same way (decayed or not) are adjacent, so an update needs one call per kind.
 
 Buffers, such as the running means of batch normalization, are another flat vector. Training passes change them, an
 optimizer never does.
@@ -44,7 +44,6 @@ class Parameter(Named):
     Attributes:
         name: including the layer's, `conv1.weight`.
         decay: True if l2 applies (to weights but not biases, as in Deeplearning4j).
-        lr_scale: factor on the learning rate.
         master: updated by the optimizer, averaged and saved; at least float32.
         data: read by layers; the same array, or its 16-bit copy.
         grad: the gradient of the loss, in master's precision; layers add to it, the optimizer sets it to zero.
@@ -52,7 +51,6 @@ class Parameter(Named):
 
     init: Initializer
     decay: bool = True
-    lr_scale: float = 1.0
     master: Array = field(default=None, repr=False)
     data: Array = field(default=None, repr=False)
     grad: Array = field(default=None, repr=False)
@@ -79,7 +77,6 @@ class Segment:
     start: int
     stop: int
     decay: bool
-    lr_scale: float
 
     @property
     def part(self) -> slice:
@@ -220,14 +217,14 @@ class Params:
 
     def _layout(self, step: int) -> int:
         """Return P; decide where each parameter starts, in steps of `step`, and fill `segments`."""
-        kinds: dict[tuple[bool, float], list[Parameter]] = {}
+        kinds: dict[bool, list[Parameter]] = {}
         for p in self._entries.values():
-            kinds.setdefault((p.decay, p.lr_scale), []).append(p)
+            kinds.setdefault(p.decay, []).append(p)
         stop = 0
         self.segments.clear()
-        for (decay, lr_scale), members in kinds.items():
+        for decay, members in kinds.items():
             start, stop = stop, self._place(members, step, stop)
-            self.segments.append(Segment(start, stop, decay, lr_scale))
+            self.segments.append(Segment(start, stop, decay))
         return stop
 
     def _place(self, members: Sequence[Named], step: int, position: int = 0) -> int:
@@ -271,11 +268,9 @@ class Scope:
         """The name of the layer being built, for messages; empty at the top."""
         return self.prefix.rstrip(".")
 
-    def add(
-        self, name: str, shape: tuple[int, ...], init: Initializer, *, decay: bool = True, lr_scale: float = 1.0
-    ) -> Parameter:
+    def add(self, name: str, shape: tuple[int, ...], init: Initializer, *, decay: bool = True) -> Parameter:
         """Declare the weight `name` of this layer."""
-        return self.params.add(Parameter(self.prefix + name, shape, init, decay, lr_scale))
+        return self.params.add(Parameter(self.prefix + name, shape, init, decay))
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float = 0.0) -> Buffer:
         """Declare the buffer `name` of this layer, filled with `fill`."""

@@ -74,7 +74,7 @@ class Pool(Layer):
         return Image(*self.window.output(image.height, image.width), image.channels)
 
     def describe(self) -> str:
-        return f"{by(self.kernel)}, stride {by(self.stride)}"
+        return f"kernel {self.kernel}, stride {self.stride}"
 
 
 class MaxPool2D(Pool):
@@ -144,8 +144,3 @@ def _means(layer: Layer, x: Array, window: Window, context: Context) -> tuple[Ar
         return dx
 
     return y, backward
-
-
-def by(size: tuple[int, int]) -> str:
-    """Write a size: 3x5."""
-    return f"{size[0]}x{size[1]}"

@@ -26,7 +26,9 @@ def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: i
     ranks = len(spent.rounds_s)
     if ranks > stages and rounds is not None and rounds <= FEW_ROUNDS:
         return f"only {rounds} round{'s' * (rounds > 1)} an epoch: try workers=1, or a smaller batch_size"
-    found = [_data(spent), _straggler(spent, stages)]
+    data = max(spent.share("data_s"))
+    found = [(data, f"waiting for batches costs {percent(data, 0)} of the time: raise prefetch_buffer")]
+    found.append(_straggler(spent, stages))
     if ranks > stages:
         found.append(_averaging(spent, stages, cores))
     if stages > 1:
@@ -45,11 +47,6 @@ def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str
     if cores is not None and ranks > cores:
         return share, f"{text}: {ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
     return share, f"{text}: average less often, or use larger batches"
-
-
-def _data(spent: Spent) -> tuple[float, str]:
-    share = max(spent.share("data_s"))
-    return share, f"waiting for batches costs {percent(share, 0)} of the time: raise prefetch_buffer"
 
 
 def _straggler(spent: Spent, stages: int) -> tuple[float, str]:

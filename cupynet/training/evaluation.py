@@ -39,8 +39,8 @@ class Mistake(NamedTuple):
     guess: int
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; `confidence` is the score of the predicted class."""
-        return {"sample": self.sample, "label": self.label, "guess": self.guess, "confidence": _json(-self.doubt)}
+        """Return plain values; `confidence` is the score of the predicted class."""
+        return {"sample": self.sample, "label": self.label, "guess": self.guess, "confidence": -self.doubt}
 
 
 class Evaluation:
@@ -169,16 +169,17 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a number that is not finite becomes None."""
         figures = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
-        return {
+        plain = {
             "samples": self.samples,
             "classes": self.classes,
             "top_n": self.top_n,
-            **{name: _json(getattr(self, name)) for name in figures},
+            **{name: getattr(self, name) for name in figures},
             "undecided": int(self.undecided.sum()),
-            "per_class": [{name: _json(value) for name, value in row.items()} for row in self.per_class()],
+            "per_class": self.per_class(),
             "confusion": self.confusion.tolist(),
             "mistakes": [mistake.to_dict() for mistake in self.mistakes],
         }
+        return finite(plain)  # type: ignore[no-any-return]
 
     def stats(self, names: Sequence[str] = ()) -> str:
         """Return the report to print: the figures, a line per class, and the confusion matrix of at most 25 classes.
@@ -233,5 +234,10 @@ def _ratio(part: float, whole: int) -> float:
     return part / whole if whole else math.nan
 
 
-def _json(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Return nested values for JSON; a number that is not finite becomes None."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

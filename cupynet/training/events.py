@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -146,16 +146,6 @@ class Stop:
         return self.reason in (StopReason.REQUEST, StopReason.SIGNAL)
 
 
-class Piece(NamedTuple):
-    """A method call that the profile times as one part of a round or an evaluation.
-
-    Attributes:
-        owner, method: the object, and the name of its method.
-        name: what the table calls it.
-        kind: `data`, `forward`, `backward`, `update`, `averaging`, `evaluation`, `waiting` or `training`, the rest.
-    """
-
-    owner: object
-    method: str
-    name: str
-    kind: str
+# A method call that the profile times: the object, its method, its name in the table, and its kind: `data`, `forward`,
+# `backward`, `update`, `averaging`, `evaluation`, `waiting` or `training`, the rest.
+Piece: TypeAlias = tuple[object, str, str, str]

@@ -163,7 +163,7 @@ class Stage(Replica):
         return None
 
     def pieces(self) -> list[Piece]:
-        return [*super().pieces(), Piece(self, "_receive", "waiting for a stage", "waiting")]
+        return [*super().pieces(), (self, "_receive", "waiting for a stage", "waiting")]
 
     def warm_up(self, batch_size: int) -> float:
         """See `Replica.warm_up`. Does not exchange anything with other stages."""

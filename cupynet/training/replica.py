@@ -278,9 +278,9 @@ class Replica:
     def pieces(self) -> list[Piece]:
         """Return the replica's part of `Trainer.pieces`."""
         return [
-            Piece(self, "gradient", "forward and backward", "training"),
-            Piece(self, "update", "update", "update"),
-            Piece(self, "scores", "evaluation of a batch", "evaluation"),
+            (self, "gradient", "forward and backward", "training"),
+            (self, "update", "update", "update"),
+            (self, "scores", "evaluation of a batch", "evaluation"),
         ]
 
     def warm_up(self, batch_size: int) -> float:

@@ -455,14 +455,14 @@ class Trainer:
         """Return this worker's calls in a round and an evaluation, except those of the layers."""
         synchronizer = self.synchronizer
         return [
-            Piece(self, "_next", "batch", "data"),
-            Piece(self, "_round", "round", "training"),
+            (self, "_next", "batch", "data"),
+            (self, "_round", "round", "training"),
             *self.replica.pieces(),
-            Piece(self._guard, "checked", "check of the gradient", "training"),
-            Piece(synchronizer, "before_update", "averaging of gradients", "averaging"),
-            Piece(synchronizer, "after_update", "averaging of weights", "averaging"),
-            Piece(synchronizer, "finish", "averaging of weights", "averaging"),
-            Piece(self.consensus, "exchange", "agreement", "waiting"),
-            Piece(self, "evaluate", "evaluation", "evaluation"),
-            Piece(self, "emit", "callbacks", "training"),
+            (self._guard, "checked", "check of the gradient", "training"),
+            (synchronizer, "before_update", "averaging of gradients", "averaging"),
+            (synchronizer, "after_update", "averaging of weights", "averaging"),
+            (synchronizer, "finish", "averaging of weights", "averaging"),
+            (self.consensus, "exchange", "agreement", "waiting"),
+            (self, "evaluate", "evaluation", "evaluation"),
+            (self, "emit", "callbacks", "training"),
         ]

@@ -628,14 +628,6 @@ OPTIMIZERS = [
         ("tests/optim/test_golden.py::test_penalties_are_for_weights_alone",),
     ),
     Fault(
-        "learning-rate-factor-of-a-layer-ignored",
-        "optim",
-        "cupynet/optim/optimizers.py",
-        "change = Move(rate * segment.lr_scale, scale",
-        "change = Move(rate, scale",
-        ("tests/optim/test_optimizers.py::test_updates_follow_the_formula",),
-    ),
-    Fault(
         "lamb-ratio-for-biases",
         "optim",
         "cupynet/optim/lamb.py",

@@ -36,7 +36,7 @@ def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
     assert output_of(layer, Image(9, 9, 2)) == Image((9 + 2 - 3) // 2 + 1, 9 - 5 + 1, 4)
     assert layer.weight.shape == (3, 5, 2, 4)
     assert layer.window == Window((3, 5), (2, 1), ((1, 1), (0, 0)))
-    assert layer.describe() == "3x5, 4 filters, stride 2x1, identity"
+    assert layer.describe() == "kernel (3, 5), 4 filters, stride (2, 1), identity"
 
 
 @pairwise(padding=(0, 2, "same", "valid"), stride=(1, (2, 1)), dilation=(2, (1, 3), (3, 2)))

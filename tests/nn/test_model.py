@@ -235,22 +235,15 @@ def test_a_batch_of_another_size_is_refused(name: str) -> None:
 
 def test_the_summary_of_lenet() -> None:
     summary = Model(lenet(), Image(28, 28, 1), create_backend("numpy")).summary()
+    conv, pool = "filters, stride (1, 1), identity", "kernel (2, 2), stride (2, 2)"
     assert [re.split(" {2,}", line) for line in summary.splitlines()] == [
         ["layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds"],
-        ["-" * 110],
+        ["-" * 123],
         ["input", "Image(28, 28, 1)", "3,136"],
-        ["conv1", "Conv2D", "5x5, 20 filters, stride 1x1, identity", "Image(24, 24, 20)", "46,080", "520", "288,000"],
-        ["pool1", "MaxPool2D", "2x2, stride 2x2", "Image(12, 12, 20)", "11,520", "0", "0"],
-        [
-            "conv2",
-            "Conv2D",
-            "5x5, 50 filters, stride 1x1, identity",
-            "Image(8, 8, 50)",
-            "12,800",
-            "25,050",
-            "1,600,000",
-        ],
-        ["pool2", "MaxPool2D", "2x2, stride 2x2", "Image(4, 4, 50)", "3,200", "0", "0"],
+        ["conv1", "Conv2D", f"kernel (5, 5), 20 {conv}", "Image(24, 24, 20)", "46,080", "520", "288,000"],
+        ["pool1", "MaxPool2D", pool, "Image(12, 12, 20)", "11,520", "0", "0"],
+        ["conv2", "Conv2D", f"kernel (5, 5), 50 {conv}", "Image(8, 8, 50)", "12,800", "25,050", "1,600,000"],
+        ["pool2", "MaxPool2D", pool, "Image(4, 4, 50)", "3,200", "0", "0"],
         ["dense1", "Dense", "500 units, relu", "Flat(500)", "2,000", "400,500", "400,000"],
         ["output", "Dense", "10 units, identity", "Flat(10)", "40", "5,010", "5,000"],
         ["total 431,080 parameters, 2,293,000 multiply-adds (4.59 MFLOP) per example"],

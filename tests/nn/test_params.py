@@ -25,7 +25,7 @@ def declared(backend: Backend, seed: int = 1, *more: str) -> Params:
     slow = params.scope("b").scope("c")
     slow.add("weight", (7, 3), xavier)
     slow.add("bias", (3,), zeros, decay=False)
-    slow.add("slow", (1, 2), xavier, lr_scale=0.5)
+    slow.add("slow", (1, 2), xavier)
     for name in more:
         params.scope(name).add("weight", (2, 2), xavier)
     params.allocate(backend, seed)
@@ -84,13 +84,12 @@ def test_segments_cover_the_vector_and_part_it_by_treatment(dtype: str) -> None:
     params = declared(backend)
     bounds = [(s.start, s.stop) for s in params.segments]
     assert [b[0] for b in bounds] == [0, *(b[1] for b in bounds[:-1])] and bounds[-1][1] == params.master.size
-    assert [(s.decay, s.lr_scale) for s in params.segments] == [(True, 1.0), (False, 1.0), (True, 0.5)]
+    assert [s.decay for s in params.segments] == [True, False]
     for label, p in params.named():
         start = offset(backend, p.master, params.master)
         (segment,) = [s for s in params.segments if s.start <= start < s.stop]
         assert start + p.size <= segment.stop
         assert segment.decay == (not label.endswith("bias")) == p.decay
-        assert segment.lr_scale == p.lr_scale
 
 
 def test_a_network_has_its_weights_decayed_and_its_biases_not() -> None:
@@ -100,7 +99,7 @@ def test_a_network_has_its_weights_decayed_and_its_biases_not() -> None:
         f"{layer}.{kind}" for layer in ("conv1", "conv2", "dense1", "output") for kind in ("weight", "bias")
     ]
     assert model.params.count == 431_080
-    assert [(s.decay, s.lr_scale) for s in model.params.segments] == [(True, 1.0), (False, 1.0)]
+    assert [s.decay for s in model.params.segments] == [True, False]
     assert all(p.decay == name.endswith("weight") for name, p in model.params.named())
     shapes = {name: p.shape for name, p in model.params.named()}
     assert shapes["conv2.weight"] == (5, 5, 20, 50) and shapes["dense1.weight"] == (800, 500)

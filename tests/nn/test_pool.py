@@ -78,7 +78,7 @@ def test_padding_must_leave_a_pixel() -> None:
         MaxPool2D(2, padding="full")
     with pytest.raises(ConfigError, match=r"GlobalAvgPool2D 'mean' needs an Image, got Flat\(3\)"):
         GlobalAvgPool2D().build(Flat(3), Params().scope("mean"), create_backend("numpy"))
-    assert AvgPool2D(3, 2, (1, 0)).describe() == "3x3, stride 2x2"
+    assert AvgPool2D(3, 2, (1, 0)).describe() == "kernel (3, 3), stride (2, 2)"
 
 
 @every_backend
@@ -131,7 +131,7 @@ def test_ties_send_the_gradient_to_the_first(name: str, dtype: str, kernel: int,
 def test_stride_is_the_kernel_by_default() -> None:
     pool, scope = MaxPool2D(3), Params().scope("pool")
     assert pool.build(Image(8, 9, 5), scope, create_backend("numpy")) == Image(2, 3, 5)
-    assert pool.describe() == "3x3, stride 3x3"
+    assert pool.describe() == "kernel (3, 3), stride (3, 3)"
 
 
 @pytest.mark.parametrize(("kernel", "stride"), [(0, 1), (2, 0), (2.0, 1), (True, 1), ("2", 1), (2, "2")])

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from cupynet.core.checks import counted, flag, integer, number, one_of
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
+from cupynet.training.evaluation import finite
 from cupynet.training.events import EpochRecord, Report, StopReason
 from cupynet.training.trainer import Trainer
 
@@ -60,8 +61,7 @@ class EarlyStoppingResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values for JSON; a score that is not finite becomes None."""
-        scores = {str(epoch): score if math.isfinite(score) else None for epoch, score in self.scores.items()}
-        return {**asdict(self), "scores": scores}
+        return finite({**asdict(self), "scores": {str(epoch): score for epoch, score in self.scores.items()}})  # type: ignore[no-any-return]
 
 
 @dataclass

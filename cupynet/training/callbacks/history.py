@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -12,9 +11,14 @@ from typing import Any, TextIO
 from cupynet.core.errors import ConfigError, OutputError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.evaluation import FEW_CLASSES
+from cupynet.training.evaluation import FEW_CLASSES, finite
 from cupynet.training.events import EpochRecord, Report
 from cupynet.training.trainer import Trainer
+
+EPOCH = (
+    *("epoch", "iteration", "loss", "losses", "learning_rate", "images_per_s", "divergence", "divergence_by_layer"),
+    *("samples", "train_s", "bytes_sent"),
+)
 
 
 class History(Callback):
@@ -70,8 +74,6 @@ class History(Callback):
 
 def _open(path: Path) -> TextIO:
     """Open a file to append to it. OutputError."""
-    if path.exists() and not path.is_file():
-        raise OutputError(f"{path}: must be a plain file")
     try:
         return path.open("a", encoding="utf-8")
     except OSError as error:
@@ -80,22 +82,19 @@ def _open(path: Path) -> TextIO:
 
 def report_row(report: Report) -> dict[str, Any]:
     """Return a report as a row of a history; a number that is not finite becomes None."""
-    return _finite({"kind": "report", **asdict(report)})  # type: ignore[no-any-return]
+    return finite({"kind": "report", **asdict(report)})  # type: ignore[no-any-return]
 
 
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
     """Return an epoch as a row of a history. `confusion`, whose rows are the actual class, only for few classes."""
-    row: dict[str, Any] = {"kind": "epoch", "epoch": record.epoch, "iteration": record.iteration}
-    row |= {name: getattr(record, name) for name in ("loss", "losses", "learning_rate", "images_per_s")}
-    row |= {name: getattr(record, name) for name in ("divergence", "divergence_by_layer")}
-    row |= {"samples": record.samples, "train_s": record.train_s, "bytes_sent": record.bytes_sent}
+    row: dict[str, Any] = {"kind": "epoch"} | {name: getattr(record, name) for name in EPOCH}
     row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
     if record.evaluation is not None:
         split = record.split
         row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
         if record.evaluation.classes <= FEW_CLASSES:
             row["confusion"] = record.evaluation.confusion.tolist()
-    return _finite(row)  # type: ignore[no-any-return]
+    return finite(row)  # type: ignore[no-any-return]
 
 
 class Rows(Callback):
@@ -113,11 +112,3 @@ class Rows(Callback):
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.kept.append(epoch_row(record))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

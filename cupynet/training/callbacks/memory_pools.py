@@ -64,19 +64,12 @@ class Pools(Callback):
 
     def on_fit_end(self, trainer: Trainer) -> None:
         self._measure()
+        self.found = []
         pools = trainer.world.gather_numbers(self._used, self._held, self._limit, self._pinned)  # (W, 4)
-        self.found = [
-            {
-                "device": f"cuda:{self.devices[rank]}",
-                "rank": rank,
-                "used_bytes": used,
-                "held_bytes": held,
-                "limit_bytes": limit or None,
-                "pinned_blocks": pinned,
-            }
-            for rank, (used, held, limit, pinned) in enumerate(pools.astype(int).tolist())
-            if self._manages(rank)
-        ]
+        for rank, (used, held, limit, pinned) in enumerate(pools.astype(int).tolist()):
+            if self._manages(rank):
+                place = {"device": f"cuda:{self.devices[rank]}", "rank": rank, "used_bytes": used, "held_bytes": held}
+                self.found.append({**place, "limit_bytes": limit or None, "pinned_blocks": pinned})
 
     def _measure(self) -> None:
         if self._leads:

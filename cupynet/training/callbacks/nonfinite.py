@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynet.core.checks import counted, integer, one_of, setting
+from cupynet.core.checks import counted, integer, one_of
 from cupynet.core.errors import DivergedError
 from cupynet.data import Batch
 from cupynet.parallel import is_finite
@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
 
 ACTIONS = ("stop", "skip")
-REMEDY = ": lower learning_rate, or train in a wider dtype"
-SKIP = ", or leave such batches out: " + setting(
-    "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
-)
+REMEDY = ": lower learning_rate, train in a wider dtype, or leave such batches out with callbacks.nonfinite.action=skip"
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +88,7 @@ class NonFinite(Callback):
         if self.action == "stop":
             if text:
                 replica.forget()
-                raise DivergedError(text + REMEDY + SKIP)
+                raise DivergedError(text + REMEDY)
             return step
         if step.overflowed:
             return step
@@ -119,4 +116,4 @@ class NonFinite(Callback):
         trainer.replica.backpropagate(batch)
         text = diagnose(trainer.rank, trainer.replica, batch)
         trainer.replica.forget()
-        return DivergedError(text + REMEDY + SKIP)
+        return DivergedError(text + REMEDY)

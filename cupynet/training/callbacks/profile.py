@@ -137,8 +137,8 @@ class Timer:
 
     def begin(self, pieces: Iterable[Piece], model: Model) -> None:
         """Time these calls from now on, and the layers of the model."""
-        for piece in pieces:
-            self._replace(piece.owner, piece.method, functools.partial(self.measure, piece.name, piece.kind))
+        for owner, method, name, kind in pieces:
+            self._replace(owner, method, functools.partial(self.measure, name, kind))
         for layer in model.network.walk():
             for step in (layer, *layer.fused):
                 self._replace(step, "forward", functools.partial(self._layer, step.path or "network"))

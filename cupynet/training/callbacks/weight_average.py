@@ -65,10 +65,8 @@ class WeightAverage(Callback):
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self.added = self._passed = 0
         self._replica, self._params, self._backend = trainer.replica, trainer.params, trainer.backend
-        self._means = [trainer.backend.allocate(each.shape, each.dtype) for each in trainer.params.vectors]
         with trainer.backend.here():
-            for mean in self._means:
-                mean[...] = 0  # also the padding between weights
+            self._means = [vector.copy() for vector in trainer.params.vectors]
 
     def on_fit_start(self, trainer: Trainer) -> None:
         if not trainer.resumes(self):

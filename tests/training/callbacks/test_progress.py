@@ -70,12 +70,12 @@ class Shown(Callback):
         self.texts.append((task.description, record))
 
 
-def test_the_bar_shows_the_share_of_each_epoch(monkeypatch):
+def test_the_bar_shows_the_share_of_the_fit(monkeypatch):
     monkeypatch.setattr("cupynet.training.callbacks.progress.REFRESH_S", 0)
     progress = Progress()
     shown = Shown(progress)
     written = fitted(monkeypatch, callbacks=[progress, shown])
-    assert shown.at == [(f"{epoch}/2", done, 15) for epoch in (1, 2) for done in range(1, 16)]
+    assert shown.at == [(f"{1 + (done > 15)}/2", done, 30) for done in range(1, 31)]
     final = written.rpartition("epoch 2/2")[2]
     assert "100 %" in final and "00:0" in final
 

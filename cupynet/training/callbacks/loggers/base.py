@@ -52,17 +52,14 @@ class Logger(Callback):
     package = extra = ""
 
     def __init__(self) -> None:
-        self._require(self.package)
+        if find_spec(self.package) is None:
+            kind = type(self).__name__
+            raise ConfigError(f"{kind}: {self.package} is not installed: pip install 'cupynet[{self.extra}]'")
         self.folder: Path | None = None
         self.identity = ""
         self._run: Run | None = None
         self._open = self._failed = False
         self._status = "failed"
-
-    def _require(self, package: str) -> None:
-        if find_spec(package) is None:
-            kind = type(self).__name__
-            raise ConfigError(f"{kind}: {package} is not installed: pip install 'cupynet[{self.extra}]'")
 
     # implemented by subclasses --------------------------------------------------------------------------------------
 

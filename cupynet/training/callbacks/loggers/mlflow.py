@@ -40,8 +40,6 @@ class MLflow(Logger):
     ) -> None:
         super().__init__()
         self.uri, self.experiment, self.name, self.artifacts = uri, experiment, name, artifacts
-        if self._where().startswith("sqlite:"):
-            self._require("sqlalchemy")
         self._last = 0
         self._waiting: list[Any] = []
         self._written = 0.0
@@ -52,11 +50,12 @@ class MLflow(Logger):
         # SQLAlchemy 2.1 warns about MLflow's own tables
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy", category=DeprecationWarning)
         from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         for noisy in ("alembic", "mlflow.store.db.utils"):
             logging.getLogger(noisy).setLevel(logging.WARNING)  # they log each table
-        uri = self._where()
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
         if uri.startswith("sqlite:///"):
             with Path(uri.removeprefix("sqlite:///")).open("ab"):  # MLflow would retry for minutes
                 pass
@@ -66,22 +65,14 @@ class MLflow(Logger):
             return
         name = self.name or (None if self.folder is None else self.folder.name)
         tags = {} if self.folder is None else {"run_folder": str(self.folder)}
-        self.identity = self._client.create_run(self._experiment(), run_name=name, tags=tags).info.run_id
+        try:
+            experiment = self._client.create_experiment(self.experiment)
+        except MlflowException:  # it exists
+            experiment = self._client.get_experiment_by_name(self.experiment).experiment_id
+        self.identity = self._client.create_run(experiment, run_name=name, tags=tags).info.run_id
         params = [Param(key, str(value)[:MAX_TEXT]) for key, value in hyperparameters.items()]
         for first in range(0, len(params), MAX_PARAMS):
             self._client.log_batch(self.identity, params=params[first : first + MAX_PARAMS])
-
-    def _where(self) -> str:
-        return self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-
-    def _experiment(self) -> str:
-        """Return the id of the experiment, which is created if it is missing."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return str(self._client.create_experiment(self.experiment))
-        except MlflowException:  # it exists
-            return str(self._client.get_experiment_by_name(self.experiment).experiment_id)
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
         from mlflow.entities import Metric

@@ -329,15 +329,6 @@ def test_an_unresponsive_server_is_given_up_soon(
     assert record.getMessage().startswith("MLflow failed and is disabled")
 
 
-def test_sqlite_needs_sqlalchemy_and_a_server_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"{base.__name__}.find_spec", lambda name: None if name == "sqlalchemy" else "there")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ConfigError, match="sqlalchemy is not installed: pip install 'cupynet\\[mlflow]'"):
-        MLflow()
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:5000")
-    MLflow()
-
-
 def test_wandb_without_a_login_stays_offline(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
