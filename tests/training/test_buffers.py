@@ -301,18 +301,6 @@ def test_replicas_begin_with_the_estimates_of_rank_0() -> None:
         np.testing.assert_array_equal(buffers, model_of().params.buffers)
 
 
-def test_replicas_with_other_estimates_are_not_identical() -> None:
-    class Forgets(Synchronizer):
-        def check(self, workers: int, stages: int = 1) -> None:
-            pass
-
-        def finish(self, replica: Any, moment: Any) -> None:
-            self.communicator.allreduce_mean([replica.params.master], 1)
-
-    with pytest.raises(ConfigError, match="Forgets: the replicas differ at the end of a fit"):
-        trained(2, synchronizer=Forgets())
-
-
 # what is left out ---------------------------------------------------------------------------------------------------
 
 

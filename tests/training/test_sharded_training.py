@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_every_image_is_trained_on_and_evaluation_repeats(
     found = {key: summary[key] for key in ("dataset", "fallback", "workers", "images", "iterations")}
     assert found == {"dataset": "shards", "fallback": False, "workers": 4, "images": 300, "iterations": 3}
     monkeypatch.chdir(folder / "threads")
-    evaluate(Path("run"), [])
+    evaluate(Namespace(run=Path("run"), overrides=[], json=False))
     assert "the same as in summary.json" in capsys.readouterr().out
 
 

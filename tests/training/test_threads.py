@@ -13,7 +13,7 @@ import pytest
 from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov
-from cupynet.training import Callback, ParallelWrapper
+from cupynet.training import ParallelWrapper
 from tests.support.training import fingerprint, small_dataset, small_model
 from tests.support.workspaces import on_loan
 
@@ -61,19 +61,3 @@ def test_prediction_during_a_fit_does_not_change_what_is_trained(backend: str, w
     assert not [each for each in answers if isinstance(each, Exception)]
     assert all(each.shape == (7, 3) and np.allclose(each.sum(axis=1), 1, atol=1e-5) for each in answers)
     assert found == expected
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_fit_of_the_same_model_is_refused(workers: int) -> None:
-    model, refused = small_model(), []
-
-    class AnotherFit(Callback):
-        def on_iteration_end(self, trainer: Any) -> None:
-            if trainer.iteration == 3:
-                with pytest.raises(RuntimeError) as error, ParallelWrapper(model, 1) as other:
-                    other.fit(small_dataset(8), 1)
-                refused.append(error.value)
-
-    expected = fit(small_model(), workers)
-    assert fit(model, workers, [AnotherFit()]) == expected
-    assert refused and fit(model, 1)
