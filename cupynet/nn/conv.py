@@ -106,15 +106,13 @@ class Conv2D(Layer):
             return None
         if not self._activation.monotone:
             return None
-        pair = self.backend.fused_pair(self._operation(), MaxPool(following.window))
+        height, width, channels = self.input.shape
+        conv = Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
+        pair = self.backend.fused_pair(conv, MaxPool(following.window))
         return None if pair is None else ConvMaxPool(self, following, pair)
 
     def multiply_adds(self) -> int:
         return self.weight.size * self.output.features // self.filters
-
-    def _operation(self) -> Convolution:
-        height, width, channels = self.input.shape
-        return Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
 
     def describe(self) -> str:
         return f"kernel {self.kernel}, {self.filters} filters, stride {self.stride}, {self.activation}"

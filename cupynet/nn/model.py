@@ -260,13 +260,10 @@ class Model:
         return f"{of.features * self.backend.policy.storage.itemsize:,}"
 
 
-ENDINGS = ("softmax", "log_softmax", "sigmoid")  # not allowed before a loss that applies one of them
-
-
 def check_loss(network: Layer, loss: Loss) -> None:
     """Refuse a network that ends in softmax or sigmoid if the loss applies one of them itself."""
     last = network.output_activation
-    if loss.applies is not None and last in ENDINGS:
+    if loss.applies is not None and last in ("softmax", "sigmoid"):
         raise ConfigError(
             f"the last layer has activation {last}, but {type(loss).__name__} applies {loss.applies} itself: use "
             "activation identity"

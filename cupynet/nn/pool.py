@@ -37,15 +37,12 @@ def window_on(
     input: InputType, kernel: IntPair, stride: IntPair, padding: IntPair | None, dilation: IntPair = (1, 1)
 ) -> Window:
     """Return the window for this input; padding None means `same`."""
-    if padding is not None:
-        (rows, cols) = padding
-        return Window(kernel, stride, ((rows, rows), (cols, cols)), dilation)
-    window = Window(kernel, stride, dilation=dilation)
-    if not isinstance(input, Image):
-        return window
-    sizes = zip((input.height, input.width), window.extent, stride, strict=True)
-    around_rows, around_columns = (same_padding(*each) for each in sizes)
-    return Window(kernel, stride, (around_rows, around_columns), dilation)
+    if padding is None and isinstance(input, Image):
+        extent = Window(kernel, stride, dilation=dilation).extent
+        rows, columns = map(same_padding, (input.height, input.width), extent, stride)
+        return Window(kernel, stride, (rows, columns), dilation)
+    above, left = padding or (0, 0)
+    return Window(kernel, stride, ((above, above), (left, left)), dilation)
 
 
 class Pool(Layer):

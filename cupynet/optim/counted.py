@@ -27,18 +27,18 @@ class Counted(Schedule):
         self._stop, self._epoch, self._epochs = stop, epoch, epochs
 
     def __call__(self, iteration: int) -> float:
-        """Return the rate at `iteration`. By epoch only after `span`."""
-        return self.rate(self._count(iteration))
+        """Return the rate at `iteration`, by epoch only after `span`.
+
+        Epochs are counted back from the end of the fit: its first epoch may be the rest of an interrupted one.
+        """
+        if self.by == "iteration":
+            return self.rate(iteration)
+        left = -(-(self._stop - iteration) // self._epoch)
+        return self.rate(max(self._epochs - left, 0))
 
     def rate(self, n: int) -> float:
         """Return the learning rate after n iterations or epochs."""
         raise NotImplementedError
-
-    def _count(self, iteration: int) -> int:
-        """Return n, counted back from the end of the fit: its first epoch may be the rest of an interrupted one."""
-        if self.by == "iteration":
-            return iteration
-        return max(self._epochs - -(-(self._stop - iteration) // self._epoch), 0)
 
 
 class Step(Counted):

@@ -60,5 +60,4 @@ def _finite(replica: Replica, array: Any) -> Any:
 
 def _named(samples: Any) -> str:
     named = ", ".join(str(sample) for sample in samples[:MAX_SAMPLES])
-    more = f" and {len(samples) - MAX_SAMPLES} more" if len(samples) > MAX_SAMPLES else ""
-    return f"sample{'s' * (len(samples) > 1)} {named}{more}"
+    return f"sample{'s' * (len(samples) > 1)} {named}{' ...' * (len(samples) > MAX_SAMPLES)}"

@@ -38,10 +38,6 @@ class Mistake(NamedTuple):
     label: int
     guess: int
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values; `confidence` is the score of the predicted class."""
-        return {"sample": self.sample, "label": self.label, "guess": self.guess, "confidence": -self.doubt}
-
 
 class Evaluation:
     """Counts of predictions, over any number of batches, workers and merges.
@@ -177,7 +173,10 @@ class Evaluation:
             "undecided": int(self.undecided.sum()),
             "per_class": self.per_class(),
             "confusion": self.confusion.tolist(),
-            "mistakes": [mistake.to_dict() for mistake in self.mistakes],
+            "mistakes": [
+                {"sample": sample, "label": label, "guess": guess, "confidence": -doubt}
+                for doubt, sample, label, guess in self.mistakes
+            ],
         }
         return finite(plain)  # type: ignore[no-any-return]
 

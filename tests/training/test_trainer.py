@@ -368,12 +368,6 @@ def test_a_second_fit_appends_to_the_history(tmp_path):
     ]
 
 
-def test_a_history_without_a_path_is_refused():
-    expected = pytest.raises(ConfigError, match="History needs a path")
-    with ParallelWrapper(small_model(), 1, callbacks=[History()]) as wrapper, expected:
-        wrapper.fit(Loader(small_dataset(12), 4), 1)
-
-
 def test_a_history_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "history.jsonl")
     expected = pytest.raises(OutputError, match="history.jsonl: must be a plain file")

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from cupynet.core.checks import integer, one_of
-from cupynet.core.errors import ConfigError
 from cupynet.core.files import require_folder
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
@@ -31,7 +30,8 @@ class Checkpoint(Callback):
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently; None for none.
         best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`; None for none.
-        path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks.
+        path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks, or in the
+            current folder.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -61,10 +61,7 @@ class Checkpoint(Callback):
             require_folder(self._path)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        path = self._path or (None if run is None else run.checkpoints_path)
-        if path is None:
-            raise ConfigError("Checkpoint needs a path if there is no run folder: Checkpoint(path='checkpoints')")
-        self._store = Checkpoints(path)
+        self._store = Checkpoints(self._path or (Path("checkpoints") if run is None else run.checkpoints_path))
         self._written = 0
         self._permanent: list[int] = []  # iterations
         self._best_step, self._best_score = -1, math.nan

@@ -70,7 +70,7 @@ class _State:
 
     Attributes:
         epochs: complete epochs of the fit.
-        scores: by evaluated epoch.
+        scores: by evaluated epoch, a string as in JSON.
         best_epoch: 0 before the first finite score.
         reference: the last score that was an improvement.
         waited: number of evaluations since then.
@@ -79,7 +79,7 @@ class _State:
     """
 
     epochs: int = 0
-    scores: dict[int, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
     best_epoch: int = 0
     reference: float = math.nan
     waited: int = 0
@@ -179,10 +179,10 @@ class EarlyStopping(Callback):
     def _compare(self, trainer: Trainer, epoch: int, score: float) -> None:
         """Compare an epoch with earlier ones."""
         now = self._now
-        now.scores[epoch] = score
+        now.scores[str(epoch)] = score
         now.waited += 1
         if math.isfinite(score):
-            if not now.best_epoch or self._gain(score, now.scores[now.best_epoch]) > 0:
+            if not now.best_epoch or self._gain(score, now.scores[str(now.best_epoch)]) > 0:
                 now.best_epoch = epoch
                 now.weights = trainer.model.weights() if self.restore_best else {}
             if math.isnan(now.reference) or self._gain(score, now.reference) > self.min_improvement:
@@ -221,16 +221,14 @@ class EarlyStopping(Callback):
         restored = restore and bool(now.weights)
         if restored:
             trainer.model.load_weights(now.weights)
-        best = now.scores.get(now.best_epoch)
-        self.result = EarlyStoppingResult(
-            reason, details, self.monitor, now.scores, now.best_epoch or None, best, now.epochs, restored
-        )
+        scores = {int(epoch): score for epoch, score in now.scores.items()}
+        best = now.best_epoch or None, scores.get(now.best_epoch)
+        self.result = EarlyStoppingResult(reason, details, self.monitor, scores, *best, now.epochs, restored)
         if trainer.rank == 0:
             log.info("early stopping: %s", self.result)
 
     def state(self) -> dict[str, Any]:
-        return vars(self._now) | {"scores": {str(epoch): score for epoch, score in self._now.scores.items()}}
+        return dict(vars(self._now))
 
     def restore(self, state: dict[str, Any]) -> None:
-        scores = {int(epoch): float(score) for epoch, score in state["scores"].items()}
-        self._now = _State(**state | {"scores": scores})
+        self._now = _State(**state)

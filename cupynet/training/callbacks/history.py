@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from cupynet.core.errors import ConfigError, OutputError
+from cupynet.core.errors import OutputError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.evaluation import FEW_CLASSES, finite
@@ -25,7 +25,7 @@ class History(Callback):
     """Appends to `history.jsonl`: one JSON object per report and per epoch, each flushed before training continues.
 
     Args:
-        path: of the file; that of the run by default.
+        path: of the file; by default that of the run, or `history.jsonl` in the current folder.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -37,10 +37,7 @@ class History(Callback):
             _open(self._path).close()
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        path = self._path or (None if run is None else run.history_path)
-        if path is None:
-            raise ConfigError("History needs a path if there is no run folder: History('history.jsonl')")
-        self._file = _open(path)
+        self._file = _open(self._path or (Path("history.jsonl") if run is None else run.history_path))
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._write(report_row(report))
@@ -74,6 +71,8 @@ class History(Callback):
 
 def _open(path: Path) -> TextIO:
     """Open a file to append to it. OutputError."""
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path}: must be a plain file")
     try:
         return path.open("a", encoding="utf-8")
     except OSError as error:

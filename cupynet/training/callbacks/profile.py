@@ -183,7 +183,6 @@ def trace(workers: list[Any]) -> dict[str, Any]:
     for rank, (place, spans) in enumerate(workers):
         row = {"pid": 0, "tid": rank}
         events.append({"ph": "M", "name": "thread_name", **row, "args": {"name": place}})
-        events.append({"ph": "M", "name": "thread_sort_index", **row, "args": {"sort_index": rank}})
         for name, kind, began, took, _ in spans:
             shown = f"{name} {kind}" if kind in ("forward", "backward") else name
             events.append({"ph": "X", "name": shown, "cat": kind, "ts": began / 1000, "dur": took / 1000, **row})
