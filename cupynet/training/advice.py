@@ -46,7 +46,7 @@ def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str
     text = f"averaging costs {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
         return share, f"{text}: {ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"
-    return share, f"{text}: average less often, or use larger batches"
+    return share, f"{text}: average less often"
 
 
 def _straggler(spent: Spent, stages: int) -> tuple[float, str]:

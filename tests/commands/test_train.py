@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from cupynet.backend import cuda
 from cupynet.commands import evaluate, train
-from cupynet.core.errors import ConfigError, OutputError
+from cupynet.core.errors import ConfigError
 from cupynet.core.files import load_weights, save_weights
 from cupynet.runs.checkpoints import Checkpoints
 from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
@@ -278,7 +278,7 @@ def test_evaluate_refuses_damaged_weights(finished, tmp_path, monkeypatch, capsy
 
 
 BAD = {
-    "model.layers.conv2.kernel=50": "Conv2D 'conv2' kernel=(50, 50), dilation=(1, 1) is larger than its input Image(12, 12, 20)",
+    "model.layers.conv2.kernel=50": "Conv2D 'conv2' kernel=(50, 50), dilation=(1, 1) is larger than its input",
     "backend=cupy": "backend=cupy: CuPy",
 }
 WRONG = {
@@ -306,16 +306,6 @@ def test_wrong_values_are_refused_before_training():
         with pytest.raises(ConfigError) as refused:
             train.prepare(settings_of("data=synthetic", "backend=numpy", override))
         assert message in str(refused.value) and override.split("=")[0].split(".")[0] in str(refused.value)
-
-
-@pytest.mark.parametrize("setting", ["history.path=dir", "checkpoint.path=file/x"])
-def test_a_path_that_cannot_be_written_is_refused_before_data_are_loaded(setting, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("dir").mkdir()
-    Path("file").touch()
-    experiment = train.prepare(settings_of("backend=numpy", "data.folder=nowhere", f"+callbacks.{setting}"))
-    with pytest.raises(OutputError, match="^(dir|file/x): "):
-        train.train(experiment, tmp_path)
 
 
 def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path):

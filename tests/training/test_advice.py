@@ -19,7 +19,7 @@ def spent(averaging=None, data=None, compute=None, samples=None, waiting=None) -
     return Spent([100.0] * workers, compute, list(data), list(averaging), list(waiting), samples, [0] * workers)
 
 
-AVERAGING = "averaging costs 31 % of the time: average less often, or use larger batches"
+AVERAGING = "averaging costs 31 % of the time: average less often"
 
 
 @pytest.mark.parametrize(

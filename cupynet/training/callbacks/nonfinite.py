@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynet.core.checks import counted, integer, one_of
+from cupynet.core.checks import counted, integer, one_of, setting
 from cupynet.core.errors import DivergedError
 from cupynet.data import Batch
 from cupynet.parallel import is_finite
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
 
 ACTIONS = ("stop", "skip")
-REMEDY = ": lower learning_rate, train in a wider dtype, or leave such batches out with callbacks.nonfinite.action=skip"
+REMEDY = ": lower learning_rate, train in a wider dtype, or leave such batches out: " + setting(
+    "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
+)
 
 log = logging.getLogger(__name__)
 

@@ -52,7 +52,8 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers):
     assert str(caught.value) == (
         f"the loss of worker {first.index % workers} at batch {first.index} of epoch 1 is not finite, for "
         f"sample{'s' * (len(named) > 1)} {', '.join(named)}, first in the output of layer 'poisoned': lower "
-        "learning_rate, train in a wider dtype, or leave such batches out with callbacks.nonfinite.action=skip"
+        "learning_rate, train in a wider dtype, or leave such batches out: "
+        "callbacks.nonfinite.action=skip (in Python NonFinite(action='skip'))"
     )
 
 
