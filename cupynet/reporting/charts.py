@@ -38,17 +38,12 @@ STYLE: dict[str, Any] = {
     "axes.labelcolor": MUTED,
     "axes.spines.right": False,
     "axes.spines.top": False,
-    "axes.linewidth": 0.8,
-    "axes.titlesize": 12,
     "xtick.color": MUTED,
     "ytick.color": MUTED,
     "text.color": INK,
     "text.parse_math": False,  # a $ in a name is a dollar sign
     "text.usetex": False,
     "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
 }
 MISSING = "charts need matplotlib: pip install 'cupynet[plots]'"
 SECONDS = (  # parts of an epoch's time: key, name, colour
@@ -129,7 +124,7 @@ def svg(chart: Chart, name: str) -> str:
     with _style():
         figure, text = _figure(1), io.StringIO()
         _draw(chart, _axes(figure, 0, 1))
-        figure.savefig(text, format="svg")
+        figure.savefig(text, format="svg", transparent=True)
     return _inline(text.getvalue(), name, f"{chart.title}: {chart.y_label} over {chart.x_label}")
 
 
@@ -139,7 +134,7 @@ def png(charts: Sequence[Chart]) -> bytes:
         figure, content = _figure(len(charts)), io.BytesIO()
         for place, chart in enumerate(charts):
             axes = _axes(figure, place, len(charts), top=0.62)
-            axes.set_title(chart.title, loc="left", fontweight="bold", color=INK, pad=22)
+            axes.set_title(chart.title, loc="left", fontsize=12, fontweight="bold", pad=22)
             _draw(chart, axes)
             axes.legend(fontsize=9, frameon=False)
         figure.savefig(content, format="png", dpi=120, facecolor="white", metadata={"Software": None})

@@ -206,17 +206,15 @@ def _class_names(data: RunData, classes: int) -> list[str]:
 
 
 def _mistakes(data: RunData) -> list[dict[str, Any]]:
-    """Return the most confident mistakes, with their images if these are complete."""
+    """Return the most confident mistakes with their images; none if there are not as many images."""
     test = _results(data).get("test") or {}
     rows, names = test.get("mistakes") or (), _class_names(data, len(test.get("confusion") or ()))
     images, found = (data.read(data.run.examples_path, load_weights) or {}).get("images", ()), []
-    for index, row in enumerate(rows):
+    for row, image in zip(rows, images, strict=True) if len(images) == len(rows) else ():
         label, guess, confidence = names[row["label"]], names[row["guess"]], row["confidence"] or 0.0
         score = percent(confidence, 1) if 0 <= confidence <= 1 else f"{confidence:.3g}"
-        image = None
-        if len(images) == len(rows):
-            image = pictures.example(images[index], f"sample {row['sample']}, {label} taken for {guess}")
-        found.append({"sample": row["sample"], "label": label, "guess": guess, "confidence": score, "image": image})
+        picture = pictures.example(image, f"sample {row['sample']}, {label} taken for {guess}")
+        found.append({"image": picture, "guess": guess, "confidence": score, "label": label, "sample": row["sample"]})
     return found
 
 

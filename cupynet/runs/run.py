@@ -10,9 +10,9 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from cupynet.core import files
 from cupynet.core.checks import finite, shown
-from cupynet.core.errors import ConfigError, DataError, OutputError
-from cupynet.core.files import load_weights, read_object, require_plain, save_weights, write_json, write_whole
+from cupynet.core.errors import DataError, OutputError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 
@@ -163,14 +163,10 @@ class Summary:
 
 def _is_a(value: Any, kind: Any) -> bool:
     """Return True if a value from JSON has an annotated type. Contents of lists and dictionaries are not checked."""
-    if isinstance(kind, UnionType):
-        return any(_is_a(value, each) for each in get_args(kind))
-    kind = get_origin(kind) or kind
-    if isinstance(value, bool):
-        return kind is bool
-    if isinstance(value, int | float):
-        return kind in (float, type(value)) and finite(value) is not None
-    return isinstance(value, kind)
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    allowed = [get_origin(each) or each for each in kinds]
+    fits = type(value) in allowed or (type(value) is int and float in allowed)
+    return fits and (type(value) not in (int, float) or finite(value) is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,15 +217,10 @@ class Run:
 
     @classmethod
     def of(cls, run: Run | str | Path) -> Run:
-        """Return a run, or the run in a folder, which is created if it is missing. ConfigError, OutputError."""
+        """Return a run, or the run in a folder, which is created if it is missing. OutputError."""
         if isinstance(run, Run):
             return run
-        if not isinstance(run, str | Path):
-            raise ConfigError(f"run={run!r}: must be a Run or the name of a folder")
-        try:
-            Path(run).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise OutputError(f"{run}: cannot be created ({error.strerror})") from error
+        files.require_folder(run)
         return cls(run)
 
     def __str__(self) -> str:
@@ -247,7 +238,7 @@ class Run:
     def mark_trial(self, batches: int) -> None:
         """Mark the results in this folder as those of a trial run. OutputError."""
         text = f"fast_dev_run={batches}: a test that everything works. The figures are not results.\n"
-        write_whole(self.trial_path, text.encode())
+        files.write_whole(self.trial_path, text.encode())
 
     def tidy(self) -> None:
         """Remove incomplete files of a killed process. OutputError."""
@@ -261,7 +252,7 @@ class Run:
     def started(self) -> str | None:
         """Return the time of the first start; None if started.json is missing or cannot be read."""
         try:
-            started = read_object(self.started_path).get("started")
+            started = files.read_object(self.started_path).get("started")
         except DataError:
             return None
         return started if isinstance(started, str) else None
@@ -269,7 +260,7 @@ class Run:
     def describe(self, start: Start) -> None:
         """Write started.json. OutputError."""
         known = asdict(start)
-        write_json(self.started_path, {**known.pop("setup"), **known})
+        files.write_json(self.started_path, {**known.pop("setup"), **known})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
         """Write the results, the summary last. OutputError.
@@ -277,16 +268,16 @@ class Run:
         examples: (M, H, W, C) uint8, the images of the M most confident mistakes, in their order.
         """
         self.summary_path.unlink(missing_ok=True)  # it describes the previous weights
-        save_weights(self.weights_path, weights)
+        files.save_weights(self.weights_path, weights)
         self.examples_path.unlink(missing_ok=True)
         if examples is not None and len(examples):
-            save_weights(self.examples_path, {"images": examples})
-        write_json(self.summary_path, summary.flat())
+            files.save_weights(self.examples_path, {"images": examples})
+        files.write_json(self.summary_path, summary.flat())
         self.saved = True
 
     def summary(self) -> Summary:
         """Return the summary. DataError for a missing or damaged file."""
-        found = read_object(self.summary_path)
+        found = files.read_object(self.summary_path)
         try:
             return Summary.of(found)
         except DataError as error:
@@ -301,11 +292,11 @@ class Run:
 
     def weights(self) -> dict[str, Any]:
         """Return name -> array of the trained weights. DataError for a missing or damaged file."""
-        return load_weights(self.weights_path)
+        return files.load_weights(self.weights_path)
 
     def history(self) -> list[dict[str, Any]]:
         """Return the complete rows of history.jsonl. DataError for a missing or damaged file."""
-        require_plain(self.history_path)
+        files.require_plain(self.history_path)
         try:
             *lines, _ = self.history_path.read_text(encoding="utf-8").split("\n")  # the last may be half written
             rows = [json.loads(line) for line in lines]

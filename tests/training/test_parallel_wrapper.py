@@ -125,7 +125,6 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch)
         ({"optimizer": "adam"}, "optimizer is a str: must be an Optimizer, such as Nesterov"),
         ({"synchronizer": "mean"}, "synchronizer is a str"),
         ({"callbacks": [Recorder]}, "a callback is the class Recorder"),
-        ({"run": 5}, "run=5: must be a Run or the name of a folder"),
         ({"blas_threads": 0}, "blas_threads=0: must be an integer of at least 1"),
     ],
 )

@@ -64,10 +64,8 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
             )
     if any(run.summary["fallback"] for run in runs):
         notes.append("Some runs were trained on fallback data, as the data asked for were missing.")
-    if len({run.summary["commit"] for run in runs}) > 1:
-        notes.append("The runs were made with different versions of the program.")
-    if len({_machine(run) for run in runs}) > 1:
-        notes.append("The runs were made on different machines: their times cannot be compared.")
+    if len({_origin(run) for run in runs}) > 1:
+        notes.append("The runs were made on different machines, or by different versions of the program.")
     return notes
 
 
@@ -77,5 +75,6 @@ def _images(run: ComparedRun, split: str) -> float:
     return finite(run.settings.get("data.validation") if split == "validation" else test.get("samples")) or 0
 
 
-def _machine(run: ComparedRun) -> str:
-    return str([run.summary["environment"].get(name) for name in ("cpu", "cores", "system")])
+def _origin(run: ComparedRun) -> str:
+    environment = run.summary["environment"]
+    return str([run.summary["commit"], *(environment.get(name) for name in ("cpu", "cores", "system"))])

@@ -92,7 +92,7 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
         comparison.target = max(reached, default=None)
     gathered: dict[tuple[str, ...], Group] = {}
     for run in runs:
-        settings = {key: _shown(_value(run, key)) for key in varied}
+        settings = {key: _text(run, key) for key in varied}
         if run.trouble:
             comparison.others.append(Group([run], settings, {}))
         else:
@@ -115,32 +115,25 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
     for run in runs:
         same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
-    keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not _is_idle(key)]
+    keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not key.startswith(IDLE)]
     own = [key for key in keys if any(_differs(some, key) for some in same_files.values())]
     if "workers" not in own and _differs(runs, "workers"):
         own.insert(0, "workers")
     by_values: dict[tuple[str, ...], str] = {}
     for key in (*groups, *own):
-        by_values.setdefault(tuple(_shown(_value(run, key)) for run in runs), key)
+        by_values.setdefault(tuple(_text(run, key) for run in runs), key)
     return list(by_values.values())
 
 
-def _is_idle(key: str) -> bool:
-    return any(f"{key}.".startswith(f"{idle}.") for idle in IDLE)
-
-
-def _value(run: ComparedRun, key: str) -> Any:
-    return run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
-
-
 def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
-    return len({json.dumps(_value(run, key), sort_keys=True, default=str) for run in runs}) > 1
+    return len({_text(run, key) for run in runs}) > 1
 
 
-def _shown(value: Any) -> str:
-    """Format a setting's value as on the command line."""
+def _text(run: ComparedRun, key: str) -> str:
+    """Return a setting, or the file of a group, as on the command line."""
+    value: Any = run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
     if not isinstance(value, str):
-        value = json.dumps(value, default=str, separators=(",", ":"))
+        value = json.dumps(value, default=str, sort_keys=True, separators=(",", ":"))
     return printable(one_line(value))
 
 
@@ -158,15 +151,13 @@ def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, A
 
 def _add_speed_up(groups: Sequence[Group]) -> None:
     """Add the speed-up over one worker with the same settings, except for those of `parallel`."""
-    apart = [
-        {key: value for key, value in group.settings.items() if key.split(".")[0] not in ("workers", "parallel")}
-        for group in groups
-    ]
-    for group, settings in zip(groups, apart, strict=True):
+
+    def others(group: Group) -> dict[str, str]:
+        return {key: value for key, value in group.settings.items() if not key.startswith(("workers", "parallel"))}
+
+    for group in groups:
         single = [
-            other.figures["images_per_s"]
-            for other, others in zip(groups, apart, strict=True)
-            if other.workers == 1 and others == settings
+            each.figures["images_per_s"] for each in groups if each.workers == 1 and others(each) == others(group)
         ]
         if group.workers > 1 and sum(single) > 0:
             group.figures["speed_up"] = group.figures["images_per_s"] * len(single) / sum(single)
@@ -175,7 +166,5 @@ def _add_speed_up(groups: Sequence[Group]) -> None:
 
 def _mark_front(groups: Sequence[Group]) -> None:
     points = [(group.figures["accuracy"], group.figures["train_s"]) for group in groups]
-    for group, (accuracy, seconds) in zip(groups, points, strict=True):
-        group.front = not any(
-            a >= accuracy and s <= seconds and (a > accuracy or s < seconds) for a, s in points
-        )  # fmt: skip
+    for group, own in zip(groups, points, strict=True):
+        group.front = not any(each != own and each[0] >= own[0] and each[1] <= own[1] for each in points)

@@ -249,7 +249,7 @@ def test_a_trial_run_is_no_result(tmp_path: Path) -> None:
 
 DOUBTS = {
     "stand-in": ({"fallback": True}, "Some runs were trained on fallback data"),
-    "versions": ({"commit": "def"}, "The runs were made with different versions of the program."),
+    "versions": ({"commit": "def"}, "The runs were made on different machines, or by different versions"),
     "machines": (
         {"environment": {"cpu": "another", "cores": 8, "system": "Linux"}},
         "The runs were made on different machines",
