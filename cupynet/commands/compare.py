@@ -50,9 +50,7 @@ def _parser() -> Arguments:
     parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
     parser.add_argument("--to", type=float, metavar="ACCURACY", help="the target of time_to, such as 0.99")
     parser.add_argument("--csv", metavar="FILE", help="write all columns to a file")
-    parser.add_argument(
-        "--html", metavar="FILE", help=f"write the page to a file; by default {PAGE} in a sweep's folder"
-    )
+    parser.add_argument("--html", metavar="FILE", help="write the page to a file, not into the folder of the sweep")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     return parser
 

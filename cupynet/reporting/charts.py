@@ -218,8 +218,8 @@ def _draw(chart: Chart, axes: Any) -> None:
 def _inline(text: str, name: str, label: str) -> str:
     """Turn matplotlib's SVG file into an element: no prologue, unique ids, the page's font and colours."""
     text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text[text.index("<svg") :].strip(), flags=re.DOTALL)
-    head = rf'<svg \1 role="img" aria-label="{html.escape(label).replace(chr(92), chr(92) * 2)}">'
-    text = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', head, text, count=1)
+    head = f'role="img" aria-label="{html.escape(label)}"'
+    text = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda found: f"<svg {found[1]} {head}>", text, count=1)
     text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     text = re.sub(r"font-family: [^;\"]*;?", "", text)

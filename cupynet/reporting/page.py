@@ -105,11 +105,11 @@ def _accuracy(data: RunData) -> tuple[str, float | None]:
 
 def _head(data: RunData) -> dict[str, Any]:
     word, kind, sentence = state(data)
-    dataset, asked = data.get("dataset", "a run"), data.start.get("epochs")
+    dataset, asked = data.get("dataset", "a run"), data.start.get("epochs", 0)
     split, accuracy = _accuracy(data)
     title = f"{dataset}: {word}" if accuracy is None else f"{dataset}: {percent(accuracy)} {split} accuracy"
     if data.running:
-        title = f"{dataset}: epoch {_epochs(data) + 1}/{asked}"
+        title = f"{dataset}: epoch {min(_epochs(data) + 1, asked)}/{asked}"
     marks = [(word, kind)]
     marks += [(f"fallback data: {dataset}, not the data set asked for", "bad")] if data.get("fallback") else []
     marks += [(text, "plain") for name in ("backend", "dtype") if (text := data.get(name))]

@@ -112,12 +112,11 @@ class Checkpoints:
         """Remove the checkpoints of all other iterations. OutputError."""
         try:
             self.clean()
-            for step in self.steps():
-                if step not in steps:
-                    path = self.path(step)
-                    gone = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-                    os.rename(path, gone)
-                    shutil.rmtree(gone, ignore_errors=True)  # `clean` removes the rest, such as open files on NFS
+            for step in set(self.steps()).difference(steps):
+                path = self.path(step)
+                gone = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+                os.rename(path, gone)
+                shutil.rmtree(gone, ignore_errors=True)  # `clean` removes the rest, such as open files on NFS
         except OSError as error:
             raise OutputError(f"{self.folder}: an old checkpoint cannot be removed ({error.strerror})") from error
 

@@ -251,11 +251,9 @@ class Run:
 
     def started(self) -> str | None:
         """Return the time of the first start; None if started.json is missing or cannot be read."""
-        try:
-            started = files.read_object(self.started_path).get("started")
-        except DataError:
-            return None
-        return started if isinstance(started, str) else None
+        with contextlib.suppress(DataError, KeyError):
+            return str(files.read_object(self.started_path)["started"])
+        return None
 
     def describe(self, start: Start) -> None:
         """Write started.json. OutputError."""
@@ -285,10 +283,9 @@ class Run:
 
     def iterations(self) -> int | None:
         """Return the iterations of the results; None if there are no readable results."""
-        try:
+        with contextlib.suppress(DataError):
             return self.summary().outcome.iterations
-        except DataError:
-            return None
+        return None
 
     def weights(self) -> dict[str, Any]:
         """Return name -> array of the trained weights. DataError for a missing or damaged file."""

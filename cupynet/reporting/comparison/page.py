@@ -92,24 +92,26 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
     for place, group in enumerate(groups[:MAX_LINES]):
         shares = [(getattr(each, value), each.accuracy[comparison.split]) for each in group.runs[0].epochs]
         points = [(x, 100 * share) for x, share in shares if share is not None]
-        lines.append(Line(group.name, [x for x, _ in points], [y for _, y in points], **_look(place)))
+        lines.append(_line(group.name, points, place))
     title = f"{comparison.split.capitalize()} accuracy over {over}"
     note = f"The first run of each row, and at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
     return Chart(title, label, "accuracy (%)", lines, note=note)
 
 
-def _look(place: int) -> dict[str, Any]:
-    return {"colour": place % len(PALETTE), "dashed": place >= len(PALETTE), "points": True}
+def _line(name: str, points: Sequence[tuple[float, float]], place: int, width: float = 1.8) -> Line:
+    """Return the line with number `place` of a chart: each colour solid, then dashed."""
+    x, y = [x for x, _ in points], [y for _, y in points]
+    return Line(name, x, y, place % len(PALETTE), width, dashed=place >= len(PALETTE), points=True)
 
 
 def _pareto(comparison: Comparison) -> Chart:
     """Return accuracy against time: a point for each group, and a line through the Pareto front."""
     lines = []
     kinds = (("front: nothing is both better and faster", True, 2, 1.8), ("others", False, 0, 0.0))
-    for name, front, colour, width in kinds if len(comparison.judged) > 1 else ():
+    for name, front, place, width in kinds if len(comparison.judged) > 1 else ():
         own = [group.figures for group in comparison.judged if group.front is front]
         points = sorted((figures["train_s"], 100 * figures["accuracy"]) for figures in own)
-        lines.append(Line(name, [x for x, _ in points], [y for _, y in points], colour, width, points=True))
+        lines.append(_line(name, points, place, width))
     return Chart("Accuracy against training time", "seconds of training", "accuracy (%)", lines)
 
 
@@ -121,10 +123,8 @@ def _speed_up(comparison: Comparison) -> Chart:
         if "speed_up" in group.figures:
             name = " ".join(f"{short[key]}={group.settings[key]}" for key in short) or "measured"
             series.setdefault(name, {1: 1.0})[group.workers] = group.figures["speed_up"]
-    lines = []
-    for place, (name, points) in enumerate(list(series.items())[:MAX_LINES]):
-        x, y = zip(*sorted(points.items()), strict=True)
-        lines.append(Line(name, x, y, **_look(place)))
+    shown = list(series.items())[:MAX_LINES]
+    lines = [_line(name, sorted(points.items()), place) for place, (name, points) in enumerate(shown)]
     if lines:
         most = max(max(points) for points in series.values())
         lines.append(Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True))
