@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from inspect import Parameter
-from types import ModuleType
 from typing import Any, TypeVar
 
 from cupynet.core.checks import listed, nearest, one, one_line
@@ -133,7 +132,10 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
         mine = f"list '{target.partition('.')[0]}' in trusted_modules if it is yours"
         raise ConfigError(f"{where}: only classes of {listed(trusted, 'and')} are built; {mine}")
     module_name, _, name = ALIASES.get(target, target).rpartition(".")
-    module = _import(module_name, where)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{where}: {error}") from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = [other for other in getattr(module, "__all__", dir(module)) if other[0].isupper()]
@@ -141,16 +143,6 @@ def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
     if not _lies_in(found.__module__, (*PACKAGES, *(name for name in trusted if name != "cupynet"))):
         raise ConfigError(f"{where}: is a class of {found.__module__}, which is not trusted")
     return found
-
-
-def _import(name: str, where: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or name
-        if _lies_in(name, [missing]):
-            raise ConfigError(f"{where}: there is no module '{name}'") from error
-        raise ConfigError(f"{where}: {name} needs '{missing}', which is not installed") from error
 
 
 def arguments(cls: type) -> tuple[dict[str, Parameter], bool]:

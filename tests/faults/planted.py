@@ -1460,7 +1460,7 @@ TRUST = [
         "trust",
         "cupynet/config/instantiate.py",
         "    if not _lies_in(target, trusted):  # nothing outside is even imported\n",
-        "    if not _lies_in(target, trusted) and not _import(target.rpartition('.')[0], where).__name__ in trusted:\n",
+        "    if not _lies_in(target, trusted) and not import_module(target.rpartition('.')[0]).__name__ in trusted:\n",
         ("tests/config/test_instantiate.py::test_build_imports_nothing_untrusted",),
     ),
     Fault(
