@@ -308,7 +308,7 @@ def test_a_damaged_checkpoint_is_passed_over(stopped, caplog):
     path = store.path(newest) / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-3] + b"abc")
     resumed(stopped, "epochs=1")
-    assert f"{path}: damaged, expected SHA-256" in caplog.text
+    assert f"{path}: damaged, expected" in caplog.text
     assert f"resuming after iteration {first}" in caplog.text
 
 
