@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings
 from cupynet.core.checks import shown
 from cupynet.core.errors import ConfigError, DataError
@@ -70,14 +71,17 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
     settings = without_training(trained.settings([*own, *overrides]))
     if settings.trusted_modules:
         trained = Trained(path, settings.trusted_modules)
-    changed = [override.lstrip("+~").partition("=")[0].split(".") for override in overrides]
-    rescaled = any(keys[:2] == ["data", "normalize"] for keys in changed)
-    if not rescaled and (normalize := trained.normalize) is not None:
-        settings = replace(settings, data={**settings.data, "normalize": normalize})
+    changed = [name_of(override) for override in overrides]
+    if trained.normalize is not None and not any(name.startswith("data.normalize") for name in changed):
+        settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
     experiment = Experiment(settings)
     experiment.check_memory()
     weights, data = trained.weights, experiment.load()
-    if summary is not None and data.name != summary.setup.dataset and not any(keys[0] == "data" for keys in changed):
+    if (
+        summary is not None
+        and data.name != summary.setup.dataset
+        and not any(name.split(".")[0] == "data" for name in changed)
+    ):
         before = summary.setup.dataset  # MNIST, say, if it is missing now
         raise DataError(f"the run used {before}, but only {data.name} was found: restore {before}, or set data=...")
     found, names = experiment.source.class_names, trained.class_names
