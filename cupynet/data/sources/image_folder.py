@@ -94,7 +94,5 @@ class Folder(UserFiles):
 
 
 def _inside(folder: Path) -> list[Path]:
-    try:
-        return sorted((path for path in folder.iterdir() if not path.name.startswith(".")), key=lambda path: path.name)
-    except OSError as error:
-        raise DataError(f"{folder}: expected a folder, but it cannot be read ({error.strerror or error})") from error
+    """Return what is in a folder, by name; nothing if it cannot be read."""
+    return sorted(folder.glob("[!.]*"))
