@@ -44,8 +44,7 @@ def main() -> None:
 
 
 def _parser() -> Arguments:
-    about = "Compare runs: which settings differ, their results, and which to use."
-    parser = Arguments("cupynet compare", about, EXAMPLES)
+    parser = Arguments("cupynet compare", "Compare runs: their settings, their results, and which to use.", EXAMPLES)
     parser.add_argument("folders", nargs="+", help="folders of runs or sweeps, folders above them, or patterns")
     parser.add_argument("--sort", metavar="COLUMN", help="sort the rows; -COLUMN puts the largest first: --sort=-loss")
     parser.add_argument("--to", type=float, metavar="ACCURACY", help="the target of time_to, such as 0.99")
@@ -107,7 +106,7 @@ def _print(comparison: Comparison, finished: int, table: Sequence[Column], found
         show(shown, screen, "--csv has all columns")
         screen.print(f"{FRONT} Pareto front: no other run is both more accurate and faster to train")
     for group in comparison.others:
-        (run,) = group.runs
+        run = group.runs[0]
         own = f" ({group.name})" if group.settings else ""
         screen.print(f"{run.name}{own}: {run.trouble}")
     screen.print()

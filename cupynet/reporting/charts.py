@@ -122,20 +122,17 @@ def figures(charts: Iterable[Chart]) -> tuple[list[tuple[Chart, str]], str]:
 def svg(chart: Chart, name: str) -> str:
     """Draw a chart as an `<svg>` element. name: unique in its page. ImportError without matplotlib."""
     with _style():
-        figure, text = _figure(1), io.StringIO()
-        _draw(chart, _axes(figure, 0, 1))
-        figure.savefig(text, format="svg", transparent=True)
+        text = io.StringIO()
+        _figure([chart], 0.32).savefig(text, format="svg", transparent=True)
     return _inline(text.getvalue(), name, f"{chart.title}: {chart.y_label} over {chart.x_label}")
 
 
 def png(charts: Sequence[Chart]) -> bytes:
     """Draw charts side by side as a picture on white paper. ImportError without matplotlib."""
     with _style():
-        figure, content = _figure(len(charts)), io.BytesIO()
-        for place, chart in enumerate(charts):
-            axes = _axes(figure, place, len(charts), top=0.62)
+        figure, content = _figure(charts, 0.62), io.BytesIO()
+        for chart, axes in zip(charts, figure.axes, strict=True):
             axes.set_title(chart.title, loc="left", fontsize=12, fontweight="bold", pad=22)
-            _draw(chart, axes)
             axes.legend(fontsize=9, frameon=False)
         figure.savefig(content, format="png", dpi=120, facecolor="white", metadata={"Software": None})
     return content.getvalue()
@@ -164,18 +161,16 @@ def _style() -> Iterator[None]:
         yield
 
 
-def _figure(columns: int) -> Any:
-    """Return an empty figure for charts side by side."""
+def _figure(charts: Sequence[Chart], top: float) -> Any:
+    """Draw charts side by side. top: the upper margin in inches; computing margins doubles the time of a chart."""
     from matplotlib.figure import Figure  # not pyplot, which chooses a window system and keeps every figure
 
-    return Figure(figsize=(SIZE[0] * columns, SIZE[1]))
-
-
-def _axes(figure: Any, column: int, columns: int, top: float = 0.32) -> Any:
-    """Add a chart with fixed margins: computing them doubles the time of a chart. top: the upper one, in inches."""
-    width, height = SIZE
-    left, right, low, high = LEFT / width, 1 - RIGHT / width, BOTTOM / height, 1 - top / height
-    return figure.add_axes(((column + left) / columns, low, (right - left) / columns, high - low))
+    (width, height), columns = SIZE, len(charts)
+    figure = Figure(figsize=(width * columns, height))
+    inner = (1 - (LEFT + RIGHT) / width) / columns, 1 - (BOTTOM + top) / height
+    for column, chart in enumerate(charts):
+        _draw(chart, figure.add_axes(((column + LEFT / width) / columns, BOTTOM / height, *inner)))
+    return figure
 
 
 def _draw(chart: Chart, axes: Any) -> None:

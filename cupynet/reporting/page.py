@@ -187,16 +187,13 @@ def _evaluation(data: RunData) -> dict[str, Any] | None:
     counts = np.array(row["confusion"], np.int64)
     names = _class_names(data, len(counts))
     matrix = pictures.confusion(counts, names) if len(counts) <= MAX_CELLS else None
-    if test:
-        which = f"On {test['samples']:,} test images."
-    else:
-        which = f"After epoch {row['epoch']:,}, on {'validation' if 'validation_accuracy' in row else 'test'} images."
+    split = "validation" if "validation_accuracy" in row else "test"
+    which = f"On {test['samples']:,} test images." if test else f"After epoch {row['epoch']:,}, on {split} images."
     classes = []
     for name, each in zip(names, row.get("per_class", ())[:MAX_CLASSES], strict=False):
         figures = [NONE if each[key] is None else f"{each[key]:.4f}" for key in ("precision", "recall", "f1")]
         classes.append([name, *figures, f"{each['support']:,}"])
-    note = f"{which} Rows: the actual class; columns: the prediction."
-    return {"note": note, "classes": classes, "names": names, "matrix": matrix}
+    return {"which": which, "classes": classes, "names": names, "matrix": matrix}
 
 
 def _class_names(data: RunData, classes: int) -> list[str]:

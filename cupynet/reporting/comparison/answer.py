@@ -33,13 +33,11 @@ def answer(comparison: Comparison) -> Answer:
     least = best.figures["accuracy"] - CLOSE - 1e-12
     close = [group for group in candidates if group.figures["accuracy"] >= least]
     chosen = min(close, key=lambda group: group.figures["train_s"])
+    rival = f"the fastest within 0.1 points of the best accuracy ({_result(best)}: {best.name})"
+    why = "the best accuracy" if chosen is best else rival
+    text = f"Use {chosen.name}: {_result(chosen)} of training, {why}."
     if len(candidates) == 1:
         text = f"There is one result, {_result(chosen)} of training: compare more runs to choose."
-    elif chosen is best:
-        text = f"Use {chosen.name}: {_result(chosen)} of training, the best accuracy."
-    else:
-        text = f"Use {chosen.name}: {_result(chosen)} of training, the fastest within 0.1 points of the best accuracy"
-        text += f" ({_result(best)}: {best.name})."
     return Answer(text, _notes(comparison, chosen), chosen)
 
 

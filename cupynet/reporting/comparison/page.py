@@ -44,7 +44,6 @@ def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> b
         tiles=_tiles(comparison),
         head=[column.title.split("\n") for column in table],
         rows=rows[: len(groups)],
-        speed_up=any("speed_up" in group.figures for group in groups),
         charts=figures,
         missing=missing,
         grid=_grid(comparison),
