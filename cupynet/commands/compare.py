@@ -23,7 +23,6 @@ from cupynet.reporting.comparison.page import compare_page
 from cupynet.reporting.comparison.runs import find, is_run
 from cupynet.reporting.comparison.table import FIGURES, FRONT, columns, in_order
 
-PAGE = "compare.html"
 EXAMPLES = """\
 examples:
   cupynet compare outputs/latest        (after a sweep, that sweep)
@@ -66,7 +65,7 @@ def _compare(arguments: argparse.Namespace) -> None:
         _print(comparison, len(groups), table, found)
     if arguments.csv is not None:
         write_whole(arguments.csv, as_csv(table).encode())
-    path = Path(arguments.html or f"{arguments.folders[0]}/{PAGE}")
+    path = Path(arguments.html or f"{arguments.folders[0]}/compare.html")
     if arguments.html or (len(arguments.folders) == 1 and path.parent.is_dir() and not is_run(path.parent)):
         write_whole(path, compare_page(comparison, groups, path.parent))
         if not arguments.json:

@@ -102,7 +102,8 @@ class Checkpoints:
             _flush(self.folder)
             shutil.rmtree(old, ignore_errors=True)
         except (OSError, OutputError) as error:
-            raise OutputError(f"{path}: the checkpoint cannot be written ({error})") from error
+            why = getattr(error.__cause__ or error, "strerror", error)
+            raise OutputError(f"{path}: the checkpoint cannot be written ({why})") from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return path

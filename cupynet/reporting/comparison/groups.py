@@ -18,7 +18,6 @@ IDLE = (
     *(f"callbacks.{name}" for name in ("history", "progress", "report", "checkpoint")),
 )  # fmt: skip
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975)
-ABSENT = "-"
 
 
 @dataclass
@@ -131,7 +130,7 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 def _text(run: ComparedRun, key: str) -> str:
     """Return a setting, or the file of a group, as on the command line."""
-    value: Any = run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
+    value: Any = run.choices[key] if key in run.choices else run.settings.get(key, "-")
     if not isinstance(value, str):
         value = json.dumps(value, default=str, sort_keys=True, separators=(",", ":"))
     return printable(one_line(value))
