@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -52,111 +53,120 @@ class Rule:
     """The step of an optimizer.
 
     Attributes:
-        name: a backend that has kernels of this name uses them; else `step` runs as array code.
+        name: the optimizer's, and that of its kernels.
         states: the names of the optimizer's vectors.
         step: (xp, move, g, *states) -> the step. It updates the vectors in place, and may change g.
         moves: True to move the weights at once. If False, the step and the decay of the weight, without the learning
             rate, replace the gradient.
+        formula: the same as a function without effects, for arrays and in compiled loops, see `RULES`.
     """
 
     name: str
     states: tuple[str, ...]
     step: Callable[..., Array]
     moves: bool = True
+    formula: Callable[..., tuple[Any, ...]] | None = None
 
 
-def _sgd(xp: ModuleType, move: Move, g: Array) -> Array:
-    return move.rate * g
+# Formulas: (numbers, g, *states) -> (step, *new states). Numbers: the learning rate, `Move.numbers`, `Move.factors`.
 
 
-def _momentum(xp: ModuleType, move: Move, g: Array, v: Array) -> Array:
-    v *= move.factors[0]
-    v -= move.rate * g
-    return -v
+def _sgd(numbers: Any, g: Any) -> tuple[Any, ...]:
+    return (numbers[0] * g,)
 
 
-def _nesterov(xp: ModuleType, move: Move, g: Array, v: Array) -> Array:
-    v *= move.factors[0]
-    v -= move.rate * g
-    return move.rate * g - move.factors[0] * v
+def _momentum(numbers: Any, g: Any, v: Any) -> tuple[Any, ...]:
+    v = numbers[4] * v - numbers[0] * g
+    return -v, v
 
 
-def _forgetting(mean: Array, share: float, value: Array) -> None:
-    """mean += share · (value - mean); in place."""
-    mean += share * (value - mean)
+def _nesterov(numbers: Any, g: Any, v: Any) -> tuple[Any, ...]:
+    own = numbers[0] * g
+    v = numbers[4] * v - own
+    return own - numbers[4] * v, v
 
 
-def _adam(xp: ModuleType, move: Move, g: Array, m: Array, v: Array) -> Array:
-    (first, second, _), (of_mean, of_squares, epsilon) = move.numbers, move.factors
-    _forgetting(m, of_mean, g)
-    _forgetting(v, of_squares, g * g)
-    return move.rate * (first * m) / (xp.sqrt(v) * second + epsilon)
+def _adam(numbers: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
+    rate, first, second, _, of_mean, of_squares, epsilon = numbers
+    m = m + of_mean * (g - m)
+    v = v + of_squares * (g * g - v)
+    return rate * (first * m) / (np.sqrt(v) * second + epsilon), m, v
 
 
-def _nadam(xp: ModuleType, move: Move, g: Array, m: Array, v: Array) -> Array:
-    (first, second, third), (of_mean, of_squares, epsilon) = move.numbers, move.factors
-    _forgetting(m, of_mean, g)
-    _forgetting(v, of_squares, g * g)
-    return move.rate * (first * m + second * g) / (xp.sqrt(v) * third + epsilon)
+def _nadam(numbers: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
+    rate, first, second, third, of_mean, of_squares, epsilon = numbers
+    m = m + of_mean * (g - m)
+    v = v + of_squares * (g * g - v)
+    return rate * (first * m + second * g) / (np.sqrt(v) * third + epsilon), m, v
 
 
-def _amsgrad(xp: ModuleType, move: Move, g: Array, m: Array, v: Array, largest: Array) -> Array:
-    (first, second, _), (of_mean, of_squares, epsilon) = move.numbers, move.factors
-    _forgetting(m, of_mean, g)
-    _forgetting(v, of_squares, g * g)
-    xp.maximum(largest, v, out=largest)
-    return move.rate * (first * m) / (xp.sqrt(largest) * second + epsilon)
+def _amsgrad(numbers: Any, g: Any, m: Any, v: Any, largest: Any) -> tuple[Any, ...]:
+    rate, first, second, _, of_mean, of_squares, epsilon = numbers
+    m = m + of_mean * (g - m)
+    v = v + of_squares * (g * g - v)
+    largest = np.maximum(largest, v)
+    return rate * (first * m) / (np.sqrt(largest) * second + epsilon), m, v, largest
 
 
-def _adamax(xp: ModuleType, move: Move, g: Array, m: Array, largest: Array) -> Array:
-    (first, _, _), (of_mean, keeps, epsilon) = move.numbers, move.factors
-    _forgetting(m, of_mean, g)
-    xp.maximum(keeps * largest, abs(g) + epsilon, out=largest)
-    return move.rate * (first * m) / largest
+def _adamax(numbers: Any, g: Any, m: Any, largest: Any) -> tuple[Any, ...]:
+    rate, first, _, _, of_mean, keeps, epsilon = numbers
+    m = m + of_mean * (g - m)
+    largest = np.maximum(keeps * largest, abs(g) + epsilon)
+    return rate * (first * m) / largest, m, largest
 
 
-def _adagrad(xp: ModuleType, move: Move, g: Array, squares: Array) -> Array:
-    squares += g * g
-    return move.rate * g / (xp.sqrt(squares) + move.factors[0])
+def _adagrad(numbers: Any, g: Any, squares: Any) -> tuple[Any, ...]:
+    squares = squares + g * g
+    return numbers[0] * g / (np.sqrt(squares) + numbers[4]), squares
 
 
-def _rmsprop(xp: ModuleType, move: Move, g: Array, squares: Array) -> Array:
-    of_squares, epsilon, _ = move.factors
-    _forgetting(squares, of_squares, g * g)
-    return move.rate * g / (xp.sqrt(squares) + epsilon)
+def _rmsprop(numbers: Any, g: Any, squares: Any) -> tuple[Any, ...]:
+    squares = squares + numbers[4] * (g * g - squares)
+    return numbers[0] * g / (np.sqrt(squares) + numbers[5]), squares
 
 
-def _adadelta(xp: ModuleType, move: Move, g: Array, squares: Array, steps: Array) -> Array:
-    share, epsilon, _ = move.factors
-    _forgetting(squares, share, g * g)
-    step = xp.sqrt(steps + epsilon) / xp.sqrt(squares + epsilon) * g
-    _forgetting(steps, share, step * step)
-    return move.rate * step
+def _adadelta(numbers: Any, g: Any, squares: Any, steps: Any) -> tuple[Any, ...]:
+    rate, _, _, _, share, epsilon, _ = numbers
+    squares = squares + share * (g * g - squares)
+    step = np.sqrt(steps + epsilon) / np.sqrt(squares + epsilon) * g
+    return rate * step, squares, steps + share * (step * step - steps)
 
 
-def _lamb(xp: ModuleType, move: Move, g: Array, m: Array, v: Array) -> Array:
-    (first, second, _), (of_mean, of_squares, epsilon) = move.numbers, move.factors
-    _forgetting(m, of_mean, g)
-    _forgetting(v, of_squares, g * g)
-    return first * m / (xp.sqrt(v) * second + epsilon)
+def _lamb(numbers: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
+    _, first, second, _, of_mean, of_squares, epsilon = numbers
+    m = m + of_mean * (g - m)
+    v = v + of_squares * (g * g - v)
+    return first * m / (np.sqrt(v) * second + epsilon), m, v
 
 
-# Each has kernels of its name: in cpu/kernels/update.py (`UPDATES`) and in cuda/kernels/update.cu (a struct, and a
-# WITH_ line for the number of its vectors). tests/backend compares all three.
+def _rule(formula: Callable[..., tuple[Any, ...]], *states: str, moves: bool = True) -> Rule:
+    """Return the rule of a formula; its kernels have the formula's name."""
+
+    def step(xp: ModuleType, move: Move, g: Array, *vectors: Array) -> Array:
+        found, *changed = formula((move.rate, *move.numbers, *move.factors), g, *vectors)
+        for vector, new in zip(vectors, changed, strict=True):
+            vector[...] = new
+        return found
+
+    return Rule(formula.__name__.lstrip("_"), states, step, moves, formula)
+
+
+# numba compiles the formulas (cpu/kernels/update.py). cuda/kernels/update.cu has each once more, as a struct and a
+# WITH_ line for the number of its vectors. tests/optim/test_golden.py compares all with PyTorch.
 RULES = {
     rule.name: rule
     for rule in (
-        Rule("sgd", (), _sgd),
-        Rule("momentum", ("velocity",), _momentum),
-        Rule("nesterov", ("velocity",), _nesterov),
-        Rule("adam", ("mean", "squares"), _adam),
-        Rule("nadam", ("mean", "squares"), _nadam),
-        Rule("amsgrad", ("mean", "squares", "largest"), _amsgrad),
-        Rule("adamax", ("mean", "largest"), _adamax),
-        Rule("adagrad", ("squares",), _adagrad),
-        Rule("rmsprop", ("squares",), _rmsprop),
-        Rule("adadelta", ("squares", "steps"), _adadelta),
-        Rule("lamb", ("mean", "squares"), _lamb, moves=False),
+        _rule(_sgd),
+        _rule(_momentum, "velocity"),
+        _rule(_nesterov, "velocity"),
+        _rule(_adam, "mean", "squares"),
+        _rule(_nadam, "mean", "squares"),
+        _rule(_amsgrad, "mean", "squares", "largest"),
+        _rule(_adamax, "mean", "largest"),
+        _rule(_adagrad, "squares"),
+        _rule(_rmsprop, "squares"),
+        _rule(_adadelta, "squares", "steps"),
+        _rule(_lamb, "mean", "squares", moves=False),
     )
 }
 

@@ -14,22 +14,24 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+from cupynet.backend import update_rules
 from cupynet.backend.cpu.kernels.cache import keep
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
-SOURCES = hashlib.sha256(b"".join(p.read_bytes() for p in sorted(Path(__file__).parent.glob("*.py")))).hexdigest()[:8]
+FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(update_rules.__file__)]  # that kernels are built from
+SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdigest()[:8]
 
 
 def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
-    The cache file of a kernel that closes over constants is named after them and a hash of this folder. numba numbers
+    The cache file of a kernel that closes over constants is named after them and a hash of `FILES`. numba numbers
     files of the same name, so one process would load what another compiled at the same time; and it checks only the
     kernel's own file for changes, not the files that the kernel is built from (`vectors`).
     """
     if function.__closure__:
-        constants = (str(cell.cell_contents) for cell in function.__closure__)
+        constants = (getattr(cell.cell_contents, "__name__", str(cell.cell_contents)) for cell in function.__closure__)
         function.__qualname__ = "-".join((function.__qualname__, *constants, SOURCES))
     compile_ = numba.njit(
         nogil=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}

@@ -1,4 +1,4 @@
-"""The update rules of `cupynet.backend.update_rules` as compiled loops, in one pass."""
+"""The formulas of `cupynet.backend.update_rules` as compiled loops, in one pass; means, norms and clipping."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import inlined, kernel
+from cupynet.backend.update_rules import RULES
 
 # Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `Move.in_order`.
 
@@ -30,148 +31,62 @@ def slope(g: Any, w: Any, numbers: Any) -> Any:
 
 
 @inlined
-def move(weight: Array, grad: Array, i: int, step: Any, numbers: Any) -> None:
-    """w -= step + rate · decay · w; g = 0."""
+def move(weight: Array, grad: Array, i: int, step: Any, numbers: Any, moves: bool) -> None:
+    """w -= step + rate · decay · w and g = 0; or g = step + decay · w."""
     rate, decay = numbers[0], numbers[8]
-    weight[i] -= step + rate * decay * weight[i]
-    grad[i] = 0
+    if moves:
+        weight[i] -= step + rate * decay * weight[i]
+        grad[i] = 0
+    else:
+        grad[i] = step + decay * weight[i] if decay != 0 else step
 
 
-@kernel
-def sgd(weight: Array, grad: Array, numbers: Any) -> None:
-    """rate · g."""
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        move(weight, grad, i, numbers[0] * g, numbers)
+def _without_states(formula: Callable[..., Any], moves: bool) -> Callable[..., None]:
+    @kernel
+    def update(weight: Array, grad: Array, numbers: Any) -> None:
+        for i in range(weight.size):
+            (step,) = formula(numbers[:4] + numbers[9:], slope(grad[i], weight[i], numbers))
+            move(weight, grad, i, step, numbers, moves)
+
+    return update
 
 
-@kernel
-def momentum(weight: Array, grad: Array, velocity: Array, numbers: Any) -> None:
-    """-v, with v = a · v - rate · g."""
-    for i in range(weight.size):
-        v = numbers[9] * velocity[i] - numbers[0] * slope(grad[i], weight[i], numbers)
-        velocity[i] = v
-        move(weight, grad, i, -v, numbers)
+def _with_one(formula: Callable[..., Any], moves: bool) -> Callable[..., None]:
+    @kernel
+    def update(weight: Array, grad: Array, first: Array, numbers: Any) -> None:
+        for i in range(weight.size):
+            g = slope(grad[i], weight[i], numbers)
+            step, first[i] = formula(numbers[:4] + numbers[9:], g, first[i])
+            move(weight, grad, i, step, numbers, moves)
+
+    return update
 
 
-@kernel
-def nesterov(weight: Array, grad: Array, velocity: Array, numbers: Any) -> None:
-    """rate · g - a · v, with v as above."""
-    for i in range(weight.size):
-        step = numbers[0] * slope(grad[i], weight[i], numbers)
-        v = numbers[9] * velocity[i] - step
-        velocity[i] = v
-        move(weight, grad, i, step - numbers[9] * v, numbers)
+def _with_two(formula: Callable[..., Any], moves: bool) -> Callable[..., None]:
+    @kernel
+    def update(weight: Array, grad: Array, first: Array, second: Array, numbers: Any) -> None:
+        for i in range(weight.size):
+            g = slope(grad[i], weight[i], numbers)
+            step, first[i], second[i] = formula(numbers[:4] + numbers[9:], g, first[i], second[i])
+            move(weight, grad, i, step, numbers, moves)
+
+    return update
 
 
-@kernel
-def adam(weight: Array, grad: Array, mean: Array, squares: Array, numbers: Any) -> None:
-    """rate · first · m / (sqrt(v) · second + c)."""
-    rate, first, second, _, _, _, _, _, _, a, b, c = numbers
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        m = mean[i] + a * (g - mean[i])
-        v = squares[i] + b * (g * g - squares[i])
-        mean[i] = m
-        squares[i] = v
-        move(weight, grad, i, rate * (first * m) / (np.sqrt(v) * second + c), numbers)
+def _with_three(formula: Callable[..., Any], moves: bool) -> Callable[..., None]:
+    @kernel
+    def update(weight: Array, grad: Array, first: Array, second: Array, third: Array, numbers: Any) -> None:
+        for i in range(weight.size):
+            g = slope(grad[i], weight[i], numbers)
+            step, first[i], second[i], third[i] = formula(numbers[:4] + numbers[9:], g, first[i], second[i], third[i])
+            move(weight, grad, i, step, numbers, moves)
+
+    return update
 
 
-@kernel
-def nadam(weight: Array, grad: Array, mean: Array, squares: Array, numbers: Any) -> None:
-    """rate · (first · m + second · g) / (sqrt(v) · third + c)."""
-    rate, first, second, third, _, _, _, _, _, a, b, c = numbers
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        m = mean[i] + a * (g - mean[i])
-        v = squares[i] + b * (g * g - squares[i])
-        mean[i] = m
-        squares[i] = v
-        move(weight, grad, i, rate * (first * m + second * g) / (np.sqrt(v) * third + c), numbers)
-
-
-@kernel
-def amsgrad(weight: Array, grad: Array, mean: Array, squares: Array, largest: Array, numbers: Any) -> None:
-    """rate · first · m / (sqrt(max v) · second + c)."""
-    rate, first, second, _, _, _, _, _, _, a, b, c = numbers
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        m = mean[i] + a * (g - mean[i])
-        v = squares[i] + b * (g * g - squares[i])
-        mean[i] = m
-        squares[i] = v
-        h = largest[i]
-        h = h if v <= h else v
-        largest[i] = h
-        move(weight, grad, i, rate * (first * m) / (np.sqrt(h) * second + c), numbers)
-
-
-@kernel
-def adamax(weight: Array, grad: Array, mean: Array, largest: Array, numbers: Any) -> None:
-    """rate · first · m / u, with u = max(b · u, |g| + c)."""
-    rate, first, _, _, _, _, _, _, _, a, b, c = numbers
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        m = mean[i] + a * (g - mean[i])
-        mean[i] = m
-        u, size = b * largest[i], abs(g) + c
-        u = u if size <= u else size
-        largest[i] = u
-        move(weight, grad, i, rate * (first * m) / u, numbers)
-
-
-@kernel
-def adagrad(weight: Array, grad: Array, squares: Array, numbers: Any) -> None:
-    """rate · g / (sqrt(sum of g²) + a)."""
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        h = squares[i] + g * g
-        squares[i] = h
-        move(weight, grad, i, numbers[0] * g / (np.sqrt(h) + numbers[9]), numbers)
-
-
-@kernel
-def rmsprop(weight: Array, grad: Array, squares: Array, numbers: Any) -> None:
-    """rate · g / (sqrt(s) + b)."""
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        s = squares[i] + numbers[9] * (g * g - squares[i])
-        squares[i] = s
-        move(weight, grad, i, numbers[0] * g / (np.sqrt(s) + numbers[10]), numbers)
-
-
-@kernel
-def adadelta(weight: Array, grad: Array, squares: Array, steps: Array, numbers: Any) -> None:
-    """rate · d, with d = sqrt(u + b) / sqrt(s + b) · g, and u the mean of d²."""
-    rate, share, epsilon = numbers[0], numbers[9], numbers[10]
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        s = squares[i] + share * (g * g - squares[i])
-        squares[i] = s
-        step = np.sqrt(steps[i] + epsilon) / np.sqrt(s + epsilon) * g
-        steps[i] += share * (step * step - steps[i])
-        move(weight, grad, i, rate * step, numbers)
-
-
-@kernel
-def lamb(weight: Array, grad: Array, mean: Array, squares: Array, numbers: Any) -> None:
-    """g = first · m / (sqrt(v) · second + c) + decay · w; weights stay."""
-    _, first, second, _, _, _, _, _, decay, a, b, c = numbers
-    for i in range(weight.size):
-        g = slope(grad[i], weight[i], numbers)
-        m = mean[i] + a * (g - mean[i])
-        v = squares[i] + b * (g * g - squares[i])
-        mean[i] = m
-        squares[i] = v
-        step = first * m / (np.sqrt(v) * second + c)
-        if decay != 0:
-            step += decay * weight[i]
-        grad[i] = step
-
-
-UPDATES: dict[str, Callable[..., None]] = {
-    function.__name__: function
-    for function in (sgd, momentum, nesterov, adam, nadam, amsgrad, adamax, adagrad, rmsprop, adadelta, lamb)
+BY_STATES = (_without_states, _with_one, _with_two, _with_three)
+UPDATES = {
+    rule.name: BY_STATES[len(rule.states)](inlined(rule.formula), rule.moves) for rule in RULES.values() if rule.formula
 }
 
 
