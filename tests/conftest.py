@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cupynet.backend import cuda
+from cupynet.backend.cuda import gpus
 from cupynet.backend.select import device_count
 from tests.standin import installed, machine
 from tests.support.backends import GPU, ON_DEVICES
@@ -62,13 +62,13 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """
     if not GPU or any(item.get_closest_marker(mark) for mark in ("gpu", "multi_gpu")):
         return (yield)
-    real, at_first = cuda.probe, machine.switched_on()
+    real, at_first = gpus.probe, machine.switched_on()
 
     def probe(device: int = 0) -> str | None:
         return HIDDEN if machine.switched_on() is at_first else real(device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda, "probe", probe)
+        patch.setattr(gpus, "probe", probe)
         patch.setenv("CUDA_VISIBLE_DEVICES", "")
         return (yield)
 

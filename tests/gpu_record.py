@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cupynet.backend import cuda
+from cupynet.backend.cuda import gpus
 from cupynet.bench import records
 
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # pytest's outcomes; error: in a fixture
@@ -21,7 +21,7 @@ COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # pyte
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput"):
         return
-    fault = cuda.probe()
+    fault = gpus.probe()
     if fault is not None:
         raise pytest.UsageError(f"no GPU can be used: {fault}")
     config.pluginmanager.register(Recorder())

@@ -4,11 +4,10 @@ from cupynet.backend.backend import Backend
 from cupynet.backend.controls import Control, Scaling
 from cupynet.backend.device import Device
 from cupynet.backend.environment import available_cores, cpu_model, environment, memory, usable_cores
-from cupynet.backend.fusion import Convolution, FusedPair, MaxPool
-from cupynet.backend.pixels import FRACTIONS, PixelScale
+from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.select import create_backend, device_count, select_backend
-from cupynet.backend.transfer import HostData, Shared, Transfer
+from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.update_rules import RULES, Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, Workspace
@@ -27,7 +26,6 @@ __all__ = [
     "HostData",
     "Layers",
     "Loans",
-    "MaxPool",
     "Move",
     "FusedPair",
     "PixelScale",

@@ -11,18 +11,19 @@ are C-contiguous, activations in `policy.storage`. Weight gradients are accumula
 
 from __future__ import annotations
 
-from cupynet.backend.fusion import FusedPair, Operation
+from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.reference.dropout import DropoutOps
 from cupynet.backend.reference.loss import LossOps
 from cupynet.backend.reference.norm import NormOps
 from cupynet.backend.reference.pool import PoolOps
 from cupynet.backend.reference.update import UpdateOps
+from cupynet.backend.window import Window
 
 
 class Backend(ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOps):
     """A device with every operation of the reference."""
 
-    def fused_pair(self, first: Operation, second: Operation) -> FusedPair | None:
-        """Both operations as one, or None if this backend has none; called when a network is built."""
+    def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
+        """The convolution and its max-pool as one, or None if they stay two; called when a network is built."""
         return None

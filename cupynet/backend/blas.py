@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import threading
 import weakref
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -36,51 +35,24 @@ def threads_now() -> int:
 class Limit(AbstractContextManager["Limit"]):
     """Limits BLAS to `threads` threads, in the whole process, until `close`; a context manager.
 
-    The lowest of several limits applies, in whatever order they are closed. After the last one, BLAS has the threads
-    that it had before the first. A limit that is garbage-collected is closed.
+    Then BLAS has the threads that it had before. A limit that is garbage-collected is closed.
     """
 
-    _held: ClassVar[list[int]] = []  # the threads of each limit that is not closed
-    _before: ClassVar[Any] = None  # restores the threads from before the first limit
-    _lock: ClassVar[threading.RLock] = threading.RLock()  # reentrant: garbage is collected at any moment
-
     def __init__(self, threads: int) -> None:
-        threads = integer("threads", threads, 1)
-        with self._lock:
-            if not self._held:
-                Limit._before = threadpool_limits(threads, user_api="blas")
-            self._held.append(threads)
-            self._apply()
-        self.close = weakref.finalize(self, Limit._release, threads)
+        before = threadpool_limits(integer("threads", threads, 1), user_api="blas")
+        self.close = weakref.finalize(self, before.restore_original_limits)
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @classmethod
-    def _release(cls, threads: int) -> None:
-        with cls._lock:
-            cls._held.remove(threads)
-            cls._apply()
-
-    @classmethod
-    def _apply(cls) -> None:
-        if cls._held:
-            threadpool_limits(min(cls._held), user_api="blas")
-        else:
-            cls._before.restore_original_limits()
-
 
 def description() -> str:
-    """Describe the BLAS of NumPy, such as `OpenBLAS 0.3.31, SkylakeX kernels`."""
+    """Describe the BLAS of NumPy, such as `openblas 0.3.31, SkylakeX kernels`."""
     # NumPy's own library, or the first: SciPy brings another one
     info = min(_libraries(), key=lambda info: "numpy" not in str(info.get("filepath")), default={})
-    api = info.get("internal_api")
-    if api is None:
-        return "of an unknown kind"
-    name = {"openblas": "OpenBLAS", "mkl": "MKL", "blis": "BLIS", "flexiblas": "FlexiBLAS"}.get(api, api)
     version = ".".join(str(info.get("version") or "").split(".")[:3])
     kernels = f", {info['architecture']} kernels" if info.get("architecture") else ""
-    return f"{name} {version}".rstrip() + kernels
+    return f"{info.get('internal_api', 'unknown')} {version}".rstrip() + kernels
 
 
 def _libraries() -> list[dict[str, Any]]:

@@ -12,9 +12,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.environment import memory
-from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.transfer import HostData, Shared, Transfer
+from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
 from cupynet.core.checks import amount, one_line
@@ -30,12 +29,10 @@ class Failure:
     Attributes:
         text: a message that names the device, and the remedy if there is exactly one.
         of_memory: True if it is out of memory: it can still do what needs less.
-        limited_by: the setting that limits its memory pool; "" if there is none.
     """
 
     text: str
     of_memory: bool
-    limited_by: str = ""
 
 
 class Device:

@@ -1,6 +1,6 @@
-"""Pairs of operations that a backend may compute as one, faster than one after the other.
+"""A convolution and its max-pool, which a backend may compute as one, faster than one after the other.
 
-A layer describes its operation (`Convolution`, `MaxPool`); `Backend.fused_pair` returns a `FusedPair` or None.
+The layer describes its `Convolution`; `Backend.fused_pair` returns a `FusedPair` or None.
 """
 
 from __future__ import annotations
@@ -30,21 +30,11 @@ class Convolution:
     groups: int = 1
 
 
-@dataclass(frozen=True)
-class MaxPool:
-    """A max-pool; it has no weights."""
-
-    window: Window
-
-
-Operation: TypeAlias = Convolution | MaxPool
-
-
 class FusedPair:
-    """Two operations as one; weights and gradients are those of the first operation, then of the second.
+    """A convolution and its max-pool as one operation; weights and gradients are those of the convolution.
 
     Attributes:
-        activates: True if both passes include the activation of the first operation; else the layer applies it to the
+        activates: True if both passes include the activation of the convolution; else the layer applies it to the
             output.
     """
 

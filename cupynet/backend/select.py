@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
@@ -64,22 +63,18 @@ def create_backend(
         tf32: True if cupy multiplies floats in TF32, with 10 bits of mantissa.
 
     Raises:
-        ConfigError: there is no such backend or dtype, CuPy is not installed, a size is out of range, or tf32 is set on
-            a CPU or in another precision than float.
+        ConfigError: there is no such backend or dtype, a size is out of range, or tf32 is set on a CPU or in another
+            precision than float.
+        ImportError: CuPy or numba is not installed.
     """
     checks.one_of("backend", name, ("auto", *BACKENDS))
     if name == "auto":
         name, _ = select_backend()
     checks.tf32_products("tf32", tf32, name, dtype)
     if name == "cupy":
-        from cupynet.backend.cuda import CupyBackend
+        from cupynet.backend.cuda.backend import CupyBackend
 
-        try:
-            return CupyBackend(dtype, device, max_block_size, max_grid_size, tf32=tf32)
-        except ImportError as error:
-            raise ConfigError(
-                f"backend=cupy: CuPy is not installed ({error}): {CUPY}; backend=auto uses what works here"
-            ) from error
+        return CupyBackend(dtype, device, max_block_size, max_grid_size, tf32=tf32)
     if name == "numba":
         from cupynet.backend.cpu.numba_backend import Numba16Backend, NumbaBackend  # numba is imported only if used
 
@@ -92,20 +87,18 @@ def device_count(name: str) -> int:
     """Return the number of devices of a backend; 0 on a CPU."""
     if name != "cupy":
         return 0
-    from cupynet.backend import cuda
+    from cupynet.backend.cuda import gpus
 
-    return cuda.device_count()
+    return gpus.device_count()
 
 
 def _missing(name: str, device: int) -> str | None:
     """Return why a backend cannot be used here, or None; cupy is tried on one device."""
     if name == "cupy":
-        from cupynet.backend import cuda
+        from cupynet.backend.cuda import gpus
 
-        return cuda.probe(device)
+        return gpus.probe(device)
     if name == "numba":
-        if importlib.util.find_spec("numba") is None:
-            return "numba is not installed"
         try:
             importlib.import_module("cupynet.backend.cpu.kernels.jit")
         except (ImportError, RuntimeError) as error:  # numba is too old for this NumPy

@@ -1,4 +1,4 @@
-"""Copies of rows of a data set to a device, as batches.
+"""Copies of rows of a data set to a device, as batches, and the scaling of their pixels.
 
 `Transfer` makes each batch in new memory; cuda/transfer.py has the subclass for GPUs.
 """
@@ -7,18 +7,52 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.pixels import FRACTIONS, PixelScale
 
 if TYPE_CHECKING:
     from cupynet.backend.device import Device
 
 Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same number of images, augmented
+
+
+@dataclass(frozen=True)
+class PixelScale:
+    """(pixel / 255 - mean[c]) / deviation[c] of a pixel from 0 to 255 in channel c; one number applies to all channels.
+
+    Computed as pixel · scale[c] + shift[c]. By default pixels become fractions from 0 to 1.
+    """
+
+    mean: tuple[float, ...] = (0.0,)
+    deviation: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def of(cls, mean: Sequence[float], deviation: Sequence[float]) -> PixelScale:
+        """Return the scaling of pixels with this mean and deviation (fractions, by channel) to 0 and 1."""
+        return cls(tuple(map(float, mean)), tuple(map(float, deviation)))
+
+    @cached_property
+    def scale(self) -> tuple[float, ...]:
+        """The factor of pixels in each channel."""
+        return tuple(1 / 255 / deviation for deviation in self.deviation)
+
+    @cached_property
+    def shift(self) -> tuple[float, ...]:
+        """The shift of scaled pixels in each channel."""
+        return tuple(-mean / deviation for mean, deviation in zip(self.mean, self.deviation, strict=True))
+
+    def normalization(self) -> dict[str, list[float]] | None:
+        """Mean and deviation by name; None for fractions."""
+        return None if self == FRACTIONS else {"mean": list(self.mean), "deviation": list(self.deviation)}
+
+
+FRACTIONS = PixelScale()
 
 
 class HostData(NamedTuple):
@@ -43,13 +77,11 @@ class Shared:
     Attributes:
         lock: held while entries are looked up, created or removed.
         kept: the entries, as long as a worker uses them; backends choose the keys.
-        streams: by device, the stream of its entries.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.kept: WeakValueDictionary[Any, Any] = WeakValueDictionary()
-        self.streams: dict[int, Any] = {}
 
 
 class Transfer:

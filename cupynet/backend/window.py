@@ -46,8 +46,8 @@ class Window:
 
     @property
     def place_dtype(self) -> np.dtype[Any]:
-        """The smallest integer type that numbers the places of the window."""
-        return np.dtype(np.uint8 if self.places <= 256 else np.int32)
+        """The smallest integer type that numbers the places of the window, and none of them (cuda/kernels/pool.cu)."""
+        return np.dtype(np.uint8 if self.places <= 255 else np.int32)
 
     @property
     def pads(self) -> bool:
@@ -62,19 +62,6 @@ class Window:
         """Return the number of windows in such an image, (H', W'); 0 or less if none fits."""
         padded, extent = self.padded(height, width), self.extent
         rows, cols = ((padded[i] - extent[i]) // self.stride[i] + 1 for i in (0, 1))
-        return rows, cols
-
-    def pixels(self, height: int, width: int) -> tuple[list[int], list[int]]:
-        """Return the rows of the image that each window down sees, and the columns that each window across sees."""
-        sizes, counts = (height, width), self.output(height, width)
-        rows, cols = (
-            [
-                min(at * self.stride[i] - self.padding[i][0] + self.kernel[i], sizes[i])
-                - max(at * self.stride[i] - self.padding[i][0], 0)
-                for at in range(counts[i])
-            ]
-            for i in (0, 1)
-        )
         return rows, cols
 
     def fits(self, height: int, width: int) -> bool:

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from cupynet.backend import cuda
+from cupynet.backend.cuda import gpus
 from cupynet.backend.environment import commit, environment
 from cupynet.core.files import write_json
 
@@ -15,8 +15,8 @@ RECORDS = Path("outputs/records")
 
 
 def where(device: int = 0) -> dict[str, Any]:
-    """Return the device, CUDA versions, commit, machine and date. Call after `cuda.probe` has returned None."""
-    there = cuda.inventory()
+    """Return the device, CUDA versions, commit, machine and date. Call after `gpus.probe` has returned None."""
+    there = gpus.inventory()
     return {
         "device": there["devices"][device],
         "cuda": {name: there[name] for name in ("cupy", "driver", "runtime", "nccl")},

@@ -102,14 +102,14 @@ def check_cpu(settings: Sequence[str]) -> Iterator[Finding]:
 
 def check_gpu(settings: Sequence[str]) -> Iterator[Finding]:
     """Check CuPy, each GPU, and NCCL."""
-    from cupynet.backend import cuda
+    from cupynet.backend.cuda import gpus
 
-    fault = cuda.probe()
+    fault = gpus.probe()
     if fault is not None:
         remedy = ": pip install 'cupynet[cuda12x]' or 'cupynet[cuda13x]', by the CUDA that nvidia-smi shows"
         yield Finding("gpu", "note", fault + (remedy if shutil.which("nvidia-smi") else ", and no nvidia-smi"))
         return
-    found = cuda.inventory()
+    found = gpus.inventory()
     nccl = found["nccl"] or "is missing: several GPUs are averaged on the first of them, or on the host"
     yield Finding("cupy", "ok", f"{found['cupy']}, CUDA {found['runtime']}, driver for CUDA {found['driver']}")
     yield Finding("nccl", "ok" if found["nccl"] else "note", nccl)

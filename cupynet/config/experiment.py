@@ -240,9 +240,9 @@ class Experiment:
         ranks = placement.ranks if self.job is None else self.job.on_machine
         replicas, pixels = -(-ranks // placement.stages), network.input.features
         if placement.devices:
-            from cupynet.backend import cuda
+            from cupynet.backend.cuda import gpus
 
-            limit: tuple[int, str] | None = (cuda.memory(self.devices()), "the device has")
+            limit: tuple[int, str] | None = (gpus.memory(self.devices()), "the device has")
             needed = {use: replicas * size // len(placement.devices) for use, size in replica.items()}
         else:
             limit, counts = memory(), self.source.expected()
@@ -329,18 +329,17 @@ class Experiment:
         """Set the limit of the memory pools of the GPUs in use, or remove the limit of an earlier job."""
         limit, devices = self.settings.memory.device_pool_limit, self.devices()
         if devices:
-            from cupynet.backend import cuda
+            from cupynet.backend.cuda import gpus
 
-            setting = f"memory.device_pool_limit={limit}"
-            cuda.limit_pools(devices, None if limit is None else size(limit, share=True), setting)
+            gpus.limit_pools(devices, None if limit is None else size(limit, share=True))
 
     def release_memory(self) -> None:
         """Return the memory of a finished run to the system."""
         gc.collect()  # models have reference cycles
         if self.devices():
-            from cupynet.backend import cuda
+            from cupynet.backend.cuda import gpus
 
-            cuda.trim_pools(self.devices(), 0, 0)
+            gpus.trim_pools(self.devices(), 0, 0)
 
     def pools(self) -> list[Callback]:
         """Return the callback that watches and trims the memory pools of GPUs; none on a CPU."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cupynet.backend import Backend, Convolution, FusedPair, MaxPool
+from cupynet.backend import Backend, Convolution, FusedPair
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
@@ -108,7 +108,7 @@ class Conv2D(Layer):
             return None
         height, width, channels = self.input.shape
         conv = Convolution((height, width, channels), self.filters, self.window, self.activation, self.groups)
-        pair = self.backend.fused_pair(conv, MaxPool(following.window))
+        pair = self.backend.fused_pair(conv, following.window)
         return None if pair is None else ConvMaxPool(self, following, pair)
 
     def multiply_adds(self) -> int:

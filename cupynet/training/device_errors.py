@@ -34,18 +34,17 @@ def translate_device_errors(
         notes = getattr(error, "__notes__", None) or [f"worker {rank}"]
         for each in causes(error):
             traceback.clear_frames(each.__traceback__)
-        remedy = _remedy(placement, rank, batch_size, failure.limited_by) if failure.of_memory else ""
+        remedy = _remedy(placement, rank, batch_size) if failure.of_memory else ""
         translated = DeviceError(failure.text + remedy)
         for note in notes:
             annotate(translated, note)
         raise translated from None
 
 
-def _remedy(placement: Placement, rank: int, batch_size: int | None, limited_by: str) -> str:
+def _remedy(placement: Placement, rank: int, batch_size: int | None) -> str:
     """Return what uses the device's memory, and what to lower."""
     device = placement.device(rank)
     # the devices of other processes are unknown here
     workers = 1 if placement.seats else sum(placement.device(each) == device for each in range(placement.ranks))
     size = "" if batch_size is None else f"batch_size={batch_size}, "
-    more = f", or raise {limited_by}" if limited_by else ""
-    return f"; {size}workers there: {workers}; lower batch_size, workers or dtype{more}"
+    return f"; {size}workers there: {workers}; lower batch_size, workers or dtype"

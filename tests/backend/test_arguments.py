@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import RULES, Backend, Convolution, MaxPool, Move, Window, create_backend
+from cupynet.backend import RULES, Backend, Move, Window, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import Activation, Backward, Context, Conv2D, Dense, Image, Model, Sequential
 from tests.support.backends import every_backend
@@ -97,12 +97,3 @@ def test_no_images_of_none(name: str) -> None:
     backend = create_backend(name, "float")
     for images in (np.zeros((0, 2, 2, 1), np.uint8), np.zeros((3, 2, 2, 1), np.uint8)):
         assert backend.load_images(images, np.zeros(0, np.int64)).shape == (0, 2, 2, 1)
-
-
-def test_images_that_kernels_cannot_number_are_not_fused() -> None:
-    """They number the values of a padded image in 32 bits; and nothing as large as an image is made before training."""
-    wide = Window((5, 5), padding=((20_000, 20_000), (20_000, 20_000)))
-    wider = Window((5, 5), padding=((30_000, 30_000), (30_000, 30_000)))
-    backend = create_backend("numba")
-    assert backend.fused_pair(Convolution((28, 28, 1), 4, wide), MaxPool(TWO)) is not None
-    assert backend.fused_pair(Convolution((28, 28, 1), 4, wider), MaxPool(TWO)) is None

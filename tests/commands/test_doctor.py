@@ -180,7 +180,7 @@ def gpu(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
     cupy.cuda.nccl = SimpleNamespace(get_version=lambda: 22703)
-    monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: None)
+    monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: None)
     return cupy
 
 
@@ -197,7 +197,7 @@ def test_without_nccl(gpu):
 
 
 def test_a_gpu_that_cannot_be_used(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("cupynet.backend.cuda.probe", lambda: "CuPy cannot run a kernel (no kernel image)")
+    monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: "CuPy cannot run a kernel (no kernel image)")
     (found,) = doctor.check_gpu([])
     assert found[:2] == ("gpu", "note") and "no kernel image" in found.text and "cupynet[cuda12x]" in found.text
     monkeypatch.setenv("PATH", "")

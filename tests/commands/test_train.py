@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cupynet.backend import cuda
+from cupynet.backend.cuda import gpus
 from cupynet.commands import evaluate, train
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import load_weights, save_weights
@@ -293,7 +293,7 @@ WRONG = {
 
 @pytest.mark.parametrize("override", BAD)
 def test_bad_input_is_refused_before_a_folder_exists(override, tmp_path):
-    if override == "backend=cupy" and cuda.probe() is None:
+    if override == "backend=cupy" and gpus.probe() is None:
         pytest.skip("this machine has a GPU")
     stdout, stderr = run(tmp_path, "data=synthetic", override, code=2)
     assert stderr.count("\n") == 1 and stderr.startswith("cupynet: ") and BAD[override] in stderr

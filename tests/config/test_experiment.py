@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend, cuda
+from cupynet.backend import create_backend
+from cupynet.backend.cuda import gpus
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Source
@@ -41,7 +42,7 @@ def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
 
 def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(cuda, "limit_pools", lambda *arguments: asked.append(arguments))
+    monkeypatch.setattr(gpus, "limit_pools", lambda *arguments: asked.append(arguments))
     experiment((1,), "memory.device_pool_limit=80%").limit_memory()
     experiment((1,)).limit_memory()
     assert asked == [([1], 0.8, "memory.device_pool_limit=80%"), ([1], None, "memory.device_pool_limit=None")]

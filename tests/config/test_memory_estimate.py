@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cupynet.backend import cuda
+from cupynet.backend.cuda import gpus
 from cupynet.config import experiment as experiment_module
 from cupynet.config.experiment import Experiment
 from cupynet.config.memory_estimate import output_values, replica_bytes
@@ -57,10 +57,10 @@ def test_the_use_that_needs_most_is_shown(override: str, use: str, monkeypatch: 
 def test_devices_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Experiment(settings_of("data=synthetic", "workers=4", "backend=numpy", "batch_size=100000"))
     one.placement = Placement(4, (0, 1))
-    monkeypatch.setattr(cuda, "memory", lambda devices: 10**9)
+    monkeypatch.setattr(gpus, "memory", lambda devices: 10**9)
     with pytest.raises(ConfigError, match=r"^batch_size=100000, 4 workers: .* the device has 1.0 GB"):
         one.check_memory()
-    monkeypatch.setattr(cuda, "memory", lambda devices: 10**12)
+    monkeypatch.setattr(gpus, "memory", lambda devices: 10**12)
     monkeypatch.setattr(experiment_module, "memory", lambda: (10**9, "this machine has"))
     one.check_memory()  # what is on the devices does not count here
 

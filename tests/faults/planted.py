@@ -200,7 +200,7 @@ REFERENCE = [
     Fault(
         "normalization-shift-not-divided",
         "reference",
-        "cupynet/backend/pixels.py",
+        "cupynet/backend/transfer.py",
         "return tuple(-mean / deviation for mean, deviation",
         "return tuple(-mean for mean, deviation",
         ("tests/data/test_normalize.py::test_batches_have_mean_0_and_deviation_1",),
@@ -294,9 +294,9 @@ KERNELS = [
     Fault(
         "kernel-depthwise-wrong-filter",
         "kernels",
-        "cupynet/backend/cpu/kernels/depthwise.py",
-        "out[o] += pixel[c] * factors[o]",
-        "out[o] += pixel[c] * factors[c]",
+        "cupynet/backend/cpu/conv.py",
+        "x.repeat(repeats, axis=3)",
+        "x[..., list(range(x.shape[3])) * repeats].copy()",
         (
             "tests/nn/test_conv.py::test_each_group_is_a_separate_convolution",
             "tests/nn/test_conv.py::test_gradients_in_groups",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Convolution, MaxPool, Window, create_backend
+from cupynet.backend import Convolution, Window, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
@@ -189,7 +189,7 @@ def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     rng, backend, reference = np.random.default_rng(0), create_backend("numba", "double"), Reference("double")
     x, weight = rng.normal(size=(7, 10, 10, 20)), rng.normal(size=(3, 3, 20, 8))
     window, pool = Window((3, 3)), Window((2, 2), (2, 2))
-    pair = backend.fused_pair(Convolution((10, 10, 20), 8, window), MaxPool(pool))
+    pair = backend.fused_pair(Convolution((10, 10, 20), 8, window), pool)
     assert pair is not None
     y, saved = pair.forward(x, (weight, None))
     dy, found, expected = rng.normal(size=y.shape), np.zeros_like(weight), np.zeros_like(weight)

@@ -12,7 +12,7 @@ import pytest
 from cupynet.backend import BACKENDS, Backend, DtypePolicy, select_backend
 from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.backend.cuda import CupyBackend
+from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.core.errors import ConfigError
 from tests.standin import machine
 

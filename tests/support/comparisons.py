@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, MaxPool, Move, PixelScale, Window
+from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, Move, PixelScale, Window
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from tests.support.backends import Reference
@@ -284,7 +284,7 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
     x, weight = call.few(*shape.image), call.few(*shape.window.kernel, shape.channels, shape.outputs)
     bias = call.few(shape.outputs) if shape.flag else None
     convolution = Convolution(x.shape[1:], shape.outputs, shape.window, activation)
-    pair, relu = backend.fused_pair(convolution, MaxPool(pool)), activation == "relu"
+    pair, relu = backend.fused_pair(convolution, pool), activation == "relu"
     if pair is None:
         middle, columns = backend.conv2d(x, weight, bias, shape.window)
         y, winners = backend.max_pool2d(middle, pool)

@@ -78,9 +78,9 @@ class NumbaConv(NumbaDense, ConvOps):
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
         if weight.shape[2] > 1:
             return super()._grouped(x, weight, window, groups)
-        filters = weight.reshape(*window.kernel, -1)
+        filters, images = weight.reshape(*window.kernel, -1), _each_filters(x, weight)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), filters.shape[2]))
-        depthwise.forward(x, filters, y, *window_numbers(window)[1:], window.dilation, filters.shape[2] // groups)
+        depthwise.forward(images, filters, y, *window_numbers(window)[1:], window.dilation)
         return y
 
     def _grouped_backward(
@@ -89,10 +89,21 @@ class NumbaConv(NumbaDense, ConvOps):
         if weight.shape[2] > 1:
             return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
         filters, grad = (a.reshape(*window.kernel, -1) for a in (weight, weight_grad))
-        moves = (*window_numbers(window)[1:], window.dilation, filters.shape[2] // groups)
-        depthwise.weight_gradient(x, dy, grad, *moves)
+        moves = (*window_numbers(window)[1:], window.dilation)
+        depthwise.weight_gradient(_each_filters(x, weight), dy, grad, *moves)
         if not need_dx:
             return None
-        dx = self.borrow(x.shape)
+        dx = self.borrow((*x.shape[:3], weight.shape[3]))
         depthwise.input_gradient(dy, filters, dx, *moves)
-        return dx
+        if dx.shape == x.shape:
+            return dx
+        summed = self.borrow(x.shape)
+        dx.reshape(*x.shape, -1).sum(axis=4, out=summed)
+        self.give_back(dx)
+        return summed
+
+
+def _each_filters(x: Array, weight: Array) -> Array:
+    """Return the images with the channel of each filter of a depthwise convolution: (N, H, W, O)."""
+    repeats = weight.shape[3] // x.shape[3]
+    return x if repeats == 1 else x.repeat(repeats, axis=3)

@@ -11,7 +11,6 @@ zero times NaN is not added to the gradient of a filter. (`outer` multiplies by 
 
 from __future__ import annotations
 
-import math
 from functools import cached_property
 
 import numpy as np
@@ -21,22 +20,20 @@ from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.kernels import dense as dense_kernels
 from cupynet.backend.cpu.kernels import outer, rows, windows
 from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
-from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
+from cupynet.backend.fusion import Convolution, FusedPair, Weights
+from cupynet.backend.window import Window
 
 CACHE_LINE = 64  # bytes
 SHORT_ROW = 16  # values: a patch's row below this fills no vector
 MOST_PIXELS = 9  # of a pooling window: their sums are in registers at the same time
 
 
-def fuse(backend: Backend, first: Convolution, second: MaxPool) -> FusedPair | None:
+def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None:
     """Return the pair if the windows of the pool are small and do not overlap, so that each pixel is computed once."""
-    pool, (height, width, channels) = second.window, first.image
-    if math.prod(first.window.padded(height, width)) * channels >= 1 << 31:
-        return None  # kernels index the values of an image with 32 bits
     if first.window.dilates or first.groups > 1 or pool.pads:
         return None  # kernels read whole rows of neighbouring pixels, and pool without padding
     apart = all(stride >= size for stride, size in zip(pool.stride, pool.kernel, strict=True))
-    return ConvPool(backend, first, second) if apart and 1 < pool.places <= MOST_PIXELS else None
+    return ConvPool(backend, first, pool) if apart and 1 < pool.places <= MOST_PIXELS else None
 
 
 class ConvPool(FusedPair):
@@ -45,8 +42,8 @@ class ConvPool(FusedPair):
     Kernels compute in the compute precision of the backend, on copies if it stores another.
     """
 
-    def __init__(self, backend: Backend, first: Convolution, second: MaxPool) -> None:
-        self.backend, self.conv, self.pool, self.filters = backend, first, second.window, first.filters
+    def __init__(self, backend: Backend, first: Convolution, pool: Window) -> None:
+        self.backend, self.conv, self.pool, self.filters = backend, first, pool, first.filters
         self.dtype = backend.policy.compute
         height, width, self.channels = first.image
         self.size = (*first.window.padded(height, width), self.channels)  # of a padded image
@@ -71,38 +68,19 @@ class ConvPool(FusedPair):
         row, col = np.arange(count[0])[:, None] * apart[0] * step, np.arange(count[1]) * apart[1] * self.channels
         return (row + col).reshape(-1).astype(np.int32)
 
-    def _read(self, a: Array) -> Array:
-        """Return `a`, or a borrowed copy if it is not in the compute precision."""
-        if a.dtype == self.dtype:
-            return a
-        copy = self.backend.borrow(a.shape, self.dtype)
-        copy[...] = a
-        return copy
-
-    def _drop(self, read: Array, original: Array) -> None:
-        """Give back what `_read` copied."""
-        if read is not original:
-            self.backend.give_back(read)
-
     def _padded(self, x: Array) -> Array:
         """x with its padding, as kernels read it."""
         window = self.conv.window
-        return self.backend._surrounded(x, window, 0, self.dtype) if window.pads else self._read(x)
+        return self.backend._surrounded(x, window, 0, self.dtype) if window.pads else x.astype(self.dtype, copy=False)
 
     # forward ---------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """(N, H, W, C) -> (N, H', W', O); saved are the winners, and the images unless they are x itself."""
         weight, bias = weights
-        images, factors = self._padded(x), self._read(weight)
-        if bias is None:
-            offset = self.backend.borrow((self.filters,), self.dtype)
-            offset[...] = 0
-        else:
-            offset = self._read(bias)
+        images, factors = self._padded(x), weight.astype(self.dtype, copy=False)
+        offset = np.zeros(self.filters, self.dtype) if bias is None else bias.astype(self.dtype, copy=False)
         y, winners = self._pool(images, factors, offset)
-        self._drop(factors, weight)
-        self._drop(offset, bias)
         return self.backend._stored_copy(y), (winners,) if images is x else (winners, images)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
@@ -125,19 +103,16 @@ class ConvPool(FusedPair):
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
         weight, (weight_grad, bias_grad), window = weights[0], grads, self.conv.window
-        wide, by_window = self._read(dy), (len(x), len(self.patches.corners), self.filters)
+        wide, by_window = dy.astype(self.dtype, copy=False), (len(x), len(self.patches.corners), self.filters)
         passed = Passed(wide.reshape(by_window), saved[0].reshape(by_window))
         images = saved[1] if len(saved) > 1 else x
         self._add_weight_gradient(images.reshape(len(x), self.size[0] * self.patches.step), passed, weight_grad)
         if bias_grad is not None:
             dense_kernels.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
-        dx = None
-        if need_dx:
-            factors = self._read(weight)
-            dx = self.backend._within(self._input_gradient(passed, factors), x.shape, window)
-            self._drop(factors, weight)
-        self._drop(wide, dy)
-        return dx
+        if not need_dx:
+            return None
+        padded = self._input_gradient(passed, weight.astype(self.dtype, copy=False))
+        return self.backend._within(padded, x.shape, window)
 
     def _add_weight_gradient(self, images: Array, passed: Passed, weight_grad: Array) -> None:
         """Add to weight_grad (K_h, K_w, C, O); images are padded, (N, F)."""

@@ -9,7 +9,7 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels import images as images_kernels
 from cupynet.backend.device import Device
-from cupynet.backend.pixels import FRACTIONS, PixelScale
+from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.window import Window
 
 

@@ -15,8 +15,6 @@ from cupynet.backend.cpu.kernels import tiles
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.window import Window
 
-LARGEST = 1 << 31  # values that 32 bits can index
-
 
 class Passes(NamedTuple):
     """The sums of the three passes of a convolution, for one image size.
@@ -40,12 +38,10 @@ class Passes(NamedTuple):
 def passes(image: tuple[int, ...], filters: int, window: Window, itemsize: int) -> Passes | None:
     """Return the passes for images (H, W, C).
 
-    None if an image or its output has too many values for 32 bits, or no window sees a pixel.
+    None if no window sees a pixel.
     """
     (height, width, channels), (rows, cols) = image, window.output(image[0], image[1])
     padded, step = window.padded(height, width), window.padded(height, width)[1] * channels
-    if max(padded[0] * step, rows * cols * filters) >= LARGEST:
-        return None
     (top, _), (left, _) = window.padding
     size = padded[0] * step if window.pads else 0
     frame = tiles.Frame(size, top * step + left * channels, height, width * channels, step)

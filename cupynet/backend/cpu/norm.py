@@ -30,10 +30,9 @@ class NumbaNorm(NumbaActivation, NormOps):
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
         sums, flat = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
-        if y is None:
-            norm_kernels.normalize_sums(dy.reshape(flat), x.reshape(flat), mean, sums)
-        else:
-            norm_kernels.normalize_relu_sums(dy.reshape(flat), x.reshape(flat), y.reshape(flat), mean, sums)
+        output = dy if y is None else y
+        arrays = dy.reshape(flat), x.reshape(flat), output.reshape(flat)
+        norm_kernels.normalize_sums(*arrays, mean, sums, y is not None)
         sums[1] /= np.sqrt(variance + epsilon)
         return sums
 

@@ -10,7 +10,8 @@ from cupynet.backend.cpu.norm import NumbaNorm
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.cpu.pool import NumbaPool
 from cupynet.backend.cpu.update import NumbaUpdate
-from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Operation
+from cupynet.backend.fusion import Convolution, FusedPair
+from cupynet.backend.window import Window
 
 
 class Numba16Backend(NumbaUpdate, NumpyBackend):
@@ -18,10 +19,8 @@ class Numba16Backend(NumbaUpdate, NumpyBackend):
 
     name = "numba"
 
-    def fused_pair(self, first: Operation, second: Operation) -> FusedPair | None:
-        if isinstance(first, Convolution) and isinstance(second, MaxPool):
-            return conv_pool.fuse(self, first, second)
-        return None
+    def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
+        return conv_pool.fuse(self, first, pool)
 
 
 class NumbaBackend(NumbaDevice, NumbaConv, NumbaPool, NumbaNorm, NumbaDropout, Numba16Backend):

@@ -10,13 +10,12 @@ from cupynet.backend.cuda.loss import CudaLoss
 from cupynet.backend.cuda.norm import CudaNorm
 from cupynet.backend.cuda.pool import CudaPool
 from cupynet.backend.cuda.update import CudaUpdate
-from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Operation
+from cupynet.backend.fusion import Convolution, FusedPair
+from cupynet.backend.window import Window
 
 
 class CupyBackend(CudaConv, CudaPool, CudaNorm, CudaDropout, CudaLoss, CudaUpdate, Backend):
     """Every operation on one GPU, see `CudaDevice`."""
 
-    def fused_pair(self, first: Operation, second: Operation) -> FusedPair | None:
-        if isinstance(first, Convolution) and first.groups == 1 and isinstance(second, MaxPool):
-            return ConvPool(self, first, second)
-        return None
+    def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
+        return ConvPool(self, first, pool) if first.groups == 1 else None

@@ -9,26 +9,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from cupynet.backend.array import Array
-from cupynet.backend.fusion import Convolution, FusedPair, MaxPool, Weights
+from cupynet.backend.fusion import Convolution, FusedPair, Weights
+from cupynet.backend.window import Window
 
 if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
-
-NO_PLACE = 255  # in 8 bits: the winner of a window (of fewer places) that ReLU has zeroed
 
 
 class ConvPool(FusedPair):
     """One convolution, its activation and its pool, for one image size; the identity and ReLU are applied here."""
 
-    def __init__(self, backend: CupyBackend, first: Convolution, second: MaxPool) -> None:
-        self.backend, self.conv, self.pool = backend, first, second.window
+    def __init__(self, backend: CupyBackend, first: Convolution, pool: Window) -> None:
+        self.backend, self.conv, self.pool = backend, first, pool
         self.relu = self.activates = first.activation == "relu"
-        self.place_dtype = self.pool.place_dtype
-        if self.relu:
-            self.place_dtype = np.dtype(np.uint8 if self.pool.places <= NO_PLACE else np.int32)
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
@@ -37,7 +31,7 @@ class ConvPool(FusedPair):
         columns = backend.im2col(x, self.conv.window)
         product = backend.matmul(columns, weight.reshape(-1, self.conv.filters))
         raw = product.reshape(len(x), *self.convolved, self.conv.filters)
-        y, winners = backend._pool(raw, bias, self.pool, self.place_dtype, relu=self.relu)
+        y, winners = backend._pool(raw, bias, self.pool, relu=self.relu)
         backend.give_back(product)
         return y, (winners, columns)
 

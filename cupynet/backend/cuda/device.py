@@ -17,9 +17,8 @@ from cupynet.backend.cuda.graph_capture import Recorder
 from cupynet.backend.cuda.launch import Kernels
 from cupynet.backend.cuda.transfer import CudaTransfer, resident
 from cupynet.backend.device import Device, Failure
-from cupynet.backend.pixels import FRACTIONS, PixelScale
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.transfer import HostData, Shared, Transfer
+from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.core.errors import ConfigError
 

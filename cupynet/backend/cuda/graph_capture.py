@@ -84,15 +84,13 @@ class Recorder:
             loss: the sum of the losses of `samples` samples, 0-d on the device.
             squared_norm: of the gradient, likewise.
         """
-        name = f"judge_{'double' if loss.dtype == np.float64 else 'float'}"
         how = scaling.grow_after, scaling.least, scaling.most
+        name = f"judge_{self._backend._wide}"
         self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, samples, *how)
 
     def undo(self, vector: Array, kept: Array) -> None:
         """Overwrite a vector with its copy `kept` if the step is skipped; in the accumulation precision."""
-        name = f"undo_{'double' if vector.dtype == np.float64 else 'float'}"
-        at_once = 16 // vector.dtype.itemsize
-        self._backend.kernels.flat(name, vector.size, vector, kept, self._controls, vector.size, at_once=at_once)
+        self._backend._flat(f"undo_{self._backend._wide}", vector.size, vector, kept, self._controls)
 
     def steer(self, numbers: tuple[float, float, float, float]) -> None:
         """Set the learning-rate factor of the next step and the other numbers of its rule, see `GIVEN`."""

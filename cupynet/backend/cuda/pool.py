@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.device import CudaDevice
@@ -16,14 +15,12 @@ class CudaPool(CudaDevice, PoolOps):
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         window.check(x.shape)
-        return self._pool(x, None, window, window.place_dtype, relu=False)
+        return self._pool(x, None, window, relu=False)
 
-    def _pool(
-        self, x: Array, bias: Array | None, window: Window, place_dtype: Any, *, relu: bool
-    ) -> tuple[Array, Array]:
+    def _pool(self, x: Array, bias: Array | None, window: Window, *, relu: bool) -> tuple[Array, Array]:
         """The pool of x + bias, with ReLU or not, and its winners, see pool.cu."""
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), x.shape[3]))
-        winners = self.borrow(y.shape, place_dtype)
+        winners = self.borrow(y.shape, window.place_dtype)
         name, sizes = f"max_pool_{self._kind}_{winners.dtype.name}", self._geometry(x.shape, window)
         self.kernels.images(name, len(x), math.prod(y.shape[1:]), x, bias, y, winners, *sizes, int(relu))
         return y, winners

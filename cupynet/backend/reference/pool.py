@@ -78,5 +78,7 @@ class PoolOps(Device):
 
     def _shares(self, window: Window, height: int, width: int) -> Array:
         """1 / the number of pixels of each window, (H', W', 1)."""
-        rows, cols = (np.array(counts, np.float64) for counts in window.pixels(height, width))
-        return self.asarray((1 / np.outer(rows, cols))[..., None].astype(self.policy.accumulate))
+        image, output = np.zeros((1, *window.padded(height, width), 1)), window.output(height, width)
+        image[window.inside(height, width)] = 1
+        counts = sum(image[0][window.seen(ky, kx, output)[1:]] for ky, kx in np.ndindex(*window.kernel))
+        return self.asarray((1 / counts).astype(self.policy.accumulate))

@@ -27,7 +27,7 @@ from cupynet.parallel.communicators.base import REDUCES, Communicator
 from cupynet.parallel.communicators.nccl import NcclSum
 
 if TYPE_CHECKING:
-    from cupynet.backend.cuda import CupyBackend
+    from cupynet.backend.cuda.backend import CupyBackend
 
 log = logging.getLogger(__name__)
 

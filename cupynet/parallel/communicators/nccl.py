@@ -17,7 +17,7 @@ import numpy as np
 from cupynet.backend.array import Array
 
 if TYPE_CHECKING:
-    from cupynet.backend.cuda import CupyBackend
+    from cupynet.backend.cuda.backend import CupyBackend
 
 Hand: TypeAlias = Callable[[bytes], bytes]  # broadcast: returns on every worker the bytes that one worker passes
 

@@ -56,10 +56,10 @@ class Pools(Callback):
             return
         trainer.world.barrier()
         if self._leads:
-            from cupynet.backend import cuda
+            from cupynet.backend.cuda import gpus
 
             first = self.processes or trainer.rank == 0  # a process has one pinned pool
-            cuda.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
+            gpus.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
         trainer.world.barrier()
 
     def on_fit_end(self, trainer: Trainer) -> None:
@@ -73,9 +73,9 @@ class Pools(Callback):
 
     def _measure(self) -> None:
         if self._leads:
-            from cupynet.backend import cuda
+            from cupynet.backend.cuda import gpus
 
-            now = cuda.pool(self.device)
+            now = gpus.pool(self.device)
             self._used, self._held = max(self._used, now.used), max(self._held, now.held)
             self._limit = now.limit or 0
-            self._pinned = max(self._pinned, cuda.pinned_blocks())
+            self._pinned = max(self._pinned, gpus.pinned_blocks())

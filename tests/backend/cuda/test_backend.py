@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend, select_backend
-from cupynet.backend.cuda import Pool, inventory, limit_pools, memory, pool, probe, trim_pools
+from cupynet.backend.cuda.gpus import Pool, inventory, limit_pools, memory, pool, probe, trim_pools
 from cupynet.nn import Dense, Image, Model, Sequential
 from tests.standin.errors import Unwritten
 from tests.standin.machine import active
@@ -125,19 +125,16 @@ def test_one_device_alone_is_tried(cupy: Any) -> None:
     assert held == [False, True]
 
 
-def test_the_limit_of_a_pool_is_known(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_limit_of_a_pool_is_known(cupy: Any) -> None:
     limit_pools([0, 1], None)
-    assert (pool(0).limit, pool(0).limited_by) == (None, "")
+    assert pool(0).limit is None
     with cupy.cuda.Device(1):
         kept, _ = cupy.zeros(100), cupy.zeros(1000)
         del _
         cupy.get_default_memory_pool().set_limit(size=1 << 22)
-    monkeypatch.setenv("CUPY_GPU_MEMORY_LIMIT", "4194304")
-    assert pool(1) == Pool(1024, 1024 + 8192, 1 << 22, "CUPY_GPU_MEMORY_LIMIT")
-    monkeypatch.delenv("CUPY_GPU_MEMORY_LIMIT")
-    assert pool(1).limited_by == "CuPy's set_limit"
-    limit_pools([1], 0.25, "memory.device_pool_limit=25%")
-    assert pool(1) == Pool(1024, 1024, 1 << 28, "memory.device_pool_limit=25%") and kept.size
+    assert pool(1) == Pool(1024, 1024 + 8192, 1 << 22)
+    limit_pools([1], 0.25)
+    assert pool(1) == Pool(1024, 1024, 1 << 28) and kept.size
 
 
 def test_pools_are_limited_and_trimmed_on_each_device(cupy: Any) -> None:

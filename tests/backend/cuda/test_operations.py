@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Window, create_backend
-from cupynet.backend.cuda import CupyBackend
+from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
 from tests.support.comparisons import CHOSEN, COMPARISONS, compare

@@ -18,7 +18,7 @@ from cupynet.core.checks import one_line
 
 log = logging.getLogger(__name__)
 
-DAMAGED = "damaged kernels in %s are compiled anew (%s)"
+DAMAGED = "damaged kernels are compiled anew (%s)"
 UNKEPT = "compiled kernels cannot be kept, so each start takes seconds longer (%s): set NUMBA_CACHE_DIR to a folder"
 _warned: set[str] = set()
 
@@ -30,25 +30,23 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         """The kernel compiled for these types, or None."""
         try:
             found = super().load_overload(sig, target_context)
-            if found is None or tuple(found.signature.args) == tuple(sig):
-                return found
-            reason = "another kernel is in its place"  # two processes wrote at once
+            if found is not None and tuple(found.signature.args) != tuple(sig):  # two processes wrote at once
+                raise ValueError("another kernel is in its place")
+            return found
         except Exception as error:  # damaged files may raise anything
-            reason = f"{type(error).__name__}: {one_line(error)}"
-        _warn_once(DAMAGED, self.cache_path, reason)
-        self._forget()
-        return None
+            self._forget(DAMAGED, error)
+            return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a kernel that was compiled for these types."""
         try:
             super().save_overload(sig, data)
         except Exception as error:  # a full disk, a folder that is gone, a damaged index
-            _warn_once(UNKEPT, f"{self.cache_path}: {one_line(error)}")
-            self._forget()
+            self._forget(UNKEPT, error)
 
-    def _forget(self) -> None:
+    def _forget(self, text: str, error: Exception) -> None:
         """Empty the index, so that it names no file that is damaged or was never written."""
+        _warn_once(text, f"{self.cache_path}: {type(error).__name__}: {one_line(error)}")
         with suppress(OSError):
             self.flush()
 
@@ -61,7 +59,7 @@ def keep(compiled: Any, function: Callable[..., Any]) -> None:
         _warn_once(UNKEPT, one_line(error))
 
 
-def _warn_once(text: str, *arguments: str) -> None:
+def _warn_once(text: str, reason: str) -> None:
     if text not in _warned:
         _warned.add(text)
-        log.warning(text, *arguments)
+        log.warning(text, reason)

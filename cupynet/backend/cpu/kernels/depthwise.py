@@ -1,7 +1,7 @@
 """Depthwise convolution, compiled: each filter sees one channel, so it is no matrix product.
 
-Vectors are along the channels. The `repeat` filters of a channel are neighbours. Places of a window outside the image
-are skipped.
+Vectors are along the filters; a channel with several filters is repeated for each. Places of a window outside the
+image are skipped.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from cupynet.backend.window import IntPair
 
 
 @kernel
-def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int) -> None:
-    """(N, H, W, C), (K_h, K_w, O) -> (N, H', W', O)."""
+def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
+    """(N, H, W, O), (K_h, K_w, O) -> (N, H', W', O)."""
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
             for col in range(y.shape[2]):
@@ -30,20 +30,13 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, 
                         if across < 0 or across >= x.shape[2]:
                             continue
                         pixel, factors = x[n, down, across], weight[ky, kx]
-                        if repeat == 1:
-                            for c in range(pixel.size):
-                                out[c] += pixel[c] * factors[c]
-                        else:
-                            for c in range(pixel.size):
-                                for o in range(c * repeat, (c + 1) * repeat):
-                                    out[o] += pixel[c] * factors[o]
+                        for c in range(pixel.size):
+                            out[c] += pixel[c] * factors[c]
 
 
 @kernel
-def input_gradient(
-    dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int
-) -> None:
-    """dx = the sum of each window's gradient times the filters at its place: (N, H', W', O) -> (N, H, W, C)."""
+def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
+    """dx = the sum of each window's gradient times the filters at its place: (N, H', W', O) -> (N, H, W, O)."""
     dx[...] = 0
     for n in range(dy.shape[0]):
         for row in range(dy.shape[1]):
@@ -58,19 +51,12 @@ def input_gradient(
                         if across < 0 or across >= dx.shape[2]:
                             continue
                         target, factors = dx[n, down, across], weight[ky, kx]
-                        if repeat == 1:
-                            for c in range(target.size):
-                                target[c] += gradient[c] * factors[c]
-                        else:
-                            for c in range(target.size):
-                                for o in range(c * repeat, (c + 1) * repeat):
-                                    target[c] += gradient[o] * factors[o]
+                        for c in range(target.size):
+                            target[c] += gradient[c] * factors[c]
 
 
 @kernel
-def weight_gradient(
-    x: Array, dy: Array, grad: Array, stride: IntPair, zeros: IntPair, gaps: IntPair, repeat: int
-) -> None:
+def weight_gradient(x: Array, dy: Array, grad: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
     """grad (K_h, K_w, O) += the sum of pixels times gradients, one image at a time to keep precision."""
     part = np.empty_like(grad)
     for n in range(dy.shape[0]):
@@ -87,13 +73,8 @@ def weight_gradient(
                         if across < 0 or across >= x.shape[2]:
                             continue
                         pixel, sums = x[n, down, across], part[ky, kx]
-                        if repeat == 1:
-                            for c in range(pixel.size):
-                                sums[c] += pixel[c] * gradient[c]
-                        else:
-                            for c in range(pixel.size):
-                                for o in range(c * repeat, (c + 1) * repeat):
-                                    sums[o] += pixel[c] * gradient[o]
+                        for c in range(pixel.size):
+                            sums[c] += pixel[c] * gradient[c]
         for ky in range(grad.shape[0]):
             for kx in range(grad.shape[1]):
                 for o in range(grad.shape[2]):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.kernels.jit import inlined, kernel
+from cupynet.backend.cpu.kernels.jit import kernel
 
 BLOCK = 64  # rows
 
@@ -66,41 +66,29 @@ def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu
                 target[c] = (source[c] - mean[c]) * factor[c] + shift[c]
 
 
-@inlined
-def add_sums(dy: Array, x: Array, mean: Array, totals: Array, parts: Array) -> None:
-    """Adds the sums of dy and of dy · (x - mean) over a block of rows to `totals` (2, C); parts (2, C): scratch."""
-    parts[:] = 0
-    part, part_product = parts[0], parts[1]
-    for r in range(x.shape[0]):
-        gradient, source = dy[r], x[r]
-        for c in range(x.shape[1]):
-            part[c] += gradient[c]
-            part_product[c] += gradient[c] * (source[c] - mean[c])
-    for c in range(x.shape[1]):
-        totals[0, c] += part[c]
-        totals[1, c] += part_product[c]
-
-
 @kernel
-def normalize_sums(dy: Array, x: Array, mean: Array, sums: Array) -> None:
-    """The sums of dy and of dy · (x - mean) in each column; (R, C), (C,), (2, C)."""
-    totals, parts = np.zeros(sums.shape, np.float64), np.empty(sums.shape, x.dtype)
-    for start in range(0, len(x), BLOCK):
-        add_sums(dy[start : start + BLOCK], x[start : start + BLOCK], mean, totals, parts)
-    sums[:] = totals
+def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu: bool) -> None:
+    """The sums of dy and of dy · (x - mean) in each column; with relu dy becomes 0 first where y <= 0.
 
-
-@kernel
-def normalize_relu_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array) -> None:
-    """As `normalize_sums`, of dy where y > 0; elsewhere dy becomes 0."""
+    (R, C), (C,), (2, C).
+    """
     totals, parts = np.zeros(sums.shape, np.float64), np.empty(sums.shape, x.dtype)
-    zero = x.dtype.type(0)
+    zero, part, part_product = x.dtype.type(0), parts[0], parts[1]
     for start in range(0, len(x), BLOCK):
-        block = dy[start : start + BLOCK]
-        passed, output = block.reshape(-1), y[start : start + BLOCK].reshape(-1)
-        for i in range(passed.size):  # in one loop with the sums, rows of 16 would not be vectors
-            passed[i] = passed[i] if output[i] > zero else zero
-        add_sums(block, x[start : start + BLOCK], mean, totals, parts)
+        block, sources = dy[start : start + BLOCK], x[start : start + BLOCK]
+        if relu:
+            passed, output = block.reshape(-1), y[start : start + BLOCK].reshape(-1)
+            for i in range(passed.size):  # in one loop with the sums, rows of 16 would not be vectors
+                passed[i] = passed[i] if output[i] > zero else zero
+        parts[:] = 0
+        for r in range(len(block)):
+            gradient, source = block[r], sources[r]
+            for c in range(gradient.size):
+                part[c] += gradient[c]
+                part_product[c] += gradient[c] * (source[c] - mean[c])
+        for c in range(mean.size):
+            totals[0, c] += part[c]
+            totals[1, c] += part_product[c]
     sums[:] = totals
 
 

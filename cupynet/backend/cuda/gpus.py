@@ -1,16 +1,24 @@
-"""The GPUs of this machine, as CuPy sees them.
+"""The GPUs of this machine and their memory, as CuPy sees them.
 
 CuPy imports without a GPU and fails on first use in several ways; `probe` tries a real kernel and a real product and
 returns the reason as text.
+
+A memory pool keeps freed memory for the next array. CuPy tracks neither the peak use of a pool nor its peak size. What
+a pool holds only grows until it is emptied, so its size just before that is its peak size, except that CuPy empties a
+pool by itself at its limit. Use can only be sampled: an allocation hook sees one thread and costs a Python call for
+each allocation.
 """
 
 from __future__ import annotations
 
+import gc
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 LINE = "\n"
+_before: dict[int, int] = {}  # by device: the limit before the first `limit_pools`, perhaps from CuPy's variable
 
 
 def probe(device: int = 0) -> str | None:
@@ -85,3 +93,73 @@ def memory(devices: list[int]) -> int:
         with cupy.cuda.Device(device):
             sizes.append(int(cupy.cuda.runtime.memGetInfo()[1]))
     return min(sizes)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The state of a device's memory pool, in bytes.
+
+    Attributes:
+        used: in arrays.
+        held: in arrays, and kept for the next ones.
+        limit: the most that it may hold; None for no limit.
+    """
+
+    used: int
+    held: int
+    limit: int | None
+
+
+def pool(device: int) -> Pool:
+    """Return the state of a device's pool."""
+    import cupy
+
+    with cupy.cuda.Device(device):
+        found = cupy.get_default_memory_pool()
+        return Pool(int(found.used_bytes()), int(found.total_bytes()), int(found.get_limit()) or None)
+
+
+def pinned_blocks() -> int:
+    """Free blocks in the pool of pinned host memory, which reports no bytes and has no limit."""
+    import cupy
+
+    return int(cupy.get_default_pinned_memory_pool().n_free_blocks())
+
+
+def limit_pools(devices: list[int], limit: int | float | None) -> None:
+    """Limit the pool of each device to `limit` bytes, or to a float as a fraction of the device; None restores it.
+
+    Empties the pools first, so that peak sizes are measured from here on.
+    """
+    import cupy
+
+    gc.collect()  # backends that are no longer used are in reference cycles, with all the memory they lent
+    for device in devices:
+        with cupy.cuda.Device(device):
+            found = cupy.get_default_memory_pool()
+            found.free_all_blocks()
+            before = _before.setdefault(device, int(found.get_limit()))
+            if isinstance(limit, float):
+                found.set_limit(fraction=limit)
+            else:
+                found.set_limit(size=before if limit is None else limit)
+
+
+def trim_pools(devices: list[int], device_above: int | None, pinned_above: int | None) -> None:
+    """Free the unused memory of pools, which waits for all work of their devices.
+
+    Args:
+        devices: the GPUs.
+        device_above: empty a device's pool if it keeps more unused bytes; None never does.
+        pinned_above: empty the pool of pinned memory if it keeps more free blocks; None never does.
+    """
+    import cupy
+
+    for device in devices if device_above is not None else ():
+        with cupy.cuda.Device(device):
+            found = cupy.get_default_memory_pool()
+            if found.free_bytes() > device_above:
+                found.free_all_blocks()
+    pinned = cupy.get_default_pinned_memory_pool()
+    if pinned_above is not None and pinned.n_free_blocks() > pinned_above:
+        pinned.free_all_blocks()
