@@ -129,7 +129,7 @@ def test_a_damaged_file_is_written_anew(folder, caplog, ending, damage):
     path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert works(jit.kernel(double_all))
     (text,) = warnings(caplog)
-    assert text.startswith(f"damaged kernels in {path.parent} are compiled anew (")
+    assert text.startswith(f"damaged kernels are compiled anew ({path.parent}: ")
     again: Any = jit.kernel(double_all)
     assert works(again) and sum(again.stats.cache_hits.values()) == 1
     assert len(warnings(caplog)) == 1
