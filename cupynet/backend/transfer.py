@@ -77,11 +77,13 @@ class Shared:
     Attributes:
         lock: held while entries are looked up, created or removed.
         kept: the entries, as long as a worker uses them; backends choose the keys.
+        streams: by device, the stream of its entries.
     """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.kept: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+        self.streams: dict[int, Any] = {}
 
 
 class Transfer:

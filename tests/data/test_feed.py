@@ -191,9 +191,9 @@ def test_a_closed_feed_frees_its_memory(on_device: bool, ahead: int) -> None:
 def test_workers_of_a_device_share_one_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads, upload = [], Resident.__init__
 
-    def counted(self: Any, xp: Any, images: Any) -> None:
+    def counted(self: Any, xp: Any, stream: Any, images: Any) -> None:
         uploads.append(xp.cuda.Device().id)
-        upload(self, xp, images)
+        upload(self, xp, stream, images)
 
     monkeypatch.setattr(Resident, "__init__", counted)
     loader, shared, size = Loader(pictures(), 4, seed=2), Shared(), 4

@@ -195,7 +195,7 @@ def test_the_way_batches_reach_a_device_does_not_change_the_bits(
     import cupy
 
     uploads, upload = [], Resident.__init__
-    monkeypatch.setattr(Resident, "__init__", lambda *given: (uploads.append(len(given[2])), upload(*given))[1])
+    monkeypatch.setattr(Resident, "__init__", lambda *given: (uploads.append(len(given[3])), upload(*given))[1])
     pool, ways = cupy.get_default_memory_pool(), []
     for way in ({"data_on_device": True}, {"data_on_device": False}, {"data_on_device": False, "prefetch_buffer": 0}):
         ways.append(trained("cupy", "float", workers, devices, "device", **way))

@@ -81,7 +81,7 @@ def fill() -> None:
         while True:
             try:
                 taken.append(cupy.cuda.alloc(size))
-            except cupy.gpus.memory.OutOfMemoryError:
+            except cupy.cuda.memory.OutOfMemoryError:
                 break
     kept.append(taken)
 

@@ -62,24 +62,35 @@ class Staging:
 
 
 class Resident:
-    """The images of a data set on the current device, for all workers of a process that train there.
+    """The images of a data set on one device, for all workers of a process that train there.
+
+    They are allocated and freed on a stream that the workers share, which waits for each worker that leaves. The host
+    does not wait: a stream may end in a collective that another worker never joins.
 
     Args:
         xp: CuPy.
+        stream: the shared stream, of the current device.
         images: (S, H, W, C) uint8 on the host.
 
     Attributes:
         images: the same on the device.
     """
 
-    def __init__(self, xp: Any, images: Any) -> None:
+    def __init__(self, xp: Any, stream: Any, images: Any) -> None:
         self._host = images  # kept alive, as its id is the key of this object
-        self.images = xp.empty(images.shape, np.uint8)
-        some = max(1, UPLOAD // max(images[:1].nbytes, 1))
-        staging = Staging(xp, min(some, len(images)) * images[:1].nbytes)
-        for first in range(0, len(images), some):
-            staging.send(self.images[first : first + some], images[first : first + some])
-        staging.close()  # everything has arrived: no stream needs to wait for this one
+        self._stream = stream
+        with stream:
+            self.images = xp.empty(images.shape, np.uint8)
+            some = max(1, UPLOAD // max(images[:1].nbytes, 1))
+            staging = Staging(xp, min(some, len(images)) * images[:1].nbytes)
+            for first in range(0, len(images), some):
+                staging.send(self.images[first : first + some], images[first : first + some])
+            staging.close()  # everything has arrived: no stream needs to wait for this one
+
+    def leave(self, backend: CudaDevice) -> None:
+        """Release the images for this worker. When no worker holds them, memory is freed after pending work."""
+        with backend.here():
+            self._stream.wait_event(backend.record_event())
 
 
 def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Shared) -> Resident | None:
@@ -91,8 +102,10 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
             return found
         if on_device == "auto" and SHARE * (images.nbytes + NUMBERS * len(images)) > _free(xp):
             return None
+        if backend.device not in shared.streams:
+            shared.streams[backend.device] = xp.cuda.Stream(non_blocking=True)
         try:
-            found = shared.kept[key] = Resident(xp, images)
+            found = shared.kept[key] = Resident(xp, shared.streams[backend.device], images)
         except xp.cuda.memory.OutOfMemoryError as error:
             if on_device == "auto":  # other programs may use memory of this device too
                 return None
@@ -196,5 +209,5 @@ class CudaTransfer(Transfer):
         del self._tables
         self._numbers = self._order = self._labels = self._batch = self._pixels = None
         if self._resident is not None:
-            self._backend.synchronize()  # the last worker frees the images: nobody may still read them
+            self._resident.leave(self._backend)
             self._resident = None
