@@ -7,6 +7,7 @@ import logging
 import math
 import time
 
+from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
@@ -25,7 +26,7 @@ REFRESH_S = 0.25  # between two drawings of the bar
 
 
 class Progress(Callback):
-    """Shows one line per epoch, and on a terminal a bar over all rounds of the fit below them.
+    """Shows one line per epoch, and on a terminal a bar over the rounds of the current epoch below them.
 
     The lines are log records of level INFO; if nothing handles such records, as in a notebook, they are printed. If the
     bar cannot be drawn, a warning is logged, and only lines are shown.
@@ -47,7 +48,8 @@ class Progress(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         if self.style != "bar":
             return
-        self._start = trainer.iteration
+        epochs = max(trainer.total_epochs - trainer.epoch, 1)
+        rounds = (trainer.total_iterations - trainer.iteration + trainer.round) // epochs
         figures = TextColumn(
             "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="crop")
         )
@@ -57,10 +59,11 @@ class Progress(Callback):
             TextColumn("{task.percentage:>3.0f} %"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             figures,
+            console=_Screen(),
             auto_refresh=False,
             expand=True,
         )
-        self._task = self._bar.add_task("", total=trainer.total_iterations - self._start, epoch="")
+        self._task = self._bar.add_task("", total=rounds, epoch="")
         self._text = self._accuracy = ""
         self._draw(trainer)
 
@@ -81,7 +84,7 @@ class Progress(Callback):
         if record.evaluation is not None:
             self._accuracy = f"accuracy {percent(record.evaluation.accuracy)}"
         self._note(record.loss, record.images_per_s)
-        self._draw(trainer)
+        self._draw(trainer, restart=trainer.epoch < trainer.total_epochs)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         self.close()
@@ -97,14 +100,17 @@ class Progress(Callback):
         shown = "" if math.isnan(loss) else f"loss {loss:.4g}"
         self._text = "  ".join(filter(None, (shown, self._accuracy, f"{images_per_s:,.0f} images/s")))
 
-    def _draw(self, trainer: Trainer) -> None:
-        """Draw the bar. If that fails, show only lines from now on."""
+    def _draw(self, trainer: Trainer, *, restart: bool = False) -> None:
+        """Draw the bar, from the beginning if `restart`. If that fails, show only lines from now on."""
         if self._bar is None:
             return
         self._drawn = time.monotonic()
-        epoch = f"{min(trainer.epoch + 1, trainer.total_epochs)}/{trainer.total_epochs}"
-        done = trainer.iteration - self._start
+        complete = trainer.epoch == trainer.total_epochs
+        epoch = f"{trainer.epoch + (not complete)}/{trainer.total_epochs}"
+        done = self._bar.tasks[0].total if complete else trainer.round
         try:
+            if restart:
+                self._bar.reset(self._task)
             self._bar.update(self._task, completed=done, epoch=epoch, description=self._text)
             self._bar.start()
             self._bar.refresh()
@@ -112,6 +118,13 @@ class Progress(Callback):
             log.warning("the progress bar failed and is disabled (%s: %s)", type(error).__name__, one_line(error))
             self.style = "lines"
             self.close()
+
+
+class _Screen(Console):
+    """A console whose errors are raised."""
+
+    def on_broken_pipe(self) -> None:  # by default rich ends the process
+        raise BrokenPipeError("broken pipe")
 
 
 def describe(record: EpochRecord, epochs: int) -> str:

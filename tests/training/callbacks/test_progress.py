@@ -70,12 +70,12 @@ class Shown(Callback):
         self.texts.append((task.description, record))
 
 
-def test_the_bar_shows_the_share_of_the_fit(monkeypatch):
+def test_the_bar_shows_the_share_of_each_epoch(monkeypatch):
     monkeypatch.setattr("cupynet.training.callbacks.progress.REFRESH_S", 0)
     progress = Progress()
     shown = Shown(progress)
     written = fitted(monkeypatch, callbacks=[progress, shown])
-    assert shown.at == [(f"{1 + (done > 15)}/2", done, 30) for done in range(1, 31)]
+    assert shown.at == [(f"{epoch}/2", done, 15) for epoch in (1, 2) for done in range(1, 16)]
     final = written.rpartition("epoch 2/2")[2]
     assert "100 %" in final and "00:0" in final
 
@@ -148,13 +148,14 @@ def trained(callback: Progress, epochs: int = 3) -> None:
 FAILURES = [
     UnicodeEncodeError("latin-1", "…", 0, 1, "ordinal not in range(256)"),
     OSError(5, "Input/output error"),
+    BrokenPipeError(32, "Broken pipe"),
     ValueError("I/O operation on closed file"),
     RuntimeError("a bug of the display"),
 ]
 
 
 @pytest.mark.parametrize(
-    ("error", "takes"), list(zip(FAILURES, (0, 1, 0, 1), strict=True)), ids=lambda value: type(value).__name__
+    ("error", "takes"), list(zip(FAILURES, (0, 1, 2, 0, 1), strict=True)), ids=lambda value: type(value).__name__
 )
 def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
     screen = Screen(error, takes)
