@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cupynet.backend import Backend, DtypePolicy, available_cores, blas, create_backend, memory, select_backend
-from cupynet.config.instantiate import build_as, naming
+from cupynet.config.instantiate import build_as, check_modules, naming
 from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
 from cupynet.core.checks import amount, counted, on_device
@@ -22,7 +22,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer, Schedule
-from cupynet.parallel import Pipeline, Placement, Synchronizer, check_reduce, job
+from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
 from cupynet.training.replica import check_accumulate
@@ -51,6 +51,7 @@ class Experiment:
     """
 
     def __init__(self, settings: Settings, stages: int | None = None) -> None:
+        check_modules(settings.trusted_modules)
         self.settings, self.tests = settings, True
         self._open = False  # True if the settings leave the number of stages open
         self.job = job() if settings.parallel.launcher == "mpi" else None
@@ -311,6 +312,12 @@ class Experiment:
                 "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
                 *(last, self.loss.applies),
             )
+        if self.pipeline is not None and self.pipeline.micro_batches > self.settings.batch_size:
+            counts = self.pipeline.micro_batches, self.settings.batch_size
+            log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d examples", *counts)
+        every = self.settings.parallel.averaging_frequency
+        if every is not None and isinstance(self.synchronizer, GradientSharing):
+            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
         if placement.devices:
             return
         log.info("BLAS %s", blas.description())

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from cupynet.core.checks import one_line
 from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code, signal_of
-from cupynet.core.terminal import printable
+from cupynet.core.terminal import folded, printable
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
@@ -91,12 +91,25 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
         line = f"out of memory ({what}): lower batch_size, workers or prefetch_buffer"
     else:
         unexpected = True
-        line = ": ".join(filter(None, [type(error).__name__, one_line(error)]))
+        module = _module_of(error)
+        line = ": ".join(filter(None, [type(error).__name__, one_line(error)])) + (module and f" (in module {module})")
     if log is not None:
         log.error("%s%s", job, line, exc_info=error if unexpected else None)
     else:
         say_error(f"{job}{line}", error if unexpected else None)
     return exit_code(error)
+
+
+def _module_of(error: BaseException) -> str:
+    """Return the user module that raised an error, directly or in a library it called; "" if cupynet did."""
+    found = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package == "cupynet":
+            found = ""
+        elif package not in sys.stdlib_module_names and "-packages" not in frame.f_code.co_filename:
+            found = str(frame.f_globals.get("__name__", ""))
+    return found
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -149,7 +162,7 @@ class Console(logging.Handler):
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
                 mark = "warning: " if record.levelno >= logging.WARNING else ""
-                print(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}", flush=True)
+                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
         except UNWRITABLE:
             pass  # the run continues, and its log file has the record
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 
 # control characters but for newline, line separators, bidirectional controls, halves of surrogate pairs
@@ -19,6 +21,14 @@ def is_terminal() -> bool:
 def can_draw() -> bool:
     """Return True if stdout is a terminal that can redraw lines, according to `TERM`."""
     return is_terminal() and os.environ.get("TERM") not in (None, "", "dumb")
+
+
+def folded(line: str) -> str:
+    """Wrap a log line at words to the width of the terminal, indented below its time. Piped output stays one line."""
+    width, indent = shutil.get_terminal_size().columns, " " * len("[12:30:05] ")
+    if not can_draw() or "\n" in line or width <= 2 * len(indent):
+        return line
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def printable(text: str) -> str:

@@ -311,3 +311,27 @@ def test_an_error_names_the_part_if_its_argument_was_set_directly() -> None:
 
 def test_a_batch_may_be_cut_into_single_examples() -> None:
     assert experiment((), "accumulate=8", "batch_size=8").settings.accumulate == 8
+
+
+def test_an_unused_frequency_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    experiment((), "parallel=gradients", "parallel.averaging_frequency=7").announce()
+    assert "parallel.averaging_frequency=7 is not used: gradients are shared in every iteration" in caplog.messages
+    caplog.clear()
+    experiment((), "parallel=gradients").announce()
+    experiment((), "parallel=diloco", "parallel.averaging_frequency=7").announce()
+    assert "is not used" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "warning"),
+    [
+        ("model.layers.output.activation=relu", "has activation relu, and the loss applies softmax"),
+        ("parallel.pipeline.micro_batches=1000", "micro_batches=1000: a batch has only 8 examples"),
+    ],
+)
+def test_probable_mistakes_are_warned_of(setting: str, warning: str, caplog: pytest.LogCaptureFixture) -> None:
+    settings = ("data=synthetic", "backend=numpy", "parallel=pipeline", "parallel.pipeline.stages=2", "batch_size=8")
+    Experiment(settings_of(*settings)).announce()
+    assert warning not in caplog.text
+    Experiment(settings_of(*settings, setting)).announce()
+    assert warning in caplog.text

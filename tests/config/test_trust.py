@@ -506,3 +506,8 @@ def test_a_malformed_state_file_is_refused(text: str, said: str, good: Path, tmp
     with pytest.raises(DataError, match=said) as caught:
         read(path)
     assert str(path) in str(caught.value)
+
+
+def test_trusted_modules_exist() -> None:
+    with pytest.raises(ConfigError, match=re.escape("trusted_modules=[os.path,nonexistent]: ")):
+        Experiment(settings_of("trusted_modules=[os.path,nonexistent]"))

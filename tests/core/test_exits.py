@@ -251,3 +251,17 @@ def test_a_crash_of_native_code_prints_where_it_was() -> None:
 
 def test_text_from_files_is_replaced_in_errors_for_python_too() -> None:
     assert str(DataError("a\x1b[2J\u202eb")) == "a\ufffd[2J\ufffdb"
+
+
+def test_the_module_of_the_user_is_named_and_cupynet_is_not(capsys) -> None:
+    """An error raised in cupynet is not attributed to the user's module that called it."""
+    for cause, named in (
+        (lambda: 1 / 0, True),
+        (lambda: np.zeros(2).reshape(3), True),
+        (lambda: annotate(1, ""), False),
+    ):
+        try:
+            cause()
+        except Exception as error:
+            assert tell(error) == 1
+        assert capsys.readouterr().err.endswith(f" (in module {__name__})\n") == named

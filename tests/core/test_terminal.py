@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cupynet.core.terminal import can_draw, printable
+from cupynet.core.terminal import can_draw, folded, printable
 
 LONG = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s), training loss 0.05, learning rate 0.01"
 
@@ -35,3 +35,24 @@ def test_a_closed_stream_is_not_a_terminal(stream, monkeypatch):
 )
 def test_text_from_files_cannot_control_a_terminal(text, shown):
     assert printable(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("terminal", "kind", "columns", "lines"),
+    [
+        (True, "xterm", 60, ["[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s),",
+                             "           training loss 0.05, learning rate 0.01"]),
+        (True, "xterm", 120, [LONG]),
+        (True, "xterm", 20, [LONG]),  # too narrow
+        (True, "dumb", 60, [LONG]),
+        (False, "xterm", 60, [LONG]),
+    ],
+)  # fmt: skip
+def test_log_lines_are_wrapped_on_a_narrow_terminal(terminal, kind, columns, lines, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", kind)
+    stream = io.StringIO()
+    stream.isatty = lambda: terminal  # type: ignore[method-assign]
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert folded(LONG).splitlines() == lines
+    assert folded(f"{LONG}\n  below") == f"{LONG}\n  below"
