@@ -173,7 +173,7 @@ class Elastic(Augmentation):
 
     Args:
         alpha: strength, in pixels.
-        sigma: standard deviation of the Gaussian, in pixels; cut off at three deviations.
+        sigma: standard deviation of the Gaussian, in pixels, at most an image's side; cut off at three deviations.
     """
 
     def __init__(self, alpha: float = 34.0, sigma: float = 4.0) -> None:
@@ -182,6 +182,8 @@ class Elastic(Augmentation):
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
+        if self.sigma > max(height, width):
+            raise ConfigError(f"Elastic sigma={self.sigma:g}: must be at most {max(height, width)}, an image's side")
         field = draws.uniform(-self.alpha, self.alpha, 2, height, width)
         field = self._smooth(self._smooth(field, 2), 3)  # (N, 2, H, W)
         field[:, 0] += np.arange(height, dtype=np.float32)[:, np.newaxis]

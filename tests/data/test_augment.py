@@ -240,6 +240,7 @@ def test_a_wide_gaussian_is_the_mean() -> None:
     [
         (Shift(9), "Shift pixels=9: must be below 9"),
         (Shift(2**31 - 1), "must be below 9"),
+        (Elastic(20, 12), "Elastic sigma=12: must be at most 11"),
     ],
     ids=repr,
 )
