@@ -275,7 +275,7 @@ def test_the_command(finished: Path, digits: Any, tmp_path: Path) -> None:
         ([], 2, "the following arguments are required: run, picture"),
         (["absent", "a.png"], 2, "absent: there is no such folder"),
         (["a.png", "a.png"], 2, "a.png: there is no such folder: name a run's, under outputs/"),
-        ([".", "a.png"], 2, ".: is not a finished run, it has no summary.json: name a folder under outputs/"),
+        ([".", "a.png"], 2, ".: is not a finished run, it has no summary.json: name a run's folder under"),
         (["RUN", "a.png", "--top", "0"], 2, "--top=0: must be an integer of at least 1"),
         (["RUN", "a.png", "--invert", "maybe"], 2, "argument --invert: invalid choice: 'maybe'"),
         (["RUN", "empty"], 65, "empty: has no pictures (.png, .jpg, .jpeg)"),

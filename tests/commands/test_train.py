@@ -402,7 +402,7 @@ def test_a_keyboard_interrupt_in_user_code_is_not_reported_as_a_signal(workers, 
     part = f"+model.layers={{bad:{{_target_:failing.Interrupting,step:2,worker:{thread}}}}}"
     settings = [*QUICK, *SMALL, f"workers={workers}", "trusted_modules=[failing]", part]
     _, stderr = run(tmp_path, *settings, code=130)
-    assert "in fail\n" in stderr and stderr.endswith("cupynet: KeyboardInterrupt\n")
+    assert "in fail\n" in stderr and stderr.endswith("cupynet: KeyboardInterrupt (in module failing)\n")
 
 
 @pytest.mark.slow

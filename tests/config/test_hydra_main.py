@@ -254,7 +254,7 @@ def test_a_bug_of_a_job_leaves_with_its_traceback(
     assert command(task=raising(SystemExit(7)))[0] == 7
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and "test_hydra_main.py" in err and "site-packages/hydra" not in err
-    assert err.endswith("cupynet: SystemExit: 7\n")
+    assert err.endswith(f"cupynet: SystemExit: 7 (in module {__name__})\n")
     (log,) = in_folder.glob("outputs/*/*/train.log")
     assert "Traceback" in log.read_text()
 

@@ -148,7 +148,7 @@ def test_encoding_saves_traffic():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: GradientSharing("treshold"), "encoding='treshold': must be threshold"),
+        (lambda: GradientSharing("treshold"), "encoding=treshold: must be one of threshold; did you mean 'threshold'"),
         (lambda: GradientSharing(reduce="max"), "reduce=max: must be one of mean, sum"),
         (lambda: GradientSharing(wire="quarter"), "wire=quarter: must be one of exact, half"),
         (lambda: GradientSharing("threshold", wire="half"), "wire=half: is for exact gradients"),

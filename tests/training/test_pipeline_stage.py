@@ -569,7 +569,7 @@ def test_a_run_of_the_command_reports_its_stages(tmp_path, caplog):
     ("setting", "message"),
     [
         ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network has at most 6"),
-        ("parallel.pipeline=2", "parallel.pipeline=2: must be a Pipeline"),
+        ("parallel.pipeline=2", "parallel.pipeline: must be a Pipeline, got int"),
     ],
 )
 def test_bad_pipelines_are_refused_before_anything_is_written(setting, message):
