@@ -79,8 +79,9 @@ class Experiment:
         with naming("loss", settings.loss):
             self.loss.check(self.source.classes)
         self._built, self._params = copy.deepcopy(self.network), Params()  # shapes and weights, which are not allocated
+        described_on = self._backend()
         with naming("model"):
-            self._built.build(self.input, self._params.scope(), self._backend())
+            self._built.build(self.input, self._params.scope(), described_on)
             check_loss(self._built, self.loss)
             check_output(self._built, self.source.classes)
         self.placement = self._place()

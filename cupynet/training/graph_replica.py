@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -139,9 +139,8 @@ class GraphReplica(Replica):
     def _gradient(self, size: int) -> None:
         self.params.snapshot_buffers()
         images, labels = self._inputs[size]
-        # a layer that reads other values of the context is not recordable: they would be frozen into the graph
         samples = self._samples[size] if self._draws else None
-        context = Context(train=True, seed=self.model.seed, epoch=self._epoch, samples=samples)
+        context = GraphContext(train=True, seed=self.model.seed, epoch=self._epoch, samples=samples)
         self._loss = self._passes(images, labels, lambda part: context)
 
     def _add(self, losses: Array, total: Array) -> Array:
@@ -223,6 +222,17 @@ class GraphReplica(Replica):
     def _write(self, used: float) -> None:
         """Begin a new series of steps on the device."""
         self._recorder.begin(self.backend.loss_scale, used, 0 if self.scaler is None else self.scaler.steady)
+
+
+class GraphContext(Context):
+    """Context for graph capture. Refuses attributes whose values would be frozen into the graph. RuntimeError."""
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in ("iteration", "replicas") or (name == "samples" and found is None):
+            remedy = "uses_rng = True" if name == "samples" else "recordable = False"
+            raise RuntimeError(f"a layer uses context.{name} in a captured step. Set {remedy} in its class")
+        return found
 
 
 def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Replica:
