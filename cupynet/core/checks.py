@@ -187,7 +187,10 @@ def counted(count: int, noun: str) -> str:
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
     """Format a value for a message: on one line, of at most `SHOWN` characters."""
-    text = one_line(text_of(value))
+    try:
+        text = one_line(text_of(value))
+    except ValueError:  # an int of more digits than Python prints
+        return f"<{one(type(value).__name__)}, too long to print>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 

@@ -231,32 +231,42 @@ def orders(network: Layer) -> dict[int, Order]:
     """Return PyTorch's order of values, by `id`, for each layer of a built network that reads a flattened image.
 
     Raises:
-        ConfigError: a branch of a Residual or Concat ends in a flattened image.
+        ConfigError: a Residual adds two vectors that PyTorch has in different orders.
     """
     found: dict[int, Order] = {}
-    _flattened(network, None, found)
+    _output_order(network, None, found)
     return found
 
 
-def _flattened(layer: Layer, image: Image | None, found: dict[int, Order]) -> Image | None:
-    """Return the image whose flattened values a layer's output is, if any. image: the same of its input."""
+def _output_order(layer: Layer, order: Order | None, found: dict[int, Order]) -> Order | None:
+    """Return the order of a layer's output for an input in `order`; None for our own order, and for images."""
     if isinstance(layer, Sequential):
         for _, inner in layer.children():
-            image = _flattened(inner, image, found)
-        return image
+            order = _output_order(inner, order, found)
+        return order
     if isinstance(layer, Residual | Concat):
-        branches = [layer.body, layer.shortcut] if isinstance(layer, Residual) else layer.branches.values()
-        if any(image if branch is None else _flattened(branch, image, found) for branch in branches):
+        branches = [layer.body, layer.shortcut] if isinstance(layer, Residual) else list(layer.branches.values())
+        made = [order if branch is None else _output_order(branch, order, found) for branch in branches]
+        if all(each is None for each in made):
+            return None
+        widths = [(layer.input if branch is None else branch.output).features for branch in branches]
+        explicit = [np.arange(width) if each is None else each for each, width in zip(made, widths, strict=True)]
+        if isinstance(layer, Concat):
+            starts = np.cumsum([0, *widths[:-1]])
+            return np.concatenate([each + start for each, start in zip(explicit, starts, strict=True)])
+        if not np.array_equal(*explicit):
             raise ConfigError(
-                f"{type(layer).__name__} '{layer.path}': combines a flattened image with other values, and PyTorch "
-                "flattens in another order. End the branch in a Dense."
+                f"Residual '{layer.path}': adds a flattened image to another vector, which PyTorch has in different "
+                "orders. Flatten before it, and begin it with a Dense."
             )
-        return None
+        return explicit[0]
     if isinstance(layer.input, Image) and isinstance(layer, Dense | Flatten):
-        image = layer.input if layer.input.channels > 1 else None  # the order of one channel is the same
-    if image is not None and isinstance(layer, Dense | BatchNorm | LayerNorm):
-        found[id(layer)] = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
-    return None if isinstance(layer, Dense) else image
+        image = layer.input
+        channels_first = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
+        order = channels_first if image.channels > 1 else None  # the order of one channel is the same
+    if order is not None and isinstance(layer, Dense | BatchNorm | LayerNorm):
+        found[id(layer)] = order
+    return None if isinstance(layer, Dense) else order
 
 
 # the module -----------------------------------------------------------------------------------------------------------
@@ -344,7 +354,7 @@ def torch_source(model: Model) -> str:
         ConfigError: a layer has no equivalent.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    orders(model.network)  # refuses a vector that PyTorch holds in two orders
+    orders(model.network)  # refuses sums of vectors that PyTorch has in different orders
     if not isinstance(model.network, Sequential):
         raise ConfigError("the network is a single layer. Put it into a Sequential.")
     network = "".join(f"        {module},\n" for module in _inside(model.network))

@@ -236,3 +236,11 @@ def test_numbers_too_large_for_a_run_are_named(
     assert (
         code == 0 and err == "" and "images=1000" in " ".join(out.split()) and "cannot be read" in " ".join(out.split())
     )
+
+
+def test_a_speed_up_below_one_is_called_slower(sweep: Path) -> None:
+    for number in "23":
+        path = sweep / number / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "images_per_s": 660.0}))
+    text, seen = page_of(sweep)
+    assert "0.66" in seen.text and "slower than one worker" in seen.text

@@ -199,6 +199,13 @@ def test_values_in_messages() -> None:
     assert refusal(checks.one_of, "dtype", "x" * 9999, ["half"]) == f"dtype={'x' * 80}...: must be one of half"
 
 
+def test_integers_of_thousands_of_digits_are_refused_by_name() -> None:
+    assert (
+        refusal(checks.integer, "n", 10**5000) == "n=<an int, too long to print>: must be at most 9223372036854775807"
+    )
+    assert refusal(checks.one_of, "dtype", 10**5000, ["half"]).endswith(": must be one of half")
+
+
 def test_one_is_no_plural() -> None:
     found = [checks.counted(count, noun) for count in (0, 1, 2000) for noun in ("image", "class", "batch")]
     assert found[:3] == ["0 images", "0 classes", "0 batches"] and found[3:6] == ["1 image", "1 class", "1 batch"]

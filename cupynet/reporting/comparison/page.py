@@ -74,7 +74,9 @@ def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
         known = [group for group in comparison.groups if name in group.figures]
         if known:
             group = best(known, key=lambda group: group.figures[name])
-            rows.append((title, FORMS[name](group.figures[name]), group.name))
+            value = group.figures[name]
+            remark = f"slower than one worker: {group.name}" if name == "speed_up" and value < 1 else group.name
+            rows.append((title, FORMS[name](value), remark))
     return rows
 
 
