@@ -254,12 +254,13 @@ def _output_order(layer: Layer, order: Order | None, found: dict[int, Order]) ->
         if isinstance(layer, Concat):
             starts = np.cumsum([0, *widths[:-1]])
             return np.concatenate([each + start for each, start in zip(explicit, starts, strict=True)])
-        if not np.array_equal(*explicit):
+        through, around = explicit
+        if not np.array_equal(through, around):
             raise ConfigError(
                 f"Residual '{layer.path}': adds a flattened image to another vector, which PyTorch has in different "
                 "orders. Flatten before it, and begin it with a Dense."
             )
-        return explicit[0]
+        return through
     if isinstance(layer.input, Image) and isinstance(layer, Dense | Flatten):
         image = layer.input
         channels_first = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
