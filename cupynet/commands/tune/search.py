@@ -198,7 +198,7 @@ def train_trial(plan: Plan, folder: Path, trial: Trial) -> float:
     callback = PruningCallback(trial, plan.settings.objective)
     experiment.callbacks.append(callback)
     run = folder_of(folder, trial)
-    run.mkdir(parents=True, exist_ok=True)
+    run.mkdir(parents=True)  # in the folder of a stranger's search it could be a link
     config.keep(run, experiment.settings, plan.overrides(trial.params))
     train.train(experiment, run)
     if callback.pruned:

@@ -283,3 +283,14 @@ def test_a_search_prints_no_warnings(
             search(plan_of("seed=range(1,13)", sampler=sampler, pruner=pruner), folder=tmp_path / sampler)
     out, err = capfd.readouterr()
     assert err == "" and all(" trial " in line for line in out.splitlines())
+
+
+def test_a_trial_does_not_write_where_a_link_leads(tmp_path: Path) -> None:
+    for name in ("victim", "trials"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "trials" / "0000").symlink_to(tmp_path / "victim")
+    experiment = SimpleNamespace(callbacks=[], settings=None)
+    plan: Any = SimpleNamespace(settings=SimpleNamespace(objective="accuracy"), experiment=lambda _: experiment)
+    trial: Any = SimpleNamespace(number=0, params={})
+    with pytest.raises(FileExistsError):
+        command.train_trial(plan, tmp_path, trial)
