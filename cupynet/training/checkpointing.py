@@ -23,7 +23,17 @@ from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, regrouped, shares, trained_again
-from cupynet.training.state_tree import Arrays, Tree, check_position, filled, gathered, received, send, together
+from cupynet.training.state_tree import (
+    Arrays,
+    Tree,
+    check_numbers,
+    check_position,
+    filled,
+    gathered,
+    received,
+    send,
+    together,
+)
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
@@ -89,6 +99,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
         if state.pop("regrouped", 0):  # a single worker saves fewer entries than several
             state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
         check_position(state["trainer"])
+        check_numbers({name: own for name, own in trainer.state().items() if name != "callbacks"}, state)
         trainer.restore(state)
 
 

@@ -79,6 +79,18 @@ def check_position(position: Tree) -> None:
             raise ValueError(f"trainer.{name}: expected a number of at least 0, found {position[name]!r:.80}")
 
 
+def check_numbers(own: Mapping[str, Any], state: Any) -> None:
+    """Refuse a stored state without a number where the trainer's own state has one. ValueError, or AttributeError."""
+    for name, value in own.items():
+        found = state.get(name, value)
+        if isinstance(value, Mapping):
+            check_numbers(value, found)
+        elif isinstance(value, int | float):
+            any_float = isinstance(value, float) and isinstance(found, float)  # also NaN and infinity
+            if type(found) not in (bool, int, float) or not (any_float or abs(found) < MOST_COUNTED):
+                raise ValueError(f"{name}: expected a number, found {found!r:.80}")
+
+
 def filled(state: Any, defaults: Mapping[str, Any]) -> Tree:
     """Return a state with its missing entries taken from `defaults`. TypeError."""
     if not isinstance(state, dict):

@@ -248,6 +248,23 @@ def test_bad_checkpoints_are_refused(tmp_path):
         other.restore(tmp_path / "odd")
 
 
+@pytest.mark.parametrize("value", ["x", None, {}, 10**400, float("inf")])
+@pytest.mark.parametrize("name", ["clock/samples", "losses/samples", "replica/updates", "synchronizer/tally/samples"])
+def test_a_forged_number_is_refused_before_training(tmp_path, name, value):
+    with ParallelWrapper(small_model(), 2) as one:
+        one.fit(small_dataset(20), 1, batch_size=4)
+        stored = read(one.checkpoint(tmp_path / "good"))
+    *above, last = name.split("/")
+    for worker in stored.state["workers"]:
+        node = worker["numbers"]
+        for each in above:
+            node = node[each]
+        node[last] = value
+    Checkpoints(tmp_path / "forged").save(1, stored.state, stored.arrays)
+    with ParallelWrapper(small_model(), 2) as other, pytest.raises(DataError, match="not the state of a training run"):
+        other.restore(tmp_path / "forged")
+
+
 def test_a_callback_in_a_new_wrapper_resets_the_best_score(tmp_path):
     """What is the best of one training says nothing of another."""
     callback = Checkpoint(best="loss", keep_last=1, path=tmp_path)
