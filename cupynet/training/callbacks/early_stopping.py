@@ -26,6 +26,7 @@ from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
+CONDITIONS = ("patience", "best_score", "max_epochs", "max_time_s", "max_score", "invalid_score")
 DIRECTIONS = {"loss": "min"} | dict.fromkeys(("accuracy", "top_n_accuracy", "precision", "recall", "f1"), "max")
 
 
@@ -75,6 +76,7 @@ class _State:
         reference: the last score that was an improvement.
         waited: number of evaluations since then.
         met: the first condition that was met, with details.
+        spent_s: seconds of the fit in earlier processes.
         weights: of the best epoch, on the host.
     """
 
@@ -84,6 +86,7 @@ class _State:
     reference: float = math.nan
     waited: int = 0
     met: str = ""
+    spent_s: float = 0.0
     weights: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
@@ -100,7 +103,7 @@ class EarlyStopping(Callback):
         min_improvement: an improvement must be larger than this.
         best_score: end as soon as the score is at least this good; None for never.
         max_epochs: end after this many complete epochs of the fit; None for no limit.
-        max_time_s: end after this many seconds of the fit in this process, evaluations included; None for no
+        max_time_s: end after this many seconds of the fit, evaluations and earlier processes included; None for no
             limit.
         max_score: end if the training loss of a report is above this: the score of the last average, or of any one
             replica if there is none; None for no limit.
@@ -147,7 +150,7 @@ class EarlyStopping(Callback):
         self.restore_best = flag("restore_best", restore_best)
         self.restore_when_stopped = flag("restore_when_stopped", restore_when_stopped)
         self.result: EarlyStoppingResult | None = None
-        self._now = _State()
+        self._now, self._began = _State(), time.monotonic()
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._now = _State()
@@ -160,8 +163,11 @@ class EarlyStopping(Callback):
             trainer.stop(self._now.met, StopReason.EARLY)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        if self.max_time_s is not None and trainer.rank == 0 and time.monotonic() >= self._began + self.max_time_s:
+        if self.max_time_s is not None and trainer.rank == 0 and self._elapsed_s() >= self.max_time_s:
             self._end(trainer, f"max_time_s: {self.max_time_s:g} seconds are over")
+
+    def _elapsed_s(self) -> float:
+        return self._now.spent_s + time.monotonic() - self._began
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         loss = report.loss if math.isnan(report.score_after_averaging) else report.score_after_averaging
@@ -205,10 +211,11 @@ class EarlyStopping(Callback):
     def after_finish(self, trainer: Trainer) -> None:
         stop = trainer.stopped
         text = self._now.met if stop is None else stop.text
-        if stop is not None and stop.interrupts:
+        condition = text.partition(":")[0]
+        if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # not by early stopping
             self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_when_stopped)
         elif text:
-            self._conclude(trainer, text.partition(":")[0], text)
+            self._conclude(trainer, condition, text)
         else:
             self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
 
@@ -228,7 +235,17 @@ class EarlyStopping(Callback):
             log.info("early stopping: %s", self.result)
 
     def state(self) -> dict[str, Any]:
-        return dict(vars(self._now))
+        return vars(self._now) | {"scores": dict(self._now.scores), "spent_s": self._elapsed_s()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._now = _State(**state)
+        self._began = time.monotonic()
+        self._now = _State(
+            epochs=int(state["epochs"]),
+            scores={str(int(epoch)): float(score) for epoch, score in state["scores"].items()},
+            best_epoch=int(state["best_epoch"]),
+            reference=float(state["reference"]),
+            waited=int(state["waited"]),
+            met=str(state["met"]),
+            spent_s=float(state.get("spent_s", 0.0)),
+            weights=dict(state["weights"]),
+        )

@@ -9,6 +9,7 @@ import copy
 import math
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,10 +19,11 @@ from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Groups, ParameterAveraging, PostLocal, Synchronizer
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
+from cupynet.training.callbacks import early_stopping
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
-from tests.support.training import fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import KeepState, fingerprint, on_threads, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)
@@ -566,6 +568,39 @@ def test_early_stopping_resumes_from_its_state(scripted, epoch):
 
     assert uninterrupted[0][0].reason == "patience" and uninterrupted[0][0].best_epoch == 2
     assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
+
+
+@pytest.mark.parametrize(("limit", "reason"), [(52, "epochs"), (50, "max_time_s")])
+def test_the_time_limit_includes_earlier_processes_and_no_pauses(monkeypatch, limit, reason):
+    now = 100.0
+    monkeypatch.setattr(early_stopping, "time", SimpleNamespace(monotonic=lambda: now))
+
+    def trainer_of(*callbacks):
+        return Trainer(Replica(small_model(), SGD(0.05)), callbacks=callbacks)
+
+    keep, stopping = KeepState(2), EarlyStopping(max_time_s=limit)
+    trainer_of(EarlyStopping(), keep).fit(Fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation"))
+    keep.kept["callbacks"]["EarlyStopping"]["spent_s"] += 50.0
+    trainer = trainer_of(stopping)
+    trainer.restore(keep.kept)
+    assert stopping.state()["spent_s"] == 50
+    now = 9000.0
+    trainer.fit(Fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation"))
+    assert stopping.result.reason == reason
+
+
+def test_a_stop_by_another_callback_is_not_early_stopping(scripted):
+    """Such as the pruning of a search: its best weights are not chosen, as the fit has no result."""
+
+    class Prune(Callback):
+        def on_epoch_end(self, trainer, record):
+            if record.epoch == 2:
+                trainer.stop("pruned: other trials were better", StopReason.EARLY)
+
+    scripted([0.1, 0.9, 0.8])
+    stopping = EarlyStopping()
+    fit(stopping, 3, callbacks=[Prune()])
+    assert (stopping.result.reason, stopping.result.restored) == ("stopped", False)
 
 
 def test_a_fit_after_a_restored_one_that_was_complete_starts_afresh(scripted, tmp_path):
