@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from cupynet.parallel import Communicator
 from cupynet.training.events import Stop, StopReason
 
 AGREE_EVERY = 10  # rounds between two exchanges without an average
+SLOW_S = 0.05  # workers whose rounds take longer exchange after each
 
 
 class StopConsensus:
@@ -23,6 +26,7 @@ class StopConsensus:
     def __init__(self, world: Communicator) -> None:
         self._world = world
         self.request: Stop | None = None
+        self._every, self._rounds, self._since = AGREE_EVERY, 0, 0.0  # rounds since the last exchange, and its time
 
     def propose(self, stop: Stop) -> None:
         """Request a stop, from any thread or signal handler."""
@@ -33,7 +37,8 @@ class StopConsensus:
 
         averaged: True if this round ended with an average, for which all waited anyway.
         """
-        return averaged or self._world.size == 1 or iteration % AGREE_EVERY == 0
+        self._rounds += 1
+        return averaged or self._world.size == 1 or iteration % self._every == 0
 
     def exchange(self) -> Stop | None:
         """Return the request of the lowest rank that has one; None if there is none."""
@@ -41,7 +46,11 @@ class StopConsensus:
         if world.size == 1:
             return request
         with world.traffic.uncounted():
-            reasons = world.gather_numbers(request.reason if request else 0)[:, 0]
+            now = time.monotonic()
+            pace_s = (now - self._since) / self._rounds if self._rounds else SLOW_S
+            reasons, paces = world.gather_numbers(request.reason if request else 0, pace_s).T
+            self._every = 1 if paces.max() >= SLOW_S else AGREE_EVERY
+            self._rounds, self._since = 0, now
             requests = np.flatnonzero(reasons)
             if not len(requests):
                 return None

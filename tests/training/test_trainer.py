@@ -15,7 +15,7 @@ from cupynet.nn import Image, Model, SoftmaxNLL
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs.run import Run
-from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer
+from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.fit import Fit
 from tests.support.networks import lenet
 from tests.support.training import (
@@ -177,6 +177,27 @@ def test_the_stop_of_the_lowest_rank_is_reported():
         return trainer.stopped
 
     assert on_threads(4, task) == [Stop(StopReason.REQUEST, "worker 1")] * 4
+
+
+def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch):
+    """A cluster kills a job half a minute after its signal."""
+
+    class StopAt(Callback):
+        every_rank = True
+
+        def on_iteration_end(self, trainer):
+            if trainer.iteration == 31 and trainer.rank == 1:
+                sent.append(trainer.world.traffic.bytes_sent)
+                trainer.stop()
+
+    sent, ended = [], []
+    for slow_s in (0.0, 60.0):
+        monkeypatch.setattr(consensus, "SLOW_S", slow_s)
+        with ParallelWrapper(small_model(), 3, "end", callbacks=[StopAt()]) as wrapper:
+            wrapper.fit(Loader(small_dataset(600), 2, seed=1), 1)
+            ended.append(wrapper.trainer.iteration)
+    assert ended == [31, 40]
+    assert sent[0] == sent[1]  # what is sent only to ask is not in the figures
 
 
 def test_a_long_stop_text_reaches_all_workers():
