@@ -40,7 +40,8 @@ class BatchNorm(Layer):
     is normalized with the variance over n.
 
     If a batch has a single value per channel, as when the last batch of vectors has one example, there is no variance.
-    Then the output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an error.)
+    Then the output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an error.) A fit whose
+    batches are all that small is refused.
 
     Raises:
         ConfigError: an argument is invalid.

@@ -11,7 +11,7 @@ from cupynet.backend import PixelScale
 from cupynet.core.checks import integer, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Labelled, Loader
-from cupynet.nn import Model, check_output
+from cupynet.nn import BatchNorm, Layer, Model, check_output
 from cupynet.optim import Schedule
 from cupynet.parallel import Communicator, Synchronizer
 from cupynet.training.callbacks.base import Callback
@@ -64,6 +64,20 @@ def check_data(dataset: Labelled, model: Model) -> None:
             f"{model.input}: build the model for Image{shape}, or reshape the images"
         )
     check_output(model.network, dataset.classes)
+
+
+def check_batches(network: Layer, examples: int, replicas: int) -> None:
+    """Refuse batches of one vector in front of a batch normalization, which would never learn. ConfigError.
+
+    examples: the size of a batch, or of its largest part.
+    """
+    for layer in network.walk():
+        vectors = isinstance(layer, BatchNorm) and layer.input.features == layer.input.shape[-1]
+        if vectors and examples * (replicas if layer.syncs_replicas else 1) == 1:
+            raise ConfigError(
+                f"layer '{layer.path}', a BatchNorm, sees one example at a time and cannot learn its statistics: use a "
+                "larger batch_size, or fewer parts of each batch"
+            )
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:

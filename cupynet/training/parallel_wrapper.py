@@ -45,7 +45,7 @@ from cupynet.training.checkpointing import resume, save
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Stop, StopReason
-from cupynet.training.fit import Fit, check_data, check_pixels, check_same_data
+from cupynet.training.fit import Fit, check_batches, check_data, check_pixels, check_same_data
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.pipeline_stage import Stage
 from cupynet.training.replica import Replica, check_accumulate
@@ -192,8 +192,13 @@ class ParallelWrapper:
     def __enter__(self) -> ParallelWrapper:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            self.close()
+        except Exception as second:
+            if error is None:
+                raise
+            log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
         """End the workers and close callbacks; the model stays usable. It may be called twice."""
@@ -239,6 +244,8 @@ class ParallelWrapper:
         fit = Fit(loader, epochs, held_out, evaluate_every, split)
         fit.check_validation([*self.callbacks, self.optimizer.learning_rate], self.synchronizer, workers)
         self._batch_size = min(loader.batch_size, len(loader.dataset))
+        parts = self._accumulate if self.pipeline is None else self.pipeline.micro_batches
+        check_batches(self.model.network, -(-self._batch_size // parts), workers)
         if loader.batches < workers and self._launcher.first == 0:
             idle = workers - loader.batches
             log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)

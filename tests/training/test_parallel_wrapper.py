@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
-from cupynet.backend import PixelScale
+from cupynet.backend import PixelScale, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
+from cupynet.nn import BatchNorm, Dense, Flatten, Image, Model, Sequential
 from cupynet.optim import SGD, Nesterov, OneCycle
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
@@ -282,6 +283,16 @@ class Closing(Callback):
             raise OSError("cannot close")
 
 
+def test_an_error_during_close_does_not_hide_the_users_error(caplog):
+    with (
+        pytest.raises(ZeroDivisionError),
+        ParallelWrapper(small_model(), 1, callbacks=[Closing("a", [], "close")]) as wrapper,
+    ):
+        wrapper.fit(small_dataset(20))
+        raise ZeroDivisionError
+    assert "closing failed too: OSError: cannot close" in caplog.text
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_callbacks_are_closed_once_and_all_of_them(workers):
     log = []
@@ -482,3 +493,20 @@ def test_compiling_is_counted_in_all_processes_of_a_run(monkeypatch, tmp_path):
             wrapper.fit(small_dataset(20), 1)
             wrapper.checkpoint(tmp_path)
             assert wrapper.trainer.statistics.clock.compile_s == 5.0 * processes
+
+
+def test_batches_of_one_vector_are_refused_before_a_batch_normalization():
+    """Its running estimates would never change."""
+
+    def fit(workers=1, batch_size=1, sync=False, **options):
+        network = Sequential({"flat": Flatten(), "norm": BatchNorm(sync=sync), "out": Dense(3)})
+        model = Model(network, Image(8, 8, 1), create_backend("numpy"))
+        with ParallelWrapper(model, workers, **options) as wrapper:
+            wrapper.fit(small_dataset(20), batch_size=batch_size)
+
+    line = "^layer 'norm', a BatchNorm, sees one example at a time"
+    for refused in ({}, {"workers": 2}, {"batch_size": 2, "accumulate": 2}):
+        with pytest.raises(ConfigError, match=line):
+            fit(**refused)
+    for taken in ({"batch_size": 2}, {"batch_size": 3, "accumulate": 2}, {"workers": 2, "sync": True}):
+        fit(**taken)
