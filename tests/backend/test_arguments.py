@@ -46,6 +46,18 @@ REFUSED: dict[str, Refused] = {
 }
 
 
+REFUSED_ON_HOSTS: dict[str, Refused] = {
+    "relu_backward": lambda backend, zeros: backend.relu_backward(zeros(4, 4), zeros(2, 4)),
+    "pointwise": lambda backend, zeros: backend.pointwise("tanh", zeros(4, 4), zeros(2, 4)),
+    "pointwise_backward": lambda backend, zeros: backend.pointwise_backward("tanh", zeros(4, 4), zeros(2, 4)),
+    "dropout": lambda backend, zeros: backend.dropout(zeros(4, 4), np.arange(2), 0, 1, 0.5),
+    "mean_in_place": lambda backend, zeros: backend.mean_in_place([np.zeros(4), np.zeros(3)], [0.5, 0.5]),
+    "weights and gradients": lambda backend, zeros: backend.move_weights(
+        RULES["sgd"], zeros(8), zeros(3), (), Move(0.1)
+    ),
+}
+
+
 @every_backend
 def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
     backend = create_backend(name, "float")
@@ -53,7 +65,7 @@ def test_arrays_that_do_not_fit_are_refused(name: str) -> None:
     def zeros(*shape: int) -> Any:
         return backend.asarray(np.zeros(shape, np.float32))
 
-    for case, call in REFUSED.items():
+    for case, call in (REFUSED if name not in ("numpy", "numba") else REFUSED | REFUSED_ON_HOSTS).items():
         with pytest.raises(ValueError):  # a ConfigError is one
             call(backend, zeros)
             pytest.fail(f"taken: {case}")
@@ -73,6 +85,20 @@ def test_a_derivative_of_another_shape_is_refused(name: str) -> None:
     y, backward = model.forward(model.backend.asarray(np.ones((2, 6, 6, 1), np.float32)), Context(train=True))
     with pytest.raises(ConfigError, match="a layer's derivative of shape"):
         backward(y.copy())
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba"])
+def test_activations_of_half_an_array(name: str) -> None:
+    """As a layer with a gate calls them."""
+    backend = create_backend(name, "float")
+    x = np.arange(16, dtype=np.float32).reshape(2, 8) / 16
+    y, dy = x.copy(), np.ones((2, 8), np.float32)
+    backend.pointwise("tanh", x[:, 4:], y[:, 4:])
+    np.testing.assert_allclose(y, np.hstack([x[:, :4], np.tanh(x[:, 4:])]), rtol=1e-6)
+    backend.pointwise_backward("tanh", dy[:, 4:], y[:, 4:])
+    np.testing.assert_allclose(dy[:, 4:], 1 - y[:, 4:] ** 2, rtol=1e-6)
+    backend.relu_backward(dy[:, ::2], x[:, ::2] - 0.5)
+    assert (dy[0, ::2] == 0).all() and (dy[0, 1::2] != 0).all()
 
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])

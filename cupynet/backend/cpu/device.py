@@ -32,6 +32,11 @@ class NumbaDevice(Device):
         return batch
 
 
+def flat(*arrays: Array) -> bool:
+    """Return True if kernels take these arrays as flat vectors: of one shape, without gaps. They check no bounds."""
+    return all(array.shape == arrays[0].shape and array.flags.c_contiguous for array in arrays)
+
+
 def window_numbers(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
     """Kernel, stride, and padding (above, left), as kernels take them."""
     (above, _), (left, _) = window.padding

@@ -16,7 +16,7 @@ class NumbaUpdate(UpdateOps):
     """See `UpdateOps`."""
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        if parts[0].dtype == np.float16:  # numba has no half precision
+        if parts[0].dtype == np.float16 or any(part.shape != parts[0].shape for part in parts):  # no half in numba
             return super().mean_in_place(parts, shares)
         update_kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))
 
@@ -30,7 +30,8 @@ class NumbaUpdate(UpdateOps):
     def move_weights(
         self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
     ) -> None:
-        if rule.name not in update_kernels.UPDATES:
+        same = all(vector.shape == weight.shape for vector in (grad, *states))
+        if rule.name not in update_kernels.UPDATES or not same:
             return super().move_weights(rule, weight, grad, states, move, stored)
         numbers = tuple(map(weight.dtype.type, move.in_order()))
         update_kernels.UPDATES[rule.name](weight, grad, *states, numbers)
