@@ -115,7 +115,7 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
 
 def table(result: dict[str, Any]) -> list[str]:
     """Return the result as lines."""
-    lines = [f"{'product of 2048 x 2048 on one core':<48}{result['ceiling_gflop_per_s']:>20,.0f}", ""]
+    lines = [f"{'product of 2048 x 2048 on one core':<48}{result['ceiling_gflop_per_s']:>10,.0f} GFLOP/s", ""]
     batch = f"batch of {result['batch_size']} on one core"
     lines.append(f"{batch:<48}{'ms':>10}{'GFLOP/s':>10}{'ceiling':>10}")
     for row in result["operations"]:

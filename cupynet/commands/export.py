@@ -78,7 +78,7 @@ def _export_onnx(trained: Trained, model: Model, path: Path, input: str) -> None
     if found is not None:
         verdict = f"on {IMAGES:,} random images its logits in onnxruntime differ by at most {found:.1e} of their range"
         if not found <= BOUND:
-            raise CupynetError(f"{path}: is not written: {verdict}, more than {BOUND:g}")
+            raise CupynetError(f"{path}: not written: {verdict}, more than {BOUND:g}")
     write_whole(path, content)
     shape = ", ".join(map(str, ("N", *model.input.shape)))
     print(f"{path}: images ({shape}) of {input} to logits (N, {model.output.features}); {verdict}")

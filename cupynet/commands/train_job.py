@@ -256,4 +256,4 @@ def saved(run: Run) -> str:
     if not run.saved and not steps:
         return "nothing of this run was saved"
     how = f"; to resume: cupynet train {shlex.quote(f'resume={run}')}" if steps else ""
-    return f"what was trained is in {run}{how}"
+    return f"the results so far are in {run}{how}"

@@ -189,10 +189,10 @@ def _read(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         yaml.safe_load(text)  # refuses tags, and lists that are nested too deep for `parse`
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
-            raise ValueError("one part refers to another (*name)")  # a short file could unfold into gigabytes
+            raise ValueError("YAML aliases are refused (*name)")  # a short file could unfold into gigabytes
         found = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
         if "\\u0000" in json.dumps(found):  # which also refuses numbers of thousands of digits
-            raise ValueError("a text holds the character NUL")
+            raise ValueError("a value contains a NUL character")
         return found
     except Exception as error:  # YAML, encoding, permissions
         raise DataError(f"{path}: cannot be read: {one_line(error)}") from error

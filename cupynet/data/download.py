@@ -120,7 +120,7 @@ class _Download(threading.Thread):
                     if target.tell() > file.most:
                         raise Unavailable(f"it is larger than the allowed {file.most} bytes")
                     if self.given_up.is_set():
-                        raise Unavailable("nobody waits for it")
+                        raise Unavailable("the download was cancelled")
                 os.fsync(target.fileno())
             file.read(part)
             os.replace(part, self.folder / file.name)

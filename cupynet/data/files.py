@@ -62,7 +62,9 @@ def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
         raise DataError(f"{path}: expected at most {most} unpacked bytes, found more")
     algorithm = "md5" if len(digest) == 32 else "sha256"
     if digest and digest not in (hashlib.new(algorithm, each).hexdigest() for each in (stored, raw)):
-        raise DataError(f"{path}: expected contents of {algorithm} {digest[:16]}..., found others, {stored[:16]!r}")
+        raise DataError(
+            f"{path}: expected contents of {algorithm} {digest[:16]}..., found other contents, {stored[:16]!r}"
+        )
     return raw
 
 
@@ -142,7 +144,7 @@ def read_bytes(path: Path, most: int | None = None, first: int = -1) -> bytes:
         with path.open("rb") as file:
             return file.read(first)
     except OSError as error:
-        raise DataError(f"{path}: expected a file, but it cannot be read ({error.strerror or error})") from error
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
 def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> bytes:

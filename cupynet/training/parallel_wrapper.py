@@ -335,9 +335,12 @@ class ParallelWrapper:
 
         The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
         """
-        log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
+        compiles = self.model.backend.name != "numpy"
+        if compiles:
+            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
         seconds = self.on_workers(lambda trainer: trainer.warm_up(batch_size), batch_size=batch_size) or 0.0
-        log.info("kernels ready after %.1f s", seconds)
+        if compiles:
+            log.info("kernels ready after %.1f s", seconds)
         self.warm = True
         return seconds
 

@@ -287,7 +287,7 @@ def test_a_signal_stops_all_ranks_after_the_same_round(tmp_path, number, code, r
     os.kill(process.pid if receiver == "mpiexec" else ranks_of(str(tmp_path))[1], number)
     _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
-    assert stderr.count(f"cupynet: stopped by {number.name}: what was trained is in") == 1
+    assert stderr.count(f"cupynet: stopped by {number.name}: the results so far are in") == 1
     folder = run_folder(tmp_path)
     assert json.loads((folder / "summary.json").read_text())["stopped_by"] == number.name
     assert (folder / "weights.safetensors").is_file()

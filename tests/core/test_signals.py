@@ -166,7 +166,7 @@ def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path):
     (tmp_path / "last.py").write_text(HANGING_UP.replace("trainer.iteration == 3", "trainer.iteration == 19"))
     arguments = [*TINY, "workers=1", "trusted_modules=[last]", "+callbacks.fault._target_=last.HangingUp"]
     stdout, stderr = run(tmp_path, *arguments, "hydra.run.dir=run", code=143)
-    assert stderr.splitlines()[-1].startswith(f"cupynet: stopped by SIGHUP: what was trained is in {tmp_path}/run")
+    assert stderr.splitlines()[-1].startswith(f"cupynet: stopped by SIGHUP: the results so far are in {tmp_path}/run")
     assert "test accuracy" in stdout and '"stop_reason": null' in (tmp_path / "run" / "summary.json").read_text()
 
 

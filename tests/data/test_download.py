@@ -70,10 +70,10 @@ def test_a_file_that_is_there_is_left_alone(mirror: Any, tmp_path: Path) -> None
     [
         (lambda mirror: mirror.status(404), "HTTP Error 404: Not Found"),
         (lambda mirror: mirror.status(503), "HTTP Error 503: Service Unavailable"),
-        (lambda mirror: mirror.body(b"<html>"), "found others, "),
-        (lambda mirror: mirror.body(GOOD[:-1] + b"x"), "found others, "),
+        (lambda mirror: mirror.body(b"<html>"), "found other contents, "),
+        (lambda mirror: mirror.body(GOOD[:-1] + b"x"), "found other contents, "),
         (lambda mirror: mirror.body(GOOD + b"x"), "it is larger than the allowed 150000 bytes"),
-        (lambda mirror: mirror.body(GOOD[:700], len(GOOD)), "found others, "),
+        (lambda mirror: mirror.body(GOOD[:700], len(GOOD)), "found other contents, "),
         (lambda mirror: mirror.hang(), "timed out"),
         (lambda mirror: mirror.hang(b"some"), "timed out"),
         (lambda mirror: lambda handler: handler.wfile.write(b"no HTTP\r\n\r\n"), "no HTTP"),

@@ -58,10 +58,10 @@ class Folder(UserFiles):
         for part, classes in found.items():
             for name, files in classes.items():
                 if name not in found["train"] or not files:
-                    raise DataError(f"{top / part / name}: expected a class with pictures, in train/ too")
+                    raise DataError(f"{top / part / name}: expected pictures of a class of train/")
                 for path in files:
                     if path.suffix.lower() not in ENDINGS:
-                        raise DataError(f"{path}: expected only files {', '.join(ENDINGS)}: move it away")
+                        raise DataError(f"{path}: expected only {', '.join(ENDINGS)} files: move it elsewhere")
         if not found["train"]:
             raise DataError(f"{top / 'train'}: expected a folder for each class, found none")
         return found

@@ -44,7 +44,7 @@ class Npz(UserArrays):
         self.place = required_path("file", self.file, "the .npz file")
         self.name = self.place.name.partition(".")[0]
         if self.sha256 and hashlib.sha256(read_bytes(self.place)).hexdigest() != self.sha256:
-            raise DataError(f"{self.place}: expected contents of SHA-256 {self.sha256}, found others")
+            raise DataError(f"{self.place}: expected contents of SHA-256 {self.sha256}, found other contents")
         self._look()
 
     def _shape(self, part: str) -> tuple[int, ...]:
@@ -53,7 +53,9 @@ class Npz(UserArrays):
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - file.tell():
-                raise ValueError(f"{getattr(self, part)}: claims {shape} of {dtype}, which it does not hold")
+                raise ValueError(
+                    f"{getattr(self, part)}: its header says {shape} of {dtype}, which does not fit its size"
+                )
         return tuple(shape)
 
     def _array(self, part: str) -> Array:

@@ -58,10 +58,10 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
             )
         if comparison.split == "test":
             notes.append(
-                "This is the accuracy on the test images: to choose by it, hold out other images with data.validation."
+                "These are test accuracies: to choose settings, hold out validation images with data.validation."
             )
     if any(run.summary["fallback"] for run in runs):
-        notes.append("Some runs were trained on fallback data, as the data asked for were missing.")
+        notes.append("Some runs were trained on fallback data, because the requested data were missing.")
     if len({_origin(run) for run in runs}) > 1:
         notes.append("The runs were made on different machines, or by different versions of the program.")
     return notes

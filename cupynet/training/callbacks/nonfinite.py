@@ -103,7 +103,7 @@ class NonFinite(Callback):
         if not stages.gather_numbers(is_finite(*trainer.params.vectors)).all():
             raise DivergedError(reason + REMEDY)
         if len(self._skipped) >= self.most_skipped:
-            before = f"{counted(self.most_skipped, 'batch')} of this worker left out before"
+            before = f"{counted(self.most_skipped, 'batch')} already left out by this worker"
             raise DivergedError(f"{reason}; {before}{REMEDY}")
         if text:
             log.warning("%s; the batch is left out", text)

@@ -106,7 +106,7 @@ class Profile(Callback):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 write_whole(self._folder / "trace.json", json.dumps(trace(workers)).encode())
                 write_json(self._folder / "profile.json", self.pieces)
-                files = f"all of it: profile.json and trace.json in {near(self._folder)}"
+                files = f"details: profile.json and trace.json in {near(self._folder)}"
             except (OSError, OutputError) as error:
                 log.warning("the profile cannot be written: %s", one_line(error))
         with contextlib.suppress(OSError, ValueError):  # stdout is full or closed

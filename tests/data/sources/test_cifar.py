@@ -98,7 +98,7 @@ def test_the_contents_of_the_archive_are_checked(tmp_path: Path, monkeypatch: An
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
-        (b"<html>", "expected contents of md5 c32a1d4ab5d03f12..., found others, b'<html>'"),
+        (b"<html>", "expected contents of md5 c32a1d4ab5d03f12..., found other contents, b'<html>'"),
         (archive(GOOD)[:-9], "expected complete gzip data"),
         (bytes(1_000_001), "expected at most 1000000 bytes, found 1000001"),
     ],

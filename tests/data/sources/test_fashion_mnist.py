@@ -42,7 +42,9 @@ def test_each_data_set_has_its_own_folder(kind: Any, placed: Any) -> None:
 def test_a_file_compressed_again_has_another_digest(kind: Any, placed: Any) -> None:
     path = placed.root / kind.name / NAMES[1]
     path.write_bytes(gzip.compress(placed.raw[NAMES[1]], 9))
-    with pytest.raises(DataError, match=rf"{path}: expected contents of sha256 .*, found others, .*; delete it"):
+    with pytest.raises(
+        DataError, match=rf"{path}: expected contents of sha256 .*, found other contents, .*; delete it"
+    ):
         kind(placed.root).load()
 
 

@@ -195,7 +195,7 @@ def test_a_damaged_file_never_falls_back(tiny: Any, others: list[str], caplog: p
     tiny.write(*others)
     damaged = tiny.folder / NAMES[1]
     damaged.write_bytes(b"<html>")
-    with pytest.raises(DataError, match=f"{NAMES[1]}: expected contents of sha256 .*, found others, b'<html>'"):
+    with pytest.raises(DataError, match=f"{NAMES[1]}: expected contents of sha256 .*, found other contents, b'<html>'"):
         MNIST(tiny.root).load()
     assert damaged.read_bytes() == b"<html>" and not caplog.records
 

@@ -98,7 +98,7 @@ def test_a_mistake_is_reported_in_one_line(tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "mine", digits(40, 20))
     path = folder / "train" / "class-1" / "readme.txt"
     path.write_text("ones")
-    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: expected only files .png") as caught:
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: expected only .png") as caught:
         trained(tmp_path / "run", "data=folder", f"data.folder={folder}", *SHORT)
     assert "\n" not in str(caught.value)
 

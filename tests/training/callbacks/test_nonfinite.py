@@ -154,7 +154,7 @@ def test_the_loss_of_a_report_is_that_of_the_other_batches(tmp_path):
 
 def test_the_number_of_skipped_batches_is_limited():
     trainer = alone(network_with(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
-    with pytest.raises(DivergedError, match="2 batches of this worker left out before: lower"):
+    with pytest.raises(DivergedError, match="2 batches already left out by this worker: lower"):
         trainer.fit(Fit(Loader(DATA, 4, seed=3), 5))
     assert trainer.epoch == 2
 
@@ -265,10 +265,10 @@ def test_skipped_batches_count_across_a_resume(tmp_path):
             wrapper.fit(loader, 1)
             wrapper.checkpoint(tmp_path)
 
-    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch of this worker left out before"):
+    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch already left out by this worker"):
         fit()
     fit(StopAfter(5))
-    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch of this worker left out before"):
+    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch already left out by this worker"):
         fit()
 
 

@@ -239,7 +239,7 @@ def test_the_table_has_the_ten_longest(tmp_path: Path, capsys: pytest.CaptureFix
     for row, piece in zip(rows, profile.pieces["pieces"], strict=False):
         assert row.startswith(piece["name"]) and len(row) <= 80
         assert row.endswith(f" {percent(piece['share'], 1)}") and row.split()[-5] == f"{piece['calls']:,}"
-    assert printed[begin + 12] == f"all of it: profile.json and trace.json in {tmp_path}"
+    assert printed[begin + 12] == f"details: profile.json and trace.json in {tmp_path}"
 
 
 def test_without_a_folder_there_is_the_table(capsys: pytest.CaptureFixture[str]) -> None:
