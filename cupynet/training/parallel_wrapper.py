@@ -335,12 +335,9 @@ class ParallelWrapper:
 
         The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
         """
-        compiles = self.model.backend.name != "numpy"
-        if compiles:
-            log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
+        log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
         seconds = self.on_workers(lambda trainer: trainer.warm_up(batch_size), batch_size=batch_size) or 0.0
-        if compiles:
-            log.info("kernels ready after %.1f s", seconds)
+        log.info("kernels ready after %.1f s", seconds)
         self.warm = True
         return seconds
 

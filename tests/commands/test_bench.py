@@ -56,6 +56,7 @@ def test_the_table_has_a_line_for_everything() -> None:
     lines = bench.table({**RESULT, "ratios": bench.ratios(rates)})
     for name in (*rates, "conv forward", "update", "batch of 100 on one core"):
         assert any(line.startswith(name) for line in lines)
+    assert lines[0].endswith(" GFLOP/s")
 
 
 def test_accumulation_is_refused() -> None:

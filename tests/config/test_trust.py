@@ -179,7 +179,7 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
 STORED = {
     "an alias": (LAUGHS, "YAML aliases are refused"),
     "deep": ("a: " + "[" * 100_000, "cannot be read"),
-    "NUL": ('loss:\n  _target_: "a\\0b"\n', "the character NUL"),
+    "NUL": ('loss:\n  _target_: "a\\0b"\n', "a NUL character"),
     "long": (f"a: {'x' * (1 << 20)}\n", "1048576 bytes"),
     "the environment": ("seed: ${oc.env:HOME}\n", "must be a plain value"),
     "a part of a value": ("data:\n  folder: x${seed}\nseed: 1\n", "must be a plain value"),

@@ -175,7 +175,7 @@ def test_folders_pipes_devices_and_sockets_are_refused(tiny: Any, monkeypatch: p
         path.unlink()
         make()
         with pytest.raises(
-            DataError, match=rf"{IMAGES}: expected a file, .*it is a folder, a pipe or a device\); delete it"
+            DataError, match=rf"{IMAGES}: cannot be read .*it is a folder, a pipe or a device\); delete it"
         ):
             contents_of(tiny, IMAGES)
         if kind == "a folder":

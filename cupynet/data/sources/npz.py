@@ -54,7 +54,7 @@ class Npz(UserArrays):
             shape, _, dtype = read(file)
             if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - file.tell():
                 raise ValueError(
-                    f"{getattr(self, part)}: its header says {shape} of {dtype}, which does not fit its size"
+                    f"{getattr(self, part)}: its header says {shape} of {dtype}, which its contents do not match"
                 )
         return tuple(shape)
 

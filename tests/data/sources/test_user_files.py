@@ -280,7 +280,7 @@ def test_classes_are_counted_from_the_labels(tmp_path: Path) -> None:
 def test_objects_are_never_unpickled(tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", SMALL)
     np.savez(path, x_train=np.array([print], object), y_train=SMALL[1], x_test=SMALL[2], y_test=SMALL[3])
-    with pytest.raises(DataError, match=r"a.npz: cannot be read .*x_train: claims \(1,\) of object"):
+    with pytest.raises(DataError, match=r"a.npz: cannot be read .*x_train: its header says \(1,\) of object"):
         Npz(path).load()
 
 
