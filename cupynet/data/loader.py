@@ -90,7 +90,7 @@ class Loader:
 
     @property
     def batches(self) -> int:
-        """Loader per epoch, over all workers."""
+        """Batches per epoch, over all workers."""
         return sum(-(-count // self.batch_size) for count in self.dataset.counts)
 
     def rounds(self, size: int) -> int:
