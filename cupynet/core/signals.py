@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,17 +48,31 @@ def command(main: Callable[[], None]) -> None:
     """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 
     Until `main` handles signals itself, the handler ends the process, because other code might catch an exception.
+    While the interpreter exits after `main`, a signal ends the process with the code of `main`.
 
     Args:
         main: should import slow modules itself, so that signals are handled during the imports too.
     """
     if os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()
+    code = 1
     try:
         with handled(_end):
             main()
+        code = 0
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else int(left.code is not None)
+        raise
     except KeyboardInterrupt as stopped:  # not reported yet
-        raise SystemExit(_report(Interrupted.by(stopped))) from None
+        code = _report(Interrupted.by(stopped))
+        raise SystemExit(code) from None
+    finally:
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        for number in NUMBERS if threading.current_thread() is threading.main_thread() else ():
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, lambda number, frame: os._exit(code))
 
 
 @contextmanager

@@ -131,6 +131,17 @@ cupynet.commands.train.main()
 """
 
 
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_signal_after_the_command_keeps_its_exit_code(code):
+    late = (
+        "import atexit, os, signal, sys, time; from cupynet.core import signals\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGUSR1), time.sleep(5)])\n"
+        f"signals.command(lambda: [print('done'), sys.exit({code})])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", late], env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "")
+
+
 def test_a_command_ignores_sighup_under_nohup():
     """What it imports for its own work does not matter."""
     code = "import os, signal; from cupynet.core import signals; "
