@@ -204,8 +204,9 @@ def die_at(place: str, number: int) -> Callable[[], None]:
             die()
 
     def removing(path: Any, *rest: Any, **named: Any) -> None:
-        mark = {"mid-prune": ".old-", "mid-removal": ".tmp-"}.get(place, "\0")
-        if mark in str(path) and os.path.isdir(path) and now():
+        own = str(path).endswith(f".tmp-{os.getpid()}")
+        removed = place == ("mid-prune" if own else "mid-removal") and ".tmp-" in str(path)
+        if removed and os.path.isdir(path) and now():
             os.unlink(next(Path(path).iterdir()))
             die()
         real_rmtree(path, *rest, **named)
