@@ -93,29 +93,29 @@ def test_the_peer_trains_in_16_bits_with_weights_in_float(dtype: str, tmp_path: 
 def test_a_step_is_captured_after_a_warm_up_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    told: list[str] = []
+    calls: list[str] = []
 
     def stream(name: str) -> SimpleNamespace:
-        return SimpleNamespace(wait_stream=lambda other: told.append(f"{name} waits for {other.name}"), name=name)
+        return SimpleNamespace(wait_stream=lambda other: calls.append(f"{name} waits for {other.name}"), name=name)
 
     @contextmanager
     def within(what: SimpleNamespace) -> Iterator[None]:
-        told.append(f"on {what.name}")
+        calls.append(f"on {what.name}")
         yield
-        told.append(f"off {what.name}")
+        calls.append(f"off {what.name}")
 
-    main, graph = stream("main"), SimpleNamespace(name="graph", replay=lambda: told.append("replay"))
+    main, graph = stream("main"), SimpleNamespace(name="graph", replay=lambda: calls.append("replay"))
     for name, part in {"Stream": lambda: stream("side"), "current_stream": lambda: main, "stream": within}.items():
         monkeypatch.setattr(torch.cuda, name, part)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
     monkeypatch.setattr(torch.cuda, "graph", within)
-    network = SimpleNamespace(zero_grad=lambda set_to_none: told.append("clear"))
-    replay = peer.captured(network, lambda: told.append("step"))
+    network = SimpleNamespace(zero_grad=lambda set_to_none: calls.append("clear"))
+    replay = peer.captured(network, lambda: calls.append("step"))
     warm = ["side waits for main", "on side", *["step"] * peer.WARM_UP, "off side", "main waits for side"]
-    assert told == [*warm, "clear", "on graph", "step", "off graph"]
-    told.clear()
+    assert calls == [*warm, "clear", "on graph", "step", "off graph"]
+    calls.clear()
     replay()
-    assert told == ["replay"]
+    assert calls == ["replay"]
 
 
 @needs_torch

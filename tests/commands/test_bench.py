@@ -170,7 +170,7 @@ def test_a_record_of_the_same_day_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class Rates:
-    """In place of what is measured: what was asked for. PyTorch that makes a graph of half fails."""
+    """Replace the measurement by its arguments. PyTorch fails to capture a graph in half."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[tuple[Any, ...]] = []

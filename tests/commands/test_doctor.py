@@ -29,7 +29,7 @@ from tests.support.user_files import idx_bytes
 SMALL = ["data=synthetic", "data.train=64", "data.test=32", "batch_size=8", "workers=1"]
 
 
-def told(folder: Path, *arguments: str, code: int = 0, **more: str) -> str:
+def report(folder: Path, *arguments: str, code: int = 0, **more: str) -> str:
     """What the command prints; nothing on stderr, and no traceback anywhere."""
     done = warm.command("cupynet", ("doctor", *arguments), folder, environment(**more), 240, **more)
     assert done.returncode == code, done.stdout + done.stderr
@@ -71,7 +71,7 @@ def test_a_finding_about_a_strangers_file_cannot_control_the_terminal(monkeypatc
 
 @pytest.mark.slow
 def test_a_machine_that_can_train(tmp_path):
-    lines = told(tmp_path, *SMALL).splitlines()
+    lines = report(tmp_path, *SMALL).splitlines()
     assert lines[-1] == "training works here" and not any(line.startswith("problem") for line in lines)
     for part in ("python", "packages", "cpu", "memory", "blas", "gpu", "mpi", "data", "disk", "training"):
         assert any(line[9:].startswith(part) for line in lines), part
@@ -134,7 +134,7 @@ def test_installed_packages_are_listed():
 def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path, missing):
     """Also the ones that other commands begin with."""
     path = shadow(tmp_path, missing, "raise ImportError('libgone.so: cannot open shared object file')")
-    text = told(tmp_path, code=1, PYTHONPATH=path)
+    text = report(tmp_path, code=1, PYTHONPATH=path)
     assert "\nproblem  training  ImportError: libgone.so: cannot open shared object file\n" in text
 
 

@@ -42,10 +42,12 @@ def test_every_export_format(finished: Path, tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"])
     (found,) = session.run(["probabilities"], {"images": images})
     np.testing.assert_allclose(found, model.predict(images), atol=1e-5)
-    told = {each.key: each.value for each in onnx.load(tmp_path / "a.onnx").metadata_props}
-    assert json.loads(told["labels"]) == [str(number) for number in range(10)]
-    assert told["dataset"] == "synthetic" and float(told["test_accuracy"]) == summary.scores.test_accuracy
-    assert told["commit"] == str(summary.setup.commit) and json.dumps(summary.setup.normalize) in told["preprocessing"]
+    metadata = {each.key: each.value for each in onnx.load(tmp_path / "a.onnx").metadata_props}
+    assert json.loads(metadata["labels"]) == [str(number) for number in range(10)]
+    assert metadata["dataset"] == "synthetic" and float(metadata["test_accuracy"]) == summary.scores.test_accuracy
+    assert (
+        output["commit"] == str(summary.setup.commit) and json.dumps(summary.setup.normalize) in output["preprocessing"]
+    )
     for name, weight in load_weights(tmp_path / "a.safetensors").items():
         np.testing.assert_array_equal(weight, model.weights()[name])
     assert load_file(tmp_path / "torch.safetensors")["dense1.weight"].shape == (256, 784)
@@ -89,9 +91,9 @@ def test_impossible_exports_are_refused(
     monkeypatch.setattr("sys.argv", ["export", *(named.get(each, each) for each in arguments)])
     with pytest.raises(SystemExit) as left:
         export.main()
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert left.value.code == code
-    assert expected in told and told.startswith("cupynet: ") and told.count("\n") == 1
+    assert expected in output and output.startswith("cupynet: ") and output.count("\n") == 1
     assert os.listdir(tmp_path) == ["damaged"]
 
 
@@ -116,8 +118,8 @@ def test_a_graph_that_differs_is_not_written(
     with pytest.raises(SystemExit) as left:
         export.main()
     assert left.value.code == 1 and not list(tmp_path.iterdir())
-    told = capsys.readouterr().err
-    assert "not written: on 1,000 random images its logits in onnxruntime differ by at most 2.0e-04" in told
+    output = capsys.readouterr().err
+    assert "not written: on 1,000 random images its logits in onnxruntime differ by at most 2.0e-04" in output
     monkeypatch.setattr(interop, "difference", lambda *_: None)
     with pytest.raises(SystemExit) as left:
         export.main()

@@ -128,7 +128,7 @@ def team(request, made_up_devices):
 @pytest.fixture
 def several(team):
     if team.workers == 1:
-        pytest.skip("a single worker has nobody to send to")
+        pytest.skip("a single worker cannot send")
     return team
 
 
