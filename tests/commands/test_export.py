@@ -46,7 +46,8 @@ def test_every_export_format(finished: Path, tmp_path: Path) -> None:
     assert json.loads(metadata["labels"]) == [str(number) for number in range(10)]
     assert metadata["dataset"] == "synthetic" and float(metadata["test_accuracy"]) == summary.scores.test_accuracy
     assert (
-        output["commit"] == str(summary.setup.commit) and json.dumps(summary.setup.normalize) in output["preprocessing"]
+        metadata["commit"] == str(summary.setup.commit)
+        and json.dumps(summary.setup.normalize) in metadata["preprocessing"]
     )
     for name, weight in load_weights(tmp_path / "a.safetensors").items():
         np.testing.assert_array_equal(weight, model.weights()[name])
