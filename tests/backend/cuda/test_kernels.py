@@ -64,10 +64,10 @@ class DeviceKernel:
 
         self._cupy, self._kernel = cupy, cupy.RawModule(code=source(file), options=OPTIONS).get_function(name)
 
-    def __call__(self, launch: Any, arguments: Any) -> None:
+    def __call__(self, grid: Any, block: Any, arguments: Any) -> None:
         there: dict[int, tuple[Any, Any]] = {}
         given = [self._sent(argument, there) for argument in arguments]
-        self._kernel(*launch, tuple(given))
+        self._kernel(grid, block, tuple(given))
         for memory, copy in there.values():
             memory[...] = self._cupy.asnumpy(copy)
 
