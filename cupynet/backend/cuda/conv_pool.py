@@ -1,12 +1,16 @@
-"""Convolution, bias, activation and max-pool on the GPU: a product, then the other three in one pass.
+"""Convolution, bias, activation and max-pool on the GPU as one operation.
 
-The product is returned to the workspace at once; the im2col rows and the winners are saved. A window whose winner is
-zeroed by ReLU is recorded as having none, so the backward pass reads neither the activation nor its output
-(kernels/pool.cu).
+Small patches (few channels, as on the first layer) are convolved straight from the image: one kernel in each direction,
+see kernels/conv_pool.cu. Other convolutions are im2col and a cuBLAS product, followed by a kernel for bias, activation
+and pool; the product is returned to the workspace at once, the im2col rows and the winners are saved.
+
+A window whose winner is zeroed by ReLU is recorded as having none, so the backward pass reads neither the activation
+nor its output (kernels/pool.cu).
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from cupynet.backend.array import Array
@@ -16,6 +20,10 @@ from cupynet.backend.window import Window
 if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
+DIRECT_VALUES = 75  # the most values of a patch that is convolved directly: 5 x 5 of three channels
+DIRECT_PARTS = 512  # partial sums of a direct weight gradient
+TAPS = 5  # weights of a thread, as in conv_pool.cu
+
 
 class ConvPool(FusedPair):
     """One convolution, its activation and its pool, for one image size; the identity and ReLU are applied here."""
@@ -24,10 +32,19 @@ class ConvPool(FusedPair):
         self.backend, self.conv, self.pool = backend, first, pool
         self.relu = self.activates = first.activation == "relu"
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
+        values, small = first.window.places * first.image[2], pool.places <= 255  # numbered in 8 bits
+        self.direct = values <= DIRECT_VALUES and small and not first.window.dilates
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O); saved are the winners and the im2col rows."""
+        """(N, H, W, C) -> (N, H', W', O); saved are the winners and, unless the convolution is direct, im2col rows."""
         backend, (weight, bias) = self.backend, weights
+        if self.direct:
+            y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))
+            winners = backend.borrow(y.shape, self.pool.place_dtype)
+            threads = math.prod(y.shape[1:]) // (4 if self.conv.filters % 4 == 0 else 1)  # as in conv_pool.cu
+            arguments = x, weight, bias, y, winners, *self._geometry(x), int(self.relu)
+            backend.kernels.images(f"conv_pool_{backend._kind}", len(x), threads, *arguments)
+            return y, (winners,)
         columns = backend.im2col(x, self.conv.window)
         product = backend.matmul(columns, weight.reshape(-1, self.conv.filters))
         raw = product.reshape(len(x), *self.convolved, self.conv.filters)
@@ -38,10 +55,39 @@ class ConvPool(FusedPair):
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
-        backend, (weight, _), (weight_grad, bias_grad), (winners, columns) = self.backend, weights, grads, saved
+        backend, weight, winners = self.backend, weights[0], saved[0]
+        if self.direct:
+            self._add_gradients(dy, winners, x, grads)
+            if not need_dx:
+                return None
         through = backend.max_pool2d_backward(dy, winners, (len(x), *self.convolved, self.conv.filters), self.pool)
-        dx = backend.conv2d_backward(
-            through, columns, x, weight, weight_grad, bias_grad, self.conv.window, need_dx=need_dx
-        )
+        if self.direct:
+            dx = backend._images_gradient(through.reshape(-1, self.conv.filters), x.shape, weight, self.conv.window)
+        else:
+            given = through, saved[1], x, weight, *grads, self.conv.window
+            dx = backend.conv2d_backward(*given, need_dx=need_dx)
         backend.give_back(through)
         return dx
+
+    def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:
+        """Add the gradients of weight and bias: sums over parts of the windows, then over the parts, in a fixed order."""
+        backend, weight_grad = self.backend, grads[0]
+        parts = max(1, min(len(x) * dy.shape[1], DIRECT_PARTS))
+        sums = [grad if grad is None else backend.borrow((parts, grad.size), grad.dtype) for grad in grads]
+        height, width, channels, filters = weight_grad.shape
+        threads = (height * -(-width * channels // TAPS) + 1) * filters
+        arguments = x, dy, winners, *sums, *self._geometry(x), parts
+        backend.kernels.images(f"conv_pool_weight_{backend._kind}", parts, threads, *arguments)
+        for grad, partial in zip(grads, sums, strict=True):
+            if grad is not None:
+                backend._column_sums(backend._wide, partial, grad.reshape(-1), parts, 1, add=True)
+        backend.give_back(*sums)
+
+    def _geometry(self, x: Array) -> tuple[int, ...]:
+        """Return the sizes that kernels take, see `launch._POOLED`."""
+        pool, ((top, _), (left, _)) = self.pool, self.pool.padding
+        pooled = pool.output(*self.convolved)
+        return (
+            *self.backend._geometry(x.shape, self.conv.window),
+            *(*pooled, *pool.kernel, *pool.stride, top, left, self.conv.filters),
+        )

@@ -11,6 +11,7 @@ from cupynet.backend.cuda.launch import first_use, power_of_two
 from cupynet.backend.reference.dense import DenseOps
 
 ACROSS = 32  # columns that a block sums in parallel
+FEW_ACROSS = 8  # the same for few rows, so that more threads share a column
 MOST_PARTS = 256  # partial sums that a second pass adds up
 FEW_ROWS = 128  # the fewest rows of a partial sum
 
@@ -74,7 +75,8 @@ class CudaDense(CudaDevice, DenseOps):
     def _columns(self, name: str, columns: int, parts: int, *arguments: Any) -> None:
         """Launch a kernel with the columns along x and the partial sums along y."""
         most, threads = self.kernels.blocks, self.kernels.threads
-        across, down = min(ACROSS, threads, power_of_two(columns)), min(parts, most)
+        wanted = ACROSS if parts > 1 else FEW_ACROSS
+        across, down = min(wanted, threads, power_of_two(columns)), min(parts, most)
         grid = (min(-(-columns // across), max(1, most // down)), down)
         self.kernels.launch(name, grid, (across, threads // across), *arguments)
 

@@ -41,6 +41,7 @@ WIDE = ("float", "double")
 TERMS = 16  # of a `weighted_sum` in one pass
 WINNERS = ("uint8", "int32")
 _IMAGES = "int32 " * 12  # N H W C, rows cols, kernel, stride, padding above and left
+_POOLED = _IMAGES + "int32 " * 9  # and of the pool: rows cols, kernel, stride, padding above and left; filters
 
 # file -> kernel -> its parameters, one word each: `in:` or `out:` before the type of an array, `?` after one that may
 # be null. S, A and W are the types of an instance: storage, accumulation, and the integer of winners.
@@ -52,6 +53,10 @@ TAKES = {
         "depthwise": f"in:S in:S out:S {_IMAGES} int32 int32 int32",
         "depthwise_input": f"in:S in:S out:S {_IMAGES} int32 int32 int32",
         "depthwise_weight": f"in:S in:S out:A {_IMAGES} int32 int32 int32 int32",
+    },
+    "conv_pool": {
+        "conv_pool": f"in:S in:S in:S? out:S out:uint8 {_POOLED} int32",
+        "conv_pool_weight": f"in:S in:S in:uint8 out:A out:A? {_POOLED} int32",
     },
     "pool": {
         "max_pool": f"in:S in:S? out:S out:W {_IMAGES} int32",

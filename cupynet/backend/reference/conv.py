@@ -82,10 +82,12 @@ class ConvOps(DenseOps):
         self.give_back(made)
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy)
-        if not need_dx:
-            return None
-        dcolumns = self._product(dy, weight.reshape(-1, outputs), transpose_b=True)
-        dx = self.col2im(dcolumns, x.shape, window)
+        return self._images_gradient(dy, x.shape, weight, window) if need_dx else None
+
+    def _images_gradient(self, dy: Array, shape: tuple[int, ...], weight: Array, window: Window) -> Array:
+        """Return dx (N, H, W, C) of a convolution of images of this shape, from dy (N·H'·W', O)."""
+        dcolumns = self._product(dy, weight.reshape(-1, weight.shape[3]), transpose_b=True)
+        dx = self.col2im(dcolumns, shape, window)
         self.give_back(dcolumns)
         return dx
 

@@ -227,9 +227,11 @@ __device__ void column_sums(
          left += static_cast<long long>(gridDim.x) * blockDim.x) {
       const long long column = left + threadIdx.x;
       Wide<S> sum = 0;
-      if (column < columns)
+      if (column < columns) {
+#pragma unroll 8  // several loads at a time: most of the time here is waiting for memory
         for (long long row = begin + threadIdx.y; row < end; row += blockDim.y)
           sum += wide(values[row * columns + column]);
+      }
       sum = down(sum);
       if (threadIdx.y == 0 && column < columns) {
         Wide<S>* to = sums + static_cast<long long>(chunk) * columns + column;

@@ -1,0 +1,188 @@
+// A convolution with small patches (few channels, as on the first layer) and its max-pool, straight from the images:
+// neither im2col rows nor the convolution's output are in memory.
+//
+// Forward, a thread computes the pooled output of V filters. Backward, a thread sums the gradients of TAPS weights of a
+// filter over its part of the windows, reading only the pixels that won their window.
+
+#include "common.cuh"
+
+constexpr int TAPS = 5;  // weights of a filter, next to each other in a row of its patch, that a thread computes
+
+struct Geometry {
+  int height, width, channels;          // of an image
+  int rows, cols;                       // of the convolution's output
+  int kernel_height, kernel_width;      // of the convolution
+  int stride_down, stride_across;
+  int top, left;                        // zeros before the image
+  int pooled_rows, pooled_cols;         // of the pool's output
+  int pool_height, pool_width;          // of the pool
+  int pool_down, pool_across;           // its stride
+  int pool_top, pool_left;              // pixels outside of the convolution's output, before it
+  int filters;
+};
+
+#define GEOMETRY_PARAMETERS                                                                                           \
+  int height, int width, int channels, int rows, int cols, int kernel_height, int kernel_width, int stride_down,      \
+      int stride_across, int top, int left, int pooled_rows, int pooled_cols, int pool_height, int pool_width,        \
+      int pool_down, int pool_across, int pool_top, int pool_left, int filters
+#define GEOMETRY                                                                                                      \
+  { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left,          \
+    pooled_rows, pooled_cols, pool_height, pool_width, pool_down, pool_across, pool_top, pool_left, filters }
+
+// The part of a window's row of `length` values, the first of them at `start` of a line of `size`, that is in the image.
+struct Inside {
+  int first, end;
+  __device__ __forceinline__ Inside(int start, int length, int size)
+      : first(max(0, -start)), end(min(length, size - start)) {}
+};
+
+// sums[v] = one pixel (row, col) of the convolution, for the V filters from `weight` on.
+template <int V, class S>
+__device__ __forceinline__ void convolve(
+    const S* image, const S* weight, const Geometry& g, int row, int col, Wide<S> (&sums)[V]) {
+  const int line = g.width * g.channels, length = g.kernel_width * g.channels;
+  const int y = row * g.stride_down - g.top, start = (col * g.stride_across - g.left) * g.channels;
+  const Inside down(y, g.kernel_height, g.height), across(start, length, line);
+#pragma unroll
+  for (int v = 0; v < V; ++v) sums[v] = 0;
+  for (int ky = down.first; ky < down.end; ++ky) {
+    const S* pixels = image + static_cast<long long>(y + ky) * line + start;
+    const S* factors = weight + ky * length * g.filters;
+#pragma unroll 5
+    for (int j = across.first; j < across.end; ++j) {
+      const Wide<S> pixel = wide(pixels[j]);
+      const Pack<S, V> pack = fetch<V>(Read<S>{factors + j * g.filters}, 0);
+#pragma unroll
+      for (int v = 0; v < V; ++v) sums[v] += pixel * wide(pack.lane[v]);
+    }
+  }
+}
+
+// See max_pool in pool.cu, whose x is the convolution here: y, winners (count, pooled_rows, pooled_cols, O).
+template <int V, class S>
+__device__ void conv_pool_of(
+    const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, const Geometry& g, int relu) {
+  using A = Wide<S>;
+  const unsigned groups = g.filters / V, total = g.pooled_rows * g.pooled_cols * groups;
+  const long long values = static_cast<long long>(g.height) * g.width * g.channels;
+  for (int n = blockIdx.y; n < count; n += gridDim.y) {
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int filter = i % groups * V, place = i / groups;
+      const int row = place / g.pooled_cols * g.pool_down - g.pool_top;
+      const int col = place % g.pooled_cols * g.pool_across - g.pool_left;
+      const Inside down(row, g.pool_height, g.rows), across(col, g.pool_width, g.cols);
+      const Pack<S, V> offset = bias ? fetch<V>(Read<S>{bias + filter}, 0) : Pack<S, V>{};
+      A best[V] = {};
+      unsigned char winner[V] = {};
+      for (int py = down.first; py < down.end; ++py) {
+        for (int px = across.first; px < across.end; ++px) {
+          A sums[V];
+          convolve<V>(x + n * values, weight + filter, g, row + py, col + px, sums);
+          const bool first = py == down.first && px == across.first;
+#pragma unroll
+          for (int v = 0; v < V; ++v) {
+            A candidate = rounded<S>(sums[v]);
+            if (bias) candidate = rounded<S>(candidate + wide(offset.lane[v]));
+            if (first || (!(candidate <= best[v]) && best[v] == best[v])) {
+              best[v] = candidate;
+              winner[v] = py * g.pool_width + px;
+            }
+          }
+        }
+      }
+      Pack<S, V> out;
+      Pack<unsigned char, V> won;
+#pragma unroll
+      for (int v = 0; v < V; ++v) {
+        const bool closed = relu && !(best[v] > 0);
+        store(out.lane[v], closed ? positive(best[v]) : best[v]);
+        won.lane[v] = closed ? 255 : winner[v];
+      }
+      const long long at = (static_cast<long long>(n) * g.pooled_rows * g.pooled_cols + place) * g.filters + filter;
+      keep<V>(Write<S>{y + at}, 0, out);
+      keep<V>(Write<unsigned char>{winners + at}, 0, won);
+    }
+  }
+}
+
+template <class S>
+__device__ void conv_pool(
+    const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, const Geometry& g, int relu) {
+  const bool packed = g.filters % 4 == 0 && aligned<4>(weight) && (!bias || aligned<4>(bias)) && aligned<4>(y);
+  if (packed && aligned<4>(winners)) {
+    conv_pool_of<4>(x, weight, bias, y, winners, count, g, relu);
+  } else {
+    conv_pool_of<1>(x, weight, bias, y, winners, count, g, relu);
+  }
+}
+
+// Sums of gradients over every parts-th line of pooled windows, from the part's number on: weight_sums
+// (parts, K_h, K_w, C, O) and, if there is a bias, bias_sums (parts, O).
+template <class S>
+__device__ void conv_pool_weight(
+    const S* x, const S* dy, const unsigned char* winners, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
+    const Geometry& g, int parts) {
+  using A = Wide<S>;
+  const int line = g.width * g.channels, length = g.kernel_width * g.channels, chunks = (length + TAPS - 1) / TAPS;
+  const unsigned of_weight = g.kernel_height * chunks * g.filters, total = of_weight + (bias_sums ? g.filters : 0);
+  const long long values = static_cast<long long>(g.height) * line;
+  const long long lines = static_cast<long long>(count) * g.pooled_rows;
+  for (int part = blockIdx.y; part < parts; part += gridDim.y) {
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+      const int filter = i % g.filters, chunk = i / g.filters, ky = chunk / chunks, from = chunk % chunks * TAPS;
+      const bool weighs = i < of_weight;
+      A sums[TAPS];
+#pragma unroll
+      for (int k = 0; k < TAPS; ++k) sums[k] = 0;
+      for (long long of = part; of < lines; of += parts) {
+        const int row = static_cast<int>(of % g.pooled_rows) * g.pool_down - g.pool_top;
+        const S* image = x + of / g.pooled_rows * values;
+        const long long first = of * g.pooled_cols * g.filters + filter;
+#pragma unroll 4
+        for (int col = 0; col < g.pooled_cols; ++col) {
+          int winner = winners[first + static_cast<long long>(col) * g.filters], down = 0;
+          const A gradient = wide(dy[first + static_cast<long long>(col) * g.filters]);
+          if (winner == 255) continue;  // ReLU blocks this gradient
+          if (!weighs) {
+            sums[0] += gradient;
+            continue;
+          }
+          for (; winner >= g.pool_width; winner -= g.pool_width) ++down;  // faster than a division
+          const int y = (row + down) * g.stride_down - g.top + ky;
+          const int across = col * g.pool_across - g.pool_left + winner;
+          const int start = (across * g.stride_across - g.left) * g.channels + from;
+          if (y < 0 || y >= g.height) continue;
+          const S* pixels = image + static_cast<long long>(y) * line + start;
+          const Inside inside(start, min(TAPS, length - from), line);
+#pragma unroll
+          for (int k = 0; k < TAPS; ++k)
+            if (k >= inside.first && k < inside.end) sums[k] += gradient * wide(pixels[k]);
+        }
+      }
+      if (!weighs) {
+        bias_sums[static_cast<long long>(part) * g.filters + filter] = sums[0];
+        continue;
+      }
+      A* to = weight_sums + ((static_cast<long long>(part) * g.kernel_height + ky) * length + from) * g.filters + filter;
+#pragma unroll
+      for (int k = 0; k < TAPS; ++k)
+        if (k < length - from) to[k * g.filters] = sums[k];
+    }
+  }
+}
+
+#define INSTANCES(kind, S, A)                                                                                         \
+  KERNEL conv_pool_##kind(                                                                                            \
+      const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, GEOMETRY_PARAMETERS,       \
+      int relu) {                                                                                                     \
+    conv_pool(x, weight, bias, y, winners, count, Geometry GEOMETRY, relu);                                           \
+  }                                                                                                                   \
+  KERNEL conv_pool_weight_##kind(                                                                                     \
+      const S* x, const S* dy, const unsigned char* winners, A* weight_sums, A* bias_sums, int count,                 \
+      GEOMETRY_PARAMETERS, int parts) {                                                                               \
+    conv_pool_weight(x, dy, winners, weight_sums, bias_sums, count, Geometry GEOMETRY, parts);                        \
+  }
+INSTANCES(half, __half, float)
+INSTANCES(bfloat16, __nv_bfloat16, float)
+INSTANCES(float, float, float)
+INSTANCES(double, double, double)
