@@ -70,7 +70,7 @@ class ConvPool(FusedPair):
         return dx
 
     def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:
-        """Add the gradients of weight and bias: sums over parts of the windows, then over the parts, in a fixed order."""
+        """Add the gradients of weight and bias: sums over parts of the windows, then over the parts, in order."""
         backend, weight_grad = self.backend, grads[0]
         parts = max(1, min(len(x) * dy.shape[1], DIRECT_PARTS))
         sums = [grad if grad is None else backend.borrow((parts, grad.size), grad.dtype) for grad in grads]
