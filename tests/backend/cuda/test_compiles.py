@@ -151,6 +151,34 @@ def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
 
 
 @needs_nvrtc
+@every_file
+def test_no_kernel_has_a_maximum_of_three_with_a_negated_number(file: str) -> None:
+    """ptxas 13.0 makes it one instruction for sm_90 and drops the minus sign: a loop on an H200 ran too often."""
+    code, _ = compiled(source(file), "compute_90")
+    assert dropped_signs(code.decode()) == []
+
+
+def test_a_maximum_of_three_with_a_negated_number_is_found() -> None:
+    first = "neg.s32 \t%r142, %r74;\nmax.s32 \t%r144, %r142, %r143;\n"
+    assert dropped_signs(first) == []
+    assert dropped_signs(first + "max.s32 \t%r146, %r144, %r145;\n") == ["%r146"]
+
+
+def dropped_signs(ptx: str) -> list[str]:
+    """The registers that are the maximum or minimum of three numbers, one of them negated."""
+    found = []
+    for body in ptx.split(".visible .entry "):
+        negated = set(re.findall(r"neg\.s32\s+(%r\d+)", body))
+        largest: dict[str, set[str]] = {"max": set(), "min": set()}  # of two, one of them negated
+        for kind, to, *of in re.findall(r"(max|min)\.s32\s+(%r\d+), (%r\d+), (%r\d+)", body):
+            if largest[kind] & {*of}:
+                found.append(to)
+            elif negated & {*of}:
+                largest[kind].add(to)
+    return found
+
+
+@needs_nvrtc
 def test_a_compile_error_is_reported() -> None:
     text = source("update")
     wrong = text.replace("w -= step;", "w -= stop_;")

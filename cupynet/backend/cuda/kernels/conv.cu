@@ -66,7 +66,8 @@ __device__ void im2col(const S* x, S* columns, int count, const Window& w) {
 
 // The transpose, as a gather: a pixel is the sum of its values in all windows, in the order of its places in them.
 //
-// For windows next to each other without gaps, V channels at a time.
+// For windows next to each other without gaps, V channels at a time. The loop over columns counts from 0: with its
+// bounds in the condition, ptxas 13.0 computes a wrong number of iterations for sm_90 (see tests/backend/cuda).
 template <int V, class S>
 __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w) {
   const int groups = w.channels / V, segment = w.kernel_width * w.channels, window = w.kernel_height * segment;
@@ -76,7 +77,8 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
       const int pixel = i / groups, y = pixel / w.width + w.top, x_at = pixel % w.width + w.left;
       const int last_row = min(y, w.rows - 1), last_col = min(x_at, w.cols - 1);
-      const int first_row = max(0, y - w.kernel_height + 1), first_col = max(0, x_at - w.kernel_width + 1);
+      const int first_row = max(0, y - w.kernel_height + 1);
+      const int across = last_col - max(0, x_at - w.kernel_width + 1) + 1;  // windows in a row that see the pixel
       Wide<S> sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = 0;
@@ -84,8 +86,8 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
         const S* at = rows + (static_cast<long long>(row) * w.cols + last_col) * window + (y - row) * segment +
                       (x_at - last_col) * w.channels + i % groups * V;
 #pragma unroll 5
-        for (int col = last_col; col >= first_col; --col, at -= window - w.channels) {
-          const Pack<S, V> pack = fetch<V>(Read<S>{at}, 0);
+        for (int k = 0; k < across; ++k) {
+          const Pack<S, V> pack = fetch<V>(Read<S>{at - static_cast<long long>(k) * (window - w.channels)}, 0);
 #pragma unroll
           for (int v = 0; v < V; ++v) sums[v] += wide(pack.lane[v]);
         }
