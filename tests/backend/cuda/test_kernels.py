@@ -660,6 +660,47 @@ def test_max_pools_with_bias_and_relu(kind: str, relu: int, winners: str) -> Non
     assert not relu or (shut.any() and not shut.all())
 
 
+PAIRS = {
+    "one pixel": (Window((1, 1)), Window((2, 2), (2, 2))),
+    "rows longer than a thread takes": (Window((2, 4)), Window((2, 2), (1, 2))),
+    "padded": (Window((3, 3), (2, 1), ((1, 2), (2, 0))), Window((2, 3), (2, 3))),
+    "padded pool": (Window((3, 2)), Window((2, 2), (2, 1), ((1, 0), (0, 1)))),
+}
+
+
+@pairwise(
+    kind=EVERY_KIND, relu=(0, 1), filters=(3, 8), launch=launches(((1, 1), (1,)), ((3, 2), (16,))), case=tuple(PAIRS)
+)
+def test_small_patches_are_convolved_and_pooled(kind: str, relu: int, filters: int, launch: Any, case: str) -> None:
+    """Whole numbers, which all precisions add exactly: ties are those of the two operations."""
+    (stored, wide), rng, reference = types(kind), np.random.default_rng(13), Reference("double")
+    (window, pool), shape = PAIRS[case], (3, 7, 8, 2)
+    x, weight, bias = (
+        array(rng.integers(-2, 3, size), stored) for size in (shape, (*window.kernel, 2, filters), (filters,))
+    )
+    exact = [np.array(each, np.float64) for each in (x, weight, bias)]
+    convolved, columns = reference.conv2d(*exact, window)
+    y, won = reference.max_pool2d(convolved, pool)
+    found, winners = array(np.ones(y.shape), stored), array(np.ones(y.shape), np.uint8)
+    of_pool = np.array([*y.shape[1:3], *pool.kernel, *pool.stride, pool.padding[0][0], pool.padding[1][0], filters])
+    sizes = (*geometry(window, shape), *of_pool.astype(np.int32))
+    arguments = x, weight, bias, found, winners, *sizes, np.int32(relu)
+    kernel("conv_pool", f"conv_pool_{kind}")(*launch, arguments)
+    np.testing.assert_array_equal(found.astype(np.float64), np.maximum(y, 0) if relu else y)
+    blocked = ~(y > 0) if relu else np.zeros(y.shape, bool)
+    np.testing.assert_array_equal(winners, np.where(blocked, 255, won.astype(int)))
+    dy = array(rng.integers(-3, 4, y.shape), stored)
+    through = reference.max_pool2d_backward(np.where(blocked, 0, dy.astype(np.float64)), won, convolved.shape, pool)
+    grads = np.zeros(weight.shape), np.zeros(filters)
+    reference.conv2d_backward(through, columns, exact[0], exact[1], *grads, window, need_dx=False)
+    for parts in (1, 4):
+        sums = [array(np.ones((parts, *grad.shape)), wide) for grad in grads]
+        arguments = x, dy, winners, *sums, *sizes, np.int32(parts)
+        kernel("conv_pool", f"conv_pool_weight_{kind}")(*launch, arguments)
+        for found, grad in zip(sums, grads, strict=True):
+            np.testing.assert_array_equal(found.sum(axis=0), grad)
+
+
 def test_winners_of_windows_with_256_places() -> None:
     """The number of the last place is 255, which means `closed` only after a ReLU."""
     x = array(np.zeros((1, 16, 16, 1)), np.float32)

@@ -66,11 +66,25 @@ __device__ void im2col(const S* x, S* columns, int count, const Window& w) {
 
 // The transpose, as a gather: a pixel is the sum of its values in all windows, in the order of its places in them.
 //
-// For windows next to each other without gaps, V channels at a time. The loop over columns counts from 0: with its
-// bounds in the condition, ptxas 13.0 computes a wrong number of iterations for sm_90 (see tests/backend/cuda).
+constexpr int WINDOWS = 5;  // whose values are loaded together
+
+// sums += V channels of a pixel in COUNT windows; from each window to the one before it they are `step` values apart.
+template <int COUNT, int V, class S>
+__device__ __forceinline__ void add_windows(const S* at, long long step, Wide<S> (&sums)[V]) {
+#pragma unroll
+  for (int k = 0; k < COUNT; ++k) {
+    const Pack<S, V> pack = fetch<V>(Read<S>{at - k * step}, 0);
+#pragma unroll
+    for (int v = 0; v < V; ++v) sums[v] += wide(pack.lane[v]);
+  }
+}
+
+// For windows next to each other without gaps, V channels at a time. Only loops of constant length are unrolled, see
+// conv_pool.cu.
 template <int V, class S>
 __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w) {
   const int groups = w.channels / V, segment = w.kernel_width * w.channels, window = w.kernel_height * segment;
+  const long long step = window - w.channels;
   const unsigned total = w.height * w.width * groups;
   for (int n = blockIdx.y; n < count; n += gridDim.y) {
     const S* rows = columns + static_cast<long long>(n) * w.rows * w.cols * window;
@@ -82,15 +96,15 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
       Wide<S> sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = 0;
+#pragma unroll 1
       for (int row = last_row; row >= first_row; --row) {
         const S* at = rows + (static_cast<long long>(row) * w.cols + last_col) * window + (y - row) * segment +
                       (x_at - last_col) * w.channels + i % groups * V;
-#pragma unroll 5
-        for (int k = 0; k < across; ++k) {
-          const Pack<S, V> pack = fetch<V>(Read<S>{at - static_cast<long long>(k) * (window - w.channels)}, 0);
-#pragma unroll
-          for (int v = 0; v < V; ++v) sums[v] += wide(pack.lane[v]);
-        }
+        int k = 0;
+#pragma unroll 1
+        for (; k + WINDOWS <= across; k += WINDOWS) add_windows<WINDOWS>(at - k * step, step, sums);
+#pragma unroll 1
+        for (; k < across; ++k) add_windows<1>(at - k * step, step, sums);
       }
       Pack<S, V> out;
 #pragma unroll

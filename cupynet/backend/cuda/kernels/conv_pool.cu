@@ -3,10 +3,15 @@
 //
 // Forward, a thread computes the pooled output of V filters. Backward, a thread sums the gradients of TAPS weights of a
 // filter over its part of the windows, reading only the pixels that won their window.
+//
+// Only loops of constant length are unrolled, as elsewhere where bounds are minima and maxima: for others the compiler
+// computes a number of iterations from them, which ptxas 13.0 gets wrong for sm_90 (see tests/backend/cuda).
 
 #include "common.cuh"
 
-constexpr int TAPS = 5;  // weights of a filter, next to each other in a row of its patch, that a thread computes
+constexpr int TAPS = 5;    // values next to each other in a row of a patch that are computed together
+constexpr int AHEAD = 4;   // windows whose gradients are loaded together
+constexpr int NONE = 255;  // the winner of a window that ReLU has zeroed: no gradient comes back
 
 struct Geometry {
   int height, width, channels;          // of an image
@@ -36,6 +41,18 @@ struct Inside {
       : first(max(0, -start)), end(min(length, size - start)) {}
 };
 
+// sums += the values from `pixels` on times their weights, for V filters; weights are `filters` values apart.
+template <int COUNT, int V, class S>
+__device__ __forceinline__ void multiply(const S* pixels, const S* weights, int filters, Wide<S> (&sums)[V]) {
+#pragma unroll
+  for (int j = 0; j < COUNT; ++j) {
+    const Wide<S> pixel = wide(pixels[j]);
+    const Pack<S, V> pack = fetch<V>(Read<S>{weights + j * filters}, 0);
+#pragma unroll
+    for (int v = 0; v < V; ++v) sums[v] += pixel * wide(pack.lane[v]);
+  }
+}
+
 // sums[v] = one pixel (row, col) of the convolution, for the V filters from `weight` on.
 template <int V, class S>
 __device__ __forceinline__ void convolve(
@@ -45,16 +62,15 @@ __device__ __forceinline__ void convolve(
   const Inside down(y, g.kernel_height, g.height), across(start, length, line);
 #pragma unroll
   for (int v = 0; v < V; ++v) sums[v] = 0;
+#pragma unroll 1
   for (int ky = down.first; ky < down.end; ++ky) {
     const S* pixels = image + static_cast<long long>(y + ky) * line + start;
-    const S* factors = weight + ky * length * g.filters;
-#pragma unroll 5
-    for (int j = across.first; j < across.end; ++j) {
-      const Wide<S> pixel = wide(pixels[j]);
-      const Pack<S, V> pack = fetch<V>(Read<S>{factors + j * g.filters}, 0);
-#pragma unroll
-      for (int v = 0; v < V; ++v) sums[v] += pixel * wide(pack.lane[v]);
-    }
+    const S* weights = weight + ky * length * g.filters;
+    int j = across.first;
+#pragma unroll 1
+    for (; j + TAPS <= across.end; j += TAPS) multiply<TAPS>(pixels + j, weights + j * g.filters, g.filters, sums);
+#pragma unroll 1
+    for (; j < across.end; ++j) multiply<1>(pixels + j, weights + j * g.filters, g.filters, sums);
   }
 }
 
@@ -74,7 +90,9 @@ __device__ void conv_pool_of(
       const Pack<S, V> offset = bias ? fetch<V>(Read<S>{bias + filter}, 0) : Pack<S, V>{};
       A best[V] = {};
       unsigned char winner[V] = {};
+#pragma unroll 1
       for (int py = down.first; py < down.end; ++py) {
+#pragma unroll 1
         for (int px = across.first; px < across.end; ++px) {
           A sums[V];
           convolve<V>(x + n * values, weight + filter, g, row + py, col + px, sums);
@@ -96,7 +114,7 @@ __device__ void conv_pool_of(
       for (int v = 0; v < V; ++v) {
         const bool closed = relu && !(best[v] > 0);
         store(out.lane[v], closed ? positive(best[v]) : best[v]);
-        won.lane[v] = closed ? 255 : winner[v];
+        won.lane[v] = closed ? NONE : winner[v];
       }
       const long long at = (static_cast<long long>(n) * g.pooled_rows * g.pooled_cols + place) * g.filters + filter;
       keep<V>(Write<S>{y + at}, 0, out);
@@ -116,6 +134,30 @@ __device__ void conv_pool(
   }
 }
 
+// The sums of a thread: TAPS weights of a filter in row `ky` of its patch, from the value `from` on.
+struct Taps {
+  int filter, ky, from, count;
+};
+
+// sums += the gradient of a window of the pool at (row, col) of the convolution times the pixels of its winner.
+template <class S>
+__device__ __forceinline__ void add_window(
+    const S* image, Wide<S> gradient, int winner, int row, int col, const Geometry& g, const Taps& taps,
+    Wide<S> (&sums)[TAPS]) {
+  const int line = g.width * g.channels;
+#pragma unroll 1
+  for (; winner >= g.pool_width; winner -= g.pool_width) ++row;  // faster than a division
+  const int y = row * g.stride_down - g.top + taps.ky;
+  const int start = ((col + winner) * g.stride_across - g.left) * g.channels + taps.from;
+  if (y < 0 || y >= g.height) return;
+  const S* pixels = image + static_cast<long long>(y) * line + start;
+#pragma unroll
+  for (int k = 0; k < TAPS; ++k) {
+    const int at = start + k;
+    if (k < taps.count && at >= 0 && at < line) sums[k] += gradient * wide(pixels[k]);
+  }
+}
+
 // Sums of gradients over every parts-th line of pooled windows, from the part's number on: weight_sums
 // (parts, K_h, K_w, C, O) and, if there is a bias, bias_sums (parts, O).
 template <class S>
@@ -123,50 +165,54 @@ __device__ void conv_pool_weight(
     const S* x, const S* dy, const unsigned char* winners, Wide<S>* weight_sums, Wide<S>* bias_sums, int count,
     const Geometry& g, int parts) {
   using A = Wide<S>;
-  const int line = g.width * g.channels, length = g.kernel_width * g.channels, chunks = (length + TAPS - 1) / TAPS;
+  const int length = g.kernel_width * g.channels, chunks = (length + TAPS - 1) / TAPS;
   const unsigned of_weight = g.kernel_height * chunks * g.filters, total = of_weight + (bias_sums ? g.filters : 0);
-  const long long values = static_cast<long long>(g.height) * line;
+  const long long values = static_cast<long long>(g.height) * g.width * g.channels;
   const long long lines = static_cast<long long>(count) * g.pooled_rows;
   for (int part = blockIdx.y; part < parts; part += gridDim.y) {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
-      const int filter = i % g.filters, chunk = i / g.filters, ky = chunk / chunks, from = chunk % chunks * TAPS;
+      const int filter = i % g.filters, chunk = i / g.filters, from = chunk % chunks * TAPS;
+      const Taps taps{filter, chunk / chunks, from, min(TAPS, length - from)};
       const bool weighs = i < of_weight;
       A sums[TAPS];
 #pragma unroll
       for (int k = 0; k < TAPS; ++k) sums[k] = 0;
+#pragma unroll 1
       for (long long of = part; of < lines; of += parts) {
         const int row = static_cast<int>(of % g.pooled_rows) * g.pool_down - g.pool_top;
         const S* image = x + of / g.pooled_rows * values;
         const long long first = of * g.pooled_cols * g.filters + filter;
-#pragma unroll 4
-        for (int col = 0; col < g.pooled_cols; ++col) {
-          int winner = winners[first + static_cast<long long>(col) * g.filters], down = 0;
-          const A gradient = wide(dy[first + static_cast<long long>(col) * g.filters]);
-          if (winner == 255) continue;  // ReLU blocks this gradient
-          if (!weighs) {
-            sums[0] += gradient;
-            continue;
-          }
-          for (; winner >= g.pool_width; winner -= g.pool_width) ++down;  // faster than a division
-          const int y = (row + down) * g.stride_down - g.top + ky;
-          const int across = col * g.pool_across - g.pool_left + winner;
-          const int start = (across * g.stride_across - g.left) * g.channels + from;
-          if (y < 0 || y >= g.height) continue;
-          const S* pixels = image + static_cast<long long>(y) * line + start;
-          const Inside inside(start, min(TAPS, length - from), line);
+#pragma unroll 1
+        for (int col = 0; col < g.pooled_cols; col += AHEAD) {
+          int won[AHEAD];
+          A gradients[AHEAD];
 #pragma unroll
-          for (int k = 0; k < TAPS; ++k)
-            if (k >= inside.first && k < inside.end) sums[k] += gradient * wide(pixels[k]);
+          for (int k = 0; k < AHEAD; ++k) {  // all loads before the first use
+            const bool here = col + k < g.pooled_cols;
+            const long long at = first + static_cast<long long>(col + k) * g.filters;
+            won[k] = here ? winners[at] : NONE;
+            gradients[k] = here ? wide(dy[at]) : A(0);
+          }
+#pragma unroll
+          for (int k = 0; k < AHEAD; ++k) {
+            if (won[k] == NONE) continue;
+            if (weighs) {
+              const int left = (col + k) * g.pool_across - g.pool_left;
+              add_window(image, gradients[k], won[k], row, left, g, taps, sums);
+            } else {
+              sums[0] += gradients[k];
+            }
+          }
         }
       }
       if (!weighs) {
         bias_sums[static_cast<long long>(part) * g.filters + filter] = sums[0];
         continue;
       }
-      A* to = weight_sums + ((static_cast<long long>(part) * g.kernel_height + ky) * length + from) * g.filters + filter;
+      const long long patch = (static_cast<long long>(part) * g.kernel_height + taps.ky) * length + from;
 #pragma unroll
       for (int k = 0; k < TAPS; ++k)
-        if (k < length - from) to[k * g.filters] = sums[k];
+        if (k < taps.count) weight_sums[(patch + k) * g.filters + filter] = sums[k];
     }
   }
 }

@@ -215,6 +215,26 @@ __device__ void target_loss(
 
 // columns -------------------------------------------------------------------------------------------------------------
 
+constexpr int ROWS = 8;  // that are loaded together: most of the time of a sum is waiting for memory
+
+// The sum of a thread's rows of a column, from `row` on, in their order; its values are `columns` apart.
+template <class S>
+__device__ __forceinline__ Wide<S> column_sum(const S* column, long long row, long long end, int columns) {
+  const long long step = blockDim.y;
+  Wide<S> sum = 0;
+#pragma unroll 1
+  for (; row + (ROWS - 1) * step < end; row += ROWS * step) {
+    Wide<S> part[ROWS];
+#pragma unroll
+    for (int k = 0; k < ROWS; ++k) part[k] = wide(column[(row + k * step) * columns]);
+#pragma unroll
+    for (int k = 0; k < ROWS; ++k) sum += part[k];
+  }
+#pragma unroll 1
+  for (; row < end; row += step) sum += wide(column[row * columns]);
+  return sum;
+}
+
 // sums[chunk] = the sums of the columns of rows chunk · length to (chunk + 1) · length; added to what is there
 // if `add`. values (rows, columns) -> sums (chunks, columns). The blocks along y share the chunks, those along x the
 // columns.
@@ -227,11 +247,7 @@ __device__ void column_sums(
          left += static_cast<long long>(gridDim.x) * blockDim.x) {
       const long long column = left + threadIdx.x;
       Wide<S> sum = 0;
-      if (column < columns) {
-#pragma unroll 8  // several loads at a time: most of the time here is waiting for memory
-        for (long long row = begin + threadIdx.y; row < end; row += blockDim.y)
-          sum += wide(values[row * columns + column]);
-      }
+      if (column < columns) sum = column_sum(values + column, begin + threadIdx.y, end, columns);
       sum = down(sum);
       if (threadIdx.y == 0 && column < columns) {
         Wide<S>* to = sums + static_cast<long long>(chunk) * columns + column;
