@@ -25,6 +25,7 @@ from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
+from cupynet.training.callbacks.base import check_decisions
 from cupynet.training.replica import check_accumulate
 
 T = TypeVar("T")
@@ -68,11 +69,13 @@ class Experiment:
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
         self.network = self._part("model", settings.model, Layer)
-        self.callbacks = [
-            self._part(f"callbacks.{name}", part, Callback)
+        self._callbacks = {
+            f"callbacks.{name}": self._part(f"callbacks.{name}", part, Callback)
             for name, part in settings.callbacks.items()
             if part is not None
-        ]
+        }
+        self.callbacks = list(self._callbacks.values())
+        check_decisions(self._callbacks)
         self.pipeline = self._pipeline(stages)
         with naming("data", settings.data):
             self.source.check()
@@ -119,8 +122,7 @@ class Experiment:
 
     def _check_validation(self) -> None:
         """Refuse parts that compare epochs if there are no validation images or no evaluations. ConfigError."""
-        names = [f"callbacks.{name}" for name, part in self.settings.callbacks.items() if part is not None]
-        choosers: dict[str, Callback | Schedule] = dict(zip(names, self.callbacks, strict=True))
+        choosers: dict[str, Callback | Schedule] = {**self._callbacks}
         choosers["optimizer.learning_rate"] = self.optimizer.learning_rate
         for name in (name for name, chooser in choosers.items() if chooser.needs_validation):
             if not getattr(self.source, "validation", True):

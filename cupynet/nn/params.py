@@ -160,6 +160,13 @@ class Params:
             start = self._offsets[name]
             yield name, vector[start : start + p.size].reshape(p.shape)
 
+    def buffer_views(self, vector: Array) -> Iterator[tuple[str, Array]]:
+        """Yield name and part, in order of declaration, of a vector laid out like the buffers, in any precision."""
+        start, step = 0, ALIGNMENT // vector.dtype.itemsize
+        for name, buffer in self._buffers.items():
+            yield name, vector[start : start + buffer.size].reshape(buffer.shape)
+            start += _padded(buffer.size, step)
+
     def allocate(self, backend: Backend, seed: int) -> None:
         """Lay out the flat vectors on the backend and draw the initial weights.
 
@@ -231,7 +238,7 @@ class Params:
         """Place members one after the other, each at a multiple of `step`. Return the end."""
         for each in members:
             self._offsets[each.name] = position
-            position += -(-each.size // step) * step
+            position += _padded(each.size, step)
         return position
 
     def publish(self) -> None:
@@ -242,6 +249,11 @@ class Params:
     def stored(self, part: slice) -> Array | None:
         """Return the 16-bit copy of a part of `master` (P,); None if layers read `master` itself."""
         return None if self.data is self.master else self.data[part]
+
+
+def _padded(size: int, step: int) -> int:
+    """Return `size`, rounded up to a multiple of `step`."""
+    return -(-size // step) * step
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
+from cupynet.training.callbacks.base import by_class_name
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, regrouped, shares, trained_again
 from cupynet.training.state_tree import (
@@ -116,7 +117,8 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
         "%d workers continue from %d: all start from the mean of the weights; batches of epoch %d trained on again: %d",
         *(size, len(states), epoch, again),
     )
-    return [{**state, "regrouped": 1} for state in regrouped(states, size, stages, trainer.synchronizer)]
+    callbacks = by_class_name(trainer.callbacks)
+    return [{**state, "regrouped": 1} for state in regrouped(states, size, stages, trainer.synchronizer, callbacks)]
 
 
 def _states(stored: Stored) -> list[Tree]:

@@ -37,7 +37,7 @@ from cupynet.parallel import (
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 from cupynet.runs.run import Run
-from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.base import Callback, by_class_name, check_decisions
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import STYLES, Progress
@@ -148,6 +148,7 @@ class ParallelWrapper:
         self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
         for each in callbacks:
             instance("a callback", each, Callback, "History('history.jsonl')")
+        check_decisions(by_class_name(callbacks))
         self.callbacks = sorted(callbacks, key=lambda each: each.last)
         self.data_on_device = on_device("data_on_device", data_on_device, model.backend.name)
         self._accumulate = check_accumulate(accumulate, model.network, pipeline)

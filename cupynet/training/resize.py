@@ -2,7 +2,8 @@
 
 All begin with the mean of the replicas, weighted as in their next average: by the samples that each has seen since the
 last one. Optimizer state and the state of synchronizers (momentum, residuals) are averaged in the same way. A stage of
-a pipeline begins with the mean of the same stage.
+a pipeline begins with the mean of the same stage. Callbacks may merge their states too, such as the means of weights
+over time.
 
 An interrupted epoch continues after the last round that W new workers would have completed. No batch is left out, and
 up to W - 1 batches are trained again. Additional workers begin with statistics of their own, and those of workers that
@@ -17,23 +18,29 @@ from typing import Any
 import numpy as np
 
 from cupynet.parallel import Synchronizer
+from cupynet.training.callbacks.base import Callback
 from cupynet.training.clock import Statistics
 from cupynet.training.state_tree import Tree
 
 
-def regrouped(states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer) -> list[Tree]:
+def regrouped(
+    states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Callback]
+) -> list[Tree]:
     """Return the states of `size` workers, replicas of `stages` each, computed from those of others.
 
-    synchronizer: determines the weight of a replica in the mean, and its state afterwards.
+    Args:
+        synchronizer: determines the weight of a replica in the mean, and its state afterwards.
+        callbacks: by the names of their states.
     """
     before, after = len(states) // stages, size // stages
     means = [_of_stage(states[stage::stages], before, after, synchronizer) for stage in range(stages)]
+    merged = [_of_callbacks(states[stage::stages], callbacks) for stage in range(stages)]
     fresh = Statistics().state()
     made = []
     for rank in range(size):
         replica, stage = divmod(rank, stages)
         own = states[rank] if replica < before else {**states[stage], **fresh}
-        made.append({**own, **means[stage]})
+        made.append({**own, **means[stage], "callbacks": {**own["callbacks"], **merged[stage]}})
     return made
 
 
@@ -83,3 +90,13 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
         "measured": states[0]["measured"],
         "scaling": {**scaling, "skipped": 0} if scaling else {},
     }
+
+
+def _of_callbacks(states: Sequence[Tree], callbacks: Mapping[str, Callback]) -> Tree:
+    """Return the states of callbacks, by name, that all replicas of one stage have in common."""
+    merged = {}
+    for name, callback in callbacks.items():
+        saved = [state["callbacks"][name] for state in states if name in state["callbacks"]]
+        if saved and callback.every_rank:
+            merged[name] = callback.merge(saved)
+    return {name: state for name, state in merged.items() if state is not None}

@@ -7,6 +7,7 @@ itself with plain loops.
 from __future__ import annotations
 
 import inspect
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -194,3 +195,17 @@ def test_the_policies_differ_where_they_should() -> None:
     names = {dtype: DtypePolicy.of(dtype) for dtype in ("half", "float", "double")}
     assert [p.storage.itemsize for p in names.values()] == [2, 4, 8]
     assert [p.accumulate.itemsize for p in names.values()] == [4, 4, 8]
+
+
+@pytest.mark.parametrize("name", ["numpy", "numba"])
+def test_a_weighted_sum_needs_little_memory(name: str) -> None:
+    """Training adds weights in every iteration. Blocks do not change the sum."""
+    backend, rng = create_backend(name, "float"), np.random.default_rng(0)
+    mean, weights = rng.normal(size=(2, 1_000_003)).astype(np.float32)
+    expected = (mean * np.float64(0.9) + weights * np.float64(0.1)).astype(np.float32)
+    tracemalloc.start()
+    backend.weighted_sum(mean, [mean, weights], [0.9, 0.1])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < mean.nbytes / 4
+    np.testing.assert_array_equal(mean, expected)

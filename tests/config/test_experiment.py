@@ -220,6 +220,29 @@ def test_callbacks_that_compare_epochs_need_validation_images() -> None:
     assert experiment((), *plateau, "data.validation=100").optimizer.learning_rate(0) == 0.1
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (("callbacks=[early_stopping,weight_average]",), ("early_stopping", "weight_average")),
+        (
+            ("callbacks=weight_average", "+callbacks.swa._target_=cupynet.training.WeightAverage"),
+            ("weight_average", "swa"),
+        ),
+        (("+callbacks.guard._target_=cupynet.training.NonFinite",), ("nonfinite", "guard")),
+    ],
+    ids=lambda each: " ".join(each),
+)
+def test_two_callbacks_that_decide_the_same_are_refused(settings: tuple[str, ...], named: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        experiment((), *settings, "data.validation=100")
+    assert all(f"callbacks.{name}" in str(caught.value) for name in named)
+
+
+def test_early_stopping_leaves_the_final_weights_to_their_mean() -> None:
+    both = "callbacks=[early_stopping,weight_average]", "callbacks.early_stopping.restore_best=false"
+    assert experiment((), *both, "data.validation=100").callbacks
+
+
 def test_stages_of_a_pipeline_cut_batches_by_themselves() -> None:
     with pytest.raises(ConfigError, match="^accumulate=2: a pipeline cuts batches into micro-batches"):
         experiment((), "parallel=pipeline", "accumulate=2")

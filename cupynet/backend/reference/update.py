@@ -9,6 +9,8 @@ from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 from cupynet.backend.update_rules import Layers, Move, Rule
 
+BLOCK = 16384  # values: temporary arrays in double precision stay in the cache
+
 
 class UpdateOps(Device):
     """Means, norms, clipping and optimizer steps of flat vectors."""
@@ -31,11 +33,13 @@ class UpdateOps(Device):
 
         Flat vectors (P,) of this device and of one dtype; `out` may be one of them. Added up in double precision.
         """
-        total = self.xp.zeros(out.shape, "float64")
-        for part, share in zip(parts, shares, strict=True):
-            if share:
-                total += part.astype("float64") * share
-        out[...] = total
+        for start in range(0, len(out), BLOCK):
+            block = slice(start, start + BLOCK)
+            total = self.xp.zeros(out[block].shape, "float64")
+            for part, share in zip(parts, shares, strict=True):
+                if share:
+                    total += part[block].astype("float64") * share
+            out[block] = total
 
     def squared_norm(self, grad: Array) -> Array:
         """Return the sum of squares of a (P,) vector: a number, or a 0-d device array that the next call overwrites."""

@@ -41,16 +41,26 @@ class ReplicaView(Protocol):
 
 def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
     """Return copies on the host of the parts of a (P,) vector, on the host or the device, by parameter names."""
-    return {name: np.array(replica.backend.to_host(view)) for name, view in replica.params.views(vector)}
+    return copies(replica.backend, replica.params.views(vector))
 
 
 def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArray[Any]]) -> None:
     """Overwrite a (P,) vector with what `by_name` returned, in any precision."""
-    for name, view in replica.params.views(vector):
+    overwrite(replica.backend, replica.params.views(vector), saved)
+
+
+def copies(backend: Backend, views: Iterable[tuple[str, Array]]) -> dict[str, NDArray[Any]]:
+    """Return copies on the host of arrays, on the host or the device, by their names."""
+    return {name: np.array(backend.to_host(view)) for name, view in views}
+
+
+def overwrite(backend: Backend, views: Iterable[tuple[str, Array]], saved: Mapping[str, NDArray[Any]]) -> None:
+    """Overwrite arrays with what `copies` returned, in any precision."""
+    for name, view in views:
         part = saved[name]
         if part.shape != view.shape:
             raise ValueError(f"{name}: expected an array of shape {view.shape}, found {part.shape}")
-        view[...] = part if isinstance(view, np.ndarray) else replica.backend.asarray(part, view.dtype)
+        view[...] = part if isinstance(view, np.ndarray) else backend.asarray(part, view.dtype)
 
 
 def is_finite(*vectors: Array) -> bool:

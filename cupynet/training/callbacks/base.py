@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
 from cupynet.training.events import EpochRecord, Report
 
 if TYPE_CHECKING:
     from cupynet.training.trainer import Trainer
+
+FINAL_WEIGHTS = "the final weights"  # for `Callback.decides`
 
 
 class Callback:
@@ -21,11 +25,17 @@ class Callback:
         every_rank: True for a copy on every worker.
         last: True to receive each event after the other callbacks.
         needs_validation: True to refuse a fit that does not evaluate held-out training images after each epoch.
+        decides: what the callback decides for a whole fit, such as `FINAL_WEIGHTS`; two callbacks that decide the same
+            are refused. Empty for most.
+        unless: the argument with which it leaves the decision to another callback, for the message; "" if there is
+            none.
     """
 
     every_rank = False
     last = False
     needs_validation = False
+    decides = ""
+    unless = ""
 
     def check_path(self) -> None:
         """Refuse a path argument that cannot be written, before data are loaded. OutputError."""
@@ -76,6 +86,13 @@ class Callback:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a `state`. If `trainer.resumes(self)` is true, the next fit continues the saved one."""
 
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """Return the state of all replicas that resume as another number of replicas; None: each keeps its own.
+
+        states: of the replicas that saved them, in order.
+        """
+        return None
+
 
 def by_class_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
     """Return callbacks by class name, followed by a number if there are several of the class."""
@@ -85,3 +102,13 @@ def by_class_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
         number = sum(type(each).__name__ == kind for each in named.values()) + 1
         named[kind if number == 1 else f"{kind}{number}"] = callback
     return named
+
+
+def check_decisions(callbacks: Mapping[str, Callback]) -> None:
+    """Refuse two callbacks that decide the same for a whole fit. callbacks: by name, for messages. ConfigError."""
+    for (first, one), (second, other) in combinations(callbacks.items(), 2):
+        if one.decides and one.decides == other.decides:
+            remedies = [f"set {each.unless}" for each in (one, other) if each.unless]
+            raise ConfigError(
+                f"{first} and {second} both decide {one.decides}: {' or '.join([*remedies, 'leave one of them out'])}"
+            )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from cupynet.core.checks import counted, flag, integer, number, one_of
 from cupynet.runs.run import Run
-from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.evaluation import finite
 from cupynet.training.events import EpochRecord, Report, StopReason
 from cupynet.training.trainer import Trainer
@@ -94,7 +94,8 @@ class EarlyStopping(Callback):
     """Ends a fit on all workers after the same round when a condition is met, then restores the best weights.
 
     Each `fit` starts afresh, unless it continues a restored one. The best weights are also restored after a
-    DivergedError, except in a pipeline. The optimizer's state is not restored.
+    DivergedError, except in a pipeline. The optimizer's state is not restored. With `restore_best` it cannot be
+    combined with another callback that decides the final weights, such as WeightAverage.
 
     Args:
         monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images.
@@ -121,6 +122,7 @@ class EarlyStopping(Callback):
 
     every_rank = True
     needs_validation = True
+    unless = "restore_best=false"
 
     def __init__(
         self,
@@ -148,6 +150,7 @@ class EarlyStopping(Callback):
         self.max_score = None if max_score is None else number("max_score", max_score, above=0, also=none)
         self.invalid_score = flag("invalid_score", invalid_score)
         self.restore_best = flag("restore_best", restore_best)
+        self.decides = FINAL_WEIGHTS if restore_best else ""
         self.restore_when_stopped = flag("restore_when_stopped", restore_when_stopped)
         self.result: EarlyStoppingResult | None = None
         self._now, self._began = _State(), time.monotonic()
@@ -225,7 +228,7 @@ class EarlyStopping(Callback):
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
         """Restore the best weights, if there are any, and log the result."""
         now = self._now
-        restored = restore and bool(now.weights)
+        restored = restore and self.restore_best and bool(now.weights)  # a restored state may have weights
         if restored:
             trainer.model.load_weights(now.weights)
         scores = {int(epoch): score for epoch, score in now.scores.items()}

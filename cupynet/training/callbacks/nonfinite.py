@@ -54,6 +54,7 @@ class NonFinite(Callback):
 
     every_rank = True
     last = True
+    decides = "the handling of values that are not finite"
 
     def __init__(self, action: str = "stop", most_skipped: int = 100) -> None:
         self.action = one_of("action", action, ACTIONS)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, number, one_of
-from cupynet.parallel.synchronizers.replica_view import by_name, take_by_name
+from cupynet.parallel.synchronizers.replica_view import copies, overwrite
 from cupynet.runs.run import Run
-from cupynet.training.callbacks.base import Callback
+from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.events import EpochRecord
+from cupynet.training.resize import mean as mean_of
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -23,12 +23,14 @@ class WeightAverage(Callback):
 
     Buffers, such as running statistics, are averaged too. Training itself does not change: epochs are evaluated with
     the trained weights. The mean over all replicas is the result, which is evaluated again and saved. A further fit
-    starts from it with a new mean, while the optimizer's state stays that of the last weights. If EarlyStopping
-    restores the best weights too, the later of the two callbacks wins.
+    starts from it with a new mean, while the optimizer's state stays that of the last weights. EarlyStopping can end
+    the fit if it has `restore_best=False`.
 
     Args:
         decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
-            Polyak & Juditsky 1992); None: all count alike (stochastic weight averaging, Izmailov et al. 2018).
+            Polyak & Juditsky 1992). When there are n weights in the mean, at most (1 + n) / (10 + n) of it is kept, as
+            in TensorFlow: else the first, random weights would dominate the mean of a short fit. None: all count
+            equally (stochastic weight averaging, Izmailov et al. 2018).
         by: the unit of `every` and `after`, `iteration` or `epoch`.
         every: add the weights every n iterations or epochs.
         after: number of iterations or epochs of the fit before averaging begins.
@@ -43,6 +45,7 @@ class WeightAverage(Callback):
     """
 
     every_rank = True
+    decides = FINAL_WEIGHTS
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class WeightAverage(Callback):
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self.added = self._passed = 0
-        self._replica, self._params, self._backend = trainer.replica, trainer.params, trainer.backend
+        self._params, self._backend = trainer.params, trainer.backend
         with trainer.backend.here():
             self._means = [vector.copy() for vector in trainer.params.vectors]
 
@@ -84,7 +87,7 @@ class WeightAverage(Callback):
         self._passed += 1
         if self._passed <= self.after or (self._passed - self.after) % self.every:
             return
-        kept = self.added / (self.added + 1) if self.decay is None else self.decay
+        kept = self._kept()
         for mean, vector in zip(self._means, self._params.vectors, strict=True):
             if self.added:
                 self._backend.weighted_sum(mean, [mean, vector], [kept, 1 - kept])
@@ -92,6 +95,12 @@ class WeightAverage(Callback):
                 with self._backend.here():
                     mean[...] = vector
         self.added += 1
+
+    def _kept(self) -> float:
+        """Return the fraction of the mean that the next addition keeps."""
+        if self.decay is None:
+            return self.added / (self.added + 1)
+        return min(self.decay, (1 + self.added) / (10 + self.added))
 
     def after_finish(self, trainer: Trainer) -> None:
         interrupted = trainer.stopped is not None and trainer.stopped.interrupts
@@ -110,14 +119,24 @@ class WeightAverage(Callback):
             log.info("the weights are the mean of those after %d %ss", self.added, self.by)
 
     def state(self) -> dict[str, Any]:
-        mean = by_name(self._replica, self._means[0]) if self.added else {}
-        buffers = {str(i): np.array(self._backend.to_host(each)) for i, each in enumerate(self._means[1:])}
-        return {"added": self.added, "passed": self._passed, "mean": mean, "buffers": buffers}
+        means = {kind: copies(self._backend, views) for kind, views in self._views()} if self.added else {}
+        return {"added": self.added, "passed": self._passed, **means}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.added, self._passed = int(state["added"]), int(state["passed"])
-        if self.added:
-            with self._backend.here():
-                take_by_name(self._replica, self._means[0], state["mean"])
-                for i, each in enumerate(self._means[1:]):
-                    each[...] = self._backend.asarray(state["buffers"][str(i)], each.dtype)
+        with self._backend.here():
+            for kind, views in self._views() if self.added else ():
+                saved = state[kind]
+                if "0" in saved:  # the buffers in a state of an earlier version, as one vector
+                    saved = dict(self._params.buffer_views(saved["0"]))
+                overwrite(self._backend, views, saved)
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = mean_of(states, [1 / len(states)] * len(states))  # weighted as in `after_finish`
+        return found
+
+    def _views(self) -> Iterator[tuple[str, Iterator[tuple[str, Array]]]]:
+        """Yield `mean`, and `buffers` if there are any, each with names and arrays of the mean."""
+        views = self._params.views, self._params.buffer_views
+        for kind, of, vector in zip(("mean", "buffers"), views, self._means, strict=False):
+            yield kind, of(vector)

@@ -15,7 +15,18 @@ from cupynet.nn import BatchNorm, Dense, Image, Model, Sequential
 from cupynet.optim import LAMB, SGD, Adam, Nadam, Optimizer, ReduceOnPlateau, Warmup
 from cupynet.optim.schedules import Cosine
 from cupynet.parallel import GradientSharing, Groups, ParameterAveraging, Pipeline, SlowMo, Synchronizer
-from cupynet.training import Callback, ParallelWrapper, Replica, StopReason, Trainer, WeightAverage
+from cupynet.training import (
+    Callback,
+    Checkpoint,
+    EarlyStopping,
+    NonFinite,
+    ParallelWrapper,
+    Replica,
+    StopReason,
+    Trainer,
+    WeightAverage,
+)
+from cupynet.training.callbacks.base import by_class_name
 from cupynet.training.fit import Fit
 from tests.support.training import KeepState, StopAfter, fingerprint, on_threads, small_dataset, small_model
 
@@ -58,7 +69,7 @@ def followed(workers: int, average: WeightAverage, synchronizer: Synchronizer, e
 def kept(way: list[Any], decay: float | None) -> Any:
     mean = way[0]
     for count, weights in enumerate(way[1:], 1):
-        share = count / (count + 1) if decay is None else decay
+        share = count / (count + 1) if decay is None else min(decay, (1 + count) / (10 + count))
         mean = share * mean + (1 - share) * weights
     return mean
 
@@ -83,6 +94,23 @@ def test_the_result_is_the_mean_of_the_weights_passed(
         assert evaluation.to_dict() == again.to_dict()  # of the mean
     assert len({weights.tobytes() for _, weights, *_ in found}) == 1
     assert len(of(found[0][0])) == 1 or abs(found[0][1] - found[0][0].iterations[-1]).max() > 1e-6
+
+
+def test_the_mean_of_a_short_fit_forgets_the_first_weights() -> None:
+    ((way, weights, *_),) = followed(1, WeightAverage(), Synchronizer())
+    first, last = way.iterations[0], way.iterations[-1]
+    assert len(way.iterations) == 22
+    assert np.linalg.norm(weights - last) < 0.5 * np.linalg.norm(weights - first)
+
+
+def test_a_long_mean_keeps_the_decay() -> None:
+    average = WeightAverage(0.99, every=1)
+    Trainer(Replica(small_model(), SGD(1e-12)), callbacks=[average])
+    before = average._means[0].copy()
+    average.added = 900
+    average._params.master += 1
+    average._count()
+    np.testing.assert_allclose(average._means[0] - before, 0.01, rtol=1e-9)
 
 
 def test_training_itself_does_not_change() -> None:
@@ -247,6 +275,99 @@ def test_running_statistics_are_averaged_too() -> None:
     other.restore(average.state())
     for mine, theirs in zip(other._means, average._means, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def normed(dtype: str, average: WeightAverage) -> ParallelWrapper:
+    """Return a wrapper of a network with buffers."""
+    network = Sequential({"dense1": Dense(5), "norm1": BatchNorm(), "output": Dense(3)})
+    model = Model(network, Image(8, 8, 1), create_backend("numpy", dtype), 1)
+    return ParallelWrapper(model, 1, optimizer=SGD(0.05), callbacks=[average], progress="none", report_every=0)
+
+
+@pytest.mark.parametrize("earlier_version", [False, True])
+@pytest.mark.parametrize(
+    ("first", "then"), [("float", "double"), ("double", "float"), ("double", "half"), ("float", "float")]
+)
+def test_the_mean_resumes_in_another_dtype(first: str, then: str, earlier_version: bool, tmp_path: Any) -> None:
+    data = Loader(small_dataset(41), 4, seed=3)
+    saved, resumed = WeightAverage(0.9), WeightAverage(0.9)
+    with normed(first, saved) as wrapper:
+        wrapper.fit(data, 1)
+        state = saved.state()
+        if earlier_version:  # all buffers as one padded vector
+            saved.state = lambda: {**state, "buffers": {"0": saved._means[1]}}  # type: ignore[method-assign]
+        wrapper.checkpoint(tmp_path)
+    with normed(then, resumed) as wrapper:
+        wrapper.restore(tmp_path)
+        found = resumed.state()
+        wrapper.fit(data, 1)
+    assert found["added"] == 11 and set(found["buffers"]) == {"norm1.mean", "norm1.variance"}
+    for kind in ("mean", "buffers"):
+        for name, array in state[kind].items():
+            np.testing.assert_allclose(found[kind][name], array, rtol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_path: Any) -> None:
+    def wrapper(workers: int, *callbacks: Callback) -> ParallelWrapper:
+        given = [WeightAverage(None), *callbacks]
+        return ParallelWrapper(small_model(), workers, 100, optimizer=SGD(0.05), callbacks=given, progress="none")
+
+    def of_workers(wrapper: ParallelWrapper, state: Any) -> list[Any]:
+        found: dict[int, Any] = {}
+        wrapper.on_workers(lambda trainer: found.update({trainer.rank: state(trainer)["callbacks"]["WeightAverage"]}))
+        return [found[rank] for rank in sorted(found)]
+
+    with wrapper(2, KeepState(3), Checkpoint(path=tmp_path, every_iterations=3)) as before:
+        before.fit(Loader(small_dataset(41), 4, seed=3), 1)
+        own = of_workers(before, lambda trainer: by_class_name(trainer.callbacks)["KeepState"].kept)
+    with wrapper(workers) as after:
+        after.restore(tmp_path / "step-00000003")
+        found = of_workers(after, lambda trainer: trainer.state())
+    assert [state["added"] for state in found] == [3] * workers
+    for name, first in own[0]["mean"].items():
+        expected = (first + own[1]["mean"][name]) / 2
+        assert abs(first - expected).max() > 1e-6
+        for state in found:
+            np.testing.assert_allclose(state["mean"][name], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "callbacks",
+    [
+        [EarlyStopping(), WeightAverage()],
+        [WeightAverage(), EarlyStopping()],
+        [WeightAverage(0.9), WeightAverage(0.99)],
+        [EarlyStopping(), EarlyStopping("accuracy")],
+        [NonFinite(), NonFinite("skip")],
+    ],
+    ids=lambda callbacks: " ".join(type(each).__name__ for each in callbacks),
+)
+def test_two_callbacks_that_decide_the_same_are_refused(callbacks: list[Callback]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ParallelWrapper(small_model(), 1, callbacks=callbacks)
+    assert all(type(each).__name__ in str(caught.value) for each in callbacks)
+
+
+def test_early_stopping_may_end_a_fit_whose_result_is_the_mean(tmp_path: Any) -> None:
+    """Also one that resumes from a state with best weights."""
+    data = small_dataset(41)
+
+    def trained(stopping: EarlyStopping, *callbacks: Callback, resume: bool = False) -> Any:
+        model = small_model()
+        given = [stopping, *callbacks, StopAfter(11)] if not resume else [stopping, *callbacks]
+        with ParallelWrapper(model, 1, optimizer=SGD(0.05), callbacks=given, progress="none") as wrapper:
+            if resume:
+                wrapper.restore(tmp_path)
+            wrapper.fit(data, 2, batch_size=4, evaluate_on=data, split="validation")
+            wrapper.checkpoint(tmp_path)
+        return model.params.master
+
+    trained(EarlyStopping())
+    average, way, stopping = WeightAverage(0.9), Way(), EarlyStopping(restore_best=False, max_epochs=2)
+    weights = trained(stopping, average, way, resume=True)
+    assert stopping.result is not None and not stopping.result.restored and stopping.result.reason == "max_epochs"
+    np.testing.assert_allclose(weights, kept(way.iterations, 0.9), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
