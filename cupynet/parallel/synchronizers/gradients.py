@@ -84,7 +84,7 @@ class GradientSharing(Synchronizer):
         self._replica = replica
         if self.encoding is not None and communicator.size > 1:
             master = replica.params.master
-            self.encoding.start(len(master), master.dtype)
+            self.encoding.start(len(master), replica.params.count, master.dtype)
             self._common: NDArray[Any] = np.empty_like(self.encoding.residual)
             self._update = np.empty_like(self._common)
 

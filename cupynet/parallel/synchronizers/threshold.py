@@ -21,6 +21,7 @@ from cupynet.parallel.synchronizers.replica_view import is_finite
 
 HEADER = 3  # words
 DECAY = 0.5 ** (1 / 20)  # twenty steps halve a threshold
+INITIAL = 1e-3  # Deeplearning4j's 1e-4 would take 66 more iterations to grow: too many for a short training
 EPSILON = 1e-30  # the smallest threshold, so that residuals of 0 are never sent
 
 
@@ -114,7 +115,7 @@ class TargetSparsity(Threshold):
         ConfigError: an argument is invalid.
     """
 
-    def __init__(self, target: float = 1e-3, initial: float = 1e-4, decay: float = DECAY) -> None:
+    def __init__(self, target: float = 1e-3, initial: float = INITIAL, decay: float = DECAY) -> None:
         super().__init__(initial)
         self.target = number("TargetSparsity target", target, above=0, below=1)
         self.decay = number("TargetSparsity decay", decay, above=0, below=1)
@@ -138,7 +139,9 @@ class AdaptiveThreshold(Threshold):
         ConfigError: an argument is invalid.
     """
 
-    def __init__(self, initial: float = 1e-4, fewest: float = 1e-4, most: float = 1e-2, decay: float = DECAY) -> None:
+    def __init__(
+        self, initial: float = INITIAL, fewest: float = 1e-4, most: float = 1e-2, decay: float = DECAY
+    ) -> None:
         super().__init__(initial)
         self.fewest = number("AdaptiveThreshold fewest", fewest, minimum=0, below=1)
         self.most = number("AdaptiveThreshold most", most, above=0, below=1)
@@ -182,9 +185,10 @@ class ThresholdEncoding:
     def __str__(self) -> str:
         return str(self.algorithm)
 
-    def start(self, count: int, dtype: Any) -> None:
-        """Allocate the residual of `count` weights, fewer than 2^31."""
-        self.residual: NDArray[Any] = np.zeros(count, dtype)
+    def start(self, length: int, weights: int, dtype: Any) -> None:
+        """Allocate the residual of a vector of `length` < 2^31 values: `weights` of them, the others are padding."""
+        self.residual: NDArray[Any] = np.zeros(length, dtype)
+        self._weights = weights
 
     def encode(self, update: NDArray[Any], samples: int) -> Message:
         """Add an update (P,) to the residual and extract the message from it; empty without samples."""
@@ -198,8 +202,8 @@ class ThresholdEncoding:
         if self.clip_residual_every and self._encoded % self.clip_residual_every == 0:
             limit = residual.dtype.type(self.clip_residual * threshold)
             np.clip(residual, -limit, limit, out=residual)
-        if len(residual):  # a stage of a pipeline may have no weights
-            self.algorithm.sent(len(body) / len(residual))
+        if self._weights:  # a stage of a pipeline may have none
+            self.algorithm.sent(len(body) / self._weights)
         return Message(samples, finite, threshold, body)
 
     def state(self) -> dict[str, Any]:

@@ -9,14 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
-from cupynet.parallel import AdaptiveThreshold, FixedThreshold, TargetSparsity, ThresholdEncoding
-from cupynet.parallel.synchronizers.threshold import Message, encoding
+from cupynet.data import Loader
+from cupynet.nn import Dense, Image, Model, Sequential
+from cupynet.optim import SGD, Nesterov
+from cupynet.parallel import AdaptiveThreshold, FixedThreshold, GradientSharing, TargetSparsity, ThresholdEncoding
+from cupynet.parallel.synchronizers.threshold import Message, Threshold, encoding
+from cupynet.training import ParallelWrapper
+from tests.support.training import small_dataset, small_model
 
 
 def started(algorithm: Any = None, *, count: int = 100, dtype: Any = np.float32, every: int = 0) -> ThresholdEncoding:
     found = ThresholdEncoding(algorithm, clip_residual_every=every)
-    found.start(count, dtype)
+    found.start(count, count, dtype)
     return found
 
 
@@ -92,6 +98,35 @@ def test_a_threshold_adapts_by_its_rule() -> None:
         "TargetSparsity": [2.0, 1.0, 2.0, 1.0],
         "AdaptiveThreshold": [2.0, 2.0, 2.0, 1.0],
     }
+
+
+@pytest.mark.parametrize("dtype", ["double", "float", "half"])
+def test_the_share_sent_is_one_of_the_weights(dtype: str) -> None:
+    """Not of the flat vector, which has padding between weights."""
+
+    class Shares(Threshold):
+        def sent(self, share: float) -> None:
+            found.append(share)
+
+    found: list[float] = []
+    way = GradientSharing(ThresholdEncoding(Shares(1e-30)))  # all that moves is sent
+    data = Loader(small_dataset(16), 4, seed=1)
+    network = Sequential([Dense(5, "tanh"), Dense(3)])
+    model = Model(network, Image(8, 8, 1), create_backend("numpy", dtype), seed=1)
+    with ParallelWrapper(model, 2, synchronizer=way, optimizer=SGD(0.1), progress="none") as wrapper:
+        wrapper.fit(data)
+    assert len(found) == 4 and set(found) == {1.0}
+
+
+def test_the_defaults_suit_a_short_training() -> None:
+    """45 iterations, in which a threshold that begins at 1e-4 would hardly change the weights."""
+    data = small_dataset(120)
+    way = GradientSharing("threshold")
+    with ParallelWrapper(small_model(), 2, synchronizer=way, optimizer=Nesterov(0.05), progress="none") as wrapper:
+        before = wrapper.evaluate(data)
+        wrapper.fit(Loader(data, 4, seed=1), 3)
+        after = wrapper.evaluate(data)
+    assert after.loss < 0.85 * before.loss
 
 
 def test_a_threshold_stays_finite() -> None:
