@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -188,6 +189,7 @@ class ParallelWrapper:
         self.warm = backend.name == "numpy"
         self._batch_size = 1  # of the last fit
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
+        self._closed, self._releasing = False, threading.RLock()
         self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing may raise after it
 
     def __enter__(self) -> ParallelWrapper:
@@ -202,15 +204,27 @@ class ParallelWrapper:
             log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
-        """End the workers and close callbacks; the model stays usable. It may be called twice."""
-        trainers, self._trainers = self._trainers, [None] * self.placement.ranks
+        """End the workers and close callbacks; the model stays usable. It may be called twice.
+
+        A running `fit` or other task of the workers ends with a RuntimeError, and callbacks are closed after its end.
+        `close` waits for that, except in a thread of the task itself, as when a callback calls it.
+        """
+        self._closed = True
         with ExitStack() as closing:
+            closing.callback(self._release)
+            closing.callback(self._launcher.close)  # before the trainers
+
+    def _release(self) -> None:
+        """Close callbacks after `close`, unless a task is still running: it calls this at its end."""
+        if not self._launcher.idle:
+            return
+        with self._releasing, ExitStack() as closing:
+            trainers, self._trainers = self._trainers, [None] * self.placement.ranks
             for trainer in trainers:
                 if trainer is not None:
                     closing.callback(trainer.close)
             if self._blas is not None:
                 closing.callback(self._blas.close)
-            closing.callback(self._launcher.close)  # before the trainers
             closing.callback(self.model.backend.deactivate)  # a single worker runs in the caller's thread
 
     def fit(
@@ -366,7 +380,11 @@ class ParallelWrapper:
                 return result
 
         self.model.backend.synchronize()  # streams of caller and workers do not wait for each other
-        return self._launcher.run(done)
+        try:
+            return self._launcher.run(done)
+        finally:
+            if self._closed:
+                self._release()
 
     def _loader(self, data: Examples, batch_size: int, pixels: PixelScale, *, shuffle: bool = True) -> Loader:
         loader = as_loader(data, batch_size, shuffle=shuffle, classes=self.model.output.features, pixels=pixels)

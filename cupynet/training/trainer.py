@@ -368,6 +368,7 @@ class Trainer:
                 for batch in feed.epoch(0):
                     if batch is None:
                         break
+                    self.world.check()
                     where = f"at batch {batch.index}"
                     found = self.replica.scores(batch)
                     if found is not None:

@@ -24,7 +24,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Trainer
 from cupynet.training.checkpointing import save
-from tests.support.training import Recorder, fingerprint, small_dataset, small_model, train
+from tests.support.training import Poisoned, Recorder, fingerprint, network_with, small_dataset, small_model, train
 
 
 def test_the_documented_call_trains_the_model_itself():
@@ -302,6 +302,72 @@ def test_callbacks_are_closed_once_and_all_of_them(workers):
         wrapper.close()
     wrapper.close()
     assert log == ["a starts", "b starts", "b closes", "a closes"]
+
+
+class Following(Callback):
+    """Logs iterations and its end; `then` is called in the first iteration. It ends a fit that goes on for too long."""
+
+    def __init__(self, then=lambda: None):
+        self.log, self.begun, self.then = [], threading.Event(), then
+
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 1:
+            self.begun.set()
+            time.sleep(0.1)  # `close` begins in the middle of this event
+            self.then()
+        self.log.append("iteration")
+        if trainer.iteration == 1000:
+            trainer.stop()
+
+    def close(self):
+        self.log.append("closed")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_closing_ends_a_fit_of_another_thread_before_callbacks(workers):
+    following, failures = Following(), []
+    wrapper = ParallelWrapper(small_model(), workers, callbacks=[following], progress="none")
+
+    def fit():
+        try:
+            wrapper.fit(small_dataset(40), 1000, batch_size=4)
+        except RuntimeError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    assert following.begun.wait(60)
+    wrapper.close()
+    log = list(following.log)
+    thread.join(60)
+    assert log == following.log and len(log) < 1000 and len(failures) == 1
+    assert log.index("closed") == len(log) - 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_closing_in_a_callback_ends_the_fit_before_callbacks(workers):
+    following = Following(lambda: wrapper.close())
+    wrapper = ParallelWrapper(small_model(), workers, callbacks=[following], progress="none")
+    with pytest.raises(RuntimeError, match="closed in the middle of a task"):
+        wrapper.fit(small_dataset(40), 1000, batch_size=4)
+    assert following.log.index("closed") == len(following.log) - 1 < 1000
+    with pytest.raises(RuntimeError, match="create a new ParallelWrapper"):
+        wrapper.evaluate(small_dataset(40))
+
+
+def test_closing_ends_an_evaluation():
+    class Counting(Poisoned):
+        def forward(self, x, context):
+            batches.append(len(x))
+            if len(batches) == 3:
+                wrapper.close()
+            return super().forward(x, context)
+
+    batches: list[int] = []
+    wrapper = ParallelWrapper(network_with(Counting()), 1, progress="none")
+    with pytest.raises(RuntimeError, match="closed in the middle of a task"):
+        wrapper.evaluate(small_dataset(40), batch_size=4)
+    assert len(batches) == 3
 
 
 def test_callbacks_that_started_are_closed_if_another_cannot_start():

@@ -201,7 +201,10 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed. Cheap enough for every round."""
+        """Raise `PeerFailed` if another worker has failed, or the error that `Launcher.close` ends the task with.
+
+        Cheap enough for every round.
+        """
 
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         """Compute the means of vectors on the host, see `allreduce_mean`."""
@@ -216,10 +219,19 @@ class Communicator:
 
 
 class SerialCommunicator(Communicator):
-    """The communicator of a single worker."""
+    """The communicator of a single worker.
+
+    Attributes:
+        failure: raised by `check`; another thread sets it to end the worker's task.
+    """
 
     def __init__(self) -> None:
         super().__init__(0, 1)
+        self.failure: BaseException | None = None
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise self.failure
 
     def split(self, color: int, key: int) -> Communicator:
         return self._adopt(SerialCommunicator())

@@ -61,6 +61,7 @@ class Ranks:
         timeout_s: how long to wait for other ranks.
         codes: by rank, `RUNNING`, `ENDED`, or the exit code if it failed with an error of its own.
         groups: communicators of some of the ranks. Each is created once, because MPI allows only about 2,000.
+        failure: raised by `check`; another thread sets it to end this rank's task.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -68,6 +69,7 @@ class Ranks:
         self.timeout_s = 300.0
         self.codes = np.full(self.size, RUNNING)
         self.groups: dict[tuple[int, ...], Any] = {}
+        self.failure: BaseException | None = None
         self._comm = comm
         self._others = [rank for rank in range(self.size) if rank != self.rank]
         self._receiving = [comm.Irecv(self.codes[rank : rank + 1], rank) for rank in self._others]
@@ -88,7 +90,9 @@ class Ranks:
         return next((rank for rank, code in enumerate(self.codes.tolist()) if code >= 0), None)
 
     def check(self) -> None:
-        """Raise PeerFailed if a rank has failed."""
+        """Raise `failure`, or PeerFailed if a rank has failed."""
+        if self.failure is not None:
+            raise self.failure
         first = self.first_failed()
         if first is not None:
             error = PeerFailed(f"worker {self.rank} stops because worker {first} failed")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from cupynet.core.checks import number
 from cupynet.core.errors import CupynetError, annotate
 from cupynet.parallel.communicators.base import Communicator
 
@@ -17,18 +18,26 @@ class Launcher:
 
     After a failure no further task can run.
 
+    Args:
+        timeout_s: how long a worker waits for the others, and `close` for a running task, in seconds.
+
     Attributes:
         workers: the number of workers.
         first: the lowest rank in this process.
         sharing: the number of workers that share this process's cores.
+
+    Raises:
+        ConfigError: an argument is invalid.
     """
 
     workers: int
     first: int
     sharing: int
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
         self._usable, self._running = True, threading.Lock()
+        self._inside: set[int] = set()  # the threads of the running task, by identifier
 
     def __enter__(self) -> Launcher:
         return self
@@ -44,23 +53,54 @@ class Launcher:
         Raises:
             RuntimeError: after a failure or `close`, and during another task.
         """
-        if not self._usable:
-            raise RuntimeError("these workers have failed, been interrupted or closed: create a new ParallelWrapper")
         if not self._running.acquire(blocking=False):
             raise RuntimeError("these workers are busy: a task cannot begin in the middle of another")
         try:
+            if not self._usable:
+                raise RuntimeError(
+                    "these workers have failed, been interrupted or closed: create a new ParallelWrapper"
+                )
+            self._inside = {threading.get_ident()}
             return self._run(task)
         except BaseException:
             self._usable = False
             raise
         finally:
+            self._inside = set()
+            self._running.release()
+
+    @property
+    def idle(self) -> bool:
+        """True if no task is running."""
+        return not self._running.locked()
+
+    def close(self) -> None:
+        """Release what the workers hold together, unless there was a failure. A second call has no effect.
+
+        A running task ends with a RuntimeError at the next exchange or check of a worker. `close` waits for its end,
+        for at most `timeout_s`; in a thread of the task itself it returns at once.
+        """
+        usable, self._usable = self._usable, False
+        if self._running.acquire(blocking=False):
+            try:
+                if usable:
+                    self._release()
+            finally:
+                self._running.release()
+            return
+        self._interrupt(RuntimeError("these workers were closed in the middle of a task: close them when it is done"))
+        if threading.get_ident() not in self._inside and self._running.acquire(timeout=self.timeout_s):
             self._running.release()
 
     def _run(self, task: Callable[[Communicator], T]) -> T | None:
         raise NotImplementedError
 
-    def close(self) -> None:
-        """Release what the workers hold together, unless there was a failure. A second call has no effect."""
+    def _interrupt(self, error: BaseException) -> None:
+        """End the running task with an error; called from any thread."""
+        raise NotImplementedError
+
+    def _release(self) -> None:
+        """Release what the workers hold together. No task is running."""
         raise NotImplementedError
 
 

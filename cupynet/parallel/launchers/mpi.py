@@ -24,7 +24,6 @@ from typing import TypeVar
 import numpy as np
 
 from cupynet.backend import usable_cores
-from cupynet.core.checks import number
 from cupynet.core.errors import ConfigError, exit_code
 from cupynet.core.mpiexec import started
 from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, timed_out
@@ -197,15 +196,15 @@ class MpiLauncher(Launcher):
     After a failure nothing more can be run, and the whole job ends when this program does.
 
     Args:
-        timeout_s: how long a worker waits for the others, in seconds. It also applies at the end of the program, so it
-            must be longer than the work of a single rank after the last fit.
+        timeout_s: how long a worker waits for the others, and `close` for a running task, in seconds. It also applies
+            at the end of the program, so it must be longer than the work of a single rank after the last fit.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:
-        super().__init__()
+        super().__init__(timeout_s)
         self._job = job()
         self.workers, self.first, self.sharing = self._job.size, self._job.rank, self._job.sharing
-        self._job.ranks.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
+        self._job.ranks.timeout_s = self.timeout_s
         self._communicator = self._job.communicator()
 
     def _run(self, task: Callable[[Communicator], T]) -> T | None:
@@ -217,7 +216,10 @@ class MpiLauncher(Launcher):
             raise
         return result if self._job.rank == 0 else None
 
-    def close(self) -> None:
-        if self._usable:
-            self._communicator.close()
-        self._usable = False
+    def _interrupt(self, error: BaseException) -> None:
+        self._job.ranks.failure = error
+        if isinstance(self._communicator, SerialCommunicator):
+            self._communicator.failure = error
+
+    def _release(self) -> None:
+        self._communicator.close()

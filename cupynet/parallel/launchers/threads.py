@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from cupynet.core.checks import integer, number
+from cupynet.core.checks import integer
 from cupynet.parallel.communicators.base import LOOK_S, Communicator, PeerFailed, SerialCommunicator, Timeout
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
 from cupynet.parallel.launchers.base import Launcher, note_worker
@@ -29,34 +29,35 @@ class ThreadLauncher(Launcher):
 
     Args:
         workers: the number of threads.
-        timeout_s: how long a worker waits for the others, in seconds.
+        timeout_s: how long a worker waits for the others, and `close` for a running task, in seconds.
 
     Raises:
         ConfigError: an argument is invalid.
     """
 
     def __init__(self, workers: int, timeout_s: float = 300.0) -> None:
-        super().__init__()
+        super().__init__(timeout_s)
         self.workers = self.sharing = integer("workers", workers, 1)
         self.first = 0
-        self._group = ThreadGroup.of(self.workers, number("timeout_s", timeout_s, above=0, unit="seconds"))
+        self._alone = SerialCommunicator()  # of a single worker
+        self._group = ThreadGroup.of(self.workers, self.timeout_s)
         self._communicators = [ThreadCommunicator(self._group, rank) for rank in range(self.workers)]
 
-    def close(self) -> None:
-        """See `Launcher.close`. A running task ends with a RuntimeError at the next exchange of the workers."""
-        if self._running.locked():
-            error = RuntimeError("these workers were closed in the middle of a task: close them when it is done")
-            self._group.team.fail(INTERRUPTED, error)
-        elif self._usable and self.workers > 1:
-            self.run(lambda communicator: communicator.close())
-        self._usable = False
+    def _interrupt(self, error: BaseException) -> None:
+        self._alone.failure = error
+        self._group.team.fail(INTERRUPTED, error)
+
+    def _release(self) -> None:
+        if self.workers > 1:
+            self._run(lambda communicator: communicator.close())
 
     def _run(self, task: Callable[[Communicator], T]) -> T | None:
         if self.workers == 1:
-            return task(SerialCommunicator())
+            return task(self._alone)
         team, results = self._group.team, dict[int, T]()
 
         def work(communicator: ThreadCommunicator) -> None:
+            self._inside.add(threading.get_ident())
             try:
                 results[communicator.rank] = task(communicator)
             except BaseException as error:
