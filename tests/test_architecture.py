@@ -1,5 +1,4 @@
-"""The rules of the house, read from the sources: who may import whom, where a third-party package may appear, what no
-file does.
+"""Rules of the sources: which package may import which, where a third-party package may appear, what no file does.
 
 Every rule is a function from one source to its violations, and is fed sources that break it: a rule that cannot fail
 protects nothing.
@@ -43,14 +42,14 @@ NARROWER: dict[str, tuple[str, ...]] = {
 }
 
 
-def allowed(room: str) -> tuple[str, ...]:
+def allowed(package: str) -> tuple[str, ...]:
     """What a package, or a module of one, may import besides its own package."""
-    if room in NARROWER:
-        return NARROWER[room]
-    return ORDER[: ORDER.index(room)] if room in ORDER else ()
+    if package in NARROWER:
+        return NARROWER[package]
+    return ORDER[: ORDER.index(package)] if package in ORDER else ()
 
 
-# The only places of a third-party package (a file, or a room with all its files); "" is everywhere.
+# The only places of a third-party package (a file, or a package with all its files); "" is everywhere.
 HOMES: dict[str, tuple[str, ...]] = {
     "numpy": ("",),
     "cupy": ("backend/cuda/", "parallel/communicators/nccl.py"),
@@ -121,15 +120,15 @@ TOP_LEVEL = {"pyproject.toml", "README.md", "Makefile", "LICENSE", "conf", "cupy
 
 def import_directions(source: Source) -> Iterator[str]:
     inner = source.module.removeprefix("cupynet.")
-    room = inner if inner in NARROWER else source.room
-    if room.split(".")[0] not in ORDER:
-        yield f"unknown package {room!r}: give it a place in ORDER"
+    package = inner if inner in NARROWER else source.package
+    if package.split(".")[0] not in ORDER:
+        yield f"unknown package {package!r}: give it a place in ORDER"
         return
-    seen = (source.room, *allowed(room))
+    seen = (source.package, *allowed(package))
     for name, line in imported(source):
         target = name.removeprefix("cupynet").removeprefix(".")
         if name.split(".")[0] == "cupynet" and not any(f"{target}.".startswith(f"{each}.") for each in seen):
-            yield f"line {line}: {room} may not import {name}"
+            yield f"line {line}: {package} may not import {name}"
 
 
 def third_party_homes(source: Source) -> Iterator[str]:
@@ -184,7 +183,7 @@ def _code_from_call(source: Source, node: ast.Call) -> Iterator[str]:
     elif name in ("extract", "extractall", "unpack_archive") and "filter" not in given:
         yield f"line {node.lineno}: {name} writes where an archive says"
     elif name in BUILD_FROM_CONFIGURATION:
-        yield f"line {node.lineno}: {name} builds what a configuration says: parts.build looks whom to trust"
+        yield f"line {node.lineno}: {name} builds what a configuration says, trusted or not: use instantiate.build"
     elif name == "import_module" and not isinstance(node.args[0], ast.Constant) and source.path not in BY_NAME:
         yield f"line {node.lineno}: imports what a name says"
 
@@ -252,7 +251,7 @@ BROKEN: dict[Rule, list[tuple[str, str, str]]] = {
         ("nn/conv.py", "import cupy", "cupy belongs into backend/cuda/"),
         ("backend/cudax.py", "import cupy.cuda", "cupy belongs into backend/cuda/"),
         ("backend/cpu/x.py", "def f():\n    from numba import njit", "line 2: numba belongs into backend/cpu/kernels/"),
-        ("settings.py", "import omegaconf as oc", "omegaconf belongs into config/"),
+        ("runs/run.py", "import omegaconf as oc", "omegaconf belongs into config/"),
         ("data/loader.py", "import mnist", "mnist belongs into data/files.py"),
         ("training/report.py", "__import__('platformdirs')", "platformdirs belongs into data/"),
         ("nn/conv.py", "import jax", "jax belongs into no file yet"),
@@ -330,20 +329,20 @@ def test_imports_are_not_circular() -> None:
 
 
 def keys_of_the_configuration(source: Source) -> Iterator[str]:
-    """Nothing but the door knows a dotted key of the configuration: a library is used without one.
+    """Only config and the packages below it name dotted keys of the configuration: the library is used without one.
 
-    The keys of the groups that are dataclasses stand in settings.py; what is in a part is found in the files of conf/.
-    Docstrings may show code, in which `data.train` is an attribute. What a library tells people to set goes through
-    `checks.setting`, which names it for Python as well, see `told_to_set`.
+    Keys of dataclasses are in config/schema.py, those of parts in the files of conf/. Docstrings may show code, in
+    which `data.train` is an attribute. Messages of the library name settings by `checks.setting`, which names them for
+    Python too, see `settings_named`.
     """
-    if source.room in ORDER[ORDER.index("config") :]:  # these tell people what to write
+    if source.package in ORDER[ORDER.index("config") :]:
         return
     known = "|".join(sorted(map(re.escape, configuration_keys()), key=len, reverse=True))
     alone = {node.value for node in source.nodes if isinstance(node, ast.Expr)}  # docstrings: used for nothing
     for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in alone:
             for found in re.findall(rf"(?<![\w.])(?:{known})(?!\w)", node.value):
-                yield f"line {node.lineno}: {found} is a key of the configuration, known only to the door"
+                yield f"line {node.lineno}: {found} is a key of the configuration, for config and commands only"
 
 
 @cache
@@ -384,8 +383,8 @@ def test_a_key_of_the_configuration_is_seen(path: str, text: str, expected: list
     assert all(each.startswith(start) for each, start in zip(found, expected, strict=True))
 
 
-def told_to_set(source: Source) -> Iterator[str]:
-    """The keys that messages name by `checks.setting`, as far as they stand in the source."""
+def settings_named(source: Source) -> Iterator[str]:
+    """Yield the keys that messages name by `checks.setting` with constants."""
     for node in source.nodes:
         if isinstance(node, ast.Call) and called(node) == "setting":
             names = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]
@@ -394,7 +393,7 @@ def told_to_set(source: Source) -> Iterator[str]:
 
 
 def test_settings_named_in_messages_exist() -> None:
-    found = {key for source in SOURCES for key in told_to_set(source)}
+    found = {key for source in SOURCES for key in settings_named(source)}
     assert {"data.folder", "parallel.timeout_s", "callbacks.nonfinite.action"} <= found <= configuration_keys()
 
 
@@ -476,7 +475,7 @@ def test_the_library_needs_no_configuration() -> None:
     modules = [
         source.module
         for source in SOURCES
-        if source.room in LIBRARY and not source.path.startswith("backend/cpu/kernels/")
+        if source.package in LIBRARY and not source.path.startswith("backend/cpu/kernels/")
     ]
     run_without(("hydra", "omegaconf"), modules)
 

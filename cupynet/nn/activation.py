@@ -23,8 +23,8 @@ class ActivationFunction:
     - leaky_relu: x above zero, slope · x below (Maas et al. 2013).
     - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, with alpha = 1).
     - tanh, sigmoid = 1 / (1 + exp(-x)), softplus = log(1 + exp(x)).
-    - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), exactly, with the error function instead of
-      tanh.
+    - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), with the error function, not its
+      approximation by tanh.
     - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
     - softmax: exp(x) / sum exp(x), over the last axis.
 

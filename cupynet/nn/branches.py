@@ -131,12 +131,6 @@ class Concat(Layer):
         return y, backward
 
 
-def _one_after_the_other(layers: Layers) -> Sequential:
-    if isinstance(layers, Sequential):
-        return layers
-    return Sequential([layers] if isinstance(layers, Layer) else layers)
-
-
 def _copied(backend: Backend, dy: Array) -> Array:
     copy = backend.borrow(dy.shape)
     copy[...] = dy

@@ -107,7 +107,7 @@ class BatchNorm(Layer):
     def _merge(self, moments: Array, count: int, group: Any) -> int:
         """Overwrite this replica's moments, of `count` values, with those of all; return the number of all values.
 
-        The mean of the means, then the mean of the variances about it: exact and stable (Chan et al. 1979).
+        The mean of the means, then the mean of the variances about it, which is stable (Chan et al. 1979).
         """
         total = int(group.gather_numbers(count).sum())
         apart = self.backend.borrow(moments[0].shape, moments.dtype)

@@ -167,9 +167,15 @@ class Stage(Replica):
 
     def warm_up(self, batch_size: int) -> float:
         """See `Replica.warm_up`. Does not exchange anything with other stages."""
-        began, backend, scratch = time.perf_counter(), self.backend, self._scratch()
-        samples = -(-batch_size // min(batch_size, self.micro_batches))
-        model, zeros = scratch.model, np.zeros((samples, *scratch.model.input.shape))
+        began, scratch = time.perf_counter(), self._scratch()
+        with np.errstate(over="ignore", invalid="ignore"):  # as in `Replica.warm_up`
+            self._warm_up(scratch, -(-batch_size // min(batch_size, self.micro_batches)))
+        self.backend.synchronize()
+        return time.perf_counter() - began
+
+    def _warm_up(self, scratch: Replica, samples: int) -> None:
+        """Compute a micro-batch and an update on a copy."""
+        model, backend, zeros = scratch.model, self.backend, np.zeros((samples, *scratch.model.input.shape))
         x = self._blank(samples).images if self.first else backend.asarray(zeros, backend.policy.storage)
         y, derivative = model.forward(x, Context(train=True, samples=np.arange(samples)))
         if self.last:
@@ -179,8 +185,6 @@ class Stage(Replica):
             dy[...] = 0
         backend.give_back(derivative(dy))
         scratch.update(0)
-        backend.synchronize()
-        return time.perf_counter() - began
 
     # the whole network ----------------------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class Trainer:
             self.spent = Spent.of(self.world.gather_numbers(*self.statistics.clock.spent()))
             self.emit("on_fit_end")
         finally:
-            self.consensus.request = self.fit_start = None  # these belong to one fit
+            self.consensus.request = self.fit_start = self._feed = None  # these belong to one fit
 
     def _begin(self, fit: Fit) -> None:
         """Set where this fit starts and where it will end."""
@@ -363,7 +363,8 @@ class Trainer:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them."""
         began, classes, where = time.perf_counter(), loader.dataset.classes, "loading a batch"
         own, whole = Evaluation(classes), Evaluation(classes)
-        with self._open_feed(loader) as feed:  # until all are done, because workers on a device share images
+        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the loss shows what is not finite
+        with quiet, self._open_feed(loader) as feed:  # until all are done, because workers on a device share images
             try:
                 for batch in feed.epoch(0):
                     if batch is None:

@@ -20,7 +20,7 @@ class Source(NamedTuple):
         return ".".join(("cupynet", *self.path.removesuffix(".py").split("/"))).removesuffix(".__init__")
 
     @property
-    def room(self) -> str:
+    def package(self) -> str:
         return self.path.removesuffix(".py").split("/")[0]
 
     @property

@@ -8,6 +8,7 @@ import gc
 import signal
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -180,6 +181,18 @@ def test_data_may_be_a_loader_a_data_set_or_arrays():
             assert wrapper.evaluate(data if given is data else Loader(data, 8)).samples == 40
             prints.add(fingerprint(wrapper.model))
     assert len(prints) == 1
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_are_released_after_use(workers):
+    with ParallelWrapper(small_model(), workers, progress="none") as wrapper:
+        for use in (wrapper.fit, wrapper.evaluate):
+            data = small_dataset(20)
+            released = weakref.ref(data)
+            use(data, batch_size=4)
+            del data
+            gc.collect()
+            assert released() is None
 
 
 def test_a_synchronizer_is_copied_once_per_wrapper():

@@ -58,7 +58,11 @@ def _ratio(x: Array, of: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
 
 
 def erfc(xp: Any, z: Array) -> Array:
-    """Return the complementary error function of z >= 0, to a few units of the last digit of the result."""
+    """Return the complementary error function of z >= 0.
+
+    Its relative error is at most max(8, z²) machine epsilons, as exp(-z²) magnifies the rounding of z²: up to 511 units
+    in the last place in double, 66 in single precision.
+    """
     near, middle = xp.minimum(z, FIRST), xp.minimum(xp.maximum(z, FIRST), SECOND)
     far = xp.minimum(xp.maximum(z, SECOND), LAST)
     small, inverse = 1 - near * _ratio(near * near, NEAR), 1 / (far * far)

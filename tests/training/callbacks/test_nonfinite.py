@@ -284,6 +284,18 @@ def test_a_guard_of_another_wrapper_begins_anew():
 @pytest.mark.parametrize(("rate", "scale"), [(3e38, 1.0), (1e308, 1.0), (0.01, 1e300)])
 def test_an_overflowing_learning_rate_causes_no_warning_before_training(rate, scale):
     """Training finds the weights that are not finite and names them; here pytest makes an error of any warning."""
-    model = small_model("float", "numba")
-    with ParallelWrapper(model, 1, optimizer=Nesterov(rate), learning_rate_scale=scale) as wrapper:
+    for pipeline in (None, Pipeline(2, 2)):
+        model, optimizer = small_model("float", "numba"), Nesterov(rate)
+        with ParallelWrapper(model, 1, optimizer=optimizer, learning_rate_scale=scale, pipeline=pipeline) as wrapper:
+            wrapper.warm_up(4)
+
+
+@pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
+def test_values_beyond_half_cause_no_warning(pipeline):
+    """In the warm-up at a large loss scale, and in an evaluation outside a fit."""
+    model = small_model("half")
+    model.load_weights({name: 3e4 * weight for name, weight in model.weights().items()})
+    with ParallelWrapper(model, 1, pipeline=pipeline, progress="none") as wrapper:
+        wrapper.on_workers(lambda trainer: setattr(trainer.backend, "loss_scale", 2.0**20))
         wrapper.warm_up(4)
+        assert not np.isfinite(wrapper.evaluate(small_dataset(20)).loss)
