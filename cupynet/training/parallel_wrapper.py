@@ -400,7 +400,10 @@ class ParallelWrapper:
 
     @property
     def history(self) -> Columns:
-        """The history of training so far, see `Columns`; empty in processes other than rank 0's."""
+        """The history of the whole training so far, see `Columns`; empty in processes other than rank 0's.
+
+        It is part of a checkpoint: after `restore` it continues that of the checkpoint.
+        """
         return Columns.of(self._rows.kept)
 
     @property

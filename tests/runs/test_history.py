@@ -35,6 +35,26 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     assert found.epochs["learning_rate"] == [0.01] * 3
 
 
+@pytest.mark.parametrize("workers", [2, 1])
+def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path, workers: int) -> None:
+    """Also if it had trained further before, or continues with another number of workers."""
+    data = small_dataset(60)
+    with ParallelWrapper(small_model(), 2, report_every=2, progress="none") as wrapper:
+        path = wrapper.fit(data, 2, batch_size=10).checkpoint(tmp_path)
+        saved = wrapper.history
+        wrapper.fit(data, 1, batch_size=10)
+        wrapper.restore(path)
+        assert wrapper.history == saved
+        wrapper.fit(data, 1, batch_size=10)
+        assert wrapper.history.epochs["epoch"] == [1, 2, 3]
+    with ParallelWrapper(small_model(), workers, report_every=2, progress="none") as wrapper:
+        wrapper.restore(path)
+        wrapper.fit(data, 1, batch_size=10)
+        assert wrapper.history.epochs["epoch"] == [1, 2, 3]
+        assert wrapper.history.epochs["loss"][:2] == saved.epochs["loss"]
+        assert wrapper.history.reports["iteration"][:3] == [2, 4, 6]
+
+
 class Poison(Callback):
     """Spoils a weight once, after an iteration, and notes how many epochs the history had at the end of each."""
 

@@ -97,7 +97,7 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
 
 
 class Rows(Callback):
-    """Keeps the history in memory, for `ParallelWrapper.history`.
+    """Keeps the history in memory and in checkpoints, for `ParallelWrapper.history`.
 
     Attributes:
         kept: rows as `History` writes them.
@@ -111,3 +111,9 @@ class Rows(Callback):
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.kept.append(epoch_row(record))
+
+    def state(self) -> dict[str, Any]:
+        return {"rows": json.dumps(self.kept)}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.kept = [dict(row) for row in json.loads(state["rows"])]
