@@ -408,7 +408,7 @@ def test_other_workers_begin_with_the_mean_of_the_estimates() -> None:
         state["synchronizer"]["tally"]["samples"] = seen
         state["replica"]["weights"]["norm.mean"] = rng.normal(size=3)
     means = [state["replica"]["weights"]["norm.mean"] for state in states]
-    for state in regrouped(states, 3, 1, found[0].synchronizer):
+    for state in regrouped(states, 3, 1, found[0].synchronizer, {}):
         expected = 0.6 * means[0] + 0.4 * means[1]
         np.testing.assert_allclose(state["replica"]["weights"]["norm.mean"], expected, rtol=1e-14)
         Trainer(Replica(model_of(), SGD(RATE))).replica.restore(state["replica"])

@@ -368,6 +368,25 @@ def test_closing_in_a_callback_ends_the_fit_before_callbacks(workers):
         wrapper.evaluate(small_dataset(40))
 
 
+def test_callbacks_of_a_fit_that_does_not_end_in_time_are_closed_at_its_end():
+    released = threading.Event()
+    following = Following(lambda: released.wait(60))
+    wrapper = ParallelWrapper(small_model(), 1, callbacks=[following], progress="none", timeout_s=0.01)
+
+    def fit():
+        with pytest.raises(RuntimeError, match="closed in the middle of a task"):
+            wrapper.fit(small_dataset(40), 1000, batch_size=4)
+
+    thread = threading.Thread(target=fit)
+    thread.start()
+    assert following.begun.wait(60)
+    wrapper.close()
+    assert following.log == []
+    released.set()
+    thread.join(60)
+    assert following.log == ["iteration", "closed"]
+
+
 def test_closing_ends_an_evaluation():
     class Counting(Poisoned):
         def forward(self, x, context):

@@ -108,7 +108,6 @@ def check_decisions(callbacks: Mapping[str, Callback]) -> None:
     """Refuse two callbacks that decide the same for a whole fit. callbacks: by name, for messages. ConfigError."""
     for (first, one), (second, other) in combinations(callbacks.items(), 2):
         if one.decides and one.decides == other.decides:
-            remedies = [f"set {each.unless}" for each in (one, other) if each.unless]
-            raise ConfigError(
-                f"{first} and {second} both decide {one.decides}: {' or '.join([*remedies, 'leave one of them out'])}"
-            )
+            remedies = [f"set {name}.{each.unless}" for name, each in ((first, one), (second, other)) if each.unless]
+            remedies.append("leave one of them out")
+            raise ConfigError(f"{first} and {second} both decide {one.decides}: {' or '.join(remedies)}")
