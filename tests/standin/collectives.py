@@ -1,9 +1,10 @@
 """`cupy.cuda.nccl`: ranks in threads of one process that really wait for each other, and really compute.
 
 Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx), which passes addresses and numbers on as they are.
-A call is matched with the calls of the other ranks by its number: the third of one with the third of all. The calling
-thread waits until all have come (a device would let the thread go and keep its stream waiting), for at most
-`Machine.patience_s`. Every rank then checks that all have made the same call.
+A call is matched with the calls of the other ranks by its number: the third of one with the third of all. It returns
+before the others have come. What comes next on its stream waits for them, for at most `Machine.patience_s`. If one
+never comes, because its device is lost or it has aborted, the host goes on and the stream is stuck: a host that waits
+for the stream waits until this rank aborts too. Every rank checks that all have made the same call.
 
 Two things that CuPy forgives are misuses here. In the first operation of a communicator NCCL may still connect, and
 its kernels are loaded, for which memory is allocated: it must be one of a few numbers, asked for when nobody is in
@@ -53,11 +54,17 @@ class Ring:
     devices: dict[int, int] = field(default_factory=dict)
     open: dict[int, Label] = field(default_factory=dict)  # where the open ends were made
     calls: dict[int, list[Call]] = field(default_factory=dict)  # by their number, until all ranks have made it
+    gone: dict[int, str] = field(default_factory=dict)  # ranks that make no more calls, and why
     broken: Exception | None = None
 
-    def lost(self, machine: Machine) -> bool:
-        """Whether the device of one of the ranks has failed."""
-        return any(map(machine.is_lost, self.devices.values()))
+    def never(self, machine: Machine, call: Call) -> str:
+        """Why a call is never over; "" if it may be."""
+        for rank in _missing(call, self):
+            if machine.is_lost(self.devices[rank]):
+                return f"rank {rank}, whose device is lost"
+            if rank in self.gone:
+                return f"rank {rank}, {self.gone[rank]}"
+        return ""
 
 
 @dataclass(eq=False)
@@ -70,8 +77,42 @@ class Call:
     form: tuple[int, str]  # what all ranks must agree on: count and dtype
     line: Line
     where: Label
+    thread: threading.Thread
     over: bool = False
     error: Exception | None = None
+
+    def settle(self, machine: Machine) -> None:
+        """Wait until it is over; raise what it found. If it never will be, the line is stuck and the host goes on."""
+        ring = self.communicator._ring
+        try:
+            if ring is not None:
+                machine.wait(
+                    lambda: self.over or ring.broken is not None or ring.never(machine, self) != "",
+                    lambda: f"{self} waits for ranks {_missing(self, ring)}",
+                )
+            if self.error is None and not self.over and ring is not None and ring.broken is not None:
+                self.error = ring.broken
+        except Misuse as misuse:
+            self.error = misuse
+        if self.error is not None:
+            error, self.error = self.error, None
+            self.end(machine)
+            if isinstance(error, Misuse):
+                machine.keep(error)
+            raise error
+        if not self.over and ring is not None:
+            self.line.stuck = f"{self} waits for {ring.never(machine, self)}"
+        self._leave(machine)
+
+    def end(self, machine: Machine) -> None:
+        """It is over, one way or the other."""
+        self.over, self.line.stuck = True, ""
+        self._leave(machine)
+
+    def _leave(self, machine: Machine) -> None:
+        machine.waiting.pop(self, None)
+        if self in self.line.pending:
+            self.line.pending.remove(self)
 
     @property
     def rank(self) -> int:
@@ -101,9 +142,9 @@ class NcclCommunicator:
             raise ValueError(f"commId length {len(commId)} != {UNIQUE}.")
         if not 0 <= rank < ndev:
             raise NcclError(4, f"rank {rank} of {ndev}")
-        self.rank, self._thread, self._count = rank, 0, 0
+        self.rank, self._count = rank, 0
         self._ring: Ring | None = None
-        self._stuck: list[Line] = []  # lines on which a call of this end waits for one that never comes
+        self._calls: list[Call] = []  # of this rank, that were not over when the last one was made
         with machine.lock:
             rings = machine.rings
             ring = rings.setdefault(commId, Ring(ndev))
@@ -129,15 +170,16 @@ class NcclCommunicator:
             ring.open.pop(self.rank, None)
 
     def abort(self) -> None:
-        """The end, of what others wait for in it too, and of what this end's device does."""
+        """The end of this rank's part, and of what its device does in it; the other ranks wait on."""
         ring, self._ring = self._ring, None
         if ring is not None:
             machine = active()
             with machine.lock:
                 ring.open.pop(self.rank, None)
-                for line in self._stuck:
-                    line.stuck = ""
-                ring.broken = NcclError(5, f"rank {self.rank} has aborted the communicator")
+                ring.gone[self.rank] = "which has aborted"
+                for call in self._calls:
+                    call.end(machine)
+                self._calls.clear()
                 machine.changed.notify_all()
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
@@ -154,7 +196,7 @@ class NcclCommunicator:
                 raise misuse
             spans = [self._span(machine, address, count, dtype, where) for address in (sendbuf, recvbuf)]
             self._alone(machine, ring)
-            self._submit(machine, Call(self, *spans, (count, dtype.name), line, where))
+            self._submit(machine, Call(self, *spans, (count, dtype.name), line, where, threading.current_thread()))
 
     def _own(self) -> Ring:
         if self._ring is None:
@@ -186,7 +228,7 @@ class NcclCommunicator:
 
     def _alone(self, machine: Machine, ring: Ring) -> None:
         """Refuse a second thread."""
-        if self._thread:
+        if any(not call.over and call.thread is not threading.current_thread() for call in self._calls):
             misuse = Misuse("one communicator is used by two threads at once")
             machine.keep(misuse)
             ring.broken = misuse
@@ -194,30 +236,15 @@ class NcclCommunicator:
             raise misuse
 
     def _submit(self, machine: Machine, call: Call) -> None:
-        """Make a call known, and wait until it is over."""
-        ring, self._thread = self._own(), threading.get_ident()
+        """Make a call known, and do it if all are there."""
         try:
-            _post(machine, ring, call)
-            if not call.over:
-                machine.waiting[call] = str(call)
-            machine.changed.notify_all()
-            machine.wait(
-                lambda: call.over or ring.broken is not None or ring.lost(machine),
-                lambda: f"{call} waits for {_missing(call, ring)}",
-            )
-            if not call.over and ring.broken is not None:
-                raise ring.broken
-            if not call.over:  # the host goes on; the device waits for one that never comes
-                call.line.stuck = f"{call} waits for {_missing(call, ring)}, whose device is lost"
-                self._stuck.append(call.line)
+            self._calls = [each for each in self._calls if not each.over]
+            _post(machine, self._own(), call)
             if call.error is not None:
                 raise call.error
         except Misuse as misuse:
             machine.keep(misuse)
             raise
-        finally:
-            machine.waiting.pop(call, None)
-            self._thread = 0
 
 
 def all_ended(machine: Machine) -> None:
@@ -228,9 +255,10 @@ def all_ended(machine: Machine) -> None:
                 machine.keep(Misuse(f"{where} of rank {rank} of {ring.size} was neither destroyed nor aborted"))
 
 
-def _missing(call: Call, ring: Ring) -> str:
+def _missing(call: Call, ring: Ring) -> list[int]:
+    """The ranks that have not made this call."""
     there = [each.rank for calls in ring.calls.values() if call in calls for each in calls]
-    return f"ranks {sorted(set(range(ring.size)) - set(there))}"
+    return sorted(set(range(ring.size)) - set(there))
 
 
 def _post(machine: Machine, ring: Ring, call: Call) -> None:
@@ -240,10 +268,15 @@ def _post(machine: Machine, ring: Ring, call: Call) -> None:
         raise ring.broken
     calls = ring.calls.setdefault(communicator._count, [])
     calls.append(call)
+    communicator._calls.append(call)
     communicator._count += 1
     if len(calls) == ring.size:
         del ring.calls[communicator._count - 1]
         _do(machine, ring, sorted(calls, key=lambda each: each.rank))
+        return
+    call.line.pending.append(call)
+    machine.waiting[call] = str(call)
+    machine.changed.notify_all()
 
 
 def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
@@ -276,6 +309,8 @@ def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
     for call in calls:
         call.over = True
         machine.waiting.pop(call, None)
+        if call.error is None:
+            call.end(machine)
     machine.changed.notify_all()
 
 

@@ -157,6 +157,24 @@ class Machine:
         elif line.blocking:
             line.join(self.nulls[line.device].clock)
 
+    def settle(self, line: Line) -> None:
+        """Let the collective calls on `line` be over, or be known never to be: then the host goes ahead of the line.
+
+        A host would go ahead at once. Here everything is done at once, so it waits for what comes next to be right.
+        """
+        for call in list(line.pending):
+            call.settle(self)
+
+    def passed(self, lines: Sequence[Line], what: str) -> None:
+        """The host waits for these lines: Deadlock if one is stuck and nobody ends what it waits for."""
+        where = label(what)
+        for line in lines:
+            try:
+                self.wait(lambda: not line.stuck, lambda: f"{where} waits for {line}, on which {line.stuck}")  # noqa: B023
+            except Deadlock as misuse:
+                self.keep(misuse)
+                raise
+
     # a device that fails --------------------------------------------------------------------------------------------
 
     def lose(
@@ -205,6 +223,7 @@ class Machine:
 
     def perform(self, operation: Operation, line: Line) -> Any:
         """Do it now."""
+        self.settle(line)
         self.reach(line)
         where = label(operation.name)
         access = self.tick(line, where)
@@ -304,9 +323,7 @@ class Machine:
 
     def must_not_wait(self, what: str) -> None:
         """Refuse what waits for a device, while a collective operation on one waits for another thread, or for ever."""
-        for line in self.lines:
-            if line.device == self.seat.device and line.stuck:
-                self.never(f"{label(what)} waits for {line}, on which {line.stuck}")
+        self.passed([line for line in self.lines if line.device == self.seat.device], what)
         for call in self.waiting.values():
             self.stuck = Deadlock(
                 f"{label(what)} waits for the device, on which {call} waits for another rank: warm up, and "
@@ -315,12 +332,6 @@ class Machine:
             self.keep(self.stuck)
             self.changed.notify_all()
             raise self.stuck
-
-    def never(self, what: str) -> None:
-        """Refuse what would never end."""
-        misuse = Deadlock(what)
-        self.keep(misuse)
-        raise misuse
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
         """Wait for other threads, holding the lock; Deadlock after `patience_s`."""

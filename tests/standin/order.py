@@ -57,7 +57,9 @@ class Line:
         key: unlike that of any other line of the machine, null streams included.
         blocking: whether it and the null stream of its device wait for each other.
         clock: line key -> up to which count the next operation comes after that line's.
-        stuck: why its operations never end; "" if they do.
+        pending: collective calls on it that not all ranks have made yet.
+        stuck: why its operations never end, until somebody ends what they wait for; "" if they do.
+        behind: lines that are stuck, and it waits for.
         capture: what was recorded since `begin_capture`; None where nothing is captured.
     """
 
@@ -68,7 +70,14 @@ class Line:
     clock: dict[int, int] = field(default_factory=dict)
     count: int = 0
     capture: list[Any] | None = None
+    pending: list[Any] = field(default_factory=list)
     stuck: str = ""
+    behind: list[Line] = field(default_factory=list)
+
+    @property
+    def holding(self) -> list[Line]:
+        """The lines that are stuck and keep this one waiting."""
+        return [line for line in (self, *self.behind) if line.stuck]
 
     @property
     def null(self) -> bool:

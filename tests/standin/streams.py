@@ -159,7 +159,9 @@ class Stream:
         with machine.lock:
             if line.capture is not None or event.captured:
                 _refuse(machine, line, "Stream.wait_event")
+            machine.settle(line)
             line.join(event.clock)
+            line.behind = [*line.holding, *event.behind]
 
     # capture --------------------------------------------------------------------------------------------------------
 
@@ -187,6 +189,7 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.clock: dict[int, int] = {}
+        self.behind: list[Line] = []  # lines that were stuck then, and it waits for
         self.captured = False
 
     def record(self, stream: Stream | None = None) -> None:
@@ -198,12 +201,16 @@ class Event:
             if line.capture is not None:
                 _refuse(machine, line, "Event.record")
             machine.check_device(line.device)
+            machine.settle(line)
             machine.reach(line)
-            self.clock = dict(line.clock)
+            self.clock, self.behind = dict(line.clock), line.holding
 
     def synchronize(self) -> None:
         """Wait for it."""
-        active().synchronize(self.clock)
+        machine = active()
+        with machine.lock:
+            machine.passed(self.behind, "Event.synchronize")
+            machine.synchronize(self.clock)
 
     @property
     def done(self) -> bool:
@@ -242,8 +249,8 @@ def get_current_stream(device_id: int = -1) -> Stream:
 def _wait(machine: Machine, line: Line, what: str) -> None:
     with machine.lock:
         machine.check_device(line.device)
-        if line.stuck:
-            machine.never(f"{label(what)} waits for {line}, on which {line.stuck}")
+        machine.settle(line)
+        machine.passed(line.holding, what)
         if line.capture is not None:
             _refuse(machine, line, what)
         machine.synchronize(line.clock)

@@ -312,6 +312,7 @@ def test_a_handle_is_not_made_while_others_stand_in_a_collective(library: Any, c
                         machine.changed.wait_for(lambda: any("allReduce" in x for x in machine.waiting.values()), 10)
                     handle(library)
                 communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT64, nccl.NCCL_SUM, stream.ptr)
+                stream.synchronize()
             finally:
                 communicator.destroy()
 

@@ -24,6 +24,7 @@ from cupynet.nn import Dense, Image, Layer, Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import Placement, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.devices import DeviceMeans
+from cupynet.parallel.communicators.nccl import NcclSum
 from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, Trainer
 from cupynet.training.device_errors import translate_device_errors
 from tests.standin.machine import active
@@ -169,9 +170,9 @@ def test_a_lost_device_ends_the_run(after: int) -> None:
 @on_standin
 @pytest.mark.parametrize("late_s", [0.0, 0.3])
 def test_a_device_lost_before_a_collective_ends_all_workers(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One device never joins the collective: the failing worker ends it, and the others stop waiting.
+    """One device never joins the collective: each rank of it is aborted, and the others stop waiting.
 
-    late_s: lets the other hosts run ahead; each must end its own device's part.
+    late_s: lets the other hosts run ahead.
     """
     really = DeviceMeans._sum_here
 
@@ -186,6 +187,36 @@ def test_a_device_lost_before_a_collective_ends_all_workers(late_s: float, monke
     with made, pytest.raises(DeviceError, match=LOST):
         made.fit(loader(), 2)
     assert not any(line.stuck for line in active().lines) and workers_have_ended()
+
+
+@on_standin
+@pytest.mark.parametrize("sums", [0, 1])
+def test_a_worker_that_waits_for_its_device_is_aborted(sums: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker fails before a sum, and the other synchronizes after it: in the first sum, and on its way out."""
+    made, really, done = [], NcclSum.sum, [0, 0]
+
+    def failing(self: NcclSum, arrays: Any) -> None:
+        rank = self._backend.device
+        done[rank] += 1
+        if rank == 1 and done[rank] > sums:
+            raise ValueError("on purpose")
+        really(self, arrays)
+
+    def task(communicator: Any) -> None:
+        backend = create_backend("cupy", "double", communicator.rank)
+        backend.activate()
+        communicator.attach(backend, "nccl")
+        try:
+            communicator.allreduce_mean([backend.asarray(np.full(9, 1.0))], 1.0)
+        finally:
+            if communicator.rank == 0:
+                backend.synchronize()
+                made.append(communicator.rank)
+
+    monkeypatch.setattr(NcclSum, "sum", failing)
+    with ThreadLauncher(2, 20) as launcher, pytest.raises(ValueError, match="on purpose"):
+        launcher.run(task)
+    assert made == [0] and workers_have_ended()
 
 
 @on_standin

@@ -124,6 +124,12 @@ class Communicator:
             if each is not None:
                 each.close()
 
+    def abandon(self) -> None:
+        """Abort NCCL after a failure. Any thread may call it: the worker may be waiting for its device."""
+        for each in (*self._groups, self._on_devices):
+            if each is not None:
+                each.abandon()
+
     def split(self, color: int, key: int) -> Communicator:
         """Return a communicator of the workers with the same color, ordered by key, then by rank here.
 

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 # Returns every worker's value by reference, in rank order, when all have called it.
 Exchange: TypeAlias = Callable[[Any], list[Any]]
-Connect: TypeAlias = "Callable[[nccl.Hand, int | None, int, CupyBackend], NcclSum | None]"  # see nccl.connect
+Opened: TypeAlias = Callable[[NcclSum], None]
+Connect: TypeAlias = "Callable[[nccl.Hand, int | None, int, CupyBackend, Opened], NcclSum | None]"  # see nccl.connect
 
 
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
@@ -126,10 +127,9 @@ class DeviceMeans:
             self._between = None
 
     def abandon(self) -> None:
-        """Release NCCL after a failure, without the others: their devices would wait for this one forever."""
+        """Abort NCCL after a failure, from any thread: the worker may be waiting for its device."""
         if self._between is not None:
             self._between.abandon()
-            self._between = None
 
     def _connect(self) -> None:
         """Exchange the device of each rank, and connect the leaders. Every worker calls it before the first mean."""
@@ -139,9 +139,12 @@ class DeviceMeans:
         leaders = self._leaders
         if len(leaders) > 1 and self._nccl is not None:
             place = leaders.index(self.rank) if self.rank in leaders else None
-            self._between = self._nccl(
-                lambda own: next(filter(None, self._exchange(own))), place, len(leaders), self._backend
+            self._nccl(
+                lambda own: next(filter(None, self._exchange(own))), place, len(leaders), self._backend, self._open
             )
+
+    def _open(self, between: NcclSum) -> None:
+        self._between = between
 
     @property
     def _leaders(self) -> list[int]:
@@ -188,7 +191,7 @@ class RankMeans:
     def __init__(self, communicator: Communicator, backend: CupyBackend, connect: Connect) -> None:
         self._communicator, self._backend = communicator, backend
         self._buffers = Buffers(backend)
-        made = connect(self._hand, communicator.rank, communicator.size, backend)
+        made = connect(self._hand, communicator.rank, communicator.size, backend, lambda opened: None)
         assert made is not None  # every rank is a leader
         self._sum = made
 
@@ -207,6 +210,10 @@ class RankMeans:
     def close(self) -> None:
         """Release NCCL."""
         self._sum.close()
+
+    def abandon(self) -> None:
+        """Abort NCCL after a failure."""
+        self._sum.abandon()
 
     def _hand(self, own: bytes) -> bytes:
         texts = self._communicator.all_gather(np.frombuffer(own, np.uint8))

@@ -2,12 +2,14 @@
 
 NCCL moves raw memory and checks nothing, so types are checked here. Its rules: every rank makes the same calls in the
 same order; all ranks synchronize on the host before each call, so that no kernel waits for a dead rank; during a call
-no thread allocates or frees device memory, because that waits for all kernels of the device.
+no thread allocates or frees device memory, because that waits for all kernels of the device. After a failure every
+rank must be aborted. A worker may be blocked in a synchronization that only this ends, so another thread aborts it.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
 Hand: TypeAlias = Callable[[bytes], bytes]  # broadcast: returns on every worker the bytes that one worker passes
+CALL_S = 1.0  # how long `abandon` waits for a call that another thread is making
 
 
 def missing() -> str | None:
@@ -33,10 +36,17 @@ def missing() -> str | None:
     return None if getattr(nccl, "available", False) else "NCCL is not installed"
 
 
-def connect(hand: Hand, place: int | None, leaders: int, backend: CupyBackend) -> NcclSum | None:
-    """Connect the leaders. `place` is this worker's rank among them, or None if it is not a leader.
+def connect(
+    hand: Hand, place: int | None, leaders: int, backend: CupyBackend, opened: Callable[[NcclSum], None]
+) -> NcclSum | None:
+    """Connect the leaders. Every worker calls it.
 
-    Every worker calls it.
+    Args:
+        hand: see `Hand`.
+        place: this worker's rank among the leaders, or None if it is not a leader.
+        leaders: their number.
+        backend: of the device and its stream.
+        opened: called before the first sum, which only `abandon` ends if another leader fails.
     """
     # connect all devices now instead of in the first sum that is large enough (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
@@ -46,6 +56,8 @@ def connect(hand: Hand, place: int | None, leaders: int, backend: CupyBackend) -
     identifier = hand(bytes(nccl.get_unique_id()) if place == 0 else b"")  # no allocations from here on
     made = None if place is None else NcclSum(identifier, place, leaders, backend)
     try:
+        if made is not None:
+            opened(made)
         hand(b"made")  # on the host, because a sum would wait forever for a failed rank
         if made is not None:
             made.sum([scratch])  # loads the kernel, and connects the rest
@@ -70,7 +82,7 @@ class NcclSum:
     def __init__(self, identifier: bytes, place: int, size: int, backend: CupyBackend) -> None:
         from cupy.cuda import nccl
 
-        self._nccl, self._backend = nccl, backend
+        self._nccl, self._backend, self._calling = nccl, backend, threading.Lock()
         self._types = {np.dtype(np.float16): nccl.NCCL_FLOAT16, np.dtype(np.float32): nccl.NCCL_FLOAT32}
         self._types[np.dtype(np.float64)] = nccl.NCCL_FLOAT64
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
@@ -81,14 +93,21 @@ class NcclSum:
             kind = self._types.get(np.dtype(array.dtype))
             if kind is None or not array.flags.c_contiguous:
                 raise RuntimeError(f"an array of {array.dtype} {array.shape} is not summed over NCCL")
-            address = self._backend.address(array)
-            self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, self._backend.stream())
+            address, stream = self._backend.address(array), self._backend.stream()
+            with self._calling:
+                self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, stream)
 
     def close(self) -> None:
         """Release NCCL after its pending calls."""
         self._backend.synchronize()
-        self._connection.destroy()
+        with self._calling:
+            self._connection.destroy()
 
     def abandon(self) -> None:
-        """Abort NCCL and its pending calls at once."""
-        self._connection.abort()
+        """Abort NCCL and its pending calls at once, from any thread. Later calls raise an error."""
+        free = self._calling.acquire(timeout=CALL_S)
+        try:
+            self._connection.abort()
+        finally:
+            if free:
+                self._calling.release()

@@ -102,17 +102,10 @@ class ThreadCommunicator(Communicator):
     """
 
     _on_devices: DeviceMeans | None
-    _groups: list[ThreadCommunicator]  # type: ignore[assignment]
 
     def __init__(self, group: ThreadGroup, rank: int) -> None:
         super().__init__(rank, group.size)
         self.group, self._turn = group, 0
-
-    def abandon(self) -> None:
-        """Release NCCL after a failure, without the others: those that wait for this worker on a device stop too."""
-        for each in (*self._groups, self._on_devices):
-            if each is not None:
-                each.abandon()
 
     def split(self, color: int, key: int) -> Communicator:
         asked = self._exchange((color, key))

@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import TracebackType
 from typing import TypeVar
@@ -213,6 +213,8 @@ class MpiLauncher(Launcher):
         except BaseException as error:
             note_worker(error, self._job.rank)
             self._job.announce(error)
+            with suppress(Exception):  # the original failure is reported
+                self._communicator.abandon()
             raise
         return result if self._job.rank == 0 else None
 

@@ -64,8 +64,6 @@ class ThreadLauncher(Launcher):
                 if not isinstance(error, PeerFailed):
                     note_worker(error, communicator.rank)
                     team.fail(communicator.rank, error)
-                with suppress(Exception):  # the original failure is reported
-                    communicator.abandon()
 
         threads = [
             threading.Thread(target=work, args=[each], name=f"cupynet worker {each.rank}", daemon=True)
@@ -81,18 +79,29 @@ class ThreadLauncher(Launcher):
                     thread.join(WAKE_S)
         except BaseException as error:  # a KeyboardInterrupt: the workers must stop too
             team.fail(INTERRUPTED, error)
-            _wait(threads)
+            self._stop(threads)
             raise
         if team.failure is not None:
-            _wait(threads)
+            self._stop(threads)
             log.info("worker %d failed; the others were stopped", team.failed_rank)
             raise team.failure
         return results[0]
 
+    def _stop(self, threads: list[threading.Thread]) -> None:
+        """Abort what workers wait for on devices, after a failure, and wait for them for a grace period.
 
-def _wait(threads: list[threading.Thread]) -> None:
-    """Wait after a failure for workers that are still running, for a grace period."""
-    timeout = Timeout(GRACE_S)
-    for thread in threads:
-        while thread.is_alive() and not timeout.expired():
-            thread.join(LOOK_S)
+        NCCL needs every rank to be aborted, and a worker that waits for its device cannot do it itself. Each is aborted
+        in its own thread, because NCCL may let one wait for another.
+        """
+        aborts = [threading.Thread(target=_abandon, args=[each], daemon=True) for each in self._communicators]
+        for thread in aborts:
+            thread.start()
+        timeout = Timeout(GRACE_S)
+        for thread in (*aborts, *threads):
+            while thread.is_alive() and not timeout.expired():
+                thread.join(LOOK_S)
+
+
+def _abandon(communicator: Communicator) -> None:
+    with suppress(Exception):  # the original failure is reported
+        communicator.abandon()

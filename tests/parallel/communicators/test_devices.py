@@ -121,9 +121,10 @@ def test_on_several_devices_all_have_the_same_mean(devices, over_nccl):
     log: list[str] = []
     barrier, slots = threading.Barrier(len(set(devices))), [None] * len(devices)
 
-    def connect(hand, place, leaders, backend):
+    def connect(hand, place, leaders, backend, opened):
         assert hand(b"who calls first" if place == 0 else b"") == b"who calls first" and leaders == len(set(devices))
-        return None if place is None else Recorded(place, leaders, log, barrier, slots)
+        if place is not None:
+            opened(Recorded(place, leaders, log, barrier, slots))
 
     found = means(devices, vectors, weights, nccl=connect if over_nccl else None)
     wanted = on_host(vectors, weights)
@@ -176,7 +177,7 @@ def with_nccl(monkeypatch):
     log: list[str] = []
     barrier, slots = threading.Barrier(3), [None] * 3
 
-    def connect(hand, place, leaders, backend):
+    def connect(hand, place, leaders, backend, opened):
         assert hand(b"x" if place == 0 else b"") == b"x"
         return Recorded(place, leaders, log, barrier, slots)
 

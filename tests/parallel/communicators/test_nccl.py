@@ -53,7 +53,7 @@ def test_a_rank_that_is_alone_has_its_own_sum(backend: Backend, dtype: str) -> N
     from cupy.cuda.nccl import NcclError
 
     for turn in range(2):
-        made = nccl.connect(lambda own: own, 0, 1, backend)
+        made = nccl.connect(lambda own: own, 0, 1, backend, [].append)
         assert made is not None
         wanted, arrays = vectors(backend, MASTERS[dtype], turn)
         for _ in range(3):
@@ -76,7 +76,7 @@ def test_a_process_that_is_alone_has_its_own_mean(backend: Backend) -> None:
 
 
 def test_integer_arrays_are_refused(backend: Backend) -> None:
-    made = nccl.connect(lambda own: own, 0, 1, backend)
+    made = nccl.connect(lambda own: own, 0, 1, backend, [].append)
     assert made is not None
     with pytest.raises(RuntimeError, match=r"an array of int32 \(3,\) is not summed over NCCL"):
         made.sum([backend.asarray(np.zeros(3, np.int32))])
@@ -114,7 +114,7 @@ def _sum(communicator: ThreadCommunicator) -> list[bytes]:
     backend = create_backend("cupy", "float")
     backend.activate()
     _, arrays = vectors(backend, "float32", communicator.rank)
-    made = nccl.connect(hand, communicator.rank, 2, backend)
+    made = nccl.connect(hand, communicator.rank, 2, backend, [].append)
     assert made is not None
     made.sum(arrays)
     backend.synchronize()
