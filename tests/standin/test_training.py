@@ -165,13 +165,20 @@ def test_replicas_of_stages_are_not_averaged_over_nccl() -> None:
 
 
 @pytest.mark.standin
-def test_other_threads_wait_during_graph_capture() -> None:
-    """Operations of another thread are not captured, and do not end the capture."""
+@pytest.mark.parametrize("synchronizes", [False, True])
+def test_other_threads_wait_during_graph_capture(synchronizes: bool) -> None:
+    """Operations of another thread are not captured, and do not end the capture; nor does a synchronization."""
     backend = create_backend("cupy", "double")
     backend.activate()
     recorder, vector, seen = backend.recorder(), backend.asarray(np.arange(3.0)), []
     assert recorder is not None
-    other = threading.Thread(target=lambda: seen.append(backend.to_host(vector).tolist()))
+
+    def look() -> None:
+        if synchronizes:
+            backend.synchronize()
+        seen.append(backend.to_host(vector).tolist())
+
+    other = threading.Thread(target=look)
 
     def step() -> None:
         other.start()

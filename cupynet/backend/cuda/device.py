@@ -118,7 +118,8 @@ class CudaDevice(Device):
             return self.xp.asnumpy(array)
 
     def synchronize(self) -> None:
-        with self.xp.cuda.Device(self.device):
+        worker = getattr(_thread, "mark", None) is self._mark
+        with nullcontext() if worker else self.apart, self.xp.cuda.Device(self.device):
             self.xp.cuda.get_current_stream().synchronize()  # the calling thread's, which may be another one
             if self._stream is not None:
                 self._stream.synchronize()
