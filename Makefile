@@ -17,10 +17,10 @@ SUPPORTED = import ensurepip, sys, venv; low, high = (tuple(map(int, v.split("."
 	sys.exit(not low <= sys.version_info[:2] < high)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-standin test-slow test-gpu soak records wheels picture bench bench-gpu doctor check clean
+.PHONY: help install train test test-standin test-gpu-standin test-slow test-gpu soak records wheels picture bench bench-gpu doctor check clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
 install: $(INSTALLED) ## build .venv, with CuPy if there is a GPU; PYTHON=python3.12 chooses the interpreter
 	@:
@@ -48,6 +48,9 @@ test: install ## run the tests that every change should pass, up to 4 at once: A
 
 test-standin: install ## run the tests of the GPU code without a GPU, on a stand-in of CuPy, and those of the stand-in
 	@$(PYTEST) -m 'device_code and not slow' $(ARGS)
+
+test-gpu-standin: install ## run the tests marked gpu on the stand-in, those that test-standin does not run from the same text
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m tests.standin -m pytest -q -p tests.standin.gpu_only $(ARGS)
 
 test-slow: install ## run the slow tests: killed runs, wheels, browsers
 	@$(PYTEST) -m 'slow and not gpu' $(ARGS)

@@ -1,0 +1,30 @@
+"""Select the tests of GPUs that `make test-standin` does not run, see `make test-gpu-standin`.
+
+Most tests marked `gpu` are made from the same text as one marked `standin`. The others would run nowhere without a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.hookimpl(trylast=True)  # after the marks of tests/conftest.py
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what is marked `gpu`, is not slow, and has no variant that runs on the stand-in anyway."""
+    done = {_function(item) for item in items if item.get_closest_marker("standin") and not _is_slow(item)}
+    kept = [item for item in items if _needs_gpu(item) and not _is_slow(item) and _function(item) not in done]
+    chosen = set(map(id, kept))
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+    items[:] = kept
+
+
+def _function(item: pytest.Item) -> str:
+    return item.nodeid.partition("[")[0]
+
+
+def _needs_gpu(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(mark) for mark in ("gpu", "multi_gpu"))
+
+
+def _is_slow(item: pytest.Item) -> bool:
+    return item.get_closest_marker("slow") is not None
