@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,21 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Piece, Spent, Stop, StopReason
 from cupynet.training.fit import Fit, check_same_data
 from cupynet.training.replica import Replica
+
+
+@dataclass
+class KeptFeed:
+    """Batches to evaluate on, opened by the first evaluation of a fit.
+
+    Attributes:
+        loader: of the fit's evaluations, if there are any.
+        opened: closes the batches at the end of the fit.
+        feed: the batches; None before the first evaluation.
+    """
+
+    loader: Loader | None
+    opened: ExitStack
+    feed: BatchFeed | None = None
 
 
 class Trainer:
@@ -101,6 +117,7 @@ class Trainer:
         self._on_device = data_on_device
         self._shared = Shared() if shared is None else shared
         self._feed: BatchFeed | None = None  # the training batches of this fit
+        self._held_out: KeptFeed | None = None  # those of its evaluations
         self.report_every = report_every
         self.iteration = self.epoch = self.round = 0
         self.total_iterations = self.total_epochs = 0
@@ -178,6 +195,7 @@ class Trainer:
         try:
             with np.errstate(over="ignore", invalid="ignore", divide="ignore"), ExitStack() as opened:
                 self._feed = opened.enter_context(self._open_feed(fit.train))
+                self._held_out = KeptFeed(fit.evaluate_on, opened)
                 self.replica.begin(run_ahead=self._guard.action == "stop" and not self.synchronizer.shares_gradients)
                 self.synchronizer.begin(self.replica)
                 self.emit("on_fit_start")
@@ -197,7 +215,8 @@ class Trainer:
             self.spent = Spent.of(self.world.gather_numbers(*self.statistics.clock.spent()))
             self.emit("on_fit_end")
         finally:
-            self.consensus.request = self.fit_start = self._feed = None  # these belong to one fit
+            # these belong to one fit
+            self.consensus.request = self.fit_start = self._feed = self._held_out = None
 
     def _begin(self, fit: Fit) -> None:
         """Set where this fit starts and where it will end."""
@@ -224,6 +243,15 @@ class Trainer:
             on_device=self._on_device,
             shared=self._shared,
         )
+
+    def _evaluation_feed(self, loader: Loader, opened: ExitStack) -> BatchFeed:
+        """Return batches to evaluate on. Those of the fit stay open until its end: their images are uploaded once."""
+        kept = self._held_out
+        if kept is None or kept.loader is not loader:
+            return opened.enter_context(self._open_feed(loader))
+        if kept.feed is None:
+            kept.feed = kept.opened.enter_context(self._open_feed(loader))
+        return kept.feed
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
         """Train one epoch, or the rest of it: its rounds, the average that ends it, its evaluation."""
@@ -364,7 +392,8 @@ class Trainer:
         began, classes, where = time.perf_counter(), loader.dataset.classes, "loading a batch"
         own, whole = Evaluation(classes), Evaluation(classes)
         quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the loss shows what is not finite
-        with quiet, self._open_feed(loader) as feed:  # until all are done, because workers on a device share images
+        with quiet, ExitStack() as opened:  # until all are done, because workers on a device share images
+            feed = self._evaluation_feed(loader, opened)
             try:
                 for batch in feed.epoch(0):
                     if batch is None:

@@ -212,7 +212,7 @@ def test_the_way_batches_reach_a_device_does_not_change_the_bits(
             with cupy.cuda.Device(device):
                 used.append(pool.used_bytes())
         assert used == [0, 0] and active().pinned.used == {}
-        sizes = [TRAINED_ON] * len(devices) + [HELD_OUT] * 3 * len(devices)  # evaluated twice in the fit, and after it
+        sizes = [TRAINED_ON] * len(devices) + [HELD_OUT] * 2 * len(devices)  # evaluated in both epochs, and after them
         assert sorted(uploads) == (sorted(sizes) if way["data_on_device"] else [])
         uploads.clear()
     for other in ways[1:]:

@@ -90,6 +90,25 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Any:
     return called
 
 
+@on_standin
+@pytest.mark.parametrize("on_device", [True, False])
+def test_later_fits_train_on_the_inputs_of_the_first(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step copies its labels and no images, also after evaluations with batches of the same size."""
+    copies, load = list[int](), graph_replica.GraphReplica._load
+
+    def counted(self: Any, batch: Any) -> int:
+        images = self._inputs.get(len(batch), [None])[0]
+        copies.append(images is not None and self.backend.address(images) != self.backend.address(batch.images))
+        return load(self, batch)
+
+    monkeypatch.setattr(graph_replica.GraphReplica, "_load", counted)
+    with ParallelWrapper(small_model(backend="cupy"), 2, data_on_device=on_device, devices=[0]) as wrapper:
+        for _ in range(3):
+            wrapper.fit(Loader(DATA, 8, seed=1), 2, evaluate_on=Loader(DATA, 8, shuffle=False))
+            wrapper.evaluate(DATA, 8)
+    assert copies and not any(copies)
+
+
 OPTIMIZERS = {
     "sgd": lambda: SGD(0.05),
     "momentum, decayed": lambda: Momentum(0.05, 0.8, l2=0.01),

@@ -15,7 +15,7 @@ from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
 from cupynet.backend.cuda.graph_capture import Recorder
 from cupynet.backend.cuda.launch import Kernels
-from cupynet.backend.cuda.transfer import CudaTransfer, resident
+from cupynet.backend.cuda.transfer import BatchBuffers, CudaTransfer, resident
 from cupynet.backend.device import Device, Failure
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
@@ -65,6 +65,7 @@ class CudaDevice(Device):
         self.apart = threading.RLock()  # held by the worker while it captures, and by other threads in every call
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.controls: Array | None = None  # the numbers of a captured step, see `Recorder`
+        self.batches = BatchBuffers()
         self._totals: dict[str, Array] = {}
         self._losses: dict[int, Array] = {}
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}

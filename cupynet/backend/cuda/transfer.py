@@ -7,6 +7,7 @@ launch, and record existing events. The prefetch thread never uses the device.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +125,30 @@ def _free(xp: Any) -> int:
     return min(free, limit - int(pool.used_bytes())) if limit else free
 
 
+class BatchBuffers:
+    """Buffers of batches that closed transfers have left, if something still holds them.
+
+    Captured steps hold the buffer that they read. The next transfer fills it again, so that they need no copy.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[weakref.ref[Array]] = []
+
+    def take(self, backend: CudaDevice, shape: tuple[int, ...]) -> Array:
+        """Return a buffer in the storage dtype, for one transfer."""
+        for place in self._left:
+            array = place()
+            if array is not None and array.shape == shape:
+                self._left.remove(place)
+                return array
+        return backend.allocate(shape, backend.policy.storage)
+
+    def leave(self, array: Array) -> None:
+        """Leave a buffer to the next transfer."""
+        self._left = [place for place in self._left if place() is not None]
+        self._left.append(weakref.ref(array))
+
+
 class CudaTransfer(Transfer):
     """Writes every batch to the same memory, on the worker's stream, when the worker calls `send`.
 
@@ -146,7 +171,7 @@ class CudaTransfer(Transfer):
         self._pixels: Array = None
         if data.images is not None:
             shape = batch_size, *data.images.shape[1:]
-            self._batch = backend.allocate(shape, backend.policy.storage)
+            self._batch = backend.batches.take(backend, shape)
             if resident is None:
                 self._pixels = backend.allocate(shape, np.uint8)
                 self._pixels_sent = self._staging(self._pixels.nbytes)
@@ -192,7 +217,7 @@ class CudaTransfer(Transfer):
             return None, self._labels[here]
         if count > len(self._batch):
             raise ConfigError(f"a batch of {count} images exceeds batch_size={len(self._batch)}")
-        batch = self._batch[:count]
+        batch = self._batch if count == len(self._batch) else self._batch[:count]
         if self._resident is None:
             pixels = self._pixels[:count]
             with self._backend.here():
@@ -207,6 +232,8 @@ class CudaTransfer(Transfer):
         if self._pixels is not None:
             self._pixels_sent.close()
         del self._tables
+        if self._batch is not None:
+            self._backend.batches.leave(self._batch)
         self._numbers = self._order = self._labels = self._batch = self._pixels = None
         if self._resident is not None:
             self._resident.leave(self._backend)
