@@ -103,6 +103,9 @@ class Device:
         limit = "" if bound is None else f", and {bound[1]} {amount(bound[0])}"
         return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
 
+    def prepare(self) -> None:
+        """Compile in advance what a training step uses, if the device compiles several files at once."""
+
     def recorder(self) -> Recorder | None:
         """Return the recorder that captures steps as graphs; None if the device cannot."""
         return None

@@ -286,6 +286,7 @@ class Replica:
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs, on a copy; return the seconds."""
         began = time.perf_counter()
+        self.backend.prepare()
         scratch = self._scratch()
         with np.errstate(over="ignore", invalid="ignore"):  # training finds weights that are not finite
             scratch.backpropagate(self._blank(batch_size))

@@ -147,6 +147,21 @@ def exported(path: Path, options: Sequence[str] = ()) -> list[str]:
     return EXPORTED.findall(_compile(arguments))
 
 
+@functools.cache
+def exported_by(text: str, options: tuple[str, ...]) -> list[str]:
+    """The same of a text; kept from one test run to the next."""
+    headers = [header.read_text() for header in sorted(INCLUDE.glob("*.h"))]
+    key = hashlib.sha256("\0".join([text, *headers, *options]).encode()).hexdigest()[:20]
+    listed = kept() / f"names-{key}.txt"
+    if not listed.exists():
+        names = exported(_written(text, key), options)
+        with tempfile.TemporaryDirectory(dir=listed.parent) as folder:
+            written = Path(folder) / listed.name
+            written.write_text(" ".join(names))
+            os.replace(written, listed)
+    return listed.read_text().split()
+
+
 def compiler() -> str | None:
     """The C++ compiler, or None where there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tests.standin.arrays import ndarray
 from tests.standin.errors import BadLaunch, InCapture, Overrun
-from tests.standin.host import HostKernel, LaunchError, host_library, named
+from tests.standin.host import HostKernel, LaunchError, exported_by, host_library, named
 from tests.standin.machine import Operation, Span, active
 from tests.standin.memory import Chunk, MemoryPointer
 from tests.standin.order import label
@@ -35,7 +35,7 @@ class Kernel:
 
     def compile(self) -> None:
         """Now, and not at the first launch."""
-        found = host_library(self.code, options=self.options)
+        found = compiled(self.code, self.options)
         if self.name not in found:
             raise BadLaunch(f'there is no kernel {self.name!r}, as extern "C", among {", ".join(found)}')
         self._host = found[self.name]
@@ -53,7 +53,7 @@ class Kernel:
             self.compile()
         host = self._host
         assert host is not None
-        self._load()
+        load(self.name, self.code, self.options)
         if len(args) != len(host.takes):
             raise BadLaunch(f"{self.name}: takes {len(host.takes)} arguments, was given {len(args)}")
         prepared = [self._argument(i, takes, arg) for i, (takes, arg) in enumerate(zip(host.takes, args, strict=True))]
@@ -74,17 +74,6 @@ class Kernel:
         machine = active()
         machine.launches[self.name] = machine.launches.get(self.name, 0) + 1
         machine.run(Operation(self.name, reads, writes, work, checked=True))
-
-    def _load(self) -> None:
-        """The first launch on a device loads the module there: this waits for the device."""
-        machine = active()
-        with machine.lock:
-            key = machine.seat.device, (self.code, self.options)
-            if key not in machine.loaded:
-                if machine.line.capture is not None:
-                    raise InCapture(f"{label(self.name)} is launched for the first time while {machine.line} captures")
-                machine.must_not_wait(f"the first launch of {self.name}, which loads it,")
-                machine.loaded.add(key)
 
     def _argument(self, position: int, takes: str, given: Any) -> tuple[Any, str, Span | None]:
         """What the host's kernel is given; for a pointer whether it is read or written, and what."""
@@ -122,6 +111,28 @@ class Kernel:
             raise Overrun(f"{self.name} has written byte {int(changed.argmax())} of {chunk}, outside of its arrays")
 
 
+def compiled(code: str, options: tuple[str, ...]) -> dict[str, HostKernel]:
+    """The kernels that a text has with these options.
+
+    With -DONLY_HALF and the like it has some of what it has without: it is compiled once, without.
+    """
+    some = tuple(option for option in options if option.startswith("-DONLY_"))
+    found = host_library(code, options=tuple(option for option in options if option not in some))
+    return {name: found[name] for name in exported_by(code, some)} if some else found
+
+
+def load(name: str, code: str, options: tuple[str, ...]) -> None:
+    """The first launch on a device, or `RawModule.compile`, loads the module there: this waits for the device."""
+    machine = active()
+    with machine.lock:
+        key = machine.seat.device, (code, options)
+        if key not in machine.loaded:
+            if machine.line.capture is not None:
+                raise InCapture(f"{label(name)} is launched for the first time while {machine.line} captures")
+            machine.must_not_wait(f"the first launch of {name}, which loads it,")
+            machine.loaded.add(key)
+
+
 class RawModule:
     """Kernels of a text."""
 
@@ -139,5 +150,6 @@ class RawModule:
         return Kernel(self.code, name, self.options)
 
     def compile(self) -> None:
-        """Now, and not at the first launch."""
-        host_library(self.code, options=self.options)
+        """Compile and load it on the device that is current, and not at the first launch."""
+        compiled(self.code, self.options)
+        load("RawModule.compile", self.code, self.options)

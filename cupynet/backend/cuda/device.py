@@ -70,8 +70,8 @@ class CudaDevice(Device):
         self._losses: dict[int, Array] = {}
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
         self._cublas: Cublas | None = None  # of the stream of the last product
-        self.kernels = Kernels(cupy, device, self.here, max_block_size, max_grid_size)
         self._kind = self.policy.name
+        self.kernels = Kernels(cupy, device, self.here, self._kind, max_block_size, max_grid_size)
         self._wide = "double" if self.policy.accumulate == np.float64 else "float"
 
     def activate(self) -> None:
@@ -132,6 +132,9 @@ class CudaDevice(Device):
     def place(self) -> str:
         """Return an identifier of the GPU that is the same in all processes: host name and PCI bus ID."""
         return f"{platform.node()} {self.xp.cuda.runtime.deviceGetPCIBusId(self.device)}"
+
+    def prepare(self) -> None:
+        self.kernels.prepare()
 
     def recorder(self) -> Recorder:
         return Recorder(self)

@@ -3,6 +3,9 @@
 CuPy checks no argument: a kernel would misread an array of another precision or device, a view with gaps, or a Python
 float for a C float. Here every array is checked, and every number is cast to the exact type of its parameter, by the
 table `INSTANCES` (a test compares it with the C++ text).
+
+A module is a file in one precision, because NVRTC takes seconds for all four. `prepare` compiles all files side by
+side; CuPy keeps them on disk.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from cupynet.backend.environment import usable_cores
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.backend.update_rules import RULES
@@ -38,6 +43,7 @@ KINDS = {
 }
 KIND_OF = {stored: kind for kind, (stored, _) in KINDS.items()}
 WIDE = ("float", "double")
+COMPILERS = 4  # threads that compile at once
 TERMS = 16  # of a `weighted_sum` in one pass
 WINNERS = ("uint8", "int32")
 _IMAGES = "int32 " * 12  # N H W C, rows cols, kernel, stride, padding above and left
@@ -129,21 +135,40 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Instance:
-    """A kernel in one precision: its file, without `.cu`, and its parameters in order."""
+    """A kernel in one precision.
+
+    Attributes:
+        file: its file, without `.cu`.
+        takes: its parameters in order.
+        kind: its precision.
+        modules: the precisions of the modules that contain it.
+    """
 
     file: str
     takes: tuple[Parameter, ...]
+    kind: str
+    modules: tuple[str, ...]
 
 
 def _instances() -> Iterator[tuple[str, Instance]]:
     for file, kernels in TAKES.items():
         for name, words in kernels.items():
             for kind in OF_WIDE.get(name, KINDS):
-                stored, wide = KINDS[kind]
+                (stored, wide), modules = KINDS[kind], _modules_with(kind, OF_WIDE.get(name, ()))
                 for winners in WINNERS if ":W" in words else ("",):
                     types = {"S": stored, "A": wide, "W": winners}
                     takes = tuple(_parameter(word, types) for word in words.split())
-                    yield "_".join(filter(None, (name, kind, winners))), Instance(file, takes)
+                    yield "_".join(filter(None, (name, kind, winners))), Instance(file, takes, kind, modules)
+
+
+def _modules_with(kind: str, instances: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the precisions of the modules with an instance: see `instances` of common.cuh.
+
+    instances: the precisions of its kernel, if it has none in 16 bits.
+    """
+    if len(instances) == 1:
+        return tuple(KINDS)
+    return tuple(each for each, (_, wide) in KINDS.items() if KIND_OF[wide] == kind) if instances else (kind,)
 
 
 def _parameter(word: str, types: dict[str, str]) -> Parameter:
@@ -168,6 +193,11 @@ def power_of_two(number: int) -> int:
     return 1 << max(number - 1, 0).bit_length()
 
 
+def options(kind: str) -> tuple[str, ...]:
+    """Return the compiler's options for a module in one precision."""
+    return *OPTIONS, f"-DONLY_{kind.upper()}"
+
+
 # Held while something is done for the first time and while a stream is captured: loading modules and libraries and
 # creating handles may wait for the whole device, which ends any capture on it. A thread that also needs a backend's
 # `apart` lock acquires that first.
@@ -181,6 +211,7 @@ class Kernels:
         xp: CuPy.
         device: number of the GPU of all arrays.
         here: a context with that device and the stream of launches as the current ones.
+        kind: the precision of the backend.
         max_block_size: the most threads of a block; the largest power of two up to it is used.
         max_grid_size: the most blocks of a grid; None for no limit.
 
@@ -193,14 +224,27 @@ class Kernels:
         xp: ModuleType,
         device: int,
         here: Callable[[], AbstractContextManager[None]],
+        kind: str = "float",
         max_block_size: int = 256,
         max_grid_size: int | None = None,
     ) -> None:
-        self._xp, self._device, self._here = xp, device, here
+        self._xp, self._device, self._here, self._kind = xp, device, here, kind
         self.threads = power_of_two(block_size("max_block_size", max_block_size) + 1) // 2
         self.blocks = grid_size("max_grid_size", max_grid_size) or MOST_BLOCKS
-        self._modules: dict[str, Any] = {}
+        self._modules: dict[tuple[str, str], Any] = {}  # by file and precision
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
+
+    def prepare(self) -> None:
+        """Compile all files in the backend's precision side by side, and load them.
+
+        No operation waits for that later, and CuPy finds them on its disk the next time.
+        """
+        with self._here(), first_use, ThreadPoolExecutor(min(COMPILERS, len(usable_cores()))) as pool:
+            list(pool.map(self._load, [self._module(file, self._kind) for file in TAKES]))
+
+    def _load(self, module: Any) -> None:
+        with self._xp.cuda.Device(self._device):
+            module.compile()
 
     def flat(self, name: str, count: int, *arguments: Any, at_once: int = 1) -> None:
         """Launch a thread for each `at_once` of `count` values; nothing if there are none."""
@@ -256,10 +300,14 @@ class Kernels:
         """Return the compiled kernel and its parameters; compiled once."""
         instance = INSTANCES[name]
         with self._here(), first_use:
-            module = self._modules.get(instance.file)
-            if module is None:
-                module = self._modules[instance.file] = self._xp.RawModule(code=source(instance.file), options=OPTIONS)
-            function = module.get_function(name)
+            kind = self._kind if self._kind in instance.modules else instance.kind
+            function = self._module(instance.file, kind).get_function(name)
         takes = [(parameter, stored_dtype(parameter.type)) for parameter in instance.takes]
         self._functions[name] = function, takes
         return function, takes
+
+    def _module(self, file: str, kind: str) -> Any:
+        key = file, kind
+        if key not in self._modules:
+            self._modules[key] = self._xp.RawModule(code=source(file), options=options(kind))
+        return self._modules[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,10 +12,10 @@ import pytest
 
 from cupynet.backend import Control, create_backend
 from cupynet.backend.cuda import launch
-from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, OPTIONS, Kernels, power_of_two, source
+from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, OPTIONS, Kernels, options, power_of_two, source
 from cupynet.backend.reference.activation import NAMES
 from cupynet.core.errors import ConfigError
-from tests.standin.host import host_library
+from tests.standin.host import exported_by, host_library
 
 on_devices = pytest.mark.usefixtures("devices")
 FILES = sorted(path.stem for path in FOLDER.glob("*.cu"))
@@ -59,9 +60,11 @@ class Recorded:
     def __init__(self) -> None:
         self.launched: list[Any] = []
         self.compiled: list[str] = []
+        self.options: list[str] = []
 
     def RawModule(self, code: str, options: tuple[str, ...]) -> Any:
         self.compiled.append(code)
+        self.options += [option for option in options if option.startswith("-D")]
         return self
 
     def get_function(self, name: str) -> Any:
@@ -107,6 +110,52 @@ def test_each_file_is_compiled_once(xp: Recorded) -> None:
         own.flat("relu_float", 8, x, 8)
         own.flat("relu_backward_float", 8, x, x, 8)
     assert xp.compiled == [source("activation")]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("file", FILES)
+def test_a_module_has_the_kernels_of_one_precision(file: str) -> None:
+    for kind in KINDS:
+        wanted = {name for name, instance in INSTANCES.items() if instance.file == file and kind in instance.modules}
+        assert set(exported_by(source(file), options(kind))) == wanted
+        assert {name for name in wanted if INSTANCES[name].kind == kind} == {
+            name for name, instance in INSTANCES.items() if instance.file == file and instance.kind == kind
+        }
+
+
+@on_devices
+@pytest.mark.parametrize("kind", ["half", "float"])
+def test_kernels_are_compiled_in_the_precision_of_the_backend(kind: str, xp: Recorded) -> None:
+    """Those that sum in float are in the same module; only other types need another one."""
+    x, own = asarray(np.zeros(8, np.float32)), kernels(xp, kind=kind)
+    own.launch("steer_double", (1,), (1,), x.astype(np.float64), 1, 1, 1, 1)
+    own.flat("undo_float", 8, x, x, x.astype(np.float64), 8)
+    assert xp.options == [f"-DONLY_{kind.upper()}"]
+    own.flat("relu_float", 8, x, 8)
+    assert xp.options[1:] == ["-DONLY_FLOAT"] and len(xp.compiled) == 2
+
+
+@pytest.mark.standin
+def test_files_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each waits until another one is compiled too. Training then compiles nothing."""
+    import cupy
+
+    monkeypatch.setattr(launch, "usable_cores", lambda: {0, 1})
+    own, both, really, made = create_backend("cupy", "float"), threading.Barrier(2), cupy.RawModule.compile, list[Any]()
+
+    def compile(self: Any) -> None:
+        made.append(self.options)
+        if len(made) <= len(FILES) // 2 * 2:  # the last of an odd number is alone
+            both.wait(20)
+        really(self)
+
+    monkeypatch.setattr(cupy.RawModule, "compile", compile)
+    own.prepare()
+    assert made == [launch.options("float")] * len(FILES)
+    monkeypatch.setattr(cupy, "RawModule", None)
+    own.activate()
+    own.convert(own.asarray(np.zeros(8, np.float32)), own.asarray(np.zeros(8, np.float32)))
+    own.deactivate()
 
 
 def other_device() -> Any:

@@ -154,7 +154,7 @@ __device__ void pointwise_backward(S* dy, const S* kept, int name, Wide<S> slope
   KERNEL pointwise_backward_##kind(S* dy, const S* kept, int name, A slope, long long n) {                            \
     pointwise_backward<S>(dy, kept, name, slope, n);                                                                  \
   }
-INSTANCES(half, __half, float)
-INSTANCES(bfloat16, __nv_bfloat16, float)
-INSTANCES(float, float, float)
-INSTANCES(double, double, double)
+IN_HALF(INSTANCES(half, __half, float))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16, float))
+IN_FLOAT(INSTANCES(float, float, float))
+IN_DOUBLE(INSTANCES(double, double, double))

@@ -67,7 +67,7 @@ __device__ void weighted_sum(S* out, const Terms<S>& terms, int count, long long
         {s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10, s11, s12, s13, s14, s15}};                                      \
     weighted_sum<S>(out, terms, count, n);                                                                            \
   }
-INSTANCE(half, __half)
-INSTANCE(bfloat16, __nv_bfloat16)
-INSTANCE(float, float)
-INSTANCE(double, double)
+IN_HALF(INSTANCE(half, __half))
+IN_BFLOAT16(INSTANCE(bfloat16, __nv_bfloat16))
+IN_FLOAT(INSTANCE(float, float))
+IN_DOUBLE(INSTANCE(double, double))

@@ -36,6 +36,38 @@ __device__ __forceinline__ void store(__nv_bfloat16& to, float x) { to = __float
 __device__ __forceinline__ void store(float& to, float x) { to = x; }
 __device__ __forceinline__ void store(double& to, double x) { to = x; }
 
+// instances -----------------------------------------------------------------------------------------------------------
+
+// A module has the kernels of one precision (-DONLY_HALF, -DONLY_BFLOAT16, -DONLY_FLOAT or -DONLY_DOUBLE): compiling all
+// of them takes four times as long. Kernels of sums in float are in the first three. Without such an option it has all.
+#if defined(ONLY_BFLOAT16) || defined(ONLY_FLOAT) || defined(ONLY_DOUBLE)
+#define IN_HALF(...)
+#else
+#define IN_HALF(...) __VA_ARGS__
+#endif
+#if defined(ONLY_HALF) || defined(ONLY_FLOAT) || defined(ONLY_DOUBLE)
+#define IN_BFLOAT16(...)
+#else
+#define IN_BFLOAT16(...) __VA_ARGS__
+#endif
+#if defined(ONLY_HALF) || defined(ONLY_BFLOAT16) || defined(ONLY_DOUBLE)
+#define IN_FLOAT(...)
+#else
+#define IN_FLOAT(...) __VA_ARGS__
+#endif
+#if defined(ONLY_HALF) || defined(ONLY_BFLOAT16) || defined(ONLY_FLOAT)
+#define IN_DOUBLE(...)
+#else
+#define IN_DOUBLE(...) __VA_ARGS__
+#endif
+#ifdef ONLY_DOUBLE
+#define WITH_FLOAT_SUMS(...)
+#else
+#define WITH_FLOAT_SUMS(...) __VA_ARGS__
+#endif
+
+// values --------------------------------------------------------------------------------------------------------------
+
 // x as it would be read back after it was stored in S
 template <class S>
 __device__ __forceinline__ Wide<S> rounded(Wide<S> x) {

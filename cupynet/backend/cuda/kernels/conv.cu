@@ -255,7 +255,7 @@ __device__ void depthwise_weight(
       const S* x, const S* dy, A* sums, int count, WINDOW_PARAMETERS, int repeat, int parts) {                        \
     depthwise_weight<S, A>(x, dy, sums, count, WINDOW, repeat, parts);                                                \
   }
-INSTANCES(half, __half, float)
-INSTANCES(bfloat16, __nv_bfloat16, float)
-INSTANCES(float, float, float)
-INSTANCES(double, double, double)
+IN_HALF(INSTANCES(half, __half, float))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16, float))
+IN_FLOAT(INSTANCES(float, float, float))
+IN_DOUBLE(INSTANCES(double, double, double))

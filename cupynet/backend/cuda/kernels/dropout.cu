@@ -54,7 +54,7 @@ __device__ void dropout(
       unsigned below, Wide<S> factor, int count, int size) {                                                          \
     dropout<S>(x, out, samples, epoch, first, second, below, factor, count, size);                                    \
   }
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+IN_HALF(INSTANCES(half, __half))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))
+IN_FLOAT(INSTANCES(float, float))
+IN_DOUBLE(INSTANCES(double, double))

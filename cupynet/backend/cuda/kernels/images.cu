@@ -30,7 +30,7 @@ __device__ void load_images(
       int count, int size, int channels) {                                                                            \
     load_images<S>(images, samples, scale, shift, batch, count, size, channels);                                      \
   }
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+IN_HALF(INSTANCES(half, __half))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))
+IN_FLOAT(INSTANCES(float, float))
+IN_DOUBLE(INSTANCES(double, double))

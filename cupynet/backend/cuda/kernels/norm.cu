@@ -114,15 +114,15 @@ __device__ void normalize_backward(
       Wide<S> share, Wide<S> epsilon, long long rows, int columns) {                                                  \
     normalize_backward<S>(dy, x, mean, variance, scale, sums, share, epsilon, rows, columns);                         \
   }
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+IN_HALF(INSTANCES(half, __half))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))
+IN_FLOAT(INSTANCES(float, float))
+IN_DOUBLE(INSTANCES(double, double))
 
 #define WIDE_INSTANCES(kind, A)                                                                                       \
   KERNEL track_moments_##kind(                                                                                        \
       A* mean, A* variance, const A* moments, A momentum, A unbiased, long long n) {                                  \
     track_moments<A>(mean, variance, moments, momentum, unbiased, n);                                                 \
   }
-WIDE_INSTANCES(float, float)
-WIDE_INSTANCES(double, double)
+WITH_FLOAT_SUMS(WIDE_INSTANCES(float, float))
+IN_DOUBLE(WIDE_INSTANCES(double, double))

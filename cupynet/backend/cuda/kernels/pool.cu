@@ -164,7 +164,7 @@ __device__ void avg_pool_backward(
   INSTANCE(kind, S, int32, int)                                                                                       \
   AVERAGES(avg_pool, kind, S)                                                                                         \
   AVERAGES(avg_pool_backward, kind, S)
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+IN_HALF(INSTANCES(half, __half))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))
+IN_FLOAT(INSTANCES(float, float))
+IN_DOUBLE(INSTANCES(double, double))

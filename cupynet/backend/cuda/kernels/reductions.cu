@@ -517,10 +517,10 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
       const S* values, Wide<S>* sums, long long rows, int columns, long long length, int chunks, int add) {           \
     column_sums<S>(values, sums, rows, columns, length, chunks, add);                                                 \
   }
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+IN_HALF(INSTANCES(half, __half))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))
+IN_FLOAT(INSTANCES(float, float))
+IN_DOUBLE(INSTANCES(double, double))
 
 #define WIDE_INSTANCES(kind, A)                                                                                       \
   KERNEL sum_vector_##kind(                                                                                           \
@@ -531,5 +531,5 @@ INSTANCES(double, double)
       const A* parts, A* moments, long long rows, int columns, long long length, int chunks) {                        \
     moment_merge<A>(parts, moments, rows, columns, length, chunks);                                                   \
   }
-WIDE_INSTANCES(float, float)
-WIDE_INSTANCES(double, double)
+WITH_FLOAT_SUMS(WIDE_INSTANCES(float, float))
+IN_DOUBLE(WIDE_INSTANCES(double, double))

@@ -395,10 +395,10 @@ __device__ void trust_weights(
   KERNEL narrow_##kind(const Wide<S>* from, S* to, long long n) {                                                     \
     narrow<S>(from, to, n);                                                                                           \
   }
-INSTANCES(half, __half)
-INSTANCES(bfloat16, __nv_bfloat16)
-INSTANCES(float, float)
-INSTANCES(double, double)
+IN_HALF(INSTANCES(half, __half))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16))
+IN_FLOAT(INSTANCES(float, float))
+IN_DOUBLE(INSTANCES(double, double))
 
 #define WIDE_INSTANCES(kind, A)                                                                                       \
   KERNEL stretch_squares_##kind(const A* vector, const long long* table, A* sums, int stretches) {                    \
@@ -424,5 +424,5 @@ INSTANCES(double, double)
   KERNEL undo_##kind(A* vector, const A* kept, const double* controls, long long n) {                                 \
     undo<A>(vector, kept, controls, n);                                                                               \
   }
-WIDE_INSTANCES(float, float)
-WIDE_INSTANCES(double, double)
+WITH_FLOAT_SUMS(WIDE_INSTANCES(float, float))
+IN_DOUBLE(WIDE_INSTANCES(double, double))
