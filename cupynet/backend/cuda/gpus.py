@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 LINE = "\n"
+OLDEST = 14  # CuPy, as in pyproject.toml: version 13 lacks what NCCL and graphs need here
 _before: dict[int, int] = {}  # by device: the limit before the first `limit_pools`, perhaps from CuPy's variable
 
 
@@ -33,6 +34,8 @@ def probe(device: int = 0) -> str | None:
         return f"CuPy is not installed ({error})"
     except Exception as error:  # installed and broken: built for another NumPy, a library that does not load
         return f"CuPy cannot be imported ({str(error).partition(LINE)[0]})"
+    if int(str(cupy.__version__).partition(".")[0]) < OLDEST:
+        return f"CuPy {cupy.__version__} is too old: install CuPy {OLDEST} or later"
     try:
         with cupy.cuda.Device(device % device_count()):
             x = cupy.ones((2, 2), np.float32)

@@ -5,6 +5,7 @@ The stand-in (tests/standin) finds what is on another device, and what is not or
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -181,6 +182,14 @@ def test_the_reason_why_there_is_no_gpu_is_that_of_cuda(cupy: Any, monkeypatch: 
 
     monkeypatch.setattr(cupy.cuda.runtime, "getDeviceCount", count)
     assert probe() == "CuPy finds no usable GPU (cudaErrorNoDevice: no CUDA-capable device is detected)"
+
+
+@pytest.mark.standin
+@pytest.mark.parametrize(("version", "works"), [("13.6.0", False), ("14.0.0rc1", True), ("15.1.0", True)])
+def test_an_old_cupy_is_refused(version: str, works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["cupy"], "__version__", version)
+    why = probe()
+    assert why is None if works else why is not None and version in why and "14" in why and "\n" not in why
 
 
 def test_a_model_of_another_device_is_made_and_loaded_by_any_thread(cupy: Any) -> None:
