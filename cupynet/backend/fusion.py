@@ -36,9 +36,10 @@ class FusedPair:
     Attributes:
         activates: True if both passes include the activation of the convolution; else the layer applies it to the
             output.
+        saves_windows: True if `forward` saves the windows of its images as rows, as `conv2d` of the reference does.
     """
 
-    activates = False
+    activates, saves_windows = False, True
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """Return the output for x (N, ...), and what the backward pass needs, all borrowed."""

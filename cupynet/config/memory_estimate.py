@@ -1,6 +1,7 @@
 """A rough estimate of a run's memory, to refuse settings that cannot fit into this machine.
 
-It is a lower bound: the layers' outputs, weights with gradients and optimizer state, prefetched batches, and images.
+It is a lower bound: the layers' outputs, the windows that convolutions save, weights with gradients and optimizer state,
+prefetched batches, and images.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def replica_bytes(
 
 def output_values(layer: Layer) -> int:
     """Count the values that a training pass keeps for one example; of layers computed as one, the last one's."""
-    children = [child for _, child in layer.children() if hasattr(child, "output")]
     if isinstance(layer, Sequential):
-        children = [layer.layers[names[-1]] for names in layer.together()]
-    return sum(map(output_values, children)) if children else layer.output.features
+        steps = [(layer.layers[names[-1]], each) for names, each in layer.steps]
+        return sum(output_values(last) + (0 if each is last else each.saved_values()) for last, each in steps)
+    children = [child for _, child in layer.children() if hasattr(child, "output")]
+    return sum(map(output_values, children)) if children else layer.output.features + layer.saved_values()

@@ -118,6 +118,10 @@ class Layer:
         given = self.backend.address(x)
         self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 
+    def saved_values(self) -> int:
+        """Return the number of large values that a pass in training keeps per example, besides the output."""
+        return 0
+
     def multiply_adds(self) -> int:
         """Return the multiply-adds of a forward pass per example, without those of its children."""
         return 0

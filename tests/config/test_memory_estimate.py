@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from cupynet.backend import create_backend
 from cupynet.backend.cuda import gpus
 from cupynet.config import experiment as experiment_module
 from cupynet.config.experiment import Experiment
 from cupynet.config.memory_estimate import output_values, replica_bytes
 from cupynet.core.errors import ConfigError
 from cupynet.data import Synthetic
+from cupynet.nn import Image, Model
 from cupynet.optim import SGD, Adam
 from cupynet.parallel import Placement
 from tests.support.networks import lenet
@@ -26,15 +28,15 @@ def test_the_estimate_grows_with_the_batch_and_the_optimizer() -> None:
     assert replica_bytes(network, weights, SGD(0.1), policy, 25)["activations"] == one["activations"] / 4
 
 
-def test_outputs_of_layers_computed_as_one_count_once() -> None:
-    from cupynet.backend import create_backend
-    from cupynet.nn import Image, Model
-
-    plain, fused = (
+@pytest.mark.standin
+def test_outputs_of_layers_computed_as_one_count_once_and_windows_that_are_multiplied_too() -> None:
+    plain, fused, gpu = (
         output_values(Model(lenet((4, 6), 10), Image(28, 28, 1), create_backend(name), 1).network)
-        for name in ("numpy", "numba")
+        for name in ("numpy", "numba", "cupy")
     )
-    assert plain - fused == 24 * 24 * 4 + 8 * 8 * 6  # of both convolutions
+    first, second = 24 * 24 * 25, 8 * 8 * 25 * 4  # the windows of each convolution
+    assert plain - fused == 24 * 24 * 4 + 8 * 8 * 6 + first + second
+    assert gpu - fused >= second
 
 
 @pytest.mark.parametrize(

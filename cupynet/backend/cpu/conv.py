@@ -11,6 +11,7 @@ from cupynet.backend.cpu.device import window_numbers
 from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import depthwise, tiles
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
+from cupynet.backend.fusion import Convolution
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
@@ -28,6 +29,9 @@ class NumbaConv(NumbaDense, ConvOps):
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         self._convolve(known.frame, known.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
         return y, None
+
+    def saved_values(self, conv: Convolution) -> int:
+        return 0
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,

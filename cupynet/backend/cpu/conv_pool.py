@@ -42,6 +42,8 @@ class ConvPool(FusedPair):
     Kernels compute in the compute precision of the backend, on copies if it stores another.
     """
 
+    saves_windows = False
+
     def __init__(self, backend: Backend, first: Convolution, pool: Window) -> None:
         self.backend, self.conv, self.pool, self.filters = backend, first, pool, first.filters
         self.dtype = backend.policy.compute

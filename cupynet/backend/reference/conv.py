@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.backend.array import Array
+from cupynet.backend.fusion import Convolution
 from cupynet.backend.reference.dense import DenseOps
 from cupynet.backend.window import Window
 
@@ -61,6 +62,14 @@ class ConvOps(DenseOps):
         if bias is not None:
             self._add_bias(y, bias)
         return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
+
+    def saved_values(self, conv: Convolution) -> int:
+        """Count the values that `conv2d` saves for the backward pass of one image, besides its result."""
+        if conv.groups > 1:
+            return 0
+        height, width, channels = conv.image
+        rows, columns = conv.window.output(height, width)
+        return rows * columns * conv.window.places * channels
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
