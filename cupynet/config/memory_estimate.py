@@ -1,7 +1,7 @@
 """A rough estimate of a run's memory, to refuse settings that cannot fit into this machine.
 
-It is a lower bound: the layers' outputs, the windows that convolutions save, weights with gradients and optimizer state,
-prefetched batches, and images.
+It is a lower bound: the layers' outputs, the windows that convolutions save, weights with gradients and optimizer
+state, prefetched batches, and images.
 """
 
 from __future__ import annotations

@@ -21,11 +21,12 @@ from typing import Any
 
 import numpy as np
 
+from cupynet.backend.policy import stored_dtype
 from tests.standin.errors import BadLaunch, CUDARuntimeError, Disagreement, InCapture, Misuse
 from tests.standin.machine import Machine, Span, active
 from tests.standin.order import Label, Line, label
 
-DTYPES = {6: "float16", 7: "float32", 8: "float64"}
+DTYPES = {6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}
 SUM = 0
 CONSTANTS = {f"NCCL_{name.upper()}": number for number, name in DTYPES.items()} | {"NCCL_SUM": SUM}
 VERSION, UNIQUE = 23203, 128
@@ -185,9 +186,10 @@ class NcclCommunicator:
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         """recv = the sum of all ranks' send."""
         machine, ring = active(), self._own()
-        where, dtype = label("nccl.allReduce"), np.dtype(DTYPES.get(datatype, "V"))
+        where = label("nccl.allReduce")
         if datatype not in DTYPES or op != SUM:
             raise NcclError(4, f"datatype {datatype}, operation {op}: here floats of 16, 32 and 64 bits are added up")
+        dtype = stored_dtype(DTYPES[datatype])
         with machine.lock:
             line = self._line(machine, stream, where)
             if not self._count and count > FEW:

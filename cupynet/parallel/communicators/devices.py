@@ -13,7 +13,7 @@ allocated in the first mean and kept, so nothing is allocated while others are i
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
 log = logging.getLogger(__name__)
+
+ALIGNED = 16  # bytes that a kernel reads at once
 
 # Returns every worker's value by reference, in rank order, when all have called it.
 Exchange: TypeAlias = Callable[[Any], list[Any]]
@@ -72,6 +74,7 @@ class Buffers:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._buffers: dict[Any, Array] = {}
+        self._flat: dict[Any, tuple[list[Array], list[Array]]] = {}
 
     def like(self, name: object, array: Array) -> Array:
         """Return the buffer of this name with the shape and dtype of `array`."""
@@ -80,6 +83,33 @@ class Buffers:
             made = self._buffers[key] = self._backend.allocate(array.shape, array.dtype)
             self._backend.weighted_sum(made, [array], [1.0])  # loads the kernel now: loading waits for devices
         return self._buffers[key]
+
+    def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        """Return a buffer for each array, and the flat arrays that contain them, one for each dtype.
+
+        Collectives are called on the latter: each call takes as long as one on a few kilobytes.
+        """
+        key = tuple((array.shape, array.dtype) for array in arrays)
+        if key not in self._flat:
+            self._flat[key] = self._laid_out(arrays)
+        return self._flat[key]
+
+    def _laid_out(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
+        places: list[tuple[Any, int]] = []  # dtype, and where the buffer begins
+        sizes: dict[Any, int] = {}
+        for array in arrays:
+            places.append((array.dtype, sizes.get(array.dtype, 0)))
+            sizes[array.dtype] = places[-1][1] + -(-array.nbytes // ALIGNED) * ALIGNED // array.dtype.itemsize
+        flat = {dtype: self._backend.allocate((size,), dtype) for dtype, size in sizes.items() if size}
+        for whole in flat.values():
+            whole[...] = 0  # the gaps too
+            self._backend.weighted_sum(whole, [whole], [1.0])  # loads the kernel now: loading waits for devices
+        empty = {dtype: self._backend.allocate((0,), dtype) for dtype in sizes.keys() - flat.keys()}
+        buffers = [
+            (flat | empty)[dtype][start : start + array.size].reshape(array.shape)
+            for array, (dtype, start) in zip(arrays, places, strict=True)
+        ]
+        return buffers, list(flat.values())
 
 
 class DeviceMeans:
@@ -103,7 +133,7 @@ class DeviceMeans:
         """See `Communicator.allreduce_mean`."""
         self._connect()
         leader = self._devices.index(self._devices[self.rank])
-        buffers = [self._buffers.like(i, array) for i, array in enumerate(arrays)] if leader == self.rank else []
+        buffers, flat = self._buffers.like_all(arrays if leader == self.rank else ())
         # of each worker: its arrays, its weight, and an event after which the arrays are complete
         given = self._exchange((arrays, weight, self._backend.record_event()))
         total = sum(weight for _, weight, _ in given)
@@ -112,9 +142,9 @@ class DeviceMeans:
         if leader == self.rank:
             self._sum_here(given, total, buffers)
         if self._between is not None:
-            self._between.sum(buffers)
+            self._between.sum(flat)
         elif len(self._leaders) > 1 and self._nccl is None:
-            self._sum_on_first(buffers)
+            self._sum_on_first(flat)
         found, mark = self._exchange((buffers, self._backend.record_event()))[leader]
         self._backend.wait_event(mark)
         for array, buffer in zip(arrays, found, strict=True):
@@ -197,13 +227,13 @@ class RankMeans:
 
     def mean(self, arrays: list[Array], weight: float) -> None:
         """See `Communicator.allreduce_mean`."""
-        buffers = [self._buffers.like(place, array) for place, array in enumerate(arrays)]
+        buffers, flat = self._buffers.like_all(arrays)
         total = sum(self._communicator.gather_numbers(weight)[:, 0].tolist())  # all ranks are here now
         if total <= 0:
             return
         for array, buffer in zip(arrays, buffers, strict=True):
             self._backend.weighted_sum(buffer, [array], [weight / total])
-        self._sum.sum(buffers)
+        self._sum.sum(flat)
         for array, buffer in zip(arrays, buffers, strict=True):
             array[...] = buffer
 

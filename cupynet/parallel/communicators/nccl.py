@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
 Hand: TypeAlias = Callable[[bytes], bytes]  # broadcast: returns on every worker the bytes that one worker passes
+TYPES = ("float16", "bfloat16", "float32", "float64")
 CALL_S = 1.0  # how long `abandon` waits for a call that another thread is making
 
 
@@ -83,14 +84,13 @@ class NcclSum:
         from cupy.cuda import nccl
 
         self._nccl, self._backend, self._calling = nccl, backend, threading.Lock()
-        self._types = {np.dtype(np.float16): nccl.NCCL_FLOAT16, np.dtype(np.float32): nccl.NCCL_FLOAT32}
-        self._types[np.dtype(np.float64)] = nccl.NCCL_FLOAT64
+        self._types = {name: getattr(nccl, f"NCCL_{name.upper()}") for name in TYPES}
         self._connection: Any = nccl.NcclCommunicator(size, identifier, place)
 
     def sum(self, arrays: Sequence[Array]) -> None:
         """Overwrite each array with its sum over all devices. RuntimeError for a type that NCCL cannot sum."""
         for array in arrays:
-            kind = self._types.get(np.dtype(array.dtype))
+            kind = self._types.get(array.dtype.name)
             if kind is None or not array.flags.c_contiguous:
                 raise RuntimeError(f"an array of {array.dtype} {array.shape} is not summed over NCCL")
             address, stream = self._backend.address(array), self._backend.stream()

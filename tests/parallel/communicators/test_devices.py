@@ -146,6 +146,35 @@ def test_vectors_of_weight_zero_are_not_read():
         assert np.array_equal(mine[0], before, equal_nan=True)  # nobody has seen anything: nothing happens
 
 
+@pytest.mark.parametrize("over_nccl", [False, True])
+def test_vectors_of_one_dtype_are_summed_in_one_call(over_nccl, monkeypatch):
+    """The bits are those of one call for each vector."""
+    single, double = vectors_of(2, "float32"), vectors_of(2, "float64")
+    vectors = [single[rank] + double[rank] + single[rank] for rank in range(2)]
+    lengths: list[list[int]] = []
+    barrier, slots = threading.Barrier(2), [None] * 2
+
+    class Counted(Recorded):
+        def sum(self, arrays: Any) -> None:
+            lengths.append([array.size for array in arrays])
+            super().sum(arrays)
+
+    def connect(hand, place, leaders, backend, opened):
+        opened(Counted(place, leaders, [], barrier, slots))
+
+    fetched: list[int] = []
+    monkeypatch.setattr(
+        HostDevice, "fetch", lambda self, out, array, source: fetched.append(out.size) or np.copyto(out, array)
+    )
+    found = means([0, 1], vectors, [3.0, 1.0], nccl=connect if over_nccl else None)
+    wide = [np.float64(3 / 4) * a.astype(np.float64) for a in vectors[0]]
+    rest = [np.float64(1 / 4) * b.astype(np.float64) for b in vectors[1]]
+    for vector, a, b in zip(found[0], wide, rest, strict=True):
+        assert vector.tobytes() == (a.astype(vector.dtype) + b.astype(vector.dtype)).tobytes()
+    whole = [2 * (40 + 8), 38 + 6]  # 37 and 5 values, each up to a multiple of 16 bytes
+    assert lengths == ([whole] * 2 if over_nccl else []) and fetched == ([] if over_nccl else whole * 2)
+
+
 def test_a_second_mean_uses_the_buffers_of_the_first():
     vectors = vectors_of(4, "float64")
     once, again = (means([0, 1, 0, 1], vectors, [1.0] * 4, rounds=rounds) for rounds in (1, 3))

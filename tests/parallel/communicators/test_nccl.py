@@ -16,16 +16,17 @@ import numpy as np
 import pytest
 
 from cupynet.backend import Backend, create_backend
+from cupynet.backend.policy import stored_dtype
 from cupynet.parallel import SerialCommunicator
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.devices import means_of_ranks
 from cupynet.parallel.communicators.threads import ThreadCommunicator
 from tests.standin import installed, machine
-from tests.support.backends import every_dtype
+from tests.support.backends import needs_bfloat16
 from tests.support.training import on_threads
 
 ROOT = Path(__file__).resolve().parents[3]
-MASTERS = {"half": "float16", "float": "float32", "double": "float64"}
+MASTERS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
 SHARES_A_GPU = 23003  # NCCL 2.30.3, the first in which ranks may: NCCL_MULTI_RANK_GPU_ENABLE
 SIZES = (1, 1000, 431_080)
 
@@ -43,11 +44,11 @@ def backend(devices: str) -> Any:
 def vectors(backend: Backend, dtype: str, seed: int) -> tuple[list[np.ndarray], list[Any]]:
     """Numbers of which two add up exactly, on the host and on the device."""
     rng = np.random.default_rng(seed)
-    made = [rng.integers(-512, 512, size).astype(dtype) for size in SIZES]
+    made = [rng.integers(-512, 512, size).astype(stored_dtype(dtype)) for size in SIZES]
     return made, [backend.asarray(each) for each in made]
 
 
-@every_dtype
+@pytest.mark.parametrize("dtype", ["half", pytest.param("bfloat16", marks=needs_bfloat16), "float", "double"])
 def test_a_rank_that_is_alone_has_its_own_sum(backend: Backend, dtype: str) -> None:
     """Made as for several devices, asked, let go of; and once more. (What moves numbers is the sum of two.)"""
     from cupy.cuda.nccl import NcclError
