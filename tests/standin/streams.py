@@ -157,8 +157,10 @@ class Stream:
         """Order later operations after the event."""
         machine, line = active(), self._here
         with machine.lock:
-            if line.capture is not None or event.captured:
-                _refuse(machine, line, "Stream.wait_event")
+            if line.capture is not None and event.captured is line.capture:
+                return  # it is on this stream
+            if line.capture is not None or event.captured is not None:
+                _refuse(machine, line, "Stream.wait_event for an event that is not of this capture,")
             machine.settle(line)
             line.join(event.clock)
             line.behind = [*line.holding, *event.behind]
@@ -190,7 +192,7 @@ class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.clock: dict[int, int] = {}
         self.behind: list[Line] = []  # lines that were stuck then, and it waits for
-        self.captured = False
+        self.captured: list[Operation] | None = None  # the capture in which it was recorded; nobody can wait for it
 
     def record(self, stream: Stream | None = None) -> None:
         """Record it after all operations so far on the stream, by default the current one."""
@@ -198,8 +200,9 @@ class Event:
         seat = machine.seat
         line = (seat.streams[seat.device] if stream is None else stream).line_on(seat.device)
         with machine.lock:
+            self.captured = line.capture
             if line.capture is not None:
-                _refuse(machine, line, "Event.record")
+                return
             machine.check_device(line.device)
             machine.settle(line)
             machine.reach(line)
@@ -209,6 +212,10 @@ class Event:
         """Wait for it."""
         machine = active()
         with machine.lock:
+            if self.captured is not None:
+                misuse = InCapture(f"{label('Event.synchronize')}: it was recorded in a capture")
+                machine.keep(misuse)
+                raise misuse
             machine.passed(self.behind, "Event.synchronize")
             machine.synchronize(self.clock)
 

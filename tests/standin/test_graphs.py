@@ -44,7 +44,6 @@ REFUSED = {
     "a synchronisation": lambda cupy, x, y, stream: stream.synchronize(),
     "of the device": lambda cupy, x, y, stream: cupy.cuda.Device().synchronize(),
     "done": lambda cupy, x, y, stream: stream.done,
-    "an event": lambda cupy, x, y, stream: stream.record(),
     "a wait": lambda cupy, x, y, stream: stream.wait_event(cupy.cuda.Event()),
     "an allocation": lambda cupy, x, y, stream: cupy.empty(3),
     "a result": lambda cupy, x, y, stream: x + 1,
@@ -66,6 +65,27 @@ def test_calls_that_cannot_be_captured_are_refused(what: Any, cupy: Any) -> None
         what(cupy, x, y, stream)
         if what is REFUSED["another capture"]:
             stream.end_capture()
+
+
+def test_events_of_a_capture_order_its_own_stream_and_nothing_else(cupy: Any) -> None:
+    stream, side = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, y = cupy.ones(3), cupy.zeros(3)
+        stream.begin_capture()
+        y += x
+        event = stream.record()
+        stream.wait_event(event)
+        y += x
+        for wait in (event.synchronize, lambda: side.wait_event(event)):
+            with caught(InCapture, "captur"):
+                wait()
+        graph = stream.end_capture()
+        graph.launch()
+        with caught(InCapture, "it was recorded in a capture"):
+            event.synchronize()
+        event.record()
+        event.synchronize()
+        assert y.get().tolist() == [2] * 3
 
 
 def test_cublas_refuses_with_the_error_that_cupy_raises(cupy: Any) -> None:
