@@ -34,6 +34,7 @@ class ConvPool(FusedPair):
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
         values, small = first.window.places * first.image[2], pool.places <= 255  # numbered in 8 bits
         self.direct = values <= DIRECT_VALUES and small and not first.window.dilates
+        self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """(N, H, W, C) -> (N, H', W', O); saved are the winners and, unless the convolution is direct, im2col rows."""

@@ -228,7 +228,7 @@ __device__ void conv_pool_weight(
       GEOMETRY_PARAMETERS, int parts) {                                                                               \
     conv_pool_weight(x, dy, winners, weight_sums, bias_sums, count, Geometry GEOMETRY, parts);                        \
   }
-INSTANCES(half, __half, float)
-INSTANCES(bfloat16, __nv_bfloat16, float)
-INSTANCES(float, float, float)
-INSTANCES(double, double, double)
+IN_HALF(INSTANCES(half, __half, float))
+IN_BFLOAT16(INSTANCES(bfloat16, __nv_bfloat16, float))
+IN_FLOAT(INSTANCES(float, float, float))
+IN_DOUBLE(INSTANCES(double, double, double))
