@@ -611,7 +611,9 @@ EXACT = {"im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 # in tests/data/test_feed.py.
 ELSEWHERE = {
     "transfer",
+    "prepare",
     "recorder",
+    "saved_values",
     "deactivate",
     "here",
     "failure",
