@@ -75,6 +75,16 @@ class Device:
         """Return `array`, of any shape, on this device; copied only if it is elsewhere or has another dtype."""
         return self.xp.asarray(array, dtype)
 
+    def compact(self, array: Any, dtype: Any = None) -> Array:
+        """Return `array` on this device, by default in the storage precision, as kernels take it.
+
+        Kernels need C order and the machine's byte order, and compiled ones a writeable array. The array is copied only
+        if it differs.
+        """
+        found = self.asarray(array, self.policy.storage if dtype is None else dtype)
+        plain = found.flags.c_contiguous and getattr(found.flags, "writeable", True)
+        return found if plain else self.xp.array(found, order="C")
+
     def to_host(self, array: Array) -> Any:
         """Return `array`, of any shape, as a NumPy array; on a CPU the array itself."""
         raise NotImplementedError

@@ -84,6 +84,7 @@ class Model:
             raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}")
         loans = self.backend.loans()
         with self.backend.here(), loans:
+            x = self.backend.compact(x)
             y, derivative = self.network.forward(x, context)
 
         def backward(dy: Array | None) -> Array | None:
@@ -97,8 +98,13 @@ class Model:
         return y, backward
 
     def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
-        """Return probabilities and raw outputs, (N, O) on the host, for x (N, ...) on the device."""
+        """Return probabilities and raw outputs, (N, O) on the host, for x (N, ...) on the device.
+
+        x is scaled as in training. ConfigError for integers: see `predict`.
+        """
         size = checks.integer("batch_size", batch_size, 1)
+        if not _is_floating(x):
+            raise ConfigError(f"a batch of type {x.dtype}: must be floating point. `predict` scales images of uint8")
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
@@ -119,7 +125,7 @@ class Model:
                 x = self.backend.load_images(some, np.arange(len(some)), self.pixels)
             else:
                 x = self.backend.asarray(some, self.backend.policy.storage)
-            parts.append(self._scores(x))
+            parts.append(self._scores(x))  # `forward` copies views
         return self._together(parts)[0]
 
     def classify(
@@ -139,14 +145,17 @@ class Model:
 
     def _images(self, images: Any) -> Any:
         """Return images as an array (N, ...) of examples of this network, uint8 or floating point. ConfigError."""
-        images, shape = images if hasattr(images, "dtype") else np.asarray(images), self.input.shape
-        if len(shape) == 3 and shape[-1] == 1 and images.shape[-2:] == shape[:2]:
+        shape = self.input.shape
+        if not isinstance(images, self.backend.xp.ndarray):
+            images = np.asarray(images)
+        given = tuple(images.shape)
+        if images.ndim < 4 and shape[2:] == (1,) and given != shape and given[-2:] == shape[:2]:
             images = images[..., None]
         if images.shape == shape:
             images = images[None]
-        if images.shape[1:] != shape or not (images.dtype == np.uint8 or np.issubdtype(images.dtype, np.floating)):
+        if images.shape[1:] != shape or not (images.dtype == np.uint8 or _is_floating(images)):
             raise ConfigError(
-                f"images of shape {tuple(images.shape)} and type {images.dtype}: this network takes N of {shape}, "
+                f"images of shape {given} and type {images.dtype}: this network takes N of {shape}, "
                 "uint8, or floating point scaled as in training"
             )
         return images
@@ -258,6 +267,11 @@ class Model:
     def _bytes(self, of: InputType) -> str:
         """Return the size of one example."""
         return f"{of.features * self.backend.policy.storage.itemsize:,}"
+
+
+def _is_floating(x: Any) -> bool:
+    """Return True for an array of floating-point numbers, including bfloat16."""
+    return bool(np.issubdtype(x.dtype, np.floating)) or x.dtype.name == "bfloat16"
 
 
 def check_loss(network: Layer, loss: Loss) -> None:

@@ -91,6 +91,19 @@ def test_images_in_another_byte_order_are_copied_once() -> None:
     assert Dataset("x", whole[::2], [0] * 3, 10).images.flags.c_contiguous
 
 
+@pytest.mark.parametrize("kind", ["u1", "<i2", ">i8", "<u4"])
+def test_layout_and_type_of_pixels_and_labels_do_not_matter(kind: str) -> None:
+    x = np.random.default_rng(1).integers(0, 256, (6, 3, 4, 2)).astype(kind)
+    labels = np.arange(6).astype(kind)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    for view in (x[::-1].copy()[::-1], np.repeat(x, 2, axis=3)[..., ::2], np.asfortranarray(x), read_only):
+        dataset = Dataset("x", view, np.repeat(labels, 2)[::2], 6)
+        assert dataset.images.dtype == np.uint8 and dataset.images.flags.c_contiguous
+        np.testing.assert_array_equal(dataset.images, x)
+        np.testing.assert_array_equal(dataset.labels, labels)
+
+
 def test_data_must_match_their_source() -> None:
     train, test = numbered(), Dataset("others", pixels(4, 3, 3, 1), [0] * 4, 10)
     Data("x", train, None, train).check((2, 2, 1), 10)

@@ -174,6 +174,67 @@ def test_any_view_of_images_is_predicted(name: str, dtype: str) -> None:
         assert model.backend.workspace.on_loan == 0
 
 
+def layouts(x: Any) -> dict[str, Any]:
+    """The same values (8, 9, 8, 2) in arrays of other layouts."""
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    return {
+        "backwards": x[::-1].copy()[::-1],
+        "every second": np.repeat(x, 2, axis=0)[::2],
+        "columns": np.repeat(x, 2, axis=2)[:, :, ::2],
+        "Fortran": np.asfortranarray(x),
+        "channels moved": np.ascontiguousarray(x.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1),
+        "read-only": read_only,
+        "big-endian": x.astype(x.dtype.newbyteorder(">")),
+        "subclass": np.ma.MaskedArray(x),
+        "list": x.tolist() if x.dtype == np.float64 else x,
+    }
+
+
+@every_backend
+@every_dtype
+def test_layout_and_type_of_images_do_not_matter(name: str, dtype: str) -> None:
+    network = Sequential([Conv2D(4, 3), MaxPool2D(2), Dense(3)])  # the first kernel reads the images themselves
+    model = Model(network, SMALL, create_backend(name, dtype))
+    pixels = np.random.default_rng(2).integers(0, 256, (8, *SMALL.shape), np.uint8)
+    for kind in (np.uint8, np.float16, np.float32, np.float64, np.longdouble):
+        images = pixels if kind is np.uint8 else (pixels / 255).astype(kind)
+        expected = model.predict(images)
+        np.testing.assert_allclose(expected, model.predict(pixels), atol=5e-3)
+        for layout, view in layouts(images).items():
+            np.testing.assert_array_equal(model.predict(view), expected, layout)
+        for view in (np.broadcast_to(images[3], images.shape), np.asfortranarray(images[3])):
+            np.testing.assert_array_equal(model.predict(view), model.predict(view.copy(order="C")))
+        assert model.classify(images[::-1]) == model.classify(images[::-1].copy())
+
+
+@every_backend
+def test_scores_take_any_layout_and_precision_but_no_pixels(name: str) -> None:
+    model = Model(Sequential([Conv2D(4, 3), Dense(3)]), SMALL, create_backend(name))
+    x = np.random.default_rng(2).random((8, *SMALL.shape))
+    expected = model.scores(model.backend.asarray(x, np.float32))[1]
+    for view in layouts(x).values():
+        given = model.backend.asarray(np.asarray(view), np.float64) if name == "cupy" else np.asarray(view)
+        np.testing.assert_array_equal(model.scores(given)[1], expected)
+    with pytest.raises(ConfigError, match="uint8"):
+        model.scores(model.backend.asarray(np.zeros((2, *SMALL.shape), np.uint8)))
+
+
+@every_backend
+def test_images_of_one_pixel_are_predicted(name: str) -> None:
+    model = Model(Sequential([Dense(3)]), Image(1, 1, 1), create_backend(name))
+    x = np.arange(7, dtype=np.uint8)
+    expected = model.predict(x.reshape(7, 1, 1, 1))
+    assert expected.shape == (7, 3)
+    np.testing.assert_array_equal(model.predict(x.reshape(7, 1, 1)), expected)
+    for single in (x[2:3, None], x[2:3, None, None]):
+        np.testing.assert_array_equal(model.predict(single)[0], expected[2])
+    narrow = Model(Sequential([Dense(3)]), Image(5, 1, 1), create_backend(name))
+    assert [narrow.predict(np.zeros(shape)).shape for shape in ((5, 1), (5, 1, 1), (4, 5, 1), (4, 5, 1, 1))] == [
+        (1, 3), (1, 3), (4, 3), (4, 3),
+    ]  # fmt: skip
+
+
 @every_backend
 def test_predictions_are_made_in_batches(name: str) -> None:
     model = small(name, "double")
