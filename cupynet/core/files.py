@@ -12,13 +12,13 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TypeAlias
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save
 
 from cupynet.core.errors import DataError, OutputError
@@ -98,8 +98,13 @@ def load_weights(path: PathLike) -> dict[str, Any]:
 
 
 def load_tensors(path: PathLike) -> dict[str, Any]:
-    """Read name -> array from any safetensors file, without a digest. DataError."""
+    """Read name -> array from any safetensors file, without a digest; bfloat16 becomes float32. DataError."""
     return _read(path)[0]
+
+
+def widened(data: bytes, shape: Sequence[int]) -> Any:
+    """Return the little-endian bytes of bfloat16 numbers, each the upper half of a float, as float32."""
+    return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 
 def require_plain(path: PathLike) -> None:
@@ -123,7 +128,15 @@ def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
     require_plain(path)
     try:
         with safe_open(os.fspath(path), framework="numpy") as file:
-            metadata = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in file.keys()}, metadata  # noqa: SIM118 - not a mapping
+            metadata, tensors, narrow = file.metadata() or {}, {}, set()
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                if file.get_slice(name).get_dtype() == "BF16":
+                    narrow.add(name)
+                else:
+                    tensors[name] = file.get_tensor(name)
+        if narrow:  # NumPy has no bfloat16
+            stored = dict(deserialize(Path(path).read_bytes()))
+            tensors |= {name: widened(stored[name]["data"], stored[name]["shape"]) for name in narrow}
+        return tensors, metadata
     except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:
         raise DataError(f"{path}: cannot be read as weights ({error})") from error

@@ -1,8 +1,9 @@
 """Weights from Keras 3, whose axes are in the same order as those of cupynet.
 
 Its files are laid out as in keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`. A layer is named by its
-class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. The epsilon of
-a normalization is a setting, which is not in the file: it is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. A `.keras`
+archive also has the settings of its layers, which are compared. A `.weights.h5` file has none: the epsilon of a
+normalization, say, is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 
 The only file that imports h5py.
 """
@@ -10,8 +11,8 @@ The only file that imports h5py.
 from __future__ import annotations
 
 import io
+import json
 import math
-import re
 import zipfile
 import zlib
 from collections import Counter
@@ -21,12 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.files import PathLike, require_plain
+from cupynet.core.files import PathLike, require_plain, widened
+from cupynet.interop.keras_settings import check_settings, snake_case
 from cupynet.interop.matching import Weight, check_all_taken, check_shape, take, weights_of
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 
-H5_IN_KERAS = "model.weights.h5"
+H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
+MOST_CONFIG = 1 << 24  # bytes
 DROPOUT_STATE = "/seed_generator/"
 CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # here -> Keras
 
@@ -42,7 +46,8 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
             output.
 
     Raises:
-        DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
+        DataError: the file cannot be read; or a weight is missing, has another shape, or belongs to no layer; or a
+            `.keras` archive has layers with other settings, such as epsilon, strides or activation.
         ConfigError: `names` has unknown layers or lacks ambiguous ones; h5py is not installed.
     """
     names = names or {}
@@ -60,11 +65,14 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
             read = partial(_read, variable, shape)
             arrays[name] = check_shape(read, variable.shape, shape, f"{name} of {there!r}", path)
         check_all_taken(variables, path)
+    check_settings(model, _config(path), layers, path)
     model.load_weights(arrays)
 
 
 def _read(variable: Any, shape: tuple[int, ...]) -> Any:
     array = variable[()]
+    if variable.attrs.get("dtype") == "bfloat16":  # stored as pairs of bytes
+        array = widened(array.tobytes(), array.shape)
     channels = math.prod(array.shape[2:])
     if array.ndim == 4 and shape == (*array.shape[:2], 1, channels):
         return array.reshape(shape)  # of a DepthwiseConv2D: (K_h, K_w, C, multiplier) -> (K_h, K_w, 1, O)
@@ -77,7 +85,7 @@ def _keras_names(network: Layer) -> dict[str, str]:
     names = {}
     for layer in network.walk():
         kind = CLASSES.get(type(layer).__name__, type(layer).__name__)
-        kind = re.sub(r"([a-z])([A-Z])", r"\1_\2", re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", kind)).lower()
+        kind = snake_case(kind)
         if isinstance(layer, Conv2D) and layer.groups == layer.input.shape[-1] > 1:
             kind = "depthwise_conv2d"
         names[layer.path] = f"{kind}_{counts[kind]}" if kind in counts else kind
@@ -125,6 +133,23 @@ def _h5(path: PathLike) -> Any:
         return Path(path)
     with zipfile.ZipFile(path) as archive:
         return io.BytesIO(archive.read(H5_IN_KERAS))
+
+
+def _config(path: PathLike) -> Any:
+    """Return the content of config.json in a .keras archive; empty if it has none, or for a .weights.h5 file."""
+    if not zipfile.is_zipfile(path):
+        return {}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if CONFIG_IN_KERAS not in archive.namelist():
+                return {}
+            with archive.open(CONFIG_IN_KERAS) as file:
+                text = file.read(MOST_CONFIG + 1)
+        if len(text) > MOST_CONFIG:
+            raise ValueError("it is too large")
+        return json.loads(text)
+    except (OSError, zipfile.BadZipFile, zlib.error, ValueError, RecursionError, RuntimeError) as error:
+        raise DataError(f"{path}: its {CONFIG_IN_KERAS} cannot be read ({one_line(error)})") from error
 
 
 def _variables(file: Any, h5py: Any, place: str) -> Iterator[tuple[str, Any]]:

@@ -143,7 +143,8 @@ UNCHANGED = Equivalent(lambda layer: {})  # the weights of users' layers keep th
 def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a PyTorch state dict: `safetensors.torch.save_file(net.state_dict(), path)`.
 
-    Running statistics of batch normalization are loaded too. Files of `torch.save`, which can run code, are not read.
+    Weights of any precision are converted, bfloat16 too. Running statistics of batch normalization are also loaded.
+    Files of `torch.save`, which can run code, are not read.
 
     Args:
         names: our name -> PyTorch's name, of layers ("conv1": "features.0") or single weights ("conv1.weight":
@@ -157,7 +158,9 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
     try:
         tensors = load_tensors(path)
     except DataError as error:
-        raise DataError(f"{error}. Write it with safetensors.torch.save_file(net.state_dict(), path).") from error
+        raise DataError(
+            f"{error}. Write it with safetensors.torch.save_file(net.float().state_dict(), path)."
+        ) from error
     tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith("num_batches_tracked")}
     order, names = orders(model.network), names or {}
     found = {}

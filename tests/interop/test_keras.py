@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
+import re
 import sys
 import zipfile
 from pathlib import Path
@@ -14,8 +16,23 @@ import numpy as np
 import pytest
 
 from cupynet import ConfigError, DataError, import_keras, import_torch
-from cupynet.backend import create_backend
-from cupynet.nn import Concat, Conv2D, Dense, Image, Model, Residual, Sequential
+from cupynet.backend import PixelScale, create_backend
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    BatchNorm,
+    Concat,
+    Conv2D,
+    Dense,
+    Dropout,
+    GlobalAvgPool2D,
+    Image,
+    LayerNorm,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+)
 from tests.support.exported_networks import logits
 from tests.support.imported_networks import (
     NORMS,
@@ -85,6 +102,20 @@ def test_normalization_and_its_running_statistics_are_imported(golden: Any, tmp_
     del arrays["layers/batch_normalization_1/vars/3"]  # of one without gamma, say
     with pytest.raises(DataError, match="lacks 'layers/batch_normalization_1/vars/3', for weight 'norm3.variance'"):
         import_keras(normalized_model(), write(tmp_path / "b.weights.h5", arrays))
+
+
+def test_bfloat16_is_widened(tmp_path: Path) -> None:
+    """Keras writes it as opaque pairs of bytes, with an attribute."""
+    source, found = small_model(), small_model()
+    halves = {name: (array.astype(np.float32).view(np.uint32) >> 16).astype("<u2").view("V2")
+              for name, array in variables(source).items()}  # fmt: skip
+    path = write(tmp_path / "a.weights.h5", halves)
+    with h5py.File(path, "a") as file:
+        for name in halves:
+            file[name].attrs["dtype"] = "bfloat16"
+    import_keras(found, path)
+    for name, weight in source.weights().items():
+        np.testing.assert_allclose(found.weights()[name], weight, rtol=1 / 128)
 
 
 def test_layers_are_imported_by_name(tmp_path: Path) -> None:
@@ -187,6 +218,166 @@ def test_files_that_do_not_fit_are_refused(spoil: Any, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=expected) as caught:
         import_keras(small_model(), path)
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+# settings of layers ---------------------------------------------------------------------------------------------------
+
+
+def convolutional(**changes: Any) -> Model:
+    """A network like `ARCHIVED`, with some settings changed."""
+    own = {"stride": 1, "padding": "same", "dilation": 1, "activation": "relu", "epsilon": 1e-3, "pool": 2, "step": 2}
+    own |= {"slope": 0.3, "norm": 1e-3, "after": Activation("relu"), "last": "identity"} | changes
+    layers: Any = {
+        "conv": Conv2D(4, 3, own["stride"], own["padding"], own["activation"], dilation=own["dilation"]),
+        "norm": BatchNorm(epsilon=own["epsilon"]),
+        "relu": own["after"],
+        "pool": MaxPool2D(own["pool"], own["step"]),
+        "leaky": Activation("leaky_relu", own["slope"]),
+        "mean": GlobalAvgPool2D(),
+        "layernorm": LayerNorm(epsilon=own["norm"]),
+        "drop": Dropout(0.5),
+        "output": Dense(3, own["last"]),
+    }
+    return Model(Sequential(layers), Image(9, 8, 2), create_backend("numpy", "double"), seed=3)
+
+
+def keras_layer(kind: str, **settings: Any) -> dict[str, Any]:
+    return {"module": "keras.layers", "class_name": kind, "config": {"trainable": True, **settings}}
+
+
+CONV = {"kernel_size": [3, 3], "strides": [1, 1], "padding": "same", "dilation_rate": [1, 1], "groups": 1}
+POOL = {"pool_size": [2, 2], "strides": [2, 2], "padding": "valid", "data_format": "channels_last"}
+ARCHIVED = {
+    "input": keras_layer("InputLayer", batch_shape=[None, 9, 8, 2]),
+    "flip": keras_layer("RandomFlip", mode="horizontal"),
+    "conv": keras_layer("Conv2D", filters=4, activation="relu", data_format="channels_last", use_bias=True, **CONV),
+    "norm": keras_layer("BatchNormalization", axis=-1, momentum=0.99, epsilon=0.001, center=True, scale=True),
+    "relu": keras_layer("ReLU", max_value=None, negative_slope=0.0, threshold=0.0),
+    "pool": keras_layer("MaxPooling2D", **POOL),
+    "leaky": keras_layer("LeakyReLU", negative_slope=0.3),
+    "mean": keras_layer("GlobalAveragePooling2D", data_format="channels_last", keepdims=False),
+    "layernorm": keras_layer("LayerNormalization", axis=[-1], epsilon=0.001, rms_scaling=False),
+    "drop": keras_layer("Dropout", rate=0.3),
+    "output": keras_layer("Dense", units=3, activation="softmax", use_bias=True),
+}
+
+
+def archive(path: Path, source: Model, layers: Any) -> Path:
+    """Write the weights of `source` as Keras does, with these layers in config.json."""
+    kinds = {"conv": "conv2d", "norm": "batch_normalization", "layernorm": "layer_normalization", "output": "dense"}
+    numbers = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
+    parts = ((*name.split("."), weight) for name, weight in source.weights().items())
+    arrays = {f"layers/{kinds[layer]}/vars/{numbers[own]}": weight for layer, own, weight in parts}
+    config = {"class_name": "Sequential", "config": {"name": "sequential", "layers": list(layers)}}
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.write(write(path.with_suffix(".h5"), arrays), "model.weights.h5")
+        packed.writestr("config.json", layers if isinstance(layers, str) else json.dumps(config))
+    return path
+
+
+def changed(name: str, **settings: Any) -> list[Any]:
+    """Return the layers of `ARCHIVED`, one of them with other settings."""
+    layers = copy.deepcopy(ARCHIVED)
+    layers[name]["config"] |= settings
+    return list(layers.values())
+
+
+def test_an_archive_of_the_same_settings_is_imported(tmp_path: Path) -> None:
+    source = convolutional()
+    padded = [keras_layer("ZeroPadding2D", padding=[[1, 1], [1, 1]]), *changed("conv", padding="valid")]
+    for layers in (ARCHIVED.values(), changed("output", activation="linear"), padded):
+        found = convolutional()
+        import_keras(found, archive(tmp_path / "a.keras", source, layers))
+        np.testing.assert_array_equal(found.weights()["conv.weight"], source.weights()["conv.weight"])
+    for nothing in ([], "{}", '{"config": {"any": 1}}'):
+        import_keras(convolutional(epsilon=0.1), archive(tmp_path / "a.keras", source, nothing))
+
+
+@pytest.mark.parametrize(
+    ("changes", "setting"),
+    [
+        ({"stride": (2, 1), "padding": 1}, "strides"),
+        ({"padding": 0}, "padding"),
+        ({"dilation": (1, 2)}, "dilation_rate"),
+        ({"activation": "tanh"}, "activation"),
+        ({"activation": "identity"}, "relu"),
+        ({"epsilon": 1e-5}, "epsilon"),
+        ({"norm": 1e-5}, "epsilon"),
+        ({"pool": 3}, "pool_size"),
+        ({"step": 1}, "strides"),
+        ({"slope": 0.01}, "negative_slope"),
+        ({"after": Activation("silu")}, "silu"),
+        ({"after": Dropout(0.1)}, "relu"),
+        ({"last": "tanh"}, "tanh"),
+    ],
+)
+def test_a_network_of_other_settings_is_refused(changes: Any, setting: str, tmp_path: Path) -> None:
+    found = convolutional(**changes)
+    before = found.weights()
+    path = archive(tmp_path / "a.keras", convolutional(), ARCHIVED.values())
+    with pytest.raises(DataError, match=rf"{re.escape(str(path))}: .*{setting}"):
+        import_keras(found, path)
+    for name, weight in before.items():
+        np.testing.assert_array_equal(found.weights()[name], weight)
+
+
+@pytest.mark.parametrize(
+    ("layers", "setting"),
+    [
+        (changed("norm", epsilon=0.002), "epsilon"),
+        (changed("norm", axis=1), "axis"),
+        (changed("layernorm", rms_scaling=True), "rms_scaling"),
+        (changed("conv", data_format="channels_first"), "data_format"),
+        (changed("relu", max_value=6.0), "max_value"),
+        (changed("conv", activation={"class_name": "function", "config": "relu6"}), "relu6"),
+        ([*ARCHIVED.values(), keras_layer("Softmax", axis=-1)], "softmax"),
+        ([keras_layer("Rescaling", scale=1 / 127.5, offset=-1.0), *ARCHIVED.values()], "Rescaling"),
+        ([*list(ARCHIVED.values())[:3], keras_layer("Rescaling", scale=2.0), *list(ARCHIVED.values())[3:]], "Resc"),
+        ([keras_layer("Resizing", height=9, width=8), *ARCHIVED.values()], "Resizing"),
+        ([keras_layer("ZeroPadding2D", padding=[[1, 1], [1, 1]]), *ARCHIVED.values()], "ZeroPadding2D"),
+        ("text", "config.json"),
+        ('{"config": {"layers": [3]}}', "config.json"),
+    ],
+)
+def test_an_archive_of_other_settings_is_refused(layers: Any, setting: str, tmp_path: Path) -> None:
+    path = archive(tmp_path / "a.keras", convolutional(), layers)
+    with pytest.raises(DataError, match=rf"{re.escape(str(path))}: .*{setting}"):
+        import_keras(convolutional(), path)
+
+
+def test_a_rescaling_must_equal_the_scale_of_pixels(tmp_path: Path) -> None:
+    layers = [keras_layer("Rescaling", scale=1 / 255, offset=0.0), *ARCHIVED.values()]
+    import_keras(convolutional(), archive(tmp_path / "a.keras", convolutional(), layers))
+    layers[0] = keras_layer("Rescaling", scale=1 / 127.5, offset=-1)
+    found = convolutional()
+    found.pixels = PixelScale.of([0.5], [0.5])
+    import_keras(found, archive(tmp_path / "a.keras", convolutional(), layers))
+
+
+def test_settings_in_branches_are_compared_in_any_order(tmp_path: Path) -> None:
+    def residual(kernel: int) -> Model:
+        inner = [Conv2D(2, kernel, padding="same", activation="relu"), AvgPool2D(3, 1, "same")]
+        return Model(
+            Sequential({"block": Residual(inner), "output": Dense(3)}), Image(6, 6, 2), create_backend("numpy")
+        )
+
+    source = residual(3)
+    arrays = dict(zip(("conv2d/vars/0", "conv2d/vars/1", "dense/vars/0", "dense/vars/1"), source.weights().values(),
+                      strict=True))  # fmt: skip
+    pool = {"pool_size": [3, 3], "strides": [1, 1], "padding": "same"}
+    layers = [keras_layer("Conv2D", activation="relu", **CONV), keras_layer("AveragePooling2D", **pool),
+              *map(keras_layer, ("Add", "Flatten")), keras_layer("Dense", units=3, activation="linear")]  # fmt: skip
+    for each, accepted in (({}, True), ({"pool_size": [2, 2]}, False), ({"padding": "valid"}, False)):
+        layers[1] = keras_layer("AveragePooling2D", **pool | each)
+        with zipfile.ZipFile(tmp_path / "a.keras", "w") as packed:
+            stored = {f"layers/{name}": array for name, array in arrays.items()}
+            packed.write(write(tmp_path / "a.h5", stored), "model.weights.h5")
+            packed.writestr("config.json", json.dumps({"class_name": "Functional", "config": {"layers": layers}}))
+        if accepted:
+            import_keras(residual(3), tmp_path / "a.keras")
+            continue
+        with pytest.raises(DataError, match=next(iter(each))):
+            import_keras(residual(3), tmp_path / "a.keras")
 
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from cupynet.nn import (
     Concat,
     Conv2D,
     Dense,
+    Flat,
     Flatten,
     GlobalAvgPool2D,
     Image,
@@ -263,6 +266,29 @@ def test_weights_that_do_not_fit_are_named(change: dict[str, Any], expected: str
     assert str(caught.value).startswith(f"{path}: {expected}") and "\n" not in str(caught.value)
     for name, weight in found.weights().items():
         np.testing.assert_array_equal(weight, before[name])
+
+
+def write_raw(path: Path, kind: str, tensors: dict[str, Any]) -> Path:
+    """Write a safetensors file of a type that NumPy does not have."""
+    header, data = {}, b""
+    for name, array in tensors.items():
+        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": (len(data), len(data) + array.nbytes)}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def test_bfloat16_is_widened_and_narrower_types_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    model = Model(Sequential({"fc": Dense(2)}), Flat(3), create_backend("numpy"))
+    weights = {"fc.weight": np.array([[1, -2.5, 3], [0, 1e-30, np.inf]], np.float32), "fc.bias": np.ones(2, np.float32)}
+    halves = {name: (array.view(np.uint32) >> 16).astype("<u2") for name, array in weights.items()}
+    import_torch(model, write_raw(tmp_path / "a.safetensors", "BF16", halves))
+    np.testing.assert_allclose(model.weights()["fc.weight"].T, weights["fc.weight"], rtol=1 / 128)
+    np.testing.assert_array_equal(model.weights()["fc.bias"], [1, 1])
+    bytes_of = {name: np.zeros(array.shape, np.uint8) for name, array in weights.items()}
+    with pytest.raises(DataError, match=r"float\(\)"):
+        import_torch(model, write_raw(tmp_path / "a.safetensors", "F8_E4M3", bytes_of))
 
 
 def test_unknown_names_and_files_are_refused(tmp_path: Path) -> None:

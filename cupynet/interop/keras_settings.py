@@ -1,0 +1,301 @@
+"""The settings of layers in `config.json` of a `.keras` archive, compared with those of a model.
+
+Weights fit many networks: another epsilon, stride or activation gives other results without any error. Only settings
+that the file has are compared, and of those only the ones that change results of inference.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cupynet.core.checks import listed, shown
+from cupynet.core.errors import DataError
+from cupynet.core.files import PathLike
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    BatchNorm,
+    Concat,
+    Conv2D,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2D,
+    Image,
+    Layer,
+    LayerNorm,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+)
+from cupynet.nn.pool import window_on
+
+Settings = dict[str, Any]
+KINDS: dict[type[Layer], str] = {
+    Conv2D: "Conv2D",
+    Dense: "Dense",
+    BatchNorm: "BatchNormalization",
+    LayerNorm: "LayerNormalization",
+    MaxPool2D: "MaxPooling2D",
+    AvgPool2D: "AveragePooling2D",
+    GlobalAvgPool2D: "GlobalAveragePooling2D",
+    Activation: "Activation",
+    Residual: "Add",
+    Concat: "Concatenate",
+}
+WEIGHTED = ("Conv2D", "Dense", "BatchNormalization", "LayerNormalization")
+# layers that do nothing in inference, or that `Dense` does itself; also all whose names begin with Random
+IDLE = (
+    *("InputLayer", "Flatten", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout", "AlphaDropout"),
+    *("GaussianNoise", "ActivityRegularization"),
+)
+ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> here, if the names differ
+
+
+@dataclass
+class Step:
+    """One operation of a network: a layer without its activation, or an activation.
+
+    Attributes:
+        kind: Keras' class.
+        name: of the layer, in its network.
+        settings: in Keras' terms.
+        layer: the layer here; None for one of the file.
+    """
+
+    kind: str
+    name: str
+    settings: Settings = field(default_factory=dict)
+    layer: Layer | None = None
+
+    def __str__(self) -> str:
+        what = self.settings["activation"] if self.kind == "Activation" else self.kind
+        return f"{what} of '{self.name}'"
+
+
+def snake_case(kind: str) -> str:
+    """Return a class name as Keras writes it in names: Conv2D -> conv2d, BatchNormalization -> batch_normalization."""
+    words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", kind))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
+
+
+def check_settings(model: Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
+    """Refuse a file whose layers have other settings than those of the model. DataError.
+
+    Args:
+        config: the content of config.json.
+        places: our layer -> the layer whose weights it takes, as in the file of weights.
+    """
+    try:
+        theirs = list(_theirs(config))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: its config.json is not that of a Keras 3 model ({error})") from error
+    if not theirs:
+        return
+    ours = list(_ours(model.network))
+    _check_pixels(model, theirs, path)
+    if theirs and theirs[-1].kind == "Activation" and theirs[-1].settings["activation"] == model.loss.applies:
+        theirs.pop()  # the loss applies it
+    by_name = {step.name: step for step in theirs if step.kind != "Activation"}
+    for step in ours:
+        if step.kind in WEIGHTED and places.get(step.name) in by_name:
+            _check_pair(step, by_name[places[step.name]], path)
+    own = {places.get(step.name) for step in ours if step.kind not in KINDS.values()}  # of user's classes
+    theirs = [
+        Step(f"own {step.name}", step.name) if step.name in own and step.kind != "Activation" else step
+        for step in theirs
+    ]
+    for step in ours:
+        if step.kind not in KINDS.values():
+            step.kind = f"own {places.get(step.name)}"
+    if any(step.kind in ("Add", "Concatenate") for step in (*ours, *theirs)):
+        _check_together(ours, theirs, path)
+    else:
+        _check_in_order(ours, theirs, path)
+
+
+def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
+    """Compare the steps of two networks without branches."""
+    for number in range(max(len(ours), len(theirs))):
+        here, there = (steps[number] if number < len(steps) else None for steps in (ours, theirs))
+        if here is None or there is None or here.kind != there.kind:
+            raise DataError(
+                f"{path}: its network differs from this one: {there or 'nothing more'} in the file, "
+                f"{here or 'nothing more'} here. Build the same network, or save the weights alone (.weights.h5)."
+            )
+        if here.kind not in WEIGHTED:
+            _check_pair(here, there, path)
+
+
+def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
+    """Compare the steps of networks with branches, whose order in the file says nothing."""
+    left = list(theirs)
+    for here in ours:
+        same = [there for there in left if there.kind == here.kind]
+        found = next((there for there in same if here.kind in WEIGHTED or not _differences(here, there)), None)
+        if found is None:
+            if same:
+                _check_pair(here, same[0], path)
+            raise DataError(f"{path}: {here} is in this network, and not in the file. Build the same network.")
+        left.remove(found)
+    if left:
+        raise DataError(f"{path}: {left[0]} is in the file, and not in this network. Build the same network.")
+
+
+def _check_pair(here: Step, there: Step, path: PathLike) -> None:
+    """Refuse two steps of the same kind with other settings."""
+    found = _differences(here, there)
+    if found:
+        each = [f"{name} is {shown(own)} here and {shown(other)} in the file" for name, own, other in found]
+        raise DataError(f"{path}: layer '{here.name}', {there.name!r} there: {listed(each, 'and')}. Use its settings.")
+
+
+def _differences(here: Step, there: Step) -> list[tuple[str, Any, Any]]:
+    """Return (setting, here, there) of the settings that differ."""
+    assert here.layer is not None
+    expected = _resolved(there.settings, here.layer)
+    return [(name, here.settings[name], value) for name, value in expected.items()
+            if name in here.settings and not _equal(here.settings[name], value)]  # fmt: skip
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, int | float) and not isinstance(other, bool):
+        return math.isclose(one, other, rel_tol=1e-6)
+    return bool(one == other)
+
+
+def _check_pixels(model: Model, theirs: list[Step], path: PathLike) -> None:
+    """Remove a Rescaling that begins the network if pixels are scaled like this here. DataError if they are not."""
+    if theirs[0].kind != "Rescaling":
+        return
+    settings, pixels = theirs.pop(0).settings, model.pixels
+    scale, offset = float(settings.get("scale", 1)), float(settings.get("offset", 0))
+    same = all(math.isclose(each, scale, rel_tol=1e-6) for each in pixels.scale)
+    if not same or not all(math.isclose(each, offset, rel_tol=1e-6, abs_tol=1e-9) for each in pixels.shift):
+        remedy = "Set model.pixels to a PixelScale like it" if scale > 0 else "Build the network without it in Keras"
+        if scale > 0:
+            remedy += f": PixelScale.of([{0 - offset / (255 * scale):.6g}], [{1 / (255 * scale):.6g}])"
+        raise DataError(
+            f"{path}: its Rescaling has scale={scale:g} and offset={offset:g}, and pixels are scaled otherwise here. "
+            f"{remedy}."
+        )
+
+
+# the network here -----------------------------------------------------------------------------------------------------
+
+
+def _ours(network: Layer) -> Iterator[Step]:
+    """Yield the steps of a built network."""
+    for layer in network.walk():
+        if isinstance(layer, Sequential | Flatten | Dropout):
+            continue
+        kind = KINDS.get(type(layer), type(layer).__name__)
+        if kind != "Activation":
+            yield Step(kind, layer.path, _settings_of(layer), layer)
+        name = layer.name if isinstance(layer, Activation) else getattr(layer, "activation", "identity")
+        if name != "identity":
+            slope = {"negative_slope": getattr(layer, "slope", 0.01)} if name == "leaky_relu" else {}
+            yield Step("Activation", layer.path, {"activation": name, **slope}, layer)
+
+
+def _settings_of(layer: Layer) -> Settings:
+    """Return the settings of a built layer in Keras' terms."""
+    found: Settings = {"data_format": "channels_last"}
+    if isinstance(layer, Conv2D | MaxPool2D | AvgPool2D):
+        size = "kernel_size" if isinstance(layer, Conv2D) else "pool_size"
+        found |= {size: layer.kernel, "strides": layer.stride, "padding": layer.window.padding}
+    if isinstance(layer, Conv2D):
+        found |= {"filters": layer.filters, "dilation_rate": layer.dilation, "groups": layer.groups}
+    elif isinstance(layer, Dense):
+        found |= {"units": layer.units}
+    elif isinstance(layer, BatchNorm | LayerNorm):
+        axes = len(layer.input.shape) if isinstance(layer, LayerNorm) and layer.axis == "features" else 1
+        found |= {"epsilon": layer.epsilon, "axis": tuple(range(-axes, 0)), "rms_scaling": False}
+    if isinstance(layer, Conv2D | Dense):
+        found["use_bias"] = layer.use_bias
+    return found
+
+
+# the network in the file ----------------------------------------------------------------------------------------------
+
+
+def _theirs(config: Any, place: str = "") -> Iterator[Step]:
+    """Yield the steps of a model in the file, and those of the models in it; names are those of their weights."""
+    counts: Counter[str] = Counter()
+    around: Any = None  # a ZeroPadding2D, which becomes padding of the convolution that follows
+    for layer in config.get("config", {}).get("layers", []):
+        kind, settings = str(layer["class_name"]), dict(layer.get("config", {}))
+        name = snake_case(kind)
+        counts[name] += 1
+        name = f"{place}{name}_{counts[name] - 1}" if counts[name] > 1 else f"{place}{name}"
+        if "layers" in settings:
+            yield from _theirs(layer, f"{name}/layers/")
+        elif kind == "ZeroPadding2D" and around is None:
+            around = Step(kind, name, settings)
+        elif kind not in IDLE and not kind.startswith("Random"):
+            if around is not None and kind in ("Conv2D", "DepthwiseConv2D") and settings.get("padding") == "valid":
+                settings["padding"] = around.settings["padding"]
+            elif around is not None:
+                yield around
+            around = None
+            yield from _steps(kind, name, settings)
+    if around is not None:
+        yield around
+
+
+def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
+    """Yield a layer of the file as steps."""
+    activation = settings.pop("activation", "linear")
+    if kind in ("ReLU", "LeakyReLU", "ELU", "Softmax"):
+        activation = {"class_name": kind, "config": settings}
+    elif kind != "Activation":
+        yield Step("Conv2D" if kind == "DepthwiseConv2D" else kind, name, settings)
+    found = _activation(activation)
+    if found["activation"] != "identity":
+        yield Step("Activation", name, found)
+
+
+def _activation(given: Any) -> Settings:
+    """Return our name of an activation, and its slope: Keras writes a name, a function or a layer."""
+    if isinstance(given, Mapping):
+        kind, settings = str(given.get("class_name")), given.get("config")
+        if not isinstance(settings, Mapping):
+            return _activation(settings)
+        slope = settings.get("negative_slope") or 0.0
+        if kind in ("ReLU", "LeakyReLU") and not settings.get("max_value") and not settings.get("threshold"):
+            return {"activation": "leaky_relu", "negative_slope": slope} if slope else {"activation": "relu"}
+        plain = (kind == "ELU" and settings.get("alpha", 1) == 1) or (kind == "Softmax" and settings.get("axis") == -1)
+        return {"activation": kind.lower() if plain else f"{kind} {dict(settings)}"}
+    name = "linear" if given is None else str(given)
+    slope_of = {"negative_slope": 0.2} if name == "leaky_relu" else {}
+    return {"activation": ACTIVATIONS.get(name, name), **slope_of}
+
+
+def _resolved(settings: Settings, layer: Layer) -> Settings:
+    """Return settings of the file as those of a layer at the place of `layer`: sizes as pairs, padding in pixels."""
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
+    if "depth_multiplier" in found:  # DepthwiseConv2D
+        channels = layer.input.shape[-1]
+        found |= {"groups": channels, "filters": channels * found.pop("depth_multiplier")}
+    if isinstance(found.get("axis"), int):
+        found["axis"] = (found["axis"],)
+    if "axis" in found:
+        axes = len(layer.input.shape) + 1
+        found["axis"] = tuple(sorted(each - axes if each > 0 else each for each in found["axis"]))
+    padding = found.get("padding")
+    if isinstance(layer, Conv2D | MaxPool2D | AvgPool2D) and padding is not None:
+        if padding in ("same", "valid"):
+            dilation = layer.dilation if isinstance(layer, Conv2D) else (1, 1)
+            amount = None if padding == "same" else (0, 0)
+            found["padding"] = window_on(layer.input, layer.kernel, layer.stride, amount, dilation).padding
+        else:
+            found["padding"] = tuple(map(tuple, padding))
+    if not isinstance(layer.input, Image):
+        found.pop("data_format", None)
+    return found
