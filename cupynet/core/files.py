@@ -135,7 +135,7 @@ def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
                 else:
                     tensors[name] = file.get_tensor(name)
         if narrow:  # NumPy has no bfloat16
-            stored = dict(deserialize(Path(path).read_bytes()))
+            stored = dict(deserialize(Path(path).read_bytes()))  # type: ignore[no-untyped-call]
             tensors |= {name: widened(stored[name]["data"], stored[name]["shape"]) for name in narrow}
         return tensors, metadata
     except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:
