@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -145,6 +145,24 @@ def learning_rate_scale(name: str, value: Any) -> str | float:
     if isinstance(value, str) and value in SCALES:
         return value
     return number(name, value, above=0, also=f", or one of {', '.join(SCALES)}{guess(value, SCALES)}")
+
+
+def looks_channels_first(shape: Sequence[int]) -> bool:
+    """Return True if the shape of an image, taken as (H, W, C), is much more likely (C, H, W)."""
+    channels, height, width = shape
+    return channels <= 4 < min(height, width) and max(height, width) <= 4 * min(height, width)
+
+
+def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
+    """Return the end of a message about images of another shape: how to transpose them if channels are first.
+
+    Args:
+        found: (N, H, W, C) or (H, W, C).
+        expected: (H, W, C).
+    """
+    if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):
+        return ""
+    return f". Channels are first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"
 
 
 def instance(name: str, value: Any, kind: type[T], example: str) -> T:

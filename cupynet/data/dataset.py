@@ -5,7 +5,8 @@ Images are (S, H, W, C) bytes as they came from their file, S samples; a backend
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,8 +98,18 @@ def image_bytes(where: str, images: Any) -> Array:
     if array.ndim not in (3, 4) or levels[0] < 0 or levels[1] > 255:
         found = f"{array.shape} of {array.dtype}"
         raise ConfigError(f"{where}: images must be (S, H, W, C) or (S, H, W), from 0 to 255, got {found}")
+    check_layout(where, array.shape)
     pixels = np.ascontiguousarray(array, dtype=np.uint8)
     return pixels if pixels.ndim == 4 else pixels[..., np.newaxis]
+
+
+def check_layout(where: str, shape: Sequence[int]) -> None:
+    """Refuse images (S, C, H, W), by their shape. ConfigError with `where` at the beginning."""
+    if len(shape) == 4 and checks.looks_channels_first(shape[1:]):
+        raise ConfigError(
+            f"{where}: images must be (S, H, W, C), and {tuple(shape)} looks channels first: use x.transpose(0, 2, 3, 1). "
+            f"If they have {checks.counted(shape[1], 'row')} of {shape[2]} pixels, use x.transpose(0, 2, 1, 3)"
+        )
 
 
 def integers(what: str, value: Any, way_out: str = "") -> Array:
@@ -110,12 +121,29 @@ def integers(what: str, value: Any, way_out: str = "") -> Array:
     return array
 
 
+def in_turns(labels: Array, count: int | None) -> Array | slice:
+    """Return the first `count` samples if classes take turns, as indices in ascending order, or a slice of all."""
+    if count is None or count >= len(labels):
+        return slice(None)
+    order = np.argsort(labels, kind="stable")  # by class, then by place
+    ordered = labels[order]
+    turn = np.arange(len(labels)) - np.searchsorted(ordered, ordered)  # number of each within its class
+    return np.sort(order[np.lexsort((ordered, turn))[:count]])
+
+
 def read_dataset(
     place: FilePath, name: str, images: Array, labels: Array, classes: int, pixels: PixelScale = FRACTIONS
 ) -> Dataset:
     """Return images and labels that were read from `place` as a data set. DataError."""
-    try:
+    with read_from(place):
         return Dataset(name, images, labels, classes, pixels)
+
+
+@contextmanager
+def read_from(place: FilePath) -> Iterator[None]:
+    """Raise DataError for a ConfigError about arrays that were read from `place`."""
+    try:
+        yield
     except ConfigError as error:
         raise DataError(f"{place}: {error}") from error
 
@@ -124,10 +152,8 @@ def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None)
     """Return `classes`, or the largest label + 1 for None. DataError unless `labels`, from `place`, count from 0."""
     if classes is not None:
         return checks.integer("classes", classes, 1, ", or null for the largest label + 1")
-    try:
+    with read_from(place):
         labels = [integers("labels", each) for each in labels]
-    except ConfigError as error:
-        raise DataError(f"{place}: {error}") from error
     least, most = min(int(each.min(initial=0)) for each in labels), max(int(each.max(initial=0)) for each in labels)
     count = sum(map(len, labels))
     if least < 0 or most >= count:

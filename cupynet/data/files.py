@@ -30,6 +30,8 @@ FilePath: TypeAlias = "str | os.PathLike[str]"
 
 PARSING = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
 _GZIP = b"\x1f\x8b"
+_RATIO = 64  # how much smaller gzip makes most images at best
+_PIECE = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,23 @@ def idx_shape(path: Path) -> tuple[int, ...]:
     if start[:3] != b"\0\0\x08" or not axes or len(start) < 4 + 4 * axes:
         raise DataError(f"{path}: expected an IDX file of unsigned bytes, plain or gzip, found {start[:16]!r}")
     return tuple(np.frombuffer(start, ">u4", axes, offset=4).tolist())
+
+
+def check_idx_size(path: Path) -> None:
+    """Refuse an IDX file that is certainly smaller than its header claims, without reading all of it. DataError."""
+    header = idx_shape(path)
+    claimed, stored = math.prod(header), check_regular(path)
+    start = 4 + 4 * len(header)
+    with path.open("rb") as file:
+        packed = file.read(2) == _GZIP
+    if packed and start + claimed <= _RATIO * stored:
+        return  # it is read and checked later
+    found = (_unpacked_size(path, start + claimed) if packed else stored) - start
+    if found < claimed:
+        raise DataError(
+            f"{path}: expected an IDX file, found a damaged one with the wrong number of items. "
+            f"Expected: {claimed}. Found: {found}"
+        )
 
 
 def read_idx(path: Path, digest: str = "") -> Array:
@@ -159,3 +178,18 @@ def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> byt
     if member.unused_data.strip(b"\0"):
         raise DataError(f"{path}: expected one gzip member, found more bytes after it")
     return raw
+
+
+def _unpacked_size(path: Path, most: int) -> int:
+    """Return the number of bytes in a gzip file, at most `most`; only a piece of them is held at a time. DataError."""
+    member, size = zlib.decompressobj(wbits=31), 0
+    try:
+        with path.open("rb") as file:
+            while size < most and not member.eof:
+                packed = member.unconsumed_tail or file.read(_PIECE)
+                if not packed:
+                    break
+                size += len(member.decompress(packed, 16 * _PIECE))
+    except zlib.error as error:
+        raise DataError(f"{path}: expected gzip data, found damaged data ({error})") from error
+    return min(size, most)

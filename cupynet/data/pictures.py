@@ -32,14 +32,14 @@ def pillow() -> Any:
 
 
 def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
-    """Read a PNG or JPEG of any size as (H, W, C) uint8, of 1 channel (grey) or 3.
+    """Read a PNG or JPEG of any size as (H, W, C) uint8, of 1 channel (grey) or 3. Transparent pixels become white.
 
     Args:
-        drawn: True for a drawing: transparent pixels become white paper, and a photograph is rotated as its camera
-            noted. If False, transparency is dropped and nothing is rotated.
+        drawn: True for a drawing: a photograph of it is rotated as its camera noted. If False, nothing is rotated.
 
     Raises:
-        DataError: the file is missing, damaged, too large, or of another type.
+        DataError: the file is missing, damaged, too large, or of another type; or all of it is white on a transparent
+            ground.
         ConfigError: Pillow is not installed.
     """
     images = pillow()
@@ -48,11 +48,37 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
             from PIL import ImageOps
 
             opened = ImageOps.exif_transpose(opened)
-            if opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info:
-                paper = images.new("RGBA", opened.size, "white")
-                opened = images.alpha_composite(paper, opened.convert("RGBA")).convert("RGB")
+        if has_alpha(opened):
+            ink = opened.convert("RGBA")
+            opened = images.alpha_composite(images.new("RGBA", ink.size, "white"), ink).convert("RGB")
+            if _is_plain(opened) and not _is_plain(ink.getchannel("A")):
+                raise DataError(
+                    f"{checks.one_line(path)}: is white on a transparent ground: save it without transparency"
+                )
         pixels = opened.convert("L" if channels == 1 else "RGB")
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
+
+
+def is_grey(opened: Any) -> bool:
+    """Return True if an opened picture is grey by its header."""
+    return opened.mode in GREY
+
+
+def has_alpha(opened: Any) -> bool:
+    """Return True if an opened picture may have transparent pixels."""
+    return opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info
+
+
+def is_transparent(path: Path) -> bool:
+    """Return True if a picture has transparent pixels. DataError."""
+    with opened_picture(path) as opened:
+        return has_alpha(opened) and opened.convert("RGBA").getchannel("A").getextrema()[0] < 255
+
+
+def _is_plain(opened: Any) -> bool:
+    """Return True if all pixels are equal."""
+    levels = opened.getextrema()  # (lowest, highest), or one pair for each channel
+    return all(low == high for low, high in ([levels] if isinstance(levels[0], int) else levels))
 
 
 @contextmanager

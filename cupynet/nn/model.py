@@ -81,7 +81,8 @@ class Model:
             ConfigError: x is not N examples of this network's size.
         """
         if tuple(x.shape[1:]) != self.input.shape:
-            raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}")
+            hint = checks.layout_hint(x.shape, self.input.shape)
+            raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}{hint}")
         loans = self.backend.loans()
         with self.backend.here(), loans:
             x = self.backend.compact(x)
@@ -156,7 +157,7 @@ class Model:
         if images.shape[1:] != shape or not (images.dtype == np.uint8 or _is_floating(images)):
             raise ConfigError(
                 f"images of shape {given} and type {images.dtype}: this network takes N of {shape}, "
-                "uint8, or floating point scaled as in training"
+                f"uint8, or floating point scaled as in training{checks.layout_hint(given, shape)}"
             )
         return images
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cupynet.backend import PixelScale
-from cupynet.core.checks import integer, one_of
+from cupynet.core.checks import integer, layout_hint, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Labelled, Loader
 from cupynet.nn import BatchNorm, Layer, Model, check_output
@@ -59,9 +59,10 @@ def check_data(dataset: Labelled, model: Model) -> None:
         raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
     shape = tuple(dataset.image_shape)
     if shape != model.input.shape:
+        hint = layout_hint((len(dataset), *shape), model.input.shape)
         raise ConfigError(
             f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model takes "
-            f"{model.input}: build the model for Image{shape}, or reshape the images"
+            f"{model.input}: build the model for Image{shape}, or reshape the images{hint}"
         )
     check_output(model.network, dataset.classes)
 

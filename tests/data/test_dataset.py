@@ -9,6 +9,7 @@ import pytest
 
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import MNIST, Data, Dataset, Synthetic
+from cupynet.data.dataset import in_turns
 
 
 def numbered(samples: int = 20) -> Dataset:
@@ -102,6 +103,26 @@ def test_layout_and_type_of_pixels_and_labels_do_not_matter(kind: str) -> None:
         assert dataset.images.dtype == np.uint8 and dataset.images.flags.c_contiguous
         np.testing.assert_array_equal(dataset.images, x)
         np.testing.assert_array_equal(dataset.labels, labels)
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (3, 60, 20), (4, 5, 7), (2, 5, 6)])
+def test_channels_first_is_recognized(shape: tuple[int, int, int]) -> None:
+    images = pixels(6, *shape)
+    with pytest.raises(ConfigError, match=r"x\.transpose\(0, 2, 3, 1\)"):
+        Dataset("x", images, [0] * 6, 10)
+    assert Dataset("x", images.transpose(0, 2, 3, 1), [0] * 6, 10).image_shape == (*shape[1:], shape[0])
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 1), (1, 500, 12), (3, 9, 3), (4, 4, 4), (5, 9, 9), (2, 2, 8), (1, 1, 1)])
+def test_other_shapes_are_channels_last(shape: tuple[int, int, int]) -> None:
+    assert Dataset("x", pixels(6, *shape), [0] * 6, 10).image_shape == shape
+
+
+def test_classes_take_turns() -> None:
+    labels = np.array([2, 2, 2, 2, 0, 0, 7, 0])
+    assert [np.arange(8)[in_turns(labels, count)].tolist() for count in (1, 2, 3, 5, 8, 9, None)] == [
+        [4], [0, 4], [0, 4, 6], [0, 1, 4, 5, 6], [*range(8)], [*range(8)], [*range(8)],
+    ]  # fmt: skip
 
 
 def test_data_must_match_their_source() -> None:

@@ -266,6 +266,21 @@ def test_predictions_are_made_in_batches_by_default() -> None:
     assert found.backend.workspace.allocated_bytes < expected.backend.workspace.allocated_bytes * 1.1
 
 
+def test_channels_first_is_named() -> None:
+    model, grey = small(), Model(Sequential([Dense(3)]), Image(9, 8, 1), create_backend("numpy"))
+    for of, shape, axes in (
+        (model, (4, 2, 9, 8), "0, 2, 3, 1"),
+        (model, (2, 9, 8), "1, 2, 0"),
+        (grey, (4, 1, 9, 8), "0, 2, 3, 1"),
+    ):
+        for kind in (np.uint8, np.float32):
+            with pytest.raises(ConfigError, match=rf"x\.transpose\({axes}\)"):
+                of.predict(np.zeros(shape, kind))
+    with pytest.raises(ConfigError, match=r"x\.transpose\(0, 2, 3, 1\)"):
+        model.scores(np.zeros((4, 2, 9, 8), np.float32))
+    assert grey.predict(np.zeros((1, 9, 8))).shape == (1, 3), "one image without its channel"
+
+
 def test_grey_images_may_lack_their_axis_of_channels() -> None:
     grey = Model(Sequential([Conv2D(2, 3), Dense(3)]), Image(5, 4, 1), create_backend("numpy"))
     images = np.random.default_rng(1).integers(0, 256, (6, 5, 4), np.uint8)

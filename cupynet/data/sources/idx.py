@@ -10,7 +10,7 @@ from pathlib import Path
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
-from cupynet.data.files import FilePath, checked_path, expanded, idx_shape, read_idx
+from cupynet.data.files import FilePath, check_idx_size, checked_path, expanded, idx_shape, read_idx
 from cupynet.data.sources.user_files import UserArrays, checked_sha256
 
 IDX_NAMES = {
@@ -64,6 +64,9 @@ class Idx(UserArrays):
 
     def _shape(self, part: str) -> tuple[int, ...]:
         return idx_shape(self._path(part))
+
+    def _check_size(self, part: str) -> None:
+        check_idx_size(self._path(part))
 
     def _array(self, part: str) -> Array:
         return read_idx(self._path(part), self._digests.get(part, ""))

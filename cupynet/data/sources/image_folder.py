@@ -12,7 +12,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
-from cupynet.data.pictures import ENDINGS, GREY, opened_picture, picture, resized
+from cupynet.data.pictures import ENDINGS, is_grey, is_transparent, opened_picture, picture, resized
 from cupynet.data.sources.user_files import UserFiles, required_path
 
 
@@ -22,12 +22,12 @@ class Folder(UserFiles):
 
     Classes and images are in the order of their names. With a `limit` the classes take turns, so that it keeps some of
     each, and the other images are not decoded (unless some are held out for validation). Names that begin with a dot
-    are ignored. Transparency is dropped; the rotation that a camera noted is ignored.
+    are ignored. Transparent pixels become white; the rotation that a camera noted is ignored.
 
     Args:
         folder: its path.
         size: (height, width) to which every image is resized; None: that of the first, which all must have.
-        channels: 1 for grey, 3 for colour; None: as in the first image.
+        channels: 1 for grey, 3 for colour; None: as in the first image, and other kinds are refused.
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
@@ -45,11 +45,16 @@ class Folder(UserFiles):
         self.place = required_path("folder", self.folder, what)
         self.name = self.place.resolve().name
         self._listed = self._list()
-        with opened_picture(next(iter(self._listed["train"].values()))[0]) as first:
-            size, grey = (first.height, first.width), first.mode in GREY
+        with opened_picture(self._first) as first:
+            size, grey = (first.height, first.width), is_grey(first)
         self.class_names = tuple(self._listed["train"])
         samples = len(self._kept("train")), len(self._kept("test"))
         self._describe((*(self.size or size), self.channels or (1 if grey else 3)), len(self.class_names), samples)
+
+    @property
+    def _first(self) -> Path:
+        """The first picture of the first class."""
+        return next(iter(self._listed["train"].values()))[0]
 
     def _list(self) -> dict[str, dict[str, list[Path]]]:
         """Return part -> class -> files, all in the order of their names. DataError."""
@@ -83,6 +88,8 @@ class Folder(UserFiles):
         (height, width, channels), listed = self.image_shape, self._kept(part)
         images = np.empty((len(listed), height, width, channels), np.uint8)
         for row, (path, _) in enumerate(listed):
+            if self.channels is None:
+                self._check_kind(path)
             pixels = picture(path, channels)
             if self.size is None and pixels.shape[:2] != (height, width):
                 raise DataError(
@@ -91,6 +98,18 @@ class Folder(UserFiles):
                 )
             images[row] = resized(pixels, height, width)
         return images, np.array([label for _, label in listed], np.int64)
+
+    def _check_kind(self, path: Path) -> None:
+        """Refuse a grey picture among pictures in colour, or the reverse. DataError."""
+        with opened_picture(path) as opened:
+            kind, others = ("grey", "in colour") if is_grey(opened) else ("in colour", "grey")
+        if (kind == "grey") != (self.image_shape[2] == 1):
+            ways = " or ".join(checks.setting("data", "channels", channels) for channels in (1, 3))
+            raise DataError(f"{path}: is {kind}, and the first, {self._first}, is {others}: set {ways}")
+
+    def changed(self) -> str:
+        transparent = any(is_transparent(path) for part in ("train", "test") for path, _ in self._kept(part))
+        return "transparency in pictures was ignored, and is white now" if transparent else ""
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -18,6 +18,8 @@ from cupynet.core.errors import DataError
 from cupynet.data.files import PARSING, FilePath, check_regular, read_bytes
 from cupynet.data.sources.user_files import UserArrays, checked_sha256, required_path
 
+_MOST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # bytes for each byte in the archive
+
 
 @dataclass(eq=False)
 class Npz(UserArrays):
@@ -74,8 +76,12 @@ class Npz(UserArrays):
                     there = ", ".join(name.removesuffix(".npy") for name in archive.namelist()[:8])
                     way_out = f"name the key in {checks.setting('data', part)}"
                     raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}: {way_out}")
-                with archive.open(f"{key}.npy") as file:
-                    yield file, archive.getinfo(f"{key}.npy").file_size
+                member = archive.getinfo(f"{key}.npy")
+                most = _MOST_RATIO.get(member.compress_type, member.file_size)
+                if member.file_size > most * min(member.compress_size, path.stat().st_size):
+                    raise ValueError(f"{key}: its directory claims {member.file_size} bytes, more than there can be")
+                with archive.open(member) as file:
+                    yield file, member.file_size
         except (DataError, MemoryError):
             raise
         except Exception as error:  # a damaged archive or header may raise anything

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
+from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations
-from cupynet.data.dataset import SPLIT_STREAM, Dataset, philox
+from cupynet.data.dataset import SPLIT_STREAM, Dataset, in_turns, philox
 from cupynet.data.normalize import Normalize, checked, pixels_for
 from cupynet.data.shards import Shards
 
@@ -55,7 +57,8 @@ class Source(ABC):
     Args:
         seed: of the choice of validation images, and of images that are drawn.
         validation: the number of images held out of training. They are chosen by a permutation that depends on `seed`.
-        limit: keep only the first `limit` training images and the first `limit` test images; None for all.
+        limit: keep only the first `limit` training images and the first `limit` test images; None for all. Unless
+            `mixed`, classes take turns: the first of each class are kept.
         normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
             each channel; {"mean": [...], "deviation": [...]}: these values, in fractions of 255, are subtracted and
             divided by. Validation and test images are scaled like the training images.
@@ -65,6 +68,7 @@ class Source(ABC):
         image_shape: (H, W, C).
         class_names: the names of the classes, in order; empty if they have only numbers.
         samples: the numbers of training and test images; empty if unknown, or if images are mapped from files.
+        mixed: False if images may be sorted by class, so that the first are not some of each.
         on_black: True if the images are light on a black background.
         centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
     """
@@ -74,7 +78,7 @@ class Source(ABC):
     class_names: tuple[str, ...] = field(default=(), init=False, repr=False)
     samples: tuple[int, ...] = field(default=(), init=False, repr=False)
     name = "data"
-    on_black = centred = False
+    mixed, on_black, centred = True, False, False
 
     seed: int = 12345
     validation: int = 0
@@ -115,14 +119,32 @@ class Source(ABC):
 
     def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
         """Return `Data` with validation images taken out of `train` and the limit applied; samples keep their order."""
+        of_train, of_validation, of_test = self._chosen(train.labels, test.labels)
         validation = None
-        if self.validation:
-            self._check_validation(len(train))
-            order = philox(self.seed, SPLIT_STREAM).permutation(len(train))  # (S,)
-            held_out, kept = np.sort(order[-self.validation :]), np.sort(order[: -self.validation])
-            validation = replace(train.take(held_out), name=f"{name}-validation")
-            train = train.take(kept[: self.limit])
-        train, test = train.take(slice(self.limit)), test.take(slice(self.limit))
+        if of_validation is not None:
+            validation = replace(train.take(of_validation), name=f"{name}-validation")
+        train, test = train.take(of_train), test.take(of_test)
         pixels = pixels_for(self.normalize, train.images)
         train, test = replace(train, pixels=pixels), replace(test, pixels=pixels)
         return Data(name, train, validation and replace(validation, pixels=pixels), test)
+
+    def _chosen(self, labels: Array, test_labels: Array, *, mixed: bool | None = None) -> tuple[Any, Any, Any]:
+        """Return which images to train on, to validate on (None: there are none) and to test on: indices, or slices.
+
+        mixed: instead of the source's own.
+        """
+        first = self.mixed if mixed is None else mixed
+        limited = slice(self.limit) if first else in_turns(test_labels, self.limit)
+        if not self.validation:
+            return slice(self.limit) if first else in_turns(labels, self.limit), None, limited
+        self._check_validation(len(labels))
+        order = philox(self.seed, SPLIT_STREAM).permutation(len(labels))  # (S,)
+        held_out, kept = np.sort(order[-self.validation :]), np.sort(order[: -self.validation])
+        return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
+
+    def changed(self) -> str:
+        """Return why `load` gives other images than in runs whose checkpoints do not identify their data; "" if not.
+
+        These are runs of 0.1.0. It may read files.
+        """
+        return ""

@@ -10,10 +10,12 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.dataset import count_classes, read_dataset
+from cupynet.data.dataset import check_layout, count_classes, read_dataset, read_from
 from cupynet.data.files import FilePath, checked_path, expanded
 from cupynet.data.sources.source import Data, Source
 
@@ -55,6 +57,8 @@ class UserArrays(UserFiles):
     classes: None: the largest training label + 1.
     """
 
+    mixed = False
+
     classes: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]
 
     @abstractmethod
@@ -71,12 +75,35 @@ class UserArrays(UserFiles):
         if len(images) not in (3, 4) or not test_images:
             raise DataError(f"{self.place}: expected images (S, H, W) or (S, H, W, C), found {images}")
         height, width, channels = (*images[1:], 1)[:3]
-        classes = count_classes(self.place, [self._array("train_labels")], self.classes)
+        with read_from(self.place):
+            check_layout("train_images", images)
+        classes = count_classes(self.place, [self._labels("train_labels")], self.classes)
         self._describe((height, width, channels), classes, (images[0], test_images[0]))
+        for part in ("train_images", "test_images"):
+            self._check_size(part)
+
+    def _check_size(self, part: str) -> None:
+        """Refuse images whose header claims more than their file has, before memory for them is counted. DataError."""
+
+    def _labels(self, part: str) -> Array:
+        """Read labels, (S,) or (S, 1), as (S,). DataError."""
+        labels = self._array(part)
+        if labels.ndim == 2 and labels.shape[1] == 1:
+            labels = labels[:, 0]
+        if labels.ndim != 1:
+            raise DataError(f"{self.place}: {part}: labels must be (S,) integers, got {labels.shape} of {labels.dtype}")
+        return labels
 
     def _read(self) -> tuple[Array, Array, Array, Array]:
-        images, labels, test_images, test_labels = map(self._array, PARTS)
-        return images, labels.reshape(-1), test_images, test_labels.reshape(-1)
+        images, labels = self._array("train_images"), self._labels("train_labels")
+        return images, labels, self._array("test_images"), self._labels("test_labels")
+
+    def changed(self) -> str:
+        labels = self._labels("train_labels"), self._labels("test_labels")
+        (train, _, test), (first, _, first_tests) = (self._chosen(*labels, mixed=mixed) for mixed in (False, True))
+        every, every_test = (np.arange(len(each)) for each in labels)
+        same = np.array_equal(every[train], every[first]) and np.array_equal(every_test[test], every_test[first_tests])
+        return "" if same else f"limit={self.limit} kept the first images, not some of each class"
 
 
 def required_path(name: str, value: FilePath | None, what: str) -> Path:

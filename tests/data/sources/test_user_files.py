@@ -162,7 +162,12 @@ def a_header_of(*axes: int, kind: int = 8) -> bytes:
         ("test_images", a_header_of(30, 8, 9) + bytes(30 * 72), r"declared images of \(8, 8, 1\) .* of \(8, 9, 1\)"),
         ("test_labels", a_header_of(29) + bytes(29), r"labels must be \(30,\), one per image, got \(29,\)"),
         ("test_labels", a_header_of(30) + bytes([77] * 30), "labels must be in 0 .. 9 for 10 classes, got 77 .. 77"),
-        ("train_labels", a_header_of(60, 2) + bytes(120), r"labels must be \(60,\), one per image, got \(120,\)"),
+        ("train_labels", a_header_of(60, 2) + bytes(120), r"labels must be .*, got \(60, 2\)"),
+        ("train_labels", a_header_of(30, 2) + bytes(60), r"labels must be .*, got \(30, 2\)"),
+        ("test_labels", a_header_of(2, 15) + bytes(30), r"labels must be .*, got \(2, 15\)"),
+        ("train_images", a_header_of(60, 65535, 65535) + bytes(99), "Found: 99"),
+        ("test_images", gzip.compress(a_header_of(30, 65535, 65535) + bytes(99), mtime=0), "Found: 99"),
+        ("train_images", a_header_of(60, 3, 20, 30) + bytes(60 * 1800), r"x.transpose\(0, 2, 3, 1\)"),
     ],
 )
 def test_wrong_idx_files(tmp_path: Path, part: str, content: bytes, expected: str) -> None:
@@ -223,6 +228,10 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
         ({"y_train": np.array(["a"] * 60)}, r"labels must be .* integers, got \(60,\) of <U1"),
         ({"x_test": SMALL[2][:, :7]}, r"declared images of \(8, 8, 1\)"),
         ({"y_test": SMALL[3] + 5}, "labels must be in 0 .. 9 for 10 classes, got 5 .. 14"),
+        ({"y_train": SMALL[1].reshape(30, 2)}, r"labels must be .*, got \(30, 2\)"),
+        ({"y_test": SMALL[3].reshape(15, 2)}, r"labels must be .*, got \(15, 2\)"),
+        ({"x_train": np.zeros((60, 3, 28, 28), np.uint8)}, r"x\.transpose\(0, 2, 3, 1\)"),
+        ({"x_test": np.zeros((30, 1, 28, 20), np.uint8)}, r"x\.transpose\(0, 2, 3, 1\)"),
     ],
 )
 def test_wrong_arrays(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
@@ -268,6 +277,41 @@ def test_unusable_shapes_and_classes_are_refused(tmp_path: Path, change: dict[st
         with pytest.raises(DataError, match=f"^{re.escape(str(tmp_path))}/{where}: ") as caught:
             source()
         assert line in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_forged_size_is_refused_before_memory_for_it_is_counted(tmp_path: Path) -> None:
+    """With a directory that claims the size of the forged header."""
+    path = tmp_path / "a.npz"
+    small = SMALL[0][:, :1, :1]
+    np.savez(path, x_train=small, y_train=SMALL[1], x_test=small, y_test=SMALL[3])
+    raw, header = path.read_bytes(), b"(60, 1, 1), }"
+    claimed = 60 * 50_000 * 50_000
+    forged = raw.replace(header + b" " * 8, b"(60, 50000, 50000), }".ljust(21), 1)
+    at = forged.index(b"PK\x01\x02")
+    forged = forged[: at + 24] + struct.pack("<I", 128 + claimed & 0xFFFFFFFF) + forged[at + 28 :]
+    path.write_bytes(forged)
+    with pytest.raises(DataError, match=r"a\.npz: .*directory claims"):
+        Npz(path)
+
+
+@pytest.mark.parametrize("way", ["idx", "npz"])
+@pytest.mark.parametrize("validation", [0, 15])
+def test_a_limit_keeps_some_of_each_class_of_sorted_files(way: str, validation: int, tmp_path: Path) -> None:
+    whole = WAYS[way](tmp_path / "all", SMALL)
+    whole.validation = validation
+    source = WAYS[way](tmp_path, SMALL)
+    source.limit, source.validation = 20, validation
+    data, every = source.load(), whole.load()
+    for part, all_of_it in ((data.train, every.train), (data.test, every.test)):
+        counts = np.bincount(part.labels, minlength=10)  # type: ignore[union-attr]
+        assert len(part) == 20 and counts.min() > 0 and counts.max() - counts.min() <= 2
+        rows = [each.tobytes() for each in all_of_it.images]  # type: ignore[union-attr]
+        places = [rows.index(each.tobytes()) for each in part.images]  # type: ignore[union-attr]
+        assert places == sorted(places), "in their order"
+    if validation:
+        np.testing.assert_array_equal(data.validation.images, every.validation.images)  # type: ignore[union-attr]
+    source.limit = 60
+    assert len(source.load().train) == 60 - validation and not source.changed()
 
 
 def test_classes_are_counted_from_the_labels(tmp_path: Path) -> None:
@@ -501,3 +545,62 @@ def test_a_picture_of_too_many_pixels_is_refused_without_a_warning(tmp_path: Pat
         warnings.simplefilter("always")
         Folder(folder).load()
     assert caught_warnings == []
+
+
+def mixed(tmp_path: Path, first: str) -> Path:
+    """Write pictures in colour, one of them grey: the first of all by name, or the last to test on."""
+    folder = write_pictures(tmp_path / "mine", COLOURS)
+    path = sorted((folder / ("train" if first == "grey" else "test")).rglob("*.png"))[0 if first == "grey" else -1]
+    Image.fromarray(np.full((5, 7), 76, np.uint8)).save(path)
+    return path
+
+
+@pytest.mark.parametrize("first", ["grey", "colours"])
+def test_grey_pictures_among_others_are_refused_unless_channels_are_given(first: str, tmp_path: Path) -> None:
+    path = mixed(tmp_path, first)
+    with pytest.raises(DataError, match=r"data\.channels=1 .*data\.channels=3") as caught:
+        Folder(tmp_path / "mine").load()
+    assert first == "grey" or str(caught.value).startswith(f"{path}: ")
+    for channels in (1, 3):
+        assert checked(Folder(tmp_path / "mine", channels=channels)).train.image_shape == (5, 7, channels)
+
+
+def drawing(mode: str, ink: int = 0) -> Any:
+    """Two bars of ink on a transparent ground."""
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[:, [1, 5]] = 255
+    drawn = Image.fromarray(np.full((8, 8), ink, np.uint8))
+    if mode == "P":
+        return Image.fromarray(np.dstack([np.full((8, 8, 3), ink, np.uint8), alpha])).convert("P")
+    if mode in ("L", "RGB"):  # one colour is transparent
+        return Image.fromarray(np.where(alpha == 0, 255 - ink, ink).astype(np.uint8) ^ (alpha == 0)).convert(mode)
+    return Image.merge(mode, [*[drawn] * (len(mode) - 1), Image.fromarray(alpha)])
+
+
+def save_drawing(path: Path, mode: str, ink: int = 0) -> None:
+    transparent = {"L": 254, "RGB": (254, 254, 254)}.get(mode)
+    drawing(mode, ink).save(path, **({} if transparent is None else {"transparency": transparent}))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+@pytest.mark.parametrize("channels", [None, 1, 3])
+def test_transparent_pixels_are_white(mode: str, channels: int | None, tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "mine", SMALL)
+    for path in folder.rglob("*.png"):
+        save_drawing(path, mode)
+    source = Folder(folder, channels=channels)
+    images = checked(source).train.images
+    assert source.image_shape[2] == channels or (1 if mode in ("LA", "L") else 3)
+    np.testing.assert_array_equal(images[0, :, :, 0] == 0, np.asarray(drawing("LA").getchannel("A")) == 255)
+    assert set(np.unique(images)) == {0, 255}
+    assert source.changed() and not Folder(pictures(tmp_path / "grey")).changed()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_white_drawings_on_a_transparent_ground_are_refused(mode: str, tmp_path: Path) -> None:
+    path = pictures(tmp_path) / "train" / "class-2" / "white.png"
+    save_drawing(path, mode, 255)
+    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: .*transparen"):
+        Folder(tmp_path / "mine", channels=1).load()
+    Image.fromarray(np.zeros((8, 8, 4), np.uint8)).save(path)  # nothing is drawn
+    assert len(Folder(tmp_path / "mine", channels=1).load().train) == 61
