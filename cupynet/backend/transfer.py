@@ -47,6 +47,11 @@ class PixelScale:
         """The shift of scaled pixels in each channel."""
         return tuple(-mean / deviation for mean, deviation in zip(self.mean, self.deviation, strict=True))
 
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest value of a scaled pixel, over all channels."""
+        return min(self.shift), max(255 * scale + shift for scale, shift in zip(self.scale, self.shift, strict=True))
+
     def normalization(self) -> dict[str, list[float]] | None:
         """Mean and deviation by name; None for fractions."""
         return None if self == FRACTIONS else {"mean": list(self.mean), "deviation": list(self.deviation)}

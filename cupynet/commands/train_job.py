@@ -18,7 +18,7 @@ from cupynet.config import resume
 from cupynet.config.experiment import Experiment
 from cupynet.core import signals
 from cupynet.core.checks import finite
-from cupynet.core.errors import CupynetError, Interrupted
+from cupynet.core.errors import CupynetError, DataError, Interrupted
 from cupynet.data import Data
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
@@ -96,6 +96,7 @@ class TrainJob:
         """Restore a checkpoint. Return False if there is nothing left to train."""
         self.wrapper.restore(resume.checkpoint_of(path))
         trainer = self.wrapper.trainer
+        self._check_data(path, trainer.data)
         log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
         if trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration:
             log.info("the run is complete (epoch %d): use epochs=... to train it further", trainer.epoch)
@@ -103,6 +104,22 @@ class TrainJob:
         clock = trainer.statistics.clock
         self.began -= clock.compile_s + clock.rounds_s + clock.evaluate_s
         return True
+
+    def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
+        """Refuse to resume on other images, or in another order, than before. DataError.
+
+        Args:
+            trained: `Loader.identity` of the data before; None for a checkpoint of 0.1.0.
+        """
+        if self.settings.fast_dev_run:
+            return  # its data depend on the number of workers
+        reason = self.experiment.source.changed() if trained is None else ""
+        if trained is not None and trained != self.experiment.train_loader(self.data).identity:
+            reason = "its training images had other labels, or another order"
+        if reason:
+            raise DataError(
+                f"{path}: this run cannot continue with the data as they are now: {reason}. Begin a new run"
+            )
 
     def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None]:
         """Train, evaluate and save; return the results, and the evaluation on the test images."""

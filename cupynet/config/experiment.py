@@ -20,6 +20,7 @@ from cupynet.config.schema import Settings, size
 from cupynet.core.checks import amount, counted, on_device
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
+from cupynet.data.dataset import in_turns
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
@@ -277,13 +278,17 @@ class Experiment:
         """Return the data of a fast dev run: a few batches of each split for each worker."""
         batches = int(self.settings.fast_dev_run)
         each = batches * self.settings.batch_size
-        first = slice(each * self.placement.workers)
+
+        def few(dataset: Dataset) -> Dataset:
+            count = each * self.placement.workers
+            return dataset.take(slice(count) if self.source.mixed else in_turns(dataset.labels, count))
+
         return replace(
             data,
             name=f"{data.name}, {counted(batches, 'batch')}: a fast dev run",
-            train=data.train.take(first) if isinstance(data.train, Dataset) else data.train.head(each),
-            validation=None if data.validation is None else data.validation.take(first),
-            test=data.test.take(first),
+            train=few(data.train) if isinstance(data.train, Dataset) else data.train.head(each),
+            validation=None if data.validation is None else few(data.validation),
+            test=few(data.test),
         )
 
     def train_loader(self, data: Data) -> Loader:

@@ -157,7 +157,7 @@ class Trained:
             shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
-            model.class_names = self.class_names
+            model.class_names, model.trained_on_pixels = self.class_names, True
             channels, names = model.input.shape[-1], len(model.class_names)
             scale, shift = len(model.pixels.scale), len(model.pixels.shift)
             if scale != shift or scale not in (1, channels) or (names and names != model.output.features):

@@ -85,6 +85,10 @@ class Dataset:
         _, height, width, channels = self.images.shape
         return height, width, channels
 
+    def parts(self) -> Iterator[Dataset]:
+        """Yield the data set itself, like `Shards.parts`."""
+        yield self
+
     def take(self, indices: Array) -> Dataset:
         """Return the samples at `indices` (S,), in that order: a copy, or views if `indices` is a slice."""
         return Dataset(self.name, self.images[indices], self.labels[indices], self.classes, self.pixels)
@@ -107,8 +111,8 @@ def check_layout(where: str, shape: Sequence[int]) -> None:
     """Refuse images (S, C, H, W), by their shape. ConfigError with `where` at the beginning."""
     if len(shape) == 4 and checks.looks_channels_first(shape[1:]):
         raise ConfigError(
-            f"{where}: images must be (S, H, W, C), and {tuple(shape)} looks channels first: use x.transpose(0, 2, 3, 1). "
-            f"If they have {checks.counted(shape[1], 'row')} of {shape[2]} pixels, use x.transpose(0, 2, 1, 3)"
+            f"{where}: images must be (S, H, W, C), and {tuple(shape)} is channels first: use x.transpose(0, 2, 3, 1). "
+            f"If they do have {checks.counted(shape[1], 'row')}, make these columns: x.transpose(0, 2, 1, 3)"
         )
 
 

@@ -12,6 +12,7 @@ needs the labels and samples of all shards, but images only of the shards that i
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -113,6 +114,12 @@ class Shards:
             found = f"found {dataset.image_shape}"
             raise DataError(f"{self.folder / str(number)}: expected images of {self.image_shape}, {found}")
         return dataset
+
+    def parts(self) -> Iterator[Dataset]:
+        """Map the shards whose images are on this machine, one after the other. DataError."""
+        for number in range(len(self.counts)):
+            if os.path.lexists(self.folder / str(number) / "images.npy"):
+                yield self.open(number)
 
     def dataset(self, part: str) -> Dataset:
         """Map images.npy and labels.npy in a folder of this name. Raises DataError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,9 @@ from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
 PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
+FLAT = 1 / 15  # as scaled: images whose values differ by less are nearly blank
+
+log = logging.getLogger(__name__)
 
 
 class Model:
@@ -39,6 +43,7 @@ class Model:
         network: the built copy.
         params: its weights.
         pixels: the scaling of pixels from 0 to 255, as in the last training.
+        trained_on_pixels: True if the weights come from training on such pixels; False for new and imported weights.
         class_names: the names of the classes, in the order of the outputs; empty if they have none.
         output: the type of the output for one example.
 
@@ -65,6 +70,7 @@ class Model:
         self.loss = SoftmaxNLL() if loss is None else checks.instance("loss", loss, Loss, "SoftmaxNLL()")
         self.network, self._needs_dx = copy.deepcopy(network), needs_dx
         self.params, self.pixels = Params(), FRACTIONS
+        self.trained_on_pixels = self._warned = False
         self.class_names: tuple[str, ...] = ()
         self.output = self.network.build(input, self.params.scope(needs_dx=needs_dx), backend)
         check_loss(self.network, self.loss)
@@ -113,12 +119,14 @@ class Model:
 
         Args:
             images: uint8, to be scaled by `pixels`, or floating point, already scaled. A single image needs no axis N.
+                A warning is logged, once, if their range is far from that in training.
             batch_size: the number of images computed together.
 
         Raises:
             ConfigError: the images have another size, or are neither uint8 nor floating point.
         """
         size, images = checks.integer("batch_size", batch_size, 1), self._images(images)
+        self._warn_of_range(images)
         parts = []
         for start in range(0, len(images), size):
             some = images[start : start + size]
@@ -161,6 +169,23 @@ class Model:
             )
         return images
 
+    def _warn_of_range(self, images: Any) -> None:
+        """Log a warning, once, if the values of images are far from those that the network was trained on."""
+        if self._warned or not self.trained_on_pixels or not images.size:
+            return
+        least, most, raw = float(images.min()), float(images.max()), images.dtype == np.uint8
+        low, high = self.pixels.range
+        scale = max(self.pixels.scale) if raw else 1.0
+        outside = not raw and (most > 2 * high - low or least < 2 * low - high)
+        if outside or 0 < scale * (most - least) < FLAT:
+            self._warned = True
+            trained = "0 to 255" if raw else f"{low:.3g} to {high:.3g}"
+            log.warning(
+                "predict: images from %.3g to %.3g, and the network was trained on %s: pass uint8 from 0 to 255, or "
+                "floating point scaled as in training",
+                *(least, most, trained),
+            )
+
     def _scores(self, x: Array) -> tuple[Array, Array]:
         """Return probabilities and raw outputs of one batch."""
         backend, accumulate = self.backend, self.backend.policy.accumulate
@@ -182,6 +207,7 @@ class Model:
         replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         replica.load_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
+        replica.trained_on_pixels = self.trained_on_pixels
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:

@@ -55,6 +55,7 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
             "epoch": trainer.epoch,
             "made_by": made_by(trainer),
             "model": seen_by(trainer.whole),
+            "data": None if trainer.data is None else list(trainer.data),
             "workers": workers,
         }
         weights = {name.removeprefix(WEIGHTS): each for name, each in arrays.items() if name.startswith(WEIGHTS)}
@@ -101,7 +102,11 @@ def resume(trainer: Trainer, path: str | Path) -> None:
             state["synchronizer"] = filled(state["synchronizer"], trainer.synchronizer.state())
         check_position(state["trainer"])
         check_numbers({name: own for name, own in trainer.state().items() if name != "callbacks"}, state)
+        data = (0, 0) if stored is None else stored.state.get("data") or (0, 0)  # 0.1.0 did not save it
+        samples, labels = (int(each) for each in data)
+        samples, labels = world.gather_numbers(samples, labels)[0].astype(np.int64).tolist()
         trainer.restore(state)
+        trainer.data = (samples, labels) if samples else None
 
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:

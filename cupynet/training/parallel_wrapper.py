@@ -46,7 +46,15 @@ from cupynet.training.checkpointing import resume, save
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Stop, StopReason
-from cupynet.training.fit import Fit, check_batches, check_data, check_pixels, check_same_data
+from cupynet.training.fit import (
+    Fit,
+    check_batches,
+    check_data,
+    check_pixels,
+    check_same_data,
+    warn_of_classes,
+    warn_of_pixels,
+)
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.pipeline_stage import Stage
 from cupynet.training.replica import Replica, check_accumulate
@@ -188,6 +196,7 @@ class ParallelWrapper:
         self._rows, self._shared = Rows(), Shared()
         self.warm = backend.name == "numpy"
         self._batch_size = 1  # of the last fit
+        self._dark = False  # True if a warning was logged that its images are dark
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._closed, self._releasing = False, threading.RLock()
         self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing may raise after it
@@ -264,13 +273,15 @@ class ParallelWrapper:
         if loader.batches < workers and self._launcher.first == 0:
             idle = workers - loader.batches
             log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
+        if self._launcher.first == 0:
+            self._warn_of_data(loader, held_out)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)
             trainer.fit(fit)
 
-        self.model.pixels = pixels
+        self.model.pixels, self.model.trained_on_pixels = pixels, True
         try:
             if not self.warm:
                 self.warm_up(self._batch_size)
@@ -283,6 +294,18 @@ class ParallelWrapper:
         finally:
             self._end_fit()
         return self
+
+    def _warn_of_data(self, train: Loader, held_out: Loader | None) -> None:
+        """Log warnings about data that can be trained on, but are probably not what was meant."""
+        restored = next(
+            (trainer.data for trainer in self._trainers if trainer is not None and trainer.unfinished), None
+        )
+        if restored is not None and restored != train.identity:
+            log.warning("data set %r: its labels are not those of the restored training", train.dataset.name)
+        warn_of_classes(train.dataset)
+        self._dark = warn_of_pixels(train.dataset)
+        if held_out is not None and not self._dark:
+            warn_of_pixels(held_out.dataset)
 
     def _end_fit(self) -> None:
         """Clear stop requests, and end the progress bar and the profile, also after an error."""
@@ -302,6 +325,8 @@ class ParallelWrapper:
         """
         pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         loader = self._evaluation_loader(data, batch_size, pixels if pixels != FRACTIONS else None)
+        if not self._dark and self._launcher.first == 0:
+            warn_of_pixels(loader.dataset)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 
         def task(trainer: Trainer) -> None:
@@ -344,6 +369,7 @@ class ParallelWrapper:
             DataError: it is damaged.
         """
         self.on_workers(lambda trainer: resume(trainer, path))
+        self.model.trained_on_pixels = True
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; return the seconds.

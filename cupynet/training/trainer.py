@@ -79,6 +79,7 @@ class Trainer:
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
         averaged: True after the last average of the fit.
         deal: how the batches of the current epoch are assigned to workers.
+        data: `Loader.identity` of the last fit, or of the restored one; None if it is not known.
         statistics: counts and times of this worker.
         total_iterations, total_epochs: `iteration` and `epoch` at the end of this fit.
         evaluation: the evaluation of the last complete epoch, or of the weights that a callback chose at the end; None
@@ -125,6 +126,7 @@ class Trainer:
         self._resuming: list[Callback] = []  # callbacks restored for the current fit
         self.averaged = True
         self.deal: tuple[int, ...] = ()
+        self.data: tuple[int, int] | None = None
         self.evaluation: Evaluation | None = None
         self.stopped: Stop | None = None
         self.spent: Spent | None = None
@@ -223,6 +225,7 @@ class Trainer:
         rounds, deal = fit.train.rounds(self.replicas.size), fit.train.deal(self.replicas.size)
         if deal != self.deal:
             self.round, self.deal = 0, deal
+        self.data = fit.train.identity
         self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
         self.averaged = self.averaged and self.unfinished and not fit.epochs  # restored after its last average
         if self.fit_start is None:

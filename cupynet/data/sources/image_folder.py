@@ -109,7 +109,7 @@ class Folder(UserFiles):
 
     def changed(self) -> str:
         transparent = any(is_transparent(path) for part in ("train", "test") for path, _ in self._kept(part))
-        return "transparency in pictures was ignored, and is white now" if transparent else ""
+        return "transparent pixels had the colour below them, and now are white" if transparent else ""
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -103,7 +103,7 @@ class UserArrays(UserFiles):
         (train, _, test), (first, _, first_tests) = (self._chosen(*labels, mixed=mixed) for mixed in (False, True))
         every, every_test = (np.arange(len(each)) for each in labels)
         same = np.array_equal(every[train], every[first]) and np.array_equal(every_test[test], every_test[first_tests])
-        return "" if same else f"limit={self.limit} kept the first images, not some of each class"
+        return "" if same else f"limit={self.limit} kept the first images, and now keeps some of each class"
 
 
 def required_path(name: str, value: FilePath | None, what: str) -> Path:
