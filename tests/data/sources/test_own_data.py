@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from cupynet.core.errors import DataError
 from cupynet.core.files import load_weights
+from cupynet.runs.checkpoints import Checkpoints, read
 from tests.support.commands import SMALL, run
 from tests.support.resumed_runs import resumed, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
@@ -92,6 +94,50 @@ def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]],
     found = load_weights(tmp_path / "broken" / "weights.safetensors")
     for name, weight in whole.items():
         np.testing.assert_array_equal(found[name], weight)
+
+
+def of_version_0_1_0(run: Path) -> None:
+    """Remove what identifies the data from the checkpoints of a run."""
+    store = Checkpoints(run / "checkpoints")
+    for step in store.steps():
+        found = read(store.path(step))
+        store.save(step, {name: each for name, each in found.state.items() if name != "data"}, found.arrays)
+
+
+def test_a_resumed_run_continues_on_the_same_data(tmp_path: Path) -> None:
+    parts = digits(320, 80)
+    path = write_npz(tmp_path / "digits.npz", parts)
+    for name, limit in (("all", "null"), ("some", "100")):
+        trained(tmp_path / name, "data=npz", f"data.file={path}", *SHORT, f"data.limit={limit}")
+        resumed(tmp_path / name, "epochs=2")
+        of_version_0_1_0(tmp_path / name)
+    resumed(tmp_path / "all", "epochs=3")
+    before = (tmp_path / "some" / "weights.safetensors").read_bytes()
+    with pytest.raises(DataError, match="limit=100"):  # then the first 100, of four classes
+        resumed(tmp_path / "some", "epochs=3")
+    write_npz(path, Parts(parts[0], parts[1][::-1], *parts[2:]))
+    with pytest.raises(DataError, match="labels"):
+        resumed(tmp_path / "all", "epochs=4")
+    assert (tmp_path / "some" / "weights.safetensors").read_bytes() == before
+
+
+def test_a_run_on_transparent_pictures_that_were_black_is_not_resumed(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "mine", digits(60, 30))
+    for path in folder.rglob("*.png"):
+        with Image.open(path) as opened:
+            ink = opened.copy()
+        Image.merge("LA", (Image.new("L", ink.size), ink)).save(path)
+    trained(tmp_path / "run", "data=folder", f"data.folder={folder}", *SHORT)
+    resumed(tmp_path / "run", "epochs=2")
+    of_version_0_1_0(tmp_path / "run")
+    with pytest.raises(DataError, match="transparent"):
+        resumed(tmp_path / "run", "epochs=3")
+
+
+def test_a_fast_dev_run_on_sorted_files_has_some_of_each_class(kept: dict[str, list[str]], tmp_path: Path) -> None:
+    trained(tmp_path / "run", *kept["npz"], *SHORT, "fast_dev_run=true")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert all(row["support"] > 0 for row in summary["test"]["per_class"])
 
 
 def test_a_mistake_is_reported_in_one_line(tmp_path: Path) -> None:
