@@ -115,7 +115,7 @@ def test_predictions_of_images_of_another_range(name: str, caplog: pytest.LogCap
     assert not warned(pixels.astype(np.float32), trained=False), "of imported weights nothing is known"
     normal = (fractions - 0.02) / 0.015
     assert not warned(normal.astype(np.float32), scale=NORMALIZED)
-    assert warned(pixels.astype(np.float32), scale=NORMALIZED) == (255 > 2 * normal.max() - normal.min())
+    assert warned(pixels.astype(np.float32), scale=NORMALIZED) == (2 * normal.max() - normal.min() < 255)
     assert not warned(np.full((1, 4, 4, 1), np.nan))
 
 
