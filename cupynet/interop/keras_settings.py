@@ -98,8 +98,10 @@ def check_settings(model: Model, config: Any, places: Mapping[str, str], path: P
         raise DataError(f"{path}: its config.json is not that of a Keras 3 model ({error})") from error
     if not theirs:
         return
+    theirs = [step for step in theirs if not _only_flattens(step, model.input.shape)]
     ours = list(_ours(model.network))
-    _check_pixels(model, theirs, path)
+    if theirs:
+        _check_pixels(model, theirs, path)
     if theirs and theirs[-1].kind == "Activation" and theirs[-1].settings["activation"] == model.loss.applies:
         theirs.pop()  # the loss applies it
     by_name = {step.name: step for step in theirs if step.kind != "Activation"}
@@ -118,6 +120,12 @@ def check_settings(model: Model, config: Any, places: Mapping[str, str], path: P
         _check_together(ours, theirs, path)
     else:
         _check_in_order(ours, theirs, path)
+
+
+def _only_flattens(step: Step, shape: tuple[int, ...]) -> bool:
+    """Return True for a Reshape to a vector, or to the input of the model, such as (28, 28) to (28, 28, 1)."""
+    target = step.settings.get("target_shape", [])
+    return step.kind == "Reshape" and (len(target) == 1 or tuple(target) == shape)
 
 
 def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:

@@ -146,7 +146,8 @@ def _brightest(dataset: Labelled, enough: int) -> int:
 def warn_of_classes(dataset: Labelled) -> None:
     """Log a warning if classes have no images at all, or many of them none in one of the shards."""
     shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
-    counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in shards])  # (shards, classes)
+    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others are refused later
+    counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)
     missing = np.flatnonzero(counts.sum(axis=0) == 0)
     if len(missing) and len(dataset) >= AMPLE * dataset.classes:
         first = ", ".join(map(str, missing[:5].tolist())) + (", ..." if len(missing) > 5 else "")

@@ -197,6 +197,7 @@ class ParallelWrapper:
         self.warm = backend.name == "numpy"
         self._batch_size = 1  # of the last fit
         self._dark = False  # True if a warning was logged that its images are dark
+        self._known: set[int] = set()  # signatures of loaders about which warnings were logged, if any
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._closed, self._releasing = False, threading.RLock()
         self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing may raise after it
@@ -302,10 +303,22 @@ class ParallelWrapper:
         )
         if restored is not None and restored != train.identity:
             log.warning("data set %r: its labels are not those of the restored training", train.dataset.name)
-        warn_of_classes(train.dataset)
-        self._dark = warn_of_pixels(train.dataset)
-        if held_out is not None and not self._dark:
-            warn_of_pixels(held_out.dataset)
+        if self._is_new(train):
+            warn_of_classes(train.dataset)
+            self._dark = warn_of_pixels(train.dataset)
+        if held_out is not None:
+            self._warn_of_pixels(held_out)
+
+    def _warn_of_pixels(self, evaluated: Loader) -> None:
+        """Log a warning about dark images, unless the training images are dark too."""
+        if self._launcher.first == 0 and not self._dark and self._is_new(evaluated):
+            warn_of_pixels(evaluated.dataset)
+
+    def _is_new(self, loader: Loader) -> bool:
+        """Return True if this data set is here for the first time."""
+        known = loader.signature in self._known
+        self._known.add(loader.signature)
+        return not known
 
     def _end_fit(self) -> None:
         """Clear stop requests, and end the progress bar and the profile, also after an error."""
@@ -325,8 +338,7 @@ class ParallelWrapper:
         """
         pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         loader = self._evaluation_loader(data, batch_size, pixels if pixels != FRACTIONS else None)
-        if not self._dark and self._launcher.first == 0:
-            warn_of_pixels(loader.dataset)
+        self._warn_of_pixels(loader)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 
         def task(trainer: Trainer) -> None:

@@ -285,7 +285,8 @@ def changed(name: str, **settings: Any) -> list[Any]:
 def test_an_archive_of_the_same_settings_is_imported(tmp_path: Path) -> None:
     source = convolutional()
     padded = [keras_layer("ZeroPadding2D", padding=[[1, 1], [1, 1]]), *changed("conv", padding="valid")]
-    for layers in (ARCHIVED.values(), changed("output", activation="linear"), padded):
+    reshaped = [keras_layer("Reshape", target_shape=[9, 8, 2]), *ARCHIVED.values()]
+    for layers in (ARCHIVED.values(), reshaped, changed("output", activation="linear"), padded):
         found = convolutional()
         import_keras(found, archive(tmp_path / "a.keras", source, layers))
         np.testing.assert_array_equal(found.weights()["conv.weight"], source.weights()["conv.weight"])
@@ -333,6 +334,7 @@ def test_a_network_of_other_settings_is_refused(changes: Any, setting: str, tmp_
         ([*ARCHIVED.values(), keras_layer("Softmax", axis=-1)], "softmax"),
         ([keras_layer("Rescaling", scale=1 / 127.5, offset=-1.0), *ARCHIVED.values()], "Rescaling"),
         ([*list(ARCHIVED.values())[:3], keras_layer("Rescaling", scale=2.0), *list(ARCHIVED.values())[3:]], "Resc"),
+        ([keras_layer("Reshape", target_shape=[8, 9, 2]), *ARCHIVED.values()], "Reshape"),
         ([keras_layer("Resizing", height=9, width=8), *ARCHIVED.values()], "Resizing"),
         ([keras_layer("ZeroPadding2D", padding=[[1, 1], [1, 1]]), *ARCHIVED.values()], "ZeroPadding2D"),
         ("text", "config.json"),

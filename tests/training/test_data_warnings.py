@@ -63,6 +63,7 @@ def test_a_fit_and_an_evaluation_warn_once(caplog: pytest.LogCaptureFixture) -> 
         wrapper.fit(Loader(dark, 4), evaluate_on=Loader(dark, 4, shuffle=False))
         wrapper.evaluate(dark)
         assert ["16" in text for text in warnings_of(caplog)] == [True]
+        wrapper.fit(Loader(dark, 4))
         wrapper.fit((bright.images, bright.labels), batch_size=4)
         assert warnings_of(caplog) == []
         wrapper.evaluate((dark.images, dark.labels))
