@@ -110,6 +110,8 @@ class Model:
         x is scaled as in training. ConfigError for integers: see `predict`.
         """
         size = checks.integer("batch_size", batch_size, 1)
+        if not isinstance(x, self.backend.xp.ndarray):
+            x = self.backend.asarray(x)
         if not _is_floating(x):
             raise ConfigError(f"a batch of type {x.dtype}: must be floating point. `predict` scales images of uint8")
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])

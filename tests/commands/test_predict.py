@@ -144,6 +144,17 @@ def test_other_images_are_resized_as_in_an_image_folder(tmp_path: Path) -> None:
         assert (seen == level).all()
 
 
+@pytest.mark.parametrize("mode", ["LA", "RGBA"])
+def test_transparent_pixels_are_white_as_in_an_image_folder(mode: str, tmp_path: Path) -> None:
+    alpha = np.zeros((8, 8), np.uint8)
+    alpha[2:4] = 255
+    black = Pictures.new("L", (8, 8), 0)
+    Pictures.merge(mode, [*[black] * (len(mode) - 1), Pictures.fromarray(alpha)]).save(tmp_path / "a.png")
+    for channels in (1, 3):
+        seen = Preprocessing((8, 8, channels), None, "auto").image(tmp_path / "a.png")
+        np.testing.assert_array_equal(seen, np.repeat(255 - alpha[:, :, None], channels, axis=2))
+
+
 def test_inverting_on_request(finished: Path, tmp_path: Path) -> None:
     sheet = np.full((28, 28), 255, np.uint8)
     sheet[2:10, 2:5] = 0
