@@ -13,7 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cupynet.core.checks import listed, shown
+import numpy as np
+
+from cupynet.core.checks import listed, one_line, shown
 from cupynet.core.errors import DataError
 from cupynet.core.files import PathLike
 from cupynet.nn import (
@@ -93,29 +95,27 @@ def check_settings(model: Model, config: Any, places: Mapping[str, str], path: P
         places: our layer -> the layer whose weights it takes, as in the file of weights.
     """
     try:
-        theirs = list(_theirs(config))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: its config.json is not that of a Keras 3 model ({error})") from error
-    if not theirs:
-        return
-    theirs = [step for step in theirs if not _only_flattens(step, model.input.shape)]
-    ours = list(_ours(model.network))
-    if theirs:
-        _check_pixels(model, theirs, path)
-    if theirs and theirs[-1].kind == "Activation" and theirs[-1].settings["activation"] == model.loss.applies:
+        theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
+        if theirs:
+            _check_steps(model, list(_ours(model.network)), theirs, places, path)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: its config.json is not that of a Keras 3 model ({one_line(error)})") from error
+
+
+def _check_steps(model: Model, ours: list[Step], theirs: list[Step], places: Mapping[str, str], path: PathLike) -> None:
+    """Compare the steps of both networks. DataError."""
+    _check_pixels(model, theirs, path)
+    if theirs and theirs[-1].settings.get("activation") == model.loss.applies is not None:
         theirs.pop()  # the loss applies it
     by_name = {step.name: step for step in theirs if step.kind != "Activation"}
     for step in ours:
         if step.kind in WEIGHTED and places.get(step.name) in by_name:
             _check_pair(step, by_name[places[step.name]], path)
-    own = {places.get(step.name) for step in ours if step.kind not in KINDS.values()}  # of user's classes
-    theirs = [
-        Step(f"own {step.name}", step.name) if step.name in own and step.kind != "Activation" else step
-        for step in theirs
-    ]
-    for step in ours:
-        if step.kind not in KINDS.values():
-            step.kind = f"own {places.get(step.name)}"
+        elif step.kind not in KINDS.values():  # of a user's class
+            there = by_name.get(places.get(step.name, ""))
+            step.kind = f"{step.kind}, of your own,"
+            if there is not None:
+                there.kind = step.kind
     if any(step.kind in ("Add", "Concatenate") for step in (*ours, *theirs)):
         _check_together(ours, theirs, path)
     else:
@@ -169,7 +169,7 @@ def _differences(here: Step, there: Step) -> list[tuple[str, Any, Any]]:
     assert here.layer is not None
     expected = _resolved(there.settings, here.layer)
     return [(name, here.settings[name], value) for name, value in expected.items()
-            if name in here.settings and not _equal(here.settings[name], value)]  # fmt: skip
+            if name in here.settings and value is not None and not _equal(here.settings[name], value)]  # fmt: skip
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -183,15 +183,17 @@ def _check_pixels(model: Model, theirs: list[Step], path: PathLike) -> None:
     if theirs[0].kind != "Rescaling":
         return
     settings, pixels = theirs.pop(0).settings, model.pixels
-    scale, offset = float(settings.get("scale", 1)), float(settings.get("offset", 0))
-    same = all(math.isclose(each, scale, rel_tol=1e-6) for each in pixels.scale)
-    if not same or not all(math.isclose(each, offset, rel_tol=1e-6, abs_tol=1e-9) for each in pixels.shift):
-        remedy = "Set model.pixels to a PixelScale like it" if scale > 0 else "Build the network without it in Keras"
-        if scale > 0:
-            remedy += f": PixelScale.of([{0 - offset / (255 * scale):.6g}], [{1 / (255 * scale):.6g}])"
+    scale, offset = (
+        np.atleast_1d(np.array(settings.get(name, usual), float)) for name, usual in (("scale", 1), ("offset", 0))
+    )
+    same = np.allclose(pixels.scale, scale, rtol=1e-6, atol=0) and np.allclose(pixels.shift, offset, rtol=1e-6)
+    if not same:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean, deviation = 0 - offset / (255 * scale), 1 / (255 * scale)
+        like_it = f"PixelScale.of({mean.round(6).tolist()}, {deviation.round(6).tolist()})"
         raise DataError(
-            f"{path}: its Rescaling has scale={scale:g} and offset={offset:g}, and pixels are scaled otherwise here. "
-            f"{remedy}."
+            f"{path}: its Rescaling has scale={scale.tolist()} and offset={offset.tolist()}, and pixels are scaled "
+            f"otherwise here. Set model.pixels = cupynet.backend.{like_it}."
         )
 
 
@@ -222,6 +224,8 @@ def _settings_of(layer: Layer) -> Settings:
         found |= {"filters": layer.filters, "dilation_rate": layer.dilation, "groups": layer.groups}
     elif isinstance(layer, Dense):
         found |= {"units": layer.units}
+    elif isinstance(layer, Concat):
+        found["axis"] = (-1,)
     elif isinstance(layer, BatchNorm | LayerNorm):
         axes = len(layer.input.shape) if isinstance(layer, LayerNorm) and layer.axis == "features" else 1
         found |= {"epsilon": layer.epsilon, "axis": tuple(range(-axes, 0)), "rms_scaling": False}

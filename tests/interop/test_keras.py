@@ -35,6 +35,7 @@ from cupynet.nn import (
 )
 from tests.support.exported_networks import logits
 from tests.support.imported_networks import (
+    GOLDEN,
     NORMS,
     NORMS_NAMES,
     SMALL,
@@ -241,6 +242,42 @@ def convolutional(**changes: Any) -> Model:
     return Model(Sequential(layers), Image(9, 8, 2), create_backend("numpy", "double"), seed=3)
 
 
+def of_keras(**changes: Any) -> Model:
+    """The network of tests/golden/make_keras.py, with some settings changed."""
+    own = {"stride": (2, 1), "epsilon": 1e-3, "slope": 0.3, "second": 0.2, "padding": 1, "pool": "same"} | changes
+    layers = [
+        Conv2D(4, 3, own["stride"], "same", "relu"),
+        BatchNorm(epsilon=own["epsilon"]),
+        Activation("relu"),
+        MaxPool2D(2),
+        Conv2D(8, 2, groups=4),
+        Activation("leaky_relu", own["slope"]),
+        Conv2D(6, 3, 2, own["padding"]),
+        Activation("leaky_relu", own["second"]),
+        Activation("elu"),
+        AvgPool2D(2, 1, own["pool"]),
+        LayerNorm("channels", 1e-3),
+        GlobalAvgPool2D(),
+        Dense(5, bias=False),
+        Activation("gelu"),
+        Dense(3),
+    ]
+    return Model(Sequential(layers), Image(12, 10, 3), create_backend("numpy", "double"))
+
+
+def test_a_file_that_keras_wrote() -> None:
+    model, path = of_keras(), GOLDEN / "keras.keras"
+    import_keras(model, path)
+    with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
+        np.testing.assert_allclose(model.predict(file["images"]), file["probabilities"], atol=1e-6)
+    for change in ({"stride": 1}, {"epsilon": 1e-5}, {"slope": 0.2}, {"second": 0.01}, {"padding": "same"}):
+        with pytest.raises(DataError, match="here and"):
+            import_keras(of_keras(**change), path)
+    model.pixels = PixelScale.of([0.5], [0.5])
+    with pytest.raises(DataError, match="Rescaling"):
+        import_keras(model, path)
+
+
 def keras_layer(kind: str, **settings: Any) -> dict[str, Any]:
     return {"module": "keras.layers", "class_name": kind, "config": {"trainable": True, **settings}}
 
@@ -339,6 +376,9 @@ def test_a_network_of_other_settings_is_refused(changes: Any, setting: str, tmp_
         ([keras_layer("ZeroPadding2D", padding=[[1, 1], [1, 1]]), *ARCHIVED.values()], "ZeroPadding2D"),
         ("text", "config.json"),
         ('{"config": {"layers": [3]}}', "config.json"),
+        (changed("conv", padding=[1, 1]), "config.json"),
+        (changed("norm", axis="x"), "config.json"),
+        ([keras_layer("Rescaling", scale="x"), *ARCHIVED.values()], "config.json"),
     ],
 )
 def test_an_archive_of_other_settings_is_refused(layers: Any, setting: str, tmp_path: Path) -> None:
