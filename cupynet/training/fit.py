@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cupynet.backend import PixelScale
-from cupynet.core.checks import integer, layout_hint, one_of, setting
+from cupynet.core.checks import integer, layout_hint, one_of
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Labelled, Loader, Shards
-from cupynet.data.loader import read_of
+from cupynet.data import Labelled, Loader
 from cupynet.nn import BatchNorm, Layer, Model, check_output
 from cupynet.optim import Schedule
 from cupynet.parallel import Communicator, Synchronizer
 from cupynet.training.callbacks.base import Callback
-
-BRIGHT = 1 / 4  # as scaled: images without a pixel of this size are nearly black
-AMPLE = 10  # images of each class, on average: then a class without any is unlikely by chance
-AT_ONCE = 1 << 22  # bytes
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -112,55 +103,3 @@ def check_same_data(loader: Loader, world: Communicator) -> None:
             f"ranks {others} have other data than rank 0, or in another order. Copy the same data to all machines and "
             "use the same settings"
         )
-
-
-def warn_of_pixels(dataset: Labelled) -> bool:
-    """Log a warning if all pixels are so small that the network would see almost nothing. Return True if it did."""
-    enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
-    largest = _brightest(dataset, enough)
-    if largest >= enough:
-        return False
-    remedy = (
-        f"multiply images by {255 // largest}, or set {setting('data', 'normalize', 'auto')}" if largest else "check"
-    )
-    log.warning(
-        "data set %r: its largest pixel is %d, and pixels are scaled as 0 to 255: %s",
-        *(dataset.name, largest, remedy),
-    )
-    return True
-
-
-def _brightest(dataset: Labelled, enough: int) -> int:
-    """Return the largest pixel of the shards or images that are here; or the first found of at least `enough`."""
-    largest = 0
-    with read_of(dataset):
-        for part in dataset.parts():
-            step = max(1, AT_ONCE // part.images[:1].nbytes)
-            for start in range(0, len(part), step):
-                largest = max(largest, int(part.images[start : start + step].max()))
-                if largest >= enough:
-                    return largest
-    return largest
-
-
-def warn_of_classes(dataset: Labelled) -> None:
-    """Log a warning if classes have no images at all, or many of them none in one of the shards."""
-    shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
-    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others are refused later
-    counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)
-    missing = np.flatnonzero(counts.sum(axis=0) == 0)
-    if len(missing) and len(dataset) >= AMPLE * dataset.classes:
-        first = ", ".join(map(str, missing[:5].tolist())) + (", ..." if len(missing) > 5 else "")
-        log.warning(
-            "data set %r: no images of %d of %d classes (%s): is it sorted and cut off, or do labels not begin at 0?",
-            *(dataset.name, len(missing), dataset.classes, first),
-        )
-    present = dataset.classes - len(missing)
-    for number, own in enumerate(counts):
-        if own.sum() >= AMPLE * present and np.count_nonzero(own) <= present / 2:
-            log.warning(
-                "data set %r: shard %d has images of %d of %d classes, and its worker sees no others: shuffle before "
-                "writing shards",
-                *(dataset.name, number, np.count_nonzero(own), present),
-            )
-            return

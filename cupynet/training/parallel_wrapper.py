@@ -43,6 +43,7 @@ from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import STYLES, Progress
 from cupynet.training.checkpointing import resume, save
+from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Stop, StopReason
@@ -52,8 +53,6 @@ from cupynet.training.fit import (
     check_data,
     check_pixels,
     check_same_data,
-    warn_of_classes,
-    warn_of_pixels,
 )
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.pipeline_stage import Stage
@@ -196,8 +195,7 @@ class ParallelWrapper:
         self._rows, self._shared = Rows(), Shared()
         self.warm = backend.name == "numpy"
         self._batch_size = 1  # of the last fit
-        self._dark = False  # True if a warning was logged that its images are dark
-        self._known: set[int] = set()  # signatures of loaders about which warnings were logged, if any
+        self._warnings = DataWarnings(speaks=self._launcher.first == 0)
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._closed, self._releasing = False, threading.RLock()
         self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing may raise after it
@@ -274,8 +272,8 @@ class ParallelWrapper:
         if loader.batches < workers and self._launcher.first == 0:
             idle = workers - loader.batches
             log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
-        if self._launcher.first == 0:
-            self._warn_of_data(loader, held_out)
+        restored = [each.data for each in self._trainers if each is not None and each.unfinished]
+        self._warnings.of_fit(loader, held_out, restored[0] if restored else None)
 
         def task(trainer: Trainer) -> None:
             if self._stop is not None:
@@ -296,30 +294,6 @@ class ParallelWrapper:
             self._end_fit()
         return self
 
-    def _warn_of_data(self, train: Loader, held_out: Loader | None) -> None:
-        """Log warnings about data that can be trained on, but are probably not what was meant."""
-        restored = next(
-            (trainer.data for trainer in self._trainers if trainer is not None and trainer.unfinished), None
-        )
-        if restored is not None and restored != train.identity:
-            log.warning("data set %r: its labels are not those of the restored training", train.dataset.name)
-        if self._is_new(train):
-            warn_of_classes(train.dataset)
-            self._dark = warn_of_pixels(train.dataset)
-        if held_out is not None:
-            self._warn_of_pixels(held_out)
-
-    def _warn_of_pixels(self, evaluated: Loader) -> None:
-        """Log a warning about dark images, unless the training images are dark too."""
-        if self._launcher.first == 0 and not self._dark and self._is_new(evaluated):
-            warn_of_pixels(evaluated.dataset)
-
-    def _is_new(self, loader: Loader) -> bool:
-        """Return True if this data set is here for the first time."""
-        known = loader.signature in self._known
-        self._known.add(loader.signature)
-        return not known
-
     def _end_fit(self) -> None:
         """Clear stop requests, and end the progress bar and the profile, also after an error."""
         self._stop = None
@@ -338,7 +312,7 @@ class ParallelWrapper:
         """
         pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         loader = self._evaluation_loader(data, batch_size, pixels if pixels != FRACTIONS else None)
-        self._warn_of_pixels(loader)
+        self._warnings.of_evaluation(loader)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 
         def task(trainer: Trainer) -> None:

@@ -13,7 +13,7 @@ from cupynet.backend import FRACTIONS, PixelScale, create_backend
 from cupynet.data import Dataset, Loader, Shards
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.training import ParallelWrapper
-from cupynet.training.fit import warn_of_classes, warn_of_pixels
+from cupynet.training.data_warnings import warn_of_classes, warn_of_pixels
 from tests.support.backends import every_backend
 from tests.support.shards import write_shards
 

@@ -1,0 +1,103 @@
+"""Warnings about data that can be trained on, but are probably not what was meant."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+
+from cupynet.core.checks import setting
+from cupynet.data import Labelled, Loader, Shards
+from cupynet.data.loader import read_of
+
+BRIGHT = 1 / 4  # as scaled: images without a pixel of this size are nearly black
+AMPLE = 10  # images of each class, on average: then a class without any is unlikely by chance
+AT_ONCE = 1 << 22  # bytes
+
+log = logging.getLogger(__name__)
+
+
+class DataWarnings:
+    """Logs warnings about the data of fits and evaluations, once for each data set.
+
+    Args:
+        speaks: False to log nothing, in processes other than rank 0's.
+    """
+
+    def __init__(self, *, speaks: bool) -> None:
+        self._speaks = speaks
+        self._dark = False  # True after a warning that training images are dark
+        self._known: set[int] = set()  # signatures of loaders
+
+    def of_fit(self, train: Loader, held_out: Loader | None, restored: tuple[int, int] | None) -> None:
+        """Warn about the data of a fit. restored: `Loader.identity` of the fit that it continues, if it is known."""
+        if restored is not None and restored != train.identity and self._speaks:
+            log.warning("data set %r: its labels are not those of the restored training", train.dataset.name)
+        if self._is_new(train):
+            warn_of_classes(train.dataset)
+            self._dark = warn_of_pixels(train.dataset)
+        if held_out is not None:
+            self.of_evaluation(held_out)
+
+    def of_evaluation(self, loader: Loader) -> None:
+        """Warn about dark images, unless the training images are dark too."""
+        if not self._dark and self._is_new(loader):
+            warn_of_pixels(loader.dataset)
+
+    def _is_new(self, loader: Loader) -> bool:
+        """Return True if warnings about this data set are due."""
+        known = loader.signature in self._known
+        self._known.add(loader.signature)
+        return self._speaks and not known
+
+
+def warn_of_pixels(dataset: Labelled) -> bool:
+    """Log a warning if all pixels are so small that the network would see almost nothing. Return True if it did."""
+    enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
+    largest = _brightest(dataset, enough)
+    if largest >= enough:
+        return False
+    remedy = ""
+    if largest:
+        remedy = f": multiply images by {255 // largest}, or set {setting('data', 'normalize', 'auto')}"
+    log.warning(
+        "data set %r: its largest pixel is %d, and pixels are scaled as 0 to 255%s", dataset.name, largest, remedy
+    )
+    return True
+
+
+def _brightest(dataset: Labelled, enough: int) -> int:
+    """Return the largest pixel of the shards or images that are here; or the first found of at least `enough`."""
+    largest = 0
+    with read_of(dataset):
+        for part in dataset.parts():
+            step = max(1, AT_ONCE // part.images[:1].nbytes)
+            for start in range(0, len(part), step):
+                largest = max(largest, int(part.images[start : start + step].max()))
+                if largest >= enough:
+                    return largest
+    return largest
+
+
+def warn_of_classes(dataset: Labelled) -> None:
+    """Log a warning if classes have no images at all, or many of them none in one of the shards."""
+    shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
+    valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others are refused later
+    counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)
+    missing = np.flatnonzero(counts.sum(axis=0) == 0)
+    if len(missing) and len(dataset) >= AMPLE * dataset.classes:
+        first = ", ".join(map(str, missing[:5].tolist())) + (", ..." if len(missing) > 5 else "")
+        log.warning(
+            "data set %r: no images of %d of %d classes (%s): is it sorted and cut off, or do labels not begin at 0?",
+            *(dataset.name, len(missing), dataset.classes, first),
+        )
+    present = dataset.classes - len(missing)
+    for number, own in enumerate(counts):
+        if own.sum() >= AMPLE * present and np.count_nonzero(own) <= present / 2:
+            log.warning(
+                "data set %r: shard %d has images of %d of %d classes, and its worker sees no others: shuffle before "
+                "writing shards",
+                *(dataset.name, number, np.count_nonzero(own), present),
+            )
+            return
