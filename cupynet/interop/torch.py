@@ -172,6 +172,7 @@ def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None =
         found[name] = check_shape(convert, tensor.shape, shape, f"{name} of {there!r}", path)
     check_all_taken(tensors, path)
     model.load_weights(found)
+    model.trained_on_pixels = False
 
 
 def _renamed(name: str, names: Mapping[str, str], own: str) -> str:
