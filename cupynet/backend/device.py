@@ -81,7 +81,9 @@ class Device:
         Kernels need C order and the machine's byte order, and compiled ones a writeable array. The array is copied only
         if it differs.
         """
-        found = self.asarray(array, self.policy.storage if dtype is None else dtype)
+        wanted = self.policy.storage if dtype is None else dtype
+        own = isinstance(array, self.xp.ndarray) and array.dtype == wanted
+        found = array if own else self.asarray(array, wanted)
         plain = found.flags.c_contiguous and getattr(found.flags, "writeable", True)
         return found if plain else self.xp.array(found, order="C")
 
