@@ -123,15 +123,15 @@ def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch):
     started, start = [], threading.Thread.start
 
     def interrupted(thread):
-        if started:
-            signal.raise_signal(signal.SIGINT)
         started.append(thread)
+        if len(started) == 2:
+            signal.raise_signal(signal.SIGINT)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with ThreadLauncher(2, timeout_s=60) as team, pytest.raises(KeyboardInterrupt):
         team.run(lambda c: c.barrier())
-    assert len(started) == 1 and not started[0].is_alive()
+    assert not started[0].is_alive() and started[1].ident is None
 
 
 def test_a_signal_that_a_worker_thread_takes_is_handled():
