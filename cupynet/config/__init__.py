@@ -5,10 +5,11 @@ overrides into settings (schema.py), stored.py reads those of a run, messages.py
 settings that no longer exist. instantiate.py builds parts, experiment.py all objects of a run (memory_estimate.py
 checks that they fit), load_model.py the model of a finished run; resume.py finds the run to resume. sweep_record.py
 records the jobs of a sweep, process_launcher.py runs them side by side (plugins/ registers it with Hydra),
-search_space.py reads the search space of `tune`.
+search_space.py reads the search space of `tune`, equal_settings.py finds runs that are repetitions of each other.
 """
 
-from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
+from cupynet.config.composing import GROUPS, compose, conf_folder, flat, own_folder
+from cupynet.config.equal_settings import effective, is_alone
 from cupynet.config.hydra_main import Entry, in_sweep, run
 from cupynet.config.search_space import search_space, split
 from cupynet.config.stored import check_downloads, check_outputs, keep, load, overrides_of, written
@@ -20,7 +21,10 @@ __all__ = [
     "check_outputs",
     "compose",
     "conf_folder",
+    "effective",
+    "flat",
     "in_sweep",
+    "is_alone",
     "keep",
     "load",
     "overrides_of",

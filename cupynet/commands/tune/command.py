@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from cupynet.commands.tune.search import Plan  # needs Optuna
 
 MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # when a search is resumed
+TRIALS = "trials"  # in the folder of a search: the runs of its trials
 REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `${`
 
 
@@ -54,7 +55,8 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
 
     Raises:
         ConfigError: `-m`, or settings that cannot change when a search is resumed.
-        DataError: the folder contains links or pipes, its files cannot be read, or its settings refer to something.
+        DataError: the folder contains links or pipes, its files are empty or cannot be read, or its settings refer to
+            something.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("-m: a search starts its trials itself: leave -m out")
@@ -66,6 +68,8 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if not (folder / resume.STUDY).is_file():
         raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
     resume.require_plain_files(folder)
+    if not (folder / resume.STUDY).stat().st_size:
+        raise DataError(f"{folder / resume.STUDY}: is empty, its trials are lost: begin a new search")
     stored = config.overrides_of(folder, TuneSettings)
     for each in filter(_is_setting, now):
         if resume.name_of(each) not in MAY_DIFFER and each not in stored:
@@ -88,7 +92,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     from cupynet.commands.tune.search import Plan
 
     folder = resume.given(arguments, "hydra.run.dir")
-    if resumed is None and folder is not None and Path(folder, resume.STUDY).exists():
+    if resumed is None and folder is not None and any(Path(folder, name).exists() for name in (resume.STUDY, TRIALS)):
         raise ConfigError(f"{folder}: holds a search: resume it with resume={folder}, or use another folder")
     space = config.search_space(settings.search)
     if not space:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import math
 import shlex
+import sqlite3
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,13 +18,16 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
-from optuna.samplers import BruteForceSampler, RandomSampler, TPESampler
+from optuna.samplers import RandomSampler, TPESampler
+from optuna.storages import RDBStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
+from cupynet.commands.tune.command import TRIALS
+from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import resume, sweep_record
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
@@ -37,9 +43,10 @@ from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trai
 
 log = logging.getLogger(__name__)
 
-SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": BruteForceSampler}
+SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
+SETTINGS = "settings"  # attribute of a trial: a digest of its settings
 MOST_SHOWN = 10  # rows of the table
 SILENT = {"_target_": "cupynet.training.Progress", "style": "none"}
 
@@ -84,12 +91,13 @@ def search(plan: Plan, folder: Path) -> float:
     """
     resume.mark_latest(folder)
     settings = plan.settings
-    study = open_study(folder / resume.STUDY, plan.space, settings)
+    study = open_study(folder / resume.STUDY, plan.space, settings, resumed=plan.resumed is not None)
     quiet()  # the records of trials are in train.log
     _say(f"searched: {' '.join(settings.search)}; the same for all trials: {' '.join(plan.shared)}")
     try:
         with signals.handled(signals.leave):
-            run_trials(plan, folder, study)
+            if run_trials(plan, folder, study):
+                _say("all combinations of the searched settings have been tried")
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
             test, _, _ = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
@@ -106,22 +114,21 @@ def search(plan: Plan, folder: Path) -> float:
     return float(best.value)
 
 
-def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings) -> Study:
-    """Open the study in an SQLite file, which is created if it does not exist.
+def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings, *, resumed: bool) -> Study:
+    """Open the study of a search in its SQLite file, which is created for a new search.
 
     Raises:
-        DataError: the file is not a study, or one of another search.
+        DataError: the file is not a study, one of another search, or lacks trials.
     """
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    name, pruner = "cupynet", PRUNERS[settings.pruner]()
     try:
-        study = optuna.create_study(
-            storage=f"sqlite:///{path}",
-            study_name="cupynet",
-            direction="maximize" if OBJECTIVES[settings.objective] > 0 else "minimize",
-            load_if_exists=True,
-            pruner=PRUNERS[settings.pruner](),
-        )
+        if resumed:
+            study = optuna.load_study(storage=storage(path), study_name=name, pruner=pruner)
+        else:
+            direction = "maximize" if OBJECTIVES[settings.objective] > 0 else "minimize"
+            study = optuna.create_study(storage=storage(path), study_name=name, direction=direction, pruner=pruner)
         for trial in study.get_trials(states=[TrialState.RUNNING]):
             study.tell(trial.number, state=TrialState.FAIL)
         trials = study.get_trials()
@@ -129,20 +136,41 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         raise DataError(f"{path}: is not a study of this version of Optuna ({one_line(error):.200})") from error
     if any(not each.distributions.items() <= space.items() for each in trials):
         raise DataError(f"{path}: is the study of another search")
+    folders = {each.name for each in path.parent.glob("trials/*") if each.name.isdecimal()}
+    lost = sorted(folders - {_name(each) for each in trials})
+    if lost:
+        raise DataError(f"{path}: lacks trial {lost[0]}, which has a folder: restore the file, or begin a new search")
     # a resumed search would draw the same settings again with the same seed
-    study.sampler = SAMPLERS[settings.sampler](seed=(settings.sampler_seed + len(trials)) % 2**32)
+    seed = (settings.sampler_seed + len(trials)) % 2**32
+    study.sampler = UntriedSampler(study, space, SAMPLERS[settings.sampler](seed=seed), seed)
     return study
 
 
-def run_trials(plan: Plan, folder: Path, study: Study) -> None:
-    """Run trials until their number or the time is reached, or all combinations have been tried."""
-    study.optimize(
-        partial(run_trial, plan, folder, study),
-        n_trials=max(plan.settings.trials - len(study.get_trials(states=DONE)), 0),
-        timeout=plan.settings.timeout_s,
-        callbacks=[partial(record, plan, folder)],
-        gc_after_trial=True,  # models have reference cycles
-    )
+def storage(path: Path) -> RDBStorage:
+    """Return the SQLite file of a study. Its path may contain what a URL reserves."""
+    creator = partial(sqlite3.connect, path, check_same_thread=False)
+    return RDBStorage(f"sqlite:///{resume.STUDY}", engine_kwargs={"creator": creator})
+
+
+def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
+    """Run trials until their number or the time is reached. Return True if there are no combinations left to try."""
+    sampler = study.sampler
+    assert isinstance(sampler, UntriedSampler)
+
+    def stop_if_exhausted(study: Study, trial: FrozenTrial) -> None:
+        if sampler.exhausted():
+            study.stop()
+
+    left = plan.settings.trials - len(study.get_trials(states=DONE))
+    if left > 0 and not sampler.exhausted():
+        study.optimize(
+            partial(run_trial, plan, folder, study),
+            n_trials=left,
+            timeout=plan.settings.timeout_s,
+            callbacks=[partial(record, plan, folder), stop_if_exhausted],
+            gc_after_trial=True,  # models have reference cycles
+        )
+    return sampler.exhausted()
 
 
 def ranked(study: Study) -> list[FrozenTrial]:
@@ -175,10 +203,10 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
         else:
             trial.suggest_float(key, each.low, each.high, step=each.step, log=each.log)
     try:
-        return train_trial(plan, folder, trial)
+        return train_trial(plan, folder, study, trial)
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
+        trial.set_user_attr(INTERRUPTED, True)
         trial.set_user_attr("reason", one_line(error))
-        study.enqueue_trial(trial.params)
         if isinstance(error, Interrupted):  # `optimize` takes it for the error of a trial
             raise KeyboardInterrupt(error.signal_number) from None
         raise
@@ -191,9 +219,20 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
         return math.nan
 
 
-def train_trial(plan: Plan, folder: Path, trial: Trial) -> float:
-    """Train a trial in its own run folder; return the objective. TrialPruned, DivergedError."""
+def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
+    """Train a trial in its own run folder; return the objective. TrialPruned, DivergedError.
+
+    The result of an earlier trial is used again if the settings of both have the same effect: 0.10 and 0.1, or averages
+    of a single replica.
+    """
     experiment = plan.experiment(trial.params)
+    earlier = same_settings(experiment, study, trial)
+    if earlier is not None:
+        reason = f"the same settings as trial {earlier.number}, whose result is used"
+        if earlier.state == TrialState.PRUNED:
+            raise optuna.TrialPruned(reason)
+        trial.set_user_attr("reason", reason)
+        return float(earlier.value)
     experiment.tests = False
     callback = PruningCallback(trial, plan.settings.objective)
     experiment.callbacks.append(callback)
@@ -206,6 +245,18 @@ def train_trial(plan: Plan, folder: Path, trial: Trial) -> float:
     if not math.isfinite(callback.figure):
         raise DivergedError("the last evaluation is not a number")
     return callback.figure
+
+
+def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenTrial | None:
+    """Return an earlier trial whose settings had the same effect, or None. Store the settings for later trials."""
+    settings = config.flat(asdict(experiment.settings))
+    kept = config.effective(settings, experiment.placement.workers, experiment.backend_name)
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    for each in study.get_trials(states=DONE):
+        if each.user_attrs.get(SETTINGS) == digest:
+            return each
+    trial.set_user_attr(SETTINGS, digest)
+    return None
 
 
 class PruningCallback(Callback):
@@ -248,11 +299,15 @@ class PruningCallback(Callback):
 
 def folder_of(search: Path, trial: Trial | FrozenTrial) -> Path:
     """Return the run folder of a trial."""
-    return search / "trials" / f"{trial.number:04d}"
+    return search / TRIALS / _name(trial)
+
+
+def _name(trial: Trial | FrozenTrial) -> str:
+    return f"{trial.number:04d}"
 
 
 def reason_of(trial: FrozenTrial) -> str:
-    """Return why a trial is not complete."""
+    """Return why a trial was not completed, or not trained; "" if it was."""
     killed = "the search was killed" if trial.state == TrialState.FAIL else ""
     return one_line(trial.user_attrs.get("reason", killed))
 
@@ -260,8 +315,8 @@ def reason_of(trial: FrozenTrial) -> str:
 def record(plan: Plan, folder: Path, study: Study, trial: FrozenTrial) -> None:
     """Print a line about a trial that has ended, and write all trials to tune.csv. OutputError."""
     result = _form(plan)(trial.value) if trial.value is not None else ""
-    if trial.state != TrialState.COMPLETE:
-        result = ", ".join(filter(None, [result, trial.state.name.lower(), reason_of(trial)]))
+    outcome = "" if trial.state == TrialState.COMPLETE else trial.state.name.lower()
+    result = ", ".join(filter(None, [result, outcome, reason_of(trial)]))
     settings = " ".join(f"{key}={written(value)}" for key, value in trial.params.items())
     _say(f"trial {trial.number}: {settings}: {result}")
     trials = [each for each in study.get_trials() if each.state.is_finished()]
@@ -301,6 +356,8 @@ def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation) -> st
         f"all trials      {near(folder / 'tune.csv')}",
         f"train it again  {shlex.join(['cupynet', 'train', *config_dir, *plan.overrides(best.params)])}",
     ]
+    if plan.settings.fast_dev_run:
+        lines.insert(0, "FAST DEV RUN    a test that everything works: its figures are not results")
     return "\n".join(lines)
 
 

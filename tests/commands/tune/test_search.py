@@ -17,7 +17,6 @@ import pytest
 
 pytest.importorskip("optuna")
 
-import optuna
 from optuna.samplers import TPESampler
 from optuna.study import Study
 from optuna.trial import TrialState
@@ -25,6 +24,7 @@ from optuna.trial import TrialState
 from cupynet.commands.tune import search as command
 from cupynet.commands.tune.search import DONE, Plan, PruningCallback, ranked
 from cupynet.config import search_space
+from cupynet.config.experiment import Experiment
 from cupynet.core.errors import (
     ConfigError,
     CupynetError,
@@ -35,6 +35,7 @@ from cupynet.core.errors import (
     OutputError,
 )
 from cupynet.training import StopReason
+from tests.support.settings import settings_of
 
 RATE = "optimizer.learning_rate=interval(0.0001,1)"
 CHANNELS = "model.layers.conv1.channels=int(interval(4,32))"
@@ -51,7 +52,7 @@ def good(trial: Any) -> float:
 def empty_database() -> bytes:
     """Optuna's tables without a study: creating them takes ten times as long as opening them."""
     with tempfile.TemporaryDirectory() as folder:
-        storage = optuna.storages.RDBStorage(f"sqlite:///{folder}/study.db")
+        storage = command.storage(Path(folder, "study.db"))
         storage.remove_session()
         storage.engine.dispose()
         return Path(folder, "study.db").read_bytes()
@@ -69,9 +70,11 @@ def plan_of(*texts: str, **changed: Any) -> Plan:
 def study(folder: Path, plan: Plan) -> Study:
     """Return the study in this folder, which is created if it does not exist."""
     folder.mkdir(exist_ok=True)
-    if not (folder / "study.db").exists():
-        (folder / "study.db").write_bytes(empty_database())
-    return command.open_study(folder / "study.db", plan.space, plan.settings)
+    path = folder / "study.db"
+    resumed = path.exists()
+    if not resumed:
+        path.write_bytes(empty_database())
+    return command.open_study(path, plan.space, plan.settings, resumed=resumed)
 
 
 Search = Callable[..., Study]
@@ -82,7 +85,7 @@ def search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Search:
     """Runs the trials of a search, each of which calls a function instead of training."""
 
     def run(plan: Plan, train: Train = good, folder: Path = tmp_path) -> Study:
-        monkeypatch.setattr(command, "train_trial", lambda plan, folder, trial: train(trial))
+        monkeypatch.setattr(command, "train_trial", lambda plan, folder, study, trial: train(trial))
         opened = study(folder, plan)
         command.run_trials(plan, folder, opened)
         return opened
@@ -139,12 +142,12 @@ def test_an_interrupted_trial_is_repeated_when_the_search_is_resumed(search: Sea
     assert len(opened.trials) == 6
 
 
-def test_a_trial_that_killed_the_search_is_not_repeated(tmp_path: Path, search: Search) -> None:
+def test_a_trial_that_was_killed_is_repeated(tmp_path: Path, search: Search) -> None:
     killed = search(plan_of(trials=2)).ask(plan_of().space).params
     opened = search(plan_of(trials=4))
     complete = TrialState.COMPLETE
     assert states(opened) == [complete, complete, TrialState.FAIL, complete, complete]
-    assert [each.params for each in opened.trials].count(killed) == 1
+    assert [each.params for each in opened.trials].index(killed, 3) == 3
 
 
 def test_trials_that_fail_are_recorded_and_the_search_continues(tmp_path: Path, search: Search) -> None:
@@ -178,7 +181,9 @@ def test_an_error_independent_of_the_settings_ends_the_search(
 
     with pytest.raises(type(error)):
         search(plan_of(), fails)
-    assert states(study(tmp_path, plan_of())) == [TrialState.FAIL, TrialState.WAITING]
+    opened = search(plan_of(trials=1))
+    assert states(opened) == [TrialState.FAIL, TrialState.COMPLETE]
+    assert opened.trials[0].params == opened.trials[1].params
 
 
 def test_without_a_complete_trial_the_search_fails_as_its_trials_did(search: Search, tmp_path: Path) -> None:
@@ -233,8 +238,71 @@ def test_a_grid_is_tried_once(search: Search) -> None:
     plan = plan_of("batch_size=32,64", "model.layers.conv1.channels=range(1,4)", sampler="grid", trials=20)
     with pytest.raises(KeyboardInterrupt):
         search(plan, interrupted)
+    search(plan_of(*plan.settings.search, sampler="grid", trials=3)).ask(plan.space)  # the next one is killed
     tried = [tuple(each.values()) for each in settings_tried(search(plan))]
     assert sorted(tried) == [("32", 1), ("32", 2), ("32", 3), ("64", 1), ("64", 2), ("64", 3)]
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid"])
+def test_a_search_ends_when_all_combinations_are_tried(
+    search: Search, monkeypatch: pytest.MonkeyPatch, sampler: str
+) -> None:
+    monkeypatch.setitem(command.SAMPLERS, "tpe", partial(TPESampler, n_startup_trials=2))
+    plan = plan_of("batch_size=32,64", "data.rate=range(0.1,0.35,0.1)", sampler=sampler, trials=9)
+    opened = search(plan)
+    tried = [(each["batch_size"], round(each["data.rate"], 6)) for each in settings_tried(opened)]
+    assert sorted(tried) == [(size, rate) for size in ("32", "64") for rate in (0.1, 0.2, 0.3)]
+    search(plan)
+    assert len(opened.trials) == 6
+
+
+def test_no_settings_are_tried_twice(search: Search) -> None:
+    plan = plan_of("batch_size=int(interval(1,13))", trials=12, pruner="hyperband")
+    assert len({each["batch_size"] for each in settings_tried(search(plan))}) == 12
+
+
+def test_a_trial_killed_before_it_had_settings_costs_no_combination(search: Search) -> None:
+    plan = plan_of("batch_size=32,64", "seed=1,2", sampler="grid", trials=9)
+    search(plan_of("batch_size=32,64", "seed=1,2", sampler="grid", trials=1)).ask()
+    killed = search(plan_of("batch_size=32,64", "seed=1,2", sampler="grid", trials=2)).ask()
+    killed.suggest_categorical("batch_size", ["32", "64"])
+    assert len({str(each) for each in settings_tried(search(plan))}) == 4
+
+
+def test_settings_of_the_same_effect_are_trained_once(tmp_path: Path) -> None:
+    shared = ["data=synthetic", "model=mlp", "backend=numpy", "workers=1"]
+    opened, found = study(tmp_path, plan_of()), []
+    for changed in ("optimizer=sgd", "seed=1", "parallel.averaging_frequency=7", "seed=2", "workers=2"):
+        experiment = Experiment(settings_of(*(each for each in shared if each[:3] != changed[:3]), changed))
+        trial = opened.ask()
+        earlier = command.same_settings(experiment, opened, trial)
+        found.append(None if earlier is None else earlier.number)
+        opened.tell(trial, 0.5)
+    assert found == [None, None, None, None, None]
+    trial = opened.ask()
+    experiment = Experiment(settings_of(*shared, "seed=1", "parallel.averaging_frequency=5", "parallel.timeout_s=60"))
+    earlier = command.same_settings(experiment, opened, trial)
+    assert earlier is not None and earlier.number == 1
+
+
+def test_the_folder_may_have_any_name(search: Search, tmp_path: Path) -> None:
+    folder = tmp_path / "50%20 why?a=b&c#d"
+    folder.mkdir()
+    for resumed in (False, True):
+        opened = command.open_study(folder / "study.db", plan_of().space, plan_of().settings, resumed=resumed)
+        opened.ask(plan_of().space)
+    assert len(opened.trials) == 2
+    assert [each.name for each in folder.iterdir()] == ["study.db"] and list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_study_without_its_trials_is_refused(search: Search, tmp_path: Path) -> None:
+    search(plan_of(trials=1))
+    (tmp_path / "trials" / "0001").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"study\.db: lacks trial 0001"):
+        study(tmp_path, plan_of())
+    (tmp_path / "study.db").write_bytes(empty_database())
+    with pytest.raises(DataError, match=r"study\.db"):
+        study(tmp_path, plan_of())
 
 
 def test_no_trial_starts_after_the_timeout(search: Search) -> None:
@@ -285,12 +353,13 @@ def test_a_search_prints_no_warnings(
     assert err == "" and all(" trial " in line for line in out.splitlines())
 
 
-def test_a_trial_does_not_write_where_a_link_leads(tmp_path: Path) -> None:
+def test_a_trial_does_not_write_where_a_link_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("victim", "trials"):
         (tmp_path / name).mkdir()
     (tmp_path / "trials" / "0000").symlink_to(tmp_path / "victim")
     experiment = SimpleNamespace(callbacks=[], settings=None)
+    monkeypatch.setattr(command, "same_settings", lambda *_: None)
     plan: Any = SimpleNamespace(settings=SimpleNamespace(objective="accuracy"), experiment=lambda _: experiment)
     trial: Any = SimpleNamespace(number=0, params={})
     with pytest.raises(FileExistsError):
-        command.train_trial(plan, tmp_path, trial)
+        command.train_trial(plan, tmp_path, study(tmp_path / "study", plan_of()), trial)

@@ -249,7 +249,7 @@ def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
     first, _ = for_hydra([*TINY, RATE, "trials=5", "trusted_modules=[mine]"])
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(first))
-    (tmp_path / "study.db").write_text("")
+    (tmp_path / "study.db").write_bytes(b"a study")
     with pytest.raises(ConfigError, match="holds a search"):
         prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
     again, resumed = for_hydra([f"resume={tmp_path}", "trials=9"])
@@ -263,13 +263,23 @@ def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
         for_hydra([f"resume={tmp_path}"])
 
 
+def test_an_empty_study_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "study.db").touch()
+    with pytest.raises(DataError, match=r"study\.db"):
+        for_hydra([f"resume={tmp_path}", "trials=9"])
+    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
+    (tmp_path / "study.db").rename(tmp_path / "trials")
+    with pytest.raises(ConfigError, match="holds a search"):
+        prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
+
+
 @pytest.mark.parametrize(
     "stored", ["seed=${oc.env:HOME}", "seed=$\\{oc.env:HOME\\}", "search=['seed=choice(\\${x},1)']"]
 )
 def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([*TINY, stored]))
-    (tmp_path / "study.db").touch()
+    (tmp_path / "study.db").write_bytes(b"a study")
     with pytest.raises(DataError, match="plain value"):
         for_hydra([f"resume={tmp_path}"])
 
@@ -281,7 +291,7 @@ def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -
     given, _ = for_hydra([*TINY, RATE, path])
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
-    (tmp_path / "study.db").touch()
+    (tmp_path / "study.db").write_bytes(b"a study")
     with pytest.raises(ConfigError, match="callbacks.history.path=/tmp/a"):
         prepared(f"resume={tmp_path}")
     if not searched:
@@ -293,7 +303,7 @@ def test_a_resumed_search_downloads_nothing_to_a_folder_that_it_names(tmp_path: 
     given, _ = for_hydra(["data.folder=/tmp/a", RATE])
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
-    (tmp_path / "study.db").touch()
+    (tmp_path / "study.db").write_bytes(b"a study")
     with pytest.raises(ConfigError, match="data.folder=/tmp/a: the run in .* would download its data to /tmp/a/mnist"):
         prepared(f"resume={tmp_path}")
 
