@@ -47,9 +47,8 @@ def rows(summary: Summary) -> dict[str, str]:
         found["replicas"] = setup.synchronizer + ("" if apart is None else f", last {100 * apart:.2g} % apart")
     if cost.spent is not None and len(cost.spent["rounds_s"]) > 1:
         spent = Spent(**cost.spent)
-        averaging, data = (max(spent.share(name)) for name in ("averaging_s", "data_s"))
         sent = f"sent {amount(cost.bytes_sent)}, {amount(cost.bytes_sent // max(outcome.iterations, 1))} a round"
-        found["spent"] = f"averaging {percent(averaging, 0)}, data {percent(data, 0)} at most; {sent}"
+        found["spent"] = f"averaging {percent(spent.averaging, 0)}, data {percent(spent.data, 0)}; {sent}"
     if outcome.advice is not None:
         found["advice"] = outcome.advice
     if outcome.stopped_by is not None:

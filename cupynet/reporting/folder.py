@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
 from cupynet.runs.run import Run
 
+OF_OTHERS = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
+OTHER_COMMANDS = re.compile(rf"^({'|'.join(OF_OTHERS - {*own_names(Settings)})}):", re.MULTILINE)
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # of a log
 
 
@@ -82,7 +85,8 @@ def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunD
         ConfigError: `folder` is not the folder of a run.
     """
     run = Run(folder)
-    if not any(map(is_plain, (run.summary_path, run.started_path, run.history_path, config_path(run)))):
+    found = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))
+    if not found and (not is_plain(config_path(run)) or is_other_command(run)):
         raise ConfigError(f"{folder}: is not the folder of a run: name one under outputs/")
     data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, read_object) or {}
@@ -97,6 +101,14 @@ def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunD
 def config_path(run: Run) -> Path:
     """Return the path of a run's stored settings."""
     return run.folder / ".hydra" / "config.yaml"
+
+
+def is_other_command(run: Run) -> bool:
+    """Return True for the folder of a search, a benchmark, a forecast or a test of learning rates."""
+    try:
+        return OTHER_COMMANDS.search(read_text(config_path(run))) is not None
+    except OSError:
+        return False
 
 
 def is_plain(path: Path) -> bool:

@@ -94,7 +94,7 @@ def _in_colour(values: NDArray[np.float64]) -> NDArray[np.uint8]:
 
 
 class Cell(NamedTuple):
-    """A cell of a matrix: its text, how dark it is (0..1), its colour in style.css, and its tooltip."""
+    """A cell of a matrix: its text, the strength of its colour (0..1), the colour in style.css, and its tooltip."""
 
     text: str = ""
     strength: float = 0.0

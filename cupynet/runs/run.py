@@ -16,6 +16,8 @@ from cupynet.core.errors import DataError, OutputError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 
+PRUNED = "pruned"  # begins `stopped_by` of a run that was stopped because others were better
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:

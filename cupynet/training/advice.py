@@ -26,8 +26,7 @@ def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: i
     ranks = len(spent.rounds_s)
     if ranks > stages and rounds is not None and rounds <= FEW_ROUNDS:
         return f"only {rounds} round{'s' * (rounds > 1)} an epoch: try workers=1, or a smaller batch_size"
-    data = max(spent.share("data_s"))
-    found = [(data, f"waiting for batches costs {percent(data, 0)} of the time: raise prefetch_buffer")]
+    found = [(spent.data, f"waiting for batches costs {percent(spent.data, 0)} of the time: raise prefetch_buffer")]
     found.append(_straggler(spent, stages))
     if ranks > stages:
         found.append(_averaging(spent, stages, cores))
@@ -41,8 +40,8 @@ def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: i
 
 
 def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str]:
-    """Return the cost of averaging for the worker that waits least: the last one to arrive does not wait at all."""
-    ranks, share = len(spent.rounds_s), min(spent.share("averaging_s"))
+    """Return the cost of averaging, and how to lower it."""
+    ranks, share = len(spent.rounds_s), spent.averaging
     text = f"averaging costs {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
         return share, f"{text}: {ranks} {'workers' if stages == 1 else 'stages'} on {cores} core{'s' * (cores > 1)}"

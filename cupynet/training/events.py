@@ -34,6 +34,16 @@ class Spent:
         """Return the share of each worker's time that `compute_s`, `data_s` ... takes, 0..1."""
         return [part / whole if whole else 0.0 for part, whole in zip(getattr(self, name), self.rounds_s, strict=True)]
 
+    @property
+    def averaging(self) -> float:
+        """The share of averaging for the worker that waits least in it: the last to arrive does not wait at all."""
+        return min(self.share("averaging_s"))
+
+    @property
+    def data(self) -> float:
+        """The share of waiting for batches for the worker that waits most: the others wait for it."""
+        return max(self.share("data_s"))
+
     @classmethod
     def of(cls, table: NDArray[Any]) -> Spent:
         """Return the times from the figures of all workers, (W, figures) in the order of `SPENT`."""

@@ -186,6 +186,25 @@ def test_the_page_without_matplotlib_has_all_but_charts(sweep: Path, monkeypatch
     assert "<svg" not in text and "pip install 'cupynet[plots]'" in seen.text and "94.00 %" in seen.text
 
 
+def test_runs_of_one_epoch_have_no_curves(sweep: Path) -> None:
+    pytest.importorskip("matplotlib")
+    before = page_of(sweep)[0].count("<svg")
+    for path in sweep.glob("*/history.jsonl"):
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    assert page_of(sweep)[0].count("<svg") == before - 2
+
+
+def test_the_grid_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_path: Path) -> None:
+    for number, (workers, every) in enumerate(((1, 1), (2, 1), (2, 10))):
+        accuracy = 0.9 + 0.01 * number
+        target = "cupynet.parallel.ParameterAveraging"
+        made(tmp_path / str(number), workers=workers, averaging_frequency=every, synchronizer=target,
+             test_accuracy=accuracy)  # fmt: skip
+    text, seen = page_of(tmp_path)
+    (first, *_) = seen.text.partition("together")[2].split("images/s")
+    assert first.count("90.00 %") == 2 and first.count("91.00 %") == first.count("92.00 %") == 1
+
+
 def test_text_from_run_folders_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     made(tmp_path / "0", dataset=evil, extra=f"'{evil}': '\"><b>'\n")

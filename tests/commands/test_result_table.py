@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.commands.result_table import result_table
 from cupynet.runs.run import Run, Summary
-from cupynet.training import Spent
+from cupynet.training import Spent, advise
 from tests.support.summaries import SUMMARY, changed
 from tests.support.terminal import Screen
 
@@ -33,8 +33,9 @@ def table(summary: Summary, capsys: pytest.CaptureFixture[str]) -> dict[str, str
 def test_the_table_has_time_and_traffic_of_workers(capsys):
     rows = table(changed(**FULL), capsys)
     assert rows["replicas"] == "averaged after every epoch, last 1.2 % apart"
-    assert rows["spent"] == "averaging 21 %, data 1 % at most; sent 600.0 MB, 20.0 MB a round"
+    assert rows["spent"] == "averaging 16 %, data 1 %; sent 600.0 MB, 20.0 MB a round"
     assert rows["advice"] == FULL["advice"]
+    assert "averaging costs 16 %" in advise(SPENT)  # the same figure
     before = table(SUMMARY, capsys)
     assert set(rows) - set(before) == {"spent", "advice"}
 

@@ -26,6 +26,7 @@ optimizer:
 parallel:
   averaging_frequency: {averaging_frequency}
   synchronizer:
+    _target_: {synchronizer}
     frequency: {averaging_frequency}
 """
 HYDRA = (
@@ -33,13 +34,23 @@ HYDRA = (
 )
 
 
-def made(folder: Path, *, optimizer: str = "sgd", rate: float = 0.1, extra: str = "", **figures: Any) -> Path:
-    """A finished run. figures: of its summary; `accuracies`: of its epochs, each of which took five seconds."""
+def made(
+    folder: Path, *, optimizer: str = "sgd", rate: float = 0.1, extra: str = "",
+    synchronizer: str = "mine.Averaging", **figures: Any,
+) -> Path:  # fmt: skip
+    """A finished run.
+
+    Args:
+        synchronizer: by default a user's, which may do something in a single replica.
+        figures: of its summary; `accuracies`: of its epochs, each of which took five seconds.
+    """
     accuracies = figures.pop("accuracies", None)
     found = {**FIGURES, **figures}
     (folder / ".hydra").mkdir(parents=True)
     words = {name: found[name] for name in ("workers", "seed", "averaging_frequency")}
-    (folder / ".hydra" / "config.yaml").write_text(CONFIG.format(optimizer=optimizer, rate=rate, **words) + extra)
+    (folder / ".hydra" / "config.yaml").write_text(
+        CONFIG.format(optimizer=optimizer, rate=rate, synchronizer=synchronizer, **words) + extra
+    )
     (folder / ".hydra" / "hydra.yaml").write_text(HYDRA.format(optimizer=optimizer))
     (folder / "summary.json").write_text(json.dumps(found))
     rows = [{"kind": "report", "iteration": 50, "loss": 0.5}]

@@ -39,6 +39,7 @@ from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrup
 from cupynet.core.exits import quiet
 from cupynet.core.files import write_whole
 from cupynet.core.terminal import near, printable
+from cupynet.runs.run import PRUNED
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
 
 log = logging.getLogger(__name__)
@@ -287,7 +288,7 @@ class PruningCallback(Callback):
         self._trial.report(figure, record.epoch)
         if trainer.iteration < trainer.total_iterations and self._trial.should_prune():
             self.pruned = True
-            trainer.stop("pruned: other trials were better after as many epochs", StopReason.EARLY)
+            trainer.stop(f"{PRUNED}: other trials were better after as many epochs", StopReason.EARLY)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if trainer.evaluation is not None:

@@ -11,6 +11,8 @@ from cupynet.reporting.comparison.runs import ComparedRun
 from cupynet.reporting.comparison.table import seconds
 
 CLOSE = 0.001  # accuracy that may be traded for speed
+NOISE = 0.05  # times that differ by less are equal: a repetition differs as much
+MOST_EQUALS = 3  # named
 
 
 class Answer(NamedTuple):
@@ -22,23 +24,31 @@ class Answer(NamedTuple):
 
 
 def answer(comparison: Comparison) -> Answer:
-    """Recommend the fastest group close to the best accuracy."""
-    runs, candidates = comparison.finished, comparison.judged
+    """Recommend the fastest group close to the best accuracy; of groups that are as fast, the most accurate."""
+    candidates = comparison.judged
     if not candidates:
         return Answer("No run has finished: there is nothing to choose from.", [])
-    data = sorted({f"{run.summary['dataset']} ({_images(run, comparison.split):,.0f} images)" for run in runs})
+    judged = [run for group in candidates for run in group.runs]
+    data = sorted({f"{run.summary['dataset']} ({_images(run, comparison.split):,.0f} images)" for run in judged})
     if len(data) > 1:
         return Answer("These runs cannot be compared.", [f"They were evaluated on different data: {', '.join(data)}."])
     best = max(candidates, key=lambda group: group.figures["accuracy"])
     least = best.figures["accuracy"] - CLOSE - 1e-12
     close = [group for group in candidates if group.figures["accuracy"] >= least]
-    chosen = min(close, key=lambda group: group.figures["train_s"])
+    fastest = min(close, key=lambda group: group.figures["train_s"])
+    equal = [group for group in close if group.figures["train_s"] <= (1 + NOISE) * fastest.figures["train_s"]]
+    chosen = max(equal, key=lambda group: (group.figures["accuracy"], -group.figures["train_s"]))
     rival = f"the fastest within 0.1 points of the best accuracy ({_result(best)}: {best.name})"
     why = "the best accuracy" if chosen is best else rival
     text = f"Use {chosen.name}: {_result(chosen)} of training, {why}."
     if len(candidates) == 1:
         text = f"There is one result, {_result(chosen)} of training: compare more runs to choose."
-    return Answer(text, _notes(comparison, chosen), chosen)
+    notes = _notes(comparison, chosen)
+    others = [group.name for group in equal if group is not chosen]
+    if others:
+        more = ", ..." * (len(others) > MOST_EQUALS)
+        notes.insert(0, f"As good within the noise of a measurement: {', '.join(others[:MOST_EQUALS])}{more}.")
+    return Answer(text, notes, chosen)
 
 
 def _result(group: Group) -> str:
@@ -50,7 +60,7 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
     runs, notes, share = comparison.finished, [], chosen.figures["accuracy"]
     images = _images(chosen.runs[0], comparison.split)
     if len(comparison.judged) > 1:
-        if len(chosen.runs) == 1 and images > 0:
+        if len({run.summary["seed"] for run in chosen.runs}) == 1 and images > 0:
             error = math.sqrt(max(share * (1 - share), 1 / images) / images)  # the standard error of an accuracy
             points = 100 * 2 * math.sqrt(2) * error  # two standard errors of a difference
             notes.append(

@@ -1,4 +1,4 @@
-"""Groups runs that differ only in their seed, and compares the groups."""
+"""Groups runs that differ only in their seed and in settings without effect, and compares the groups."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cupynet.config.sweep_table import shortened
+from cupynet.config import GROUPS
+from cupynet.config.equal_settings import SYNCHRONIZER
+from cupynet.config.sweep_table import ABSENT, shortened
 from cupynet.core.checks import one_line
 from cupynet.core.terminal import printable
 from cupynet.reporting.comparison.runs import ComparedRun
@@ -22,11 +24,11 @@ TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 
 
 @dataclass
 class Group:
-    """Finished runs with the same settings, apart from the seed; or a single run without a result.
+    """Finished runs whose settings have the same effect, apart from the seed; or a single run without a result.
 
     Attributes:
         runs: the runs.
-        settings: the settings that differ between groups, as text.
+        settings: the settings that differ between groups, as text; `ABSENT` if one has no effect here.
         figures: means over the runs of `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of
             training until the target accuracy; of several runs the text `accuracy_range`. Compared with a group of one
             worker: `speed_up`, the ratio of images/s, and `efficiency`, the speed-up per worker. All only if known.
@@ -44,9 +46,9 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The settings that differ; without any, the name of the first run."""
-        short = shortened(list(self.settings))
-        return " ".join(f"{short[key]}={value}" for key, value in self.settings.items()) or self.runs[0].name
+        """The settings that differ and have an effect here; without any, the name of the first run."""
+        short, known = shortened(list(self.settings)), self.settings.items()
+        return " ".join(f"{short[key]}={value}" for key, value in known if value != ABSENT) or self.runs[0].name
 
 
 @dataclass
@@ -89,13 +91,14 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
         best = [max((each.accuracy[comparison.split] or 0.0 for each in run.epochs), default=0.0) for run in done]
         reached = [each for each in TARGETS if 2 * sum(value >= each for value in best) >= len(best) > 0]
         comparison.target = max(reached, default=None)
-    gathered: dict[tuple[str, ...], Group] = {}
+    gathered: dict[tuple[Any, ...], Group] = {}
     for run in runs:
         settings = {key: _text(run, key) for key in varied}
         if run.trouble:
             comparison.others.append(Group([run], settings, {}))
         else:
-            gathered.setdefault(tuple(settings.values()), Group([], settings, {})).runs.append(run)
+            same = (*settings.values(), SYNCHRONIZER in run.unused)  # ours does nothing, but a user's may
+            gathered.setdefault(same, Group([], settings, {})).runs.append(run)
     comparison.groups = list(gathered.values())
     for group in comparison.groups:
         group.figures = _figures(group.runs, comparison)
@@ -110,7 +113,8 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     If runs chose different files of a configuration group, the group is listed, but not the settings in its files that
     follow from the choice. Of settings with the same values in each run, the first is listed.
     """
-    groups = [name for name in dict.fromkeys(name for run in runs for name in run.choices) if _differs(runs, name)]
+    names = dict.fromkeys(name for run in runs for name in run.choices)
+    groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
     same_files: dict[tuple[str, ...], list[ComparedRun]] = {}
     for run in runs:
         same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
@@ -125,12 +129,20 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
 
 
 def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
-    return len({_text(run, key) for run in runs}) > 1
+    return len({_text(run, key) for run in runs if not run.lacks(key)}) > 1
+
+
+def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
+    """Return True if the settings of a group differ, and not only the chosen files; `experiment` has none itself."""
+    if group == "experiment" or group not in GROUPS:
+        return True
+    keys = {key for run in runs for key in run.settings if key.split(".")[0] == group}
+    return any(_differs(runs, key) for key in keys)
 
 
 def _text(run: ComparedRun, key: str) -> str:
     """Return a setting, or the file of a group, as on the command line."""
-    value: Any = run.choices[key] if key in run.choices else run.settings.get(key, "-")
+    value: Any = run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
     if not isinstance(value, str):
         value = json.dumps(value, default=str, sort_keys=True, separators=(",", ":"))
     return printable(one_line(value))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cupynet.config.sweep_table import shortened
+from cupynet.config.sweep_table import ABSENT, shortened
 from cupynet.reporting import charts
 from cupynet.reporting.charts import BACKGROUND, PALETTE, Chart, Line
 from cupynet.reporting.comparison.answer import answer
@@ -94,6 +94,8 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
         shares = [(getattr(each, value), each.accuracy[comparison.split]) for each in group.runs[0].epochs]
         points = [(x, 100 * share) for x, share in shares if share is not None]
         lines.append(_line(group.name, points, place))
+    if all(len(line.x) < 2 for line in lines):
+        lines = []  # single points, one on top of the other
     title = f"{comparison.split.capitalize()} accuracy over {over}"
     note = f"The first run of each row, and at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
     return Chart(title, label, "accuracy (%)", lines, note=note)
@@ -133,11 +135,14 @@ def _speed_up(comparison: Comparison) -> Chart:
 
 
 def _grid(comparison: Comparison) -> dict[str, Any] | None:
-    """Return three figures by both settings, if two settings varied; the best is the darkest."""
+    """Return three figures by both settings, if two settings varied; the best has the strongest colour."""
     if len(comparison.varied) != 2:
         return None
     down, across = shortened(comparison.varied).values()
-    rows, head = (list(dict.fromkeys(group.settings[key] for group in comparison.judged)) for key in comparison.varied)
+    rows, head = (
+        [value for value in dict.fromkeys(group.settings[key] for group in comparison.judged) if value != ABSENT]
+        for key in comparison.varied
+    )
     if len(rows) < 2 or len(head) < 2:
         return None
     tables = []
@@ -149,6 +154,11 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
             place: Cell(FORMS[name](sign * value), 0.08 + 0.84 * (value - least) / (most - least or 1))
             for place, value in values.items()
         }
-        body = [(row, [cells.get((row, column), Cell()) for column in head]) for row in rows]
+        body = [(row, [_cell(cells, row, column) for column in head]) for row in rows]
         tables.append({"title": title, "rows": body})
     return {"down": down, "across": across, "head": head, "tables": tables}
+
+
+def _cell(cells: dict[tuple[str, ...], Cell], row: str, column: str) -> Cell:
+    """Return the cell of two settings, of which one may have no effect with the other; an empty cell by default."""
+    return next((cells[each] for each in ((row, column), (row, ABSENT), (ABSENT, column)) if each in cells), Cell())

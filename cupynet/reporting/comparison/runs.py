@@ -17,8 +17,10 @@ from cupynet import config
 from cupynet.core.checks import finite, one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.terminal import printable
-from cupynet.reporting.folder import RunData, config_path, is_plain, read_run
-from cupynet.runs.run import Run
+from cupynet.reporting.folder import RunData, config_path, is_other_command, is_plain, read_run
+from cupynet.runs.run import PRUNED, Run
+
+LEFT_OPEN = (("workers", None), ("backend.name", "auto"))
 
 
 class Epoch(NamedTuple):
@@ -42,8 +44,9 @@ class ComparedRun:
     Attributes:
         folder: of the run.
         name: the part of its path that differs from the other runs.
-        settings: dotted key -> value.
-        choices: configuration group -> chosen file.
+        settings: dotted key -> value, without those of no effect.
+        choices: configuration group -> chosen file, without those of no effect.
+        unused: the keys of settings of no effect.
         summary: the fields of `Summary`; empty if there are no results.
         trouble: why there is no result, or why it does not count; "" otherwise.
         epochs: its history.
@@ -53,9 +56,16 @@ class ComparedRun:
     name: str
     settings: dict[str, Any]
     choices: dict[str, str]
+    unused: frozenset[str]
     summary: dict[str, Any]
     trouble: str
     epochs: list[Epoch]
+
+    def lacks(self, key: str) -> bool:
+        """Return True if a setting or group has no effect in this run, or is not known, so that it cannot differ."""
+        if key in config.GROUPS:
+            return key not in self.choices
+        return key in self.unused or (bool(self.trouble) and key not in self.settings)
 
     def time_to(self, accuracy: float, split: str) -> float | None:
         """Return the seconds of training until an evaluation reached an accuracy; None if none did."""
@@ -93,8 +103,9 @@ def natural(text: str) -> list[Any]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True for the folder of a run."""
-    return is_plain(config_path(Run(folder))) or is_plain(Run(folder).summary_path)
+    """Return True for the folder of a run: other commands store their settings too, but have no summary."""
+    run = Run(folder)
+    return is_plain(run.summary_path) or (is_plain(config_path(run)) and not is_other_command(run))
 
 
 def _runs(folder: str) -> Iterator[Path]:
@@ -111,23 +122,42 @@ def read(folder: Path, name: str) -> ComparedRun:
     settings: dict[str, Any] = {}
     choices: dict[str, str] = {}
     summary: dict[str, Any] = {}
+    unused: frozenset[str] = frozenset()
     try:
         if is_plain(config_path(data.run)):
             settings, choices = config.written(folder)
         if is_plain(data.run.summary_path):
             summary = data.run.summary().flat()
-            settings["workers"] = summary["workers"]
+        settings, choices, unused = _in_effect(settings, choices, summary or data.start)
     except CupynetError as error:
         trouble = f"damaged: {one_line(error).replace(f'{folder}{os.sep}', '')}"
     trouble = printable(trouble or _trouble(data, settings, summary))
-    return ComparedRun(folder, name, settings, choices, summary, trouble, _epochs(data.epochs))
+    return ComparedRun(folder, name, settings, choices, unused, summary, trouble, _epochs(data.epochs))
+
+
+def _in_effect(
+    settings: dict[str, Any], choices: dict[str, str], setup: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
+    """Return the settings and the files that have an effect in a run, and the names of the others.
+
+    setup: of the run, which knows what the settings left open; empty if it has not begun.
+    """
+    workers, backend = setup.get("workers"), setup.get("backend")
+    if not isinstance(workers, int) or not isinstance(backend, str):
+        known = {key: value for key, value in settings.items() if (key, value) not in LEFT_OPEN}
+        return known, {name: choice for name, choice in choices.items() if name != "backend"}, frozenset()
+    choices = {name: backend if name == "backend" else choice for name, choice in choices.items()}
+    if config.is_alone(settings, workers):
+        choices.pop("parallel", None)
+    found = config.effective(settings, workers, backend)
+    return found, choices, frozenset(settings.keys() - found.keys())
 
 
 def _trouble(data: RunData, settings: dict[str, Any], summary: dict[str, Any]) -> str:
     """Return why there is no result, or why it does not count; "" otherwise."""
     if not summary:
         return "still training" if data.running else f"failed: {data.error}" if data.error else "unfinished"
-    if summary["stop_reason"] in ("signal", "request", "diverged"):
+    if summary["stop_reason"] in ("signal", "request", "diverged") or str(summary["stopped_by"]).startswith(PRUNED):
         return f"stopped: {one_line(summary['stopped_by'])}"
     return "a trial with fast_dev_run: its figures are not results" if settings.get("fast_dev_run") else ""
 

@@ -21,7 +21,7 @@ def seconds(value: float) -> str:
 # Name, title and format of each figure, the most important first.
 FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("accuracy", "{split}\naccuracy", percent),
-    ("accuracy_range", "over\nseeds", str),
+    ("accuracy_range", "over\nruns", str),
     ("train_s", "train\ntime", seconds),
     ("images_per_s", "images/s", "{:,.0f}".format),
     ("speed_up", "speed-\nup", "{:.2f}".format),
@@ -39,7 +39,7 @@ def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
     for key in comparison.varied:
         found.append(column(key, [row.settings[key] for row in rows], title=heading(short[key])))
     if any(len(row.runs) > 1 for row in rows):
-        found.append(column("seeds", [len(row.runs) for row in rows]))
+        found.append(column("seeds", [len(row.runs) for row in rows], title="runs"))
     for name, title, form in FIGURES:
         values = [row.figures.get(name) for row in rows]
         if any(value is not None for value in values):

@@ -14,6 +14,7 @@ from cupynet.reporting.comparison.answer import answer
 from cupynet.reporting.comparison.groups import Comparison, compared
 from cupynet.reporting.comparison.runs import find, natural
 from cupynet.reporting.comparison.table import columns, in_order
+from cupynet.reporting.folder import read_run
 from tests.support.compared_runs import made
 
 
@@ -55,6 +56,46 @@ def test_the_number_of_workers_that_was_decided_counts(tmp_path: Path) -> None:
         path = run / ".hydra" / "config.yaml"
         path.write_text(path.read_text().replace(f"workers: {workers}", "workers: null"))
     assert cells(of(tmp_path), "workers") == ["2", "4"]
+
+
+OURS = "cupynet.parallel.ParameterAveraging"
+
+
+def test_settings_without_effect_make_no_row(tmp_path: Path) -> None:
+    for workers in (1, 2):
+        for every in (1, 3):
+            name = f"{workers}-{every}"
+            made(tmp_path / name, workers=workers, averaging_frequency=every, synchronizer=OURS, train_s=10.0 + every)
+    comparison = of(tmp_path)
+    assert [group.name for group in comparison.groups] == [
+        "workers=1",
+        "workers=2 averaging_frequency=1",
+        "workers=2 averaging_frequency=3",
+    ]
+    assert [len(group.runs) for group in comparison.groups] == [2, 1, 1]
+    assert any("10,000 images" in note for note in answer(comparison).notes)  # the same seed twice is one result
+    alone = of(tmp_path / "1-1", tmp_path / "1-3")
+    assert alone.varied == [] and answer(alone).text.startswith("There is one result")
+    assert len(of(tmp_path / "1-1", made(tmp_path / "x", averaging_frequency=3)).groups) == 2  # a user's synchronizer
+
+
+def test_settings_of_gpus_and_open_settings_make_no_row_on_a_cpu(tmp_path: Path) -> None:
+    settings = ("  max_block_size: 128\n  name: auto\n", "  max_block_size: 256\n  name: numba\n")
+    for number, setting in enumerate(settings):
+        made(tmp_path / str(number), extra=f"backend:\n{setting}memory:\n  data_on_device: {number}\n")
+    assert len(of(tmp_path).groups) == 1
+    for number in range(2):
+        path = tmp_path / str(number) / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "backend": "cupy"}))
+    assert of(tmp_path).varied == ["backend.max_block_size", "memory.data_on_device"]
+
+
+def test_files_of_groups_without_effect_make_no_row(tmp_path: Path) -> None:
+    for number, name in enumerate(("averaging", "elastic", "elastic")):
+        run = made(tmp_path / str(number), workers=1 + number // 2, synchronizer=f"cupynet.parallel.{name}")
+        path = run / ".hydra" / "hydra.yaml"
+        path.write_text(path.read_text() + f"      parallel: {name}\n      backend: {('auto', 'numba')[number % 2]}\n")
+    assert [group.name for group in of(tmp_path).groups] == ["workers=1", "workers=2"]
 
 
 def test_seeds_are_repetitions(tmp_path: Path) -> None:
@@ -199,6 +240,39 @@ def test_folders_are_found_once_and_in_order(tmp_path: Path, monkeypatch: pytest
     assert sorted(["a10", "a9", "b"], key=natural) == ["a9", "a10", "b"]
 
 
+def other_command(folder: Path, settings: str) -> Path:
+    """Make the folder of another command, which stores its settings like a run."""
+    (made(folder) / "summary.json").unlink()
+    (folder / "history.jsonl").unlink()
+    with (folder / ".hydra" / "config.yaml").open("a") as file:
+        file.write(settings)
+    return folder
+
+
+def test_the_trials_of_a_search_are_runs_and_other_commands_are_not(tmp_path: Path) -> None:
+    search = other_command(tmp_path / "tune", "search: [seed=1]\ntrials: 2\n")
+    for name, settings in (("bench", "repeats: 5\n"), ("plan", "frequencies: null\n"), ("rate", "lowest: 0.1\n")):
+        with pytest.raises(ConfigError, match="contains no run"):
+            find([str(other_command(tmp_path / name, settings))])
+    made(search / "trials" / "0000", rate=0.1)
+    pruned = {"stop_reason": "early", "stopped_by": "pruned: other trials were better after as many epochs"}
+    made(search / "trials" / "0001", rate=0.2, train_s=1.0, **pruned)
+    made(tmp_path / "run", workers=2)
+    comparison = of(tmp_path)
+    assert [run.folder.name for run in comparison.finished] == ["run", "0000"]
+    assert [group.runs[0].name for group in comparison.others] == ["tune/trials/0001"]
+    assert len(of(search).finished) == 1
+    with pytest.raises(ConfigError, match="is not the folder of a run"):
+        read_run(search)
+
+
+def test_trials_without_a_test_do_not_forbid_the_comparison_of_others(tmp_path: Path) -> None:
+    made(tmp_path / "0")
+    made(tmp_path / "1", workers=2, test=None, test_accuracy=None, test_loss=None, accuracies=[0.9])
+    comparison = of(tmp_path)
+    assert answer(comparison).chosen is comparison.groups[0]
+
+
 # what is made of it ---------------------------------------------------------------------------------------------------
 
 
@@ -212,6 +286,17 @@ def test_the_fastest_close_to_the_best_is_recommended(tmp_path: Path) -> None:
     assert chosen is not None and chosen.workers == 2 and "data.validation" in notes[1]
     made(tmp_path / "3", workers=8, test_accuracy=0.9950, train_s=40.0, test=many)
     assert answer(of(tmp_path)).text.startswith("Use workers=8: 99.50 % in 40.0 s of training, the best accuracy")
+
+
+def test_the_noise_of_a_timing_decides_nothing(tmp_path: Path) -> None:
+    many = {"samples": 10_000_000}
+    made(tmp_path / "0", workers=1, test_accuracy=0.9900, train_s=10.2, test=many)
+    made(tmp_path / "1", workers=2, test_accuracy=0.9895, train_s=10.0, test=many)
+    text, notes, chosen = answer(of(tmp_path))
+    assert chosen is not None and chosen.workers == 1 and "workers=2" in notes[0]
+    made(tmp_path / "2", workers=4, test_accuracy=0.9895, train_s=9.0, test=many)
+    text, notes, chosen = answer(of(tmp_path))
+    assert chosen is not None and chosen.workers == 4 and "workers=" not in notes[0]
 
 
 def test_a_single_seed_has_a_note_on_chance(tmp_path: Path) -> None:
