@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cupynet import config
+from cupynet.commands.tune import TRIALS
 from cupynet.config import resume
 from cupynet.config.schema import TuneSettings, own_names
 from cupynet.config.search_space import is_continuous, lowest
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from cupynet.commands.tune.search import Plan  # needs Optuna
 
 MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # when a search is resumed
-TRIALS = "trials"  # in the folder of a search: the runs of its trials
 REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `${`
 
 

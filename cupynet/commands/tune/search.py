@@ -26,7 +26,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from cupynet import config
 from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
-from cupynet.commands.tune.command import TRIALS
+from cupynet.commands.tune import TRIALS
 from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import resume, sweep_record
 from cupynet.config.experiment import Experiment
