@@ -6,6 +6,7 @@ import importlib
 
 from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
+from cupynet.backend.cuda.gpus import NOT_INSTALLED
 from cupynet.backend.policy import DtypePolicy
 from cupynet.core import checks
 from cupynet.core.checks import BACKENDS
@@ -20,7 +21,7 @@ def select_backend(
     """Return the name of the backend to use, and why the preferred one is not used (None if it is).
 
     `auto` takes the kind with the highest priority that works, like Deeplearning4j's BACKEND_PRIORITY_GPU and _CPU: on
-    a GPU cupy, on a CPU numba, or numpy if numba is not installed. A backend chosen by name is never replaced.
+    a GPU cupy, on a CPU numba, or numpy if numba cannot be used. A backend chosen by name is never replaced.
 
     Args:
         device: the GPU on which cupy is tried.
@@ -39,7 +40,7 @@ def select_backend(
     checks.one_of("backend", name, ("auto", *BACKENDS))
     missing = _missing(name, device)
     if missing is not None:
-        brings = f": {CUPY}" if missing.startswith("CuPy is not installed") else ""
+        brings = f": {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
         raise ConfigError(f"backend={name}: {missing}{brings}; backend=auto uses what works here")
     return name, None
 

@@ -152,6 +152,15 @@ def test_a_numba_that_does_not_import_is_missing(error: Exception, monkeypatch: 
     assert select_backend("auto", gpu_priority=-1) == ("numpy", reason)
 
 
+def test_a_numba_that_compiles_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("numba").config, "DISABLE_JIT", 1)
+    monkeypatch.delitem(sys.modules, "cupynet.backend.cpu.kernels.jit", raising=False)
+    name, reason = select_backend("auto", gpu_priority=-1)
+    assert name == "numpy" and reason is not None and "NUMBA_DISABLE_JIT" in reason
+    with pytest.raises(ConfigError, match="backend=numba: .*NUMBA_DISABLE_JIT"):
+        select_backend("numba")
+
+
 def test_cpu_backends_have_no_devices() -> None:
     assert device_count("numpy") == device_count("numba") == 0
 

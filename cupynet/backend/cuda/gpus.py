@@ -12,14 +12,22 @@ each allocation.
 from __future__ import annotations
 
 import gc
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 LINE = "\n"
 OLDEST = 14  # CuPy, as in pyproject.toml: version 13 lacks what NCCL and graphs need here
+NOT_INSTALLED = "CuPy is not installed"
 _before: dict[int, int] = {}  # by device: the limit before the first `limit_pools`, perhaps from CuPy's variable
+
+
+def has_driver() -> bool:
+    """Return True if NVIDIA's driver is installed, so that there may be a GPU that CuPy could use."""
+    return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
 
 
 def probe(device: int = 0) -> str | None:
@@ -31,7 +39,7 @@ def probe(device: int = 0) -> str | None:
     try:
         import cupy
     except ImportError as error:
-        return f"CuPy is not installed ({error})"
+        return f"{NOT_INSTALLED} ({error})"
     except Exception as error:  # installed and broken: built for another NumPy, a library that does not load
         return f"CuPy cannot be imported ({str(error).partition(LINE)[0]})"
     if int(str(cupy.__version__).partition(".")[0]) < OLDEST:

@@ -17,6 +17,9 @@ import numba
 from cupynet.backend import update_rules
 from cupynet.backend.cpu.kernels.cache import keep
 
+if numba.config.DISABLE_JIT:
+    raise ImportError("NUMBA_DISABLE_JIT is set, so that nothing is compiled")
+
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 FILES = [*sorted(Path(__file__).parent.glob("*.py")), Path(update_rules.__file__)]  # that kernels are built from
