@@ -37,8 +37,9 @@ def main() -> None:
 def prepare(settings: BenchSettings) -> Bench:
     """Refuse what cannot work before anything is measured. ConfigError."""
     from cupynet.bench.measure import torch_network
-    from cupynet.config.experiment import Experiment
+    from cupynet.config.experiment import Experiment, refuse_fast_dev_run
 
+    refuse_fast_dev_run(settings, "bench")
     if settings.parallel.launcher == "mpi":
         raise ConfigError("launcher=mpi: bench measures threads of one process; leave it out")
     if settings.accumulate > 1:

@@ -38,9 +38,10 @@ def _command() -> None:
 
 def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
     """Return the experiment, and its test. ConfigError."""
-    from cupynet.config.experiment import Experiment
+    from cupynet.config.experiment import Experiment, refuse_fast_dev_run
     from cupynet.training import RateTest
 
+    refuse_fast_dev_run(settings, "find_rate")
     test = RateTest(settings.lowest, settings.highest, settings.iterations)
     experiment = Experiment(settings)
     experiment.check_memory()

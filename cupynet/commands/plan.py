@@ -45,9 +45,10 @@ def main() -> None:
 def prepare(settings: PlanSettings) -> Plan:
     """Refuse what cannot work before anything is measured. ConfigError."""
     from cupynet.backend import available_cores
-    from cupynet.config.experiment import Experiment
+    from cupynet.config.experiment import Experiment, refuse_fast_dev_run
     from cupynet.parallel import ParameterAveraging
 
+    refuse_fast_dev_run(settings, "plan")
     if settings.check and max(settings.asked) > MOST_WORKERS:
         raise ConfigError(f"workers={max(settings.asked)}: check=true starts them all. Use at most {MOST_WORKERS}.")
     if settings.parallel.launcher == "mpi":

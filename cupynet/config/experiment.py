@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cupynet.backend import Backend, DtypePolicy, available_cores, blas, create_backend, memory, select_backend
+from cupynet.backend.cuda.gpus import NOT_INSTALLED, has_driver
 from cupynet.config.instantiate import build_as, check_modules, naming
 from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
-from cupynet.core.checks import amount, counted, on_device
+from cupynet.core.checks import amount, counted, on_device, written
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.data.dataset import in_turns
@@ -27,6 +28,7 @@ from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer,
 from cupynet.runs.run import Run
 from cupynet.training import Callback, ParallelWrapper, Pools, Profile
 from cupynet.training.callbacks.base import check_decisions
+from cupynet.training.fit import check_batches
 from cupynet.training.replica import check_accumulate
 
 T = TypeVar("T")
@@ -106,6 +108,12 @@ class Experiment:
             check_reduce(parallel.reduce, self.backend_name, processes=self.job is not None, stages=stages)
         with naming("memory", vars(settings.memory)):
             on_device("data_on_device", settings.memory.data_on_device, self.backend_name)
+        if settings.memory.data_on_device is True and getattr(self.source, "augment", None):
+            raise ConfigError(
+                "memory.data_on_device=true: images are augmented on the host: use auto, or data.augment=[]"
+            )
+        batch = min(settings.batch_size, self.source.expected().get("train", settings.batch_size))
+        check_batches(self._built, -(-batch // self._cut), self.placement.workers)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """Build the part that `node` of the settings describes, which must be a `kind`. ConfigError."""
@@ -304,12 +312,12 @@ class Experiment:
     def announce(self) -> None:
         """Log the backend, the workers, and warnings about them."""
         placement = self.placement
-        if self.backend_reason:
-            log.info("no GPU is used: %s", self.backend_reason)
         devices = ", ".join(dict.fromkeys(placement.names()))
         stages = f" of {placement.stages} stages" if placement.stages > 1 else ""
         workers = f"{counted(placement.workers, 'worker')}{stages}"
         log.info("backend %s, dtype %s, %s on %s", self.backend_name, self.settings.dtype, workers, devices)
+        if reason := self._worth_knowing():
+            log.info("%s", reason)
         if self.job is not None and self.job.size > 1:
             log.info("%d ranks, %d of them on this machine", self.job.size, self.job.on_machine)
         elif self.job is not None:
@@ -334,6 +342,11 @@ class Experiment:
             log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
         if self.settings.dtype in ("half", "bfloat16"):
             log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", self.settings.dtype)
+
+    def _worth_knowing(self) -> str:
+        """Return why preferred backends are not used. On a machine without a GPU nobody expects CuPy."""
+        reasons = (self.backend_reason or "").split("; ")
+        return "; ".join(each for each in reasons if has_driver() or not each.startswith(NOT_INSTALLED))
 
     def devices(self) -> list[int]:
         """Return the GPUs that this process uses; none on a CPU."""
@@ -370,3 +383,10 @@ class Experiment:
                 pinned_above=memory.pinned_pool_trim_above,
             )
         ]
+
+
+def refuse_fast_dev_run(settings: Settings, command: str) -> None:
+    """Refuse a fast dev run by a command whose result would be that of a few batches. ConfigError."""
+    if settings.fast_dev_run:
+        value = written(settings.fast_dev_run)
+        raise ConfigError(f"fast_dev_run={value}: {command} would measure a few batches: leave it out")

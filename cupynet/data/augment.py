@@ -97,6 +97,12 @@ def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: in
     return images
 
 
+def check_augmentations(parts: Sequence[Augmentation], image_shape: Sequence[int]) -> None:
+    """Refuse augmentations that do not fit images (H, W, C), by trying them on a black one. ConfigError."""
+    if parts:
+        augmented(parts, np.zeros((1, *image_shape), np.uint8), 0, 0, np.zeros(1, np.int64))
+
+
 class Shift(Augmentation):
     """Shift by whole pixels, from -pixels to pixels in each direction. ConfigError if images are smaller."""
 

@@ -20,7 +20,7 @@ from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.augment import Augmentation, augmentations, augmented
+from cupynet.data.augment import Augmentation, augmentations, augmented, check_augmentations
 from cupynet.data.dataset import Dataset, integers, philox
 from cupynet.data.shards import Shards
 
@@ -87,6 +87,7 @@ class Loader:
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
         self.augment = augmentations(augment)
+        check_augmentations(self.augment, dataset.image_shape)
 
     @property
     def batches(self) -> int:

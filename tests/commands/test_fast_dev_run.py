@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from cupynet import config
-from cupynet.commands import evaluate
+from cupynet.commands import bench, evaluate, find_rate, plan
+from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, read
 from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, as_loader
 from cupynet.runs.run import Run
 from tests.support.commands import run
 from tests.support.resumed_runs import resumed, trained
+from tests.support.settings import MINIMAL
 from tests.support.shards import write_shards
 from tests.support.summaries import SUMMARY
 from tests.support.training import small_dataset
@@ -66,6 +68,14 @@ def test_true_is_one_batch(written, batches):
 def test_other_values_are_refused(written):
     with pytest.raises(ConfigError, match=f"fast_dev_run='?{written}'?: must be an integer of at least 1"):
         config.compose([f"fast_dev_run={written}"])
+
+
+@pytest.mark.parametrize(
+    ("command", "schema"), [(find_rate, RateSettings), (bench, BenchSettings), (plan, PlanSettings)]
+)
+def test_what_measures_refuses_a_few_batches(command, schema):
+    with pytest.raises(ConfigError, match="fast_dev_run=3"):
+        command.prepare(read(schema, {**MINIMAL, "fast_dev_run": 3}))
 
 
 def test_a_new_run_may_use_the_folder_of_a_fast_dev_run(tmp_path):

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.backend.array import Array
 from cupynet.backend.cuda import gpus
+from cupynet.commands import doctor
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Data, Dataset, Source
+from cupynet.data import Augmentation, Data, Dataset, Draws, Source
 from cupynet.parallel import Placement, placement
 from cupynet.training import EarlyStopping, Pools, WeightAverage
 from tests.support.settings import CONF, settings_of
@@ -111,6 +113,49 @@ def test_a_source_whose_files_cannot_be_read_is_an_error_of_the_data() -> None:
     found.source = Gone()
     with pytest.raises(DataError, match=r"data 'own': cannot be read \(.*No such file or directory: 'own.npy'\)"):
         found.load()
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "{_target_: cupynet.data.Shift, pixels: 28}",
+        "{_target_: cupynet.data.Elastic, sigma: 29}",
+        "{_target_: tests.config.test_experiment.Cropped}",
+    ],
+)
+def test_augmentations_that_do_not_fit_are_refused_before_anything_is_written(part: str) -> None:
+    trusted = "trusted_modules=[tests.config.test_experiment]"
+    with pytest.raises(ConfigError, match="Shift pixels=28|Elastic sigma=29|Cropped"):
+        experiment((), "data=synthetic", f"data.augment=[{part}]", trusted)
+    (found,) = doctor.examine("training", ["data=synthetic", f"data.augment=[{part}]", trusted, "backend=numpy"])
+    assert found.code == 2
+
+
+class Cropped(Augmentation):
+    """Returns smaller images."""
+
+    def __call__(self, images: Array, draws: Draws) -> Array:
+        return images[:, 1:]
+
+
+def test_batches_of_one_vector_are_refused_before_anything_is_written() -> None:
+    norm = ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm")
+    experiment((), *norm, "batch_size=2")
+    with pytest.raises(ConfigError, match="layer 'drop1'"):
+        experiment((), *norm, "batch_size=1")
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_the_first_line_is_about_what_is_used(
+    driver: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr("cupynet.config.experiment.has_driver", lambda: driver)
+    found = experiment(())
+    found.backend_reason = "CuPy is not installed (No module named 'cupy'); numba cannot be used (it is broken)"
+    found.announce()
+    assert caplog.messages[0].startswith("backend ")
+    assert caplog.messages[1].startswith("CuPy is not installed") == driver and "numba cannot" in caplog.messages[1]
 
 
 def test_an_activation_that_the_loss_applies_too_is_reported(caplog: pytest.LogCaptureFixture) -> None:

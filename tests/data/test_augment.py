@@ -221,7 +221,7 @@ def test_an_augmentation_that_changes_the_size_is_refused() -> None:
         def __call__(self, images: Any, draws: Draws) -> Any:
             return images[:, 1:]
 
-    with pytest.raises(ConfigError, match=r"Crop\(\) made \(8, 7, 8, 1\) of uint8 of images \(8, 8, 8, 1\) of uint8"):
+    with pytest.raises(ConfigError, match=r"Crop\(\) made \(1, 7, 8, 1\) of uint8 of images \(1, 8, 8, 1\) of uint8"):
         of(Loader(DATA, 8, augment=[Crop()]), 0, 1)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.augment import Augmentation, augmentations
+from cupynet.data.augment import Augmentation, augmentations, check_augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, in_turns, philox
 from cupynet.data.normalize import Normalize, checked, pixels_for
 from cupynet.data.shards import Shards
@@ -99,11 +99,12 @@ class Source(ABC):
         """Return the data. DataError for missing or damaged files."""
 
     def check(self) -> None:
-        """Refuse `validation` and `normalize` that do not fit the images. ConfigError, DataError."""
+        """Refuse `validation`, `normalize` and `augment` that do not fit the images. ConfigError, DataError."""
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
             images = f"images have {checks.counted(channels, 'channel')}"
             raise ConfigError(f"normalize={checks.written(self.normalize)}: {images}: give a number for each")
+        check_augmentations(self.augment, self.image_shape)
         if self.validation:
             self._check_validation(self.expected().get("train", self.validation + 1))
 

@@ -35,7 +35,7 @@ class RateTest(Callback):
         iterations: the number of rates.
 
     Attributes:
-        losses: the loss at each rate: the mean over all replicas in that iteration, before its update.
+        losses: the loss at each rate: the mean over the samples of all replicas in that iteration, before its update.
         ended: why it ended early; "" if it did not.
     """
 
@@ -48,6 +48,7 @@ class RateTest(Callback):
         self._schedule = Exponential(lowest, (highest / lowest) ** (1 / (iterations - 1)))
         self.losses: list[float] = []
         self.ended = ""
+        self._counted = 0  # samples of this replica so far
 
     def run(self, wrapper: ParallelWrapper, loader: Loader) -> None:
         """Train with increasing rates until the loss explodes."""
@@ -66,11 +67,12 @@ class RateTest(Callback):
         return optimizer
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
+        samples, self._counted = trainer.statistics.clock.samples - self._counted, trainer.statistics.clock.samples
         known = math.isfinite(report.loss)  # unknown without a batch, and in all pipeline stages but the last
-        table = trainer.world.gather_numbers(report.loss if known else 0.0, float(known))  # (W, 2)
-        if not table[:, 1].sum():
+        losses, counts = trainer.world.gather_numbers(*(samples * report.loss, samples) if known else (0, 0)).T  # (W,)
+        if not counts.sum():
             return
-        self.losses.append(float(table[:, 0].sum() / table[:, 1].sum()))
+        self.losses.append(float(losses.sum() / counts.sum()))
         smoothed = self.smoothed
         if len(smoothed) > LEAST and not smoothed[-1] <= EXPLODED * min(smoothed):
             self.ended = "the loss has exploded"

@@ -21,6 +21,7 @@ from cupynet.training import find_rate
 from cupynet.training.callbacks.rate_test import EXPLODED
 from tests.standin import installed
 from tests.support.rate_tests import made, valley
+from tests.support.training import small_dataset, small_model
 
 NETWORK = Sequential({"hidden": Dense(16, activation="relu"), "output": Dense(10)})
 
@@ -52,10 +53,13 @@ def test_a_loss_has_exploded_above_four_times_the_least() -> None:
         def gather_numbers(self, *numbers: float) -> object:
             return np.array([numbers])
 
-    trainer: Any = SimpleNamespace(world=World(), stop=lambda *_: None)
+    clock = SimpleNamespace(samples=0)
+    statistics = SimpleNamespace(clock=clock)
+    trainer: Any = SimpleNamespace(world=World(), stop=lambda *_: None, statistics=statistics)
     for then, ended in (([EXPLODED], ""), ([10 * EXPLODED] * 20, "the loss has exploded")):
         found = made([1.0] * 50)
         for loss in then:
+            clock.samples += 8
             report: Any = SimpleNamespace(loss=loss, iteration=51)
             found.on_report(trainer, report)
         assert found.ended == ended
@@ -101,6 +105,14 @@ def test_workers_know_the_mean_of_all_their_losses(loader: Loader) -> None:
     alone = find_rate(model("double"), loader, optimizer=SGD(1.0), iterations=10, workers=1, lowest=1e-9, highest=1e-8)
     pairs = np.array(alone.losses).reshape(-1, 2).mean(axis=1)  # nothing moves at such rates
     assert both.losses[:5] == pytest.approx(pairs, rel=1e-6)
+
+
+def test_a_short_batch_counts_by_its_samples() -> None:
+    data = small_dataset(9)  # batches of 8 and of 1
+    arguments = {"optimizer": SGD(1.0), "iterations": 10, "lowest": 1e-9, "highest": 1e-8}
+    both = find_rate(small_model("double"), Loader(data, 8, seed=3), workers=2, **arguments)
+    whole = find_rate(small_model("double"), Loader(data, 9, seed=3), workers=1, **arguments)
+    assert both.losses == pytest.approx(whole.losses, rel=1e-6)
 
 
 def test_stages_of_a_pipeline_are_tested_too(loader: Loader) -> None:
