@@ -41,7 +41,7 @@ from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback, by_class_name, check_decisions
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
-from cupynet.training.callbacks.progress import STYLES, Progress
+from cupynet.training.callbacks.progress import STYLES, Progress, say
 from cupynet.training.checkpointing import resume, save
 from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
@@ -362,11 +362,16 @@ class ParallelWrapper:
 
         The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
         """
-        log.info("preparing kernels: those of a new network are compiled once, which may take a minute")
+        self._say("compiling kernels (once) ...")
         seconds = self.on_workers(lambda trainer: trainer.warm_up(batch_size), batch_size=batch_size) or 0.0
-        log.info("kernels ready after %.1f s", seconds)
+        self._say(f"kernels ready after {seconds:.1f} s")
         self.warm = True
         return seconds
+
+    def _say(self, text: str) -> None:
+        """Show a line as `Progress` shows its own."""
+        style = next((each.style for each in self.callbacks if isinstance(each, Progress)), self._progress)
+        say(log, text, printed=style != "none" and self._launcher.first == 0)
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """End the running `fit`, or the next one, after the same round on all workers. Callable from any thread."""

@@ -283,8 +283,11 @@ class Replica:
             (self, "scores", "evaluation of a batch", "evaluation"),
         ]
 
-    def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs, on a copy; return the seconds."""
+    def warm_up(self, batch_size: int, average: Callable[[Replica], None] = lambda scratch: None) -> float:
+        """Compile or load every kernel that training needs, on a copy; return the seconds.
+
+        average: averages the copies of all workers.
+        """
         began = time.perf_counter()
         self.backend.prepare()
         scratch = self._scratch()
@@ -293,6 +296,7 @@ class Replica:
             scratch.update(0)
         for vector in scratch.params.vectors:
             moved(vector, vector)  # a fit ends with it
+        average(scratch)
         self.backend.synchronize()
         return time.perf_counter() - began
 

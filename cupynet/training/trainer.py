@@ -24,6 +24,7 @@ from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.data import Batch, BatchFeed, Loader
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Synchronizer
+from cupynet.parallel.synchronizers.replica_view import distance
 from cupynet.runs.run import Run
 from cupynet.training import averages
 from cupynet.training.callbacks.base import Callback, by_class_name
@@ -166,9 +167,16 @@ class Trainer:
 
     def warm_up(self, batch_size: int) -> float:
         """See `Replica.warm_up`; count the seconds. Every worker calls it."""
-        seconds = self.replica.warm_up(batch_size)
+        seconds = self.replica.warm_up(batch_size, self._average_once)
         self.statistics.clock.compile_s += seconds
         return seconds
+
+    def _average_once(self, scratch: Replica) -> None:
+        """Average copies of the replicas and measure their distance, for the kernels. No bytes are counted."""
+        if self.replicas.size > 1:
+            with self.world.traffic.uncounted():
+                self.replicas.allreduce_mean([*self.synchronizer.shared(scratch), *scratch.params.running], 1.0)
+            distance(self.backend, [(scratch.params.master, self.params.master)])
 
     def close(self) -> None:
         """Close all callbacks once, even if one of them fails."""

@@ -569,9 +569,9 @@ def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monke
     caplog.set_level("INFO", "cupynet")
     warmed, warm_up = [], Replica.warm_up
 
-    def counted(replica, batch_size):
+    def counted(replica, batch_size, average):
         warmed.append(batch_size)
-        return warm_up(replica, batch_size)
+        return warm_up(replica, batch_size, average)
 
     monkeypatch.setattr(Replica, "warm_up", counted)
     with ParallelWrapper(small_model("float", backend), 2) as wrapper:
@@ -579,7 +579,15 @@ def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monke
             wrapper.fit(small_dataset(20), 1)
     assert warmed == [20] * expected
     begun = [message.split()[:2] for message in caplog.messages if "kernels" in message]
-    assert begun == ([["preparing", "kernels:"], ["kernels", "ready"]] if expected else [])
+    assert begun == ([["compiling", "kernels"], ["kernels", "ready"]] if expected else [])
+
+
+@pytest.mark.parametrize("progress", ["lines", "none"])
+def test_compiling_is_announced_in_python(progress, capsys):
+    with ParallelWrapper(small_model("float", "numba"), 2, progress=progress) as wrapper:
+        wrapper.fit(small_dataset(20), 1)
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ([["compiling", "kernels"], ["kernels", "ready"], ["epoch", "1/1:"]] if progress == "lines" else [])
 
 
 def test_compiling_is_counted_in_all_processes_of_a_run(monkeypatch, tmp_path):

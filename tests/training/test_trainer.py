@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
+from cupynet.backend.cpu.update import NumbaUpdate
 from cupynet.core.errors import ConfigError, OutputError
 from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.nn import Image, Model, SoftmaxNLL
-from cupynet.optim import SGD, Nesterov, OneCycle
+from cupynet.optim import SGD, Adam, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
@@ -356,6 +357,26 @@ def test_warming_up_changes_nothing(optimizer):
     assert not any(vector.any() for vector in replica.optimizer_state.values())
     assert not model.params.grad.any()
     assert model.backend.workspace.on_loan == 0
+
+
+@pytest.mark.parametrize("dtype", ["float", "half"])
+def test_warming_up_includes_the_kernels_of_averaging(dtype, monkeypatch):
+    """Compiled in the first round, they would count as training, and as averaging."""
+    averaged, mean_in_place = [], NumbaUpdate.mean_in_place
+
+    def recorded(backend, parts, shares):
+        averaged.append((len(parts), parts[0].dtype))
+        mean_in_place(backend, parts, shares)
+
+    monkeypatch.setattr(NumbaUpdate, "mean_in_place", recorded)
+    model = small_model(dtype, "numba")
+    before = fingerprint(model)
+    with ParallelWrapper(model, 2, optimizer=Adam(0.1), progress="none") as wrapper:
+        wrapper.warm_up(4)
+        warm = set(averaged)
+        assert warm and fingerprint(model) == before and wrapper.trainer.world.traffic.bytes_sent == 0
+        wrapper.fit(small_dataset(40), 1, batch_size=4)
+        assert {*averaged} == warm
 
 
 def test_a_history_closes_its_file_after_an_error(tmp_path):

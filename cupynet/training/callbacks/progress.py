@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from cupynet.core import terminal
-from cupynet.core.checks import counted, one_line, one_of, percent
+from cupynet.core.checks import one_line, one_of, percent
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report
@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
 REFRESH_S = 0.25  # between two drawings of the bar
+WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, and of the bar there and elsewhere
+OTHER_COLUMNS = "  100 % 00:00 "  # of the bar
+WIDTH = 80 - len("[12:30:05] ")  # of the line of an epoch in a log on the terminal
 
 
 class Progress(Callback):
@@ -40,6 +43,7 @@ class Progress(Callback):
         self.style = one_of("style", style, STYLES)
         self._bar: Bar | None = None
         self._text = self._accuracy = ""
+        self._room = 0  # characters of the figures of the bar
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         if self.style == "auto":
@@ -53,13 +57,17 @@ class Progress(Callback):
         figures = TextColumn(
             "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="crop")
         )
+        screen = _Screen()
+        width = WIDE_BAR if screen.width >= WIDE else NARROW_BAR
+        epoch = f"epoch {trainer.total_epochs}/{trainer.total_epochs}"
+        self._room = screen.width - len(epoch) - width - len(OTHER_COLUMNS)
         self._bar = Bar(
             TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(16),
+            BarColumn(width),
             TextColumn("{task.percentage:>3.0f} %"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             figures,
-            console=_Screen(),
+            console=screen,
             auto_refresh=False,
             expand=True,
         )
@@ -75,12 +83,7 @@ class Progress(Callback):
         self._note(report.loss, report.images_per_s)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        line = describe(record, trainer.total_epochs)
-        if log.isEnabledFor(logging.INFO) and log.hasHandlers():
-            log.info("%s", line)
-        elif self.style != "none":
-            with contextlib.suppress(OSError, ValueError):  # stdout is full or closed
-                print(line, flush=True)
+        say(log, describe(record, trainer.total_epochs), printed=self.style != "none")
         if record.evaluation is not None:
             self._accuracy = f"accuracy {percent(record.evaluation.accuracy)}"
         self._note(record.loss, record.images_per_s)
@@ -98,7 +101,10 @@ class Progress(Callback):
 
     def _note(self, loss: float, images_per_s: float) -> None:
         shown = "" if math.isnan(loss) else f"loss {loss:.4g}"
-        self._text = "  ".join(filter(None, (shown, self._accuracy, f"{images_per_s:,.0f} images/s")))
+        figures = [figure for figure in (shown, self._accuracy, f"{images_per_s:,.0f} images/s") if figure]
+        while figures and len("  ".join(figures)) > self._room:
+            figures.pop()
+        self._text = "  ".join(figures)
 
     def _draw(self, trainer: Trainer, *, restart: bool = False) -> None:
         """Draw the bar, from the beginning if `restart`. If that fails, show only lines from now on."""
@@ -127,14 +133,26 @@ class _Screen(Console):
         raise BrokenPipeError("broken pipe")
 
 
+def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
+    """Log a line of level INFO. If nothing handles such records, as in a notebook, print it.
+
+    printed: False to do nothing then.
+    """
+    if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
+        logger.info("%s", text)
+    elif printed:
+        with contextlib.suppress(OSError, ValueError):  # stdout is full or closed
+            print(text, flush=True)
+
+
 def describe(record: EpochRecord, epochs: int) -> str:
-    """Return an epoch in one line. epochs: the last epoch of the fit."""
-    text = f"epoch {record.epoch}/{epochs}: {counted(record.samples, 'image')} in {record.train_s:.1f} s"
-    text += f" ({record.images_per_s:,.0f}/s)"
-    if not math.isnan(record.loss):
-        text += f", training loss {record.loss:.4g}"
-    text += f", learning rate {record.learning_rate:.4g}"
+    """Return an epoch in one line that fits a terminal of 80 columns. epochs: the last epoch of the fit."""
+    results = [] if math.isnan(record.loss) else [f"loss {record.loss:.4g}"]
     if record.evaluation is not None:
-        text += f", {record.split} accuracy {percent(record.evaluation.accuracy)}"
-        text += f", loss {record.evaluation.loss:.4g}"
-    return text
+        results += [f"{record.split} {percent(record.evaluation.accuracy)}", f"loss {record.evaluation.loss:.4g}"]
+    speed, widest = f"{record.images_per_s:,.0f}", f"epoch {epochs}/{epochs}: "
+    for known in ([f"{record.train_s:.1f} s", f"{speed} images/s"], [f"{speed} images/s"], [f"{speed}/s"], []):
+        text = ", ".join([*known, *results])
+        if len(widest) + len(text) <= WIDTH:
+            break
+    return f"epoch {record.epoch}/{epochs}: {text}"
