@@ -72,7 +72,7 @@ def plan(prepared: Plan, folder: Path) -> None:
     rate = loop_rate(experiment, settings.images)
     costs, link = measured(prepared, rate), Link.of(settings.link)
     cores, machines = (costs.cores, 1) if settings.check else (settings.cores_per_machine, settings.machines)
-    cases = [(workers, every) for workers in settings.asked for every in settings.every]
+    cases = [(workers, every) for workers in settings.asked for every in settings.every[: None if workers > 1 else 1]]
     rows = [asdict(forecast(costs, link, *case, cores, machines)) for case in cases]
     if settings.check:
         rates = measure.medians({case: partial(rate, *case) for case in cases}, settings.repeats)

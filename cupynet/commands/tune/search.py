@@ -90,15 +90,14 @@ def search(plan: Plan, folder: Path) -> float:
 
     Returns the best value of the objective.
     """
-    resume.mark_latest(folder)
     settings = plan.settings
     study = open_study(folder / resume.STUDY, plan.space, settings, resumed=plan.resumed is not None)
+    resume.mark_latest(folder)
     quiet()  # the records of trials are in train.log
     _say(f"searched: {' '.join(settings.search)}; the same for all trials: {' '.join(plan.shared)}")
     try:
         with signals.handled(signals.leave):
-            if run_trials(plan, folder, study):
-                _say("all combinations of the searched settings have been tried")
+            say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
             test, _, _ = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
@@ -172,6 +171,15 @@ def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
             gc_after_trial=True,  # models have reference cycles
         )
     return sampler.exhausted()
+
+
+def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
+    """Print why a search ended before the number of trials that was asked for."""
+    done, failed = (len(study.get_trials(states=each)) for each in (DONE, [TrialState.FAIL]))
+    if exhausted:
+        _say("all combinations of the searched settings have been tried")
+    elif done < asked:
+        _say(f"{done} of {asked} trials are done; {failed} failed or were interrupted: see tune.csv")
 
 
 def ranked(study: Study) -> list[FrozenTrial]:

@@ -136,7 +136,7 @@ def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
     """Return True if the settings of a group differ, and not only the chosen files; `experiment` has none itself."""
     if group == "experiment" or group not in GROUPS:
         return True
-    keys = {key for run in runs for key in run.settings if key.split(".")[0] == group}
+    keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IDLE)}
     return any(_differs(runs, key) for key in keys)
 
 
