@@ -92,8 +92,10 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     from cupynet.commands.tune.search import Plan
 
     folder = resume.given(arguments, "hydra.run.dir")
-    if resumed is None and folder is not None and any(Path(folder, name).exists() for name in (resume.STUDY, TRIALS)):
+    if resumed is None and folder is not None and Path(folder, resume.STUDY).exists():
         raise ConfigError(f"{folder}: holds a search: resume it with resume={folder}, or use another folder")
+    if resumed is None and folder is not None and Path(folder, TRIALS).exists():
+        raise ConfigError(f"{folder}: holds the trials of a search whose {resume.STUDY} is missing: use another folder")
     space = config.search_space(settings.search)
     if not space:
         raise ConfigError("nothing is searched: write a setting as a range, such as seed='range(1,9)' (see --help)")

@@ -269,7 +269,7 @@ def test_an_empty_study_is_refused_and_nothing_is_written(tmp_path: Path) -> Non
         for_hydra([f"resume={tmp_path}", "trials=9"])
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
     (tmp_path / "study.db").rename(tmp_path / "trials")
-    with pytest.raises(ConfigError, match="holds a search"):
+    with pytest.raises(ConfigError, match="holds the trials of a search"):
         prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
 
 
