@@ -20,6 +20,7 @@ from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
 from cupynet.runs.run import Run
 
+MOST_CHARACTERS = 1 << 20  # of stored settings
 OF_OTHERS = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
 OTHER_COMMANDS = re.compile(rf"^({'|'.join(OF_OTHERS - {*own_names(Settings)})}):", re.MULTILINE)
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # of a log
@@ -106,7 +107,8 @@ def config_path(run: Run) -> Path:
 def is_other_command(run: Run) -> bool:
     """Return True for the folder of a search, a benchmark, a forecast or a test of learning rates."""
     try:
-        return OTHER_COMMANDS.search(read_text(config_path(run))) is not None
+        with config_path(run).open(encoding="utf-8", errors="replace") as file:
+            return OTHER_COMMANDS.search(file.read(MOST_CHARACTERS)) is not None
     except OSError:
         return False
 

@@ -104,7 +104,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return found
 
     def _key(self, params: Params) -> Sequence[str]:
-        """Return settings as they are written on a command line: a trial trains with these."""
+        """Return settings as they are written on a command line, from which a trial is composed."""
         return tuple(written(params[key]) for key in self._space)
 
     @property
