@@ -111,7 +111,8 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the settings in which the runs differ, without the seed.
 
     If runs chose different files of a configuration group, the group is listed, but not the settings in its files that
-    follow from the choice. Of settings with the same values in each run, the first is listed.
+    follow from the choice. The same holds for classes and arguments that only one of them has. Of settings with the
+    same values in each run, the first is listed.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
@@ -120,6 +121,7 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
         same_files.setdefault(tuple(run.choices.get(name, "") for name in groups), []).append(run)
     keys = [key for key in dict.fromkeys(key for run in runs for key in run.settings) if not key.startswith(IDLE)]
     own = [key for key in keys if any(_differs(some, key) for some in same_files.values())]
+    own = [key for key in own if not _follows(runs, key, own)]
     if "workers" not in own and _differs(runs, "workers"):
         own.insert(0, "workers")
     by_values: dict[tuple[str, ...], str] = {}
@@ -130,6 +132,12 @@ def differing(runs: Sequence[ComparedRun]) -> list[str]:
 
 def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
     return len({_text(run, key) for run in runs if not run.lacks(key)}) > 1
+
+
+def _follows(runs: Sequence[ComparedRun], key: str, own: Sequence[str]) -> bool:
+    """Return True for an argument that not all classes have, and that is the same where it exists."""
+    known, part = [run for run in runs if key in run.settings], key.rpartition(".")[0]
+    return f"{part}._target_" in own and len(known) < len(runs) and not _differs(known, key)
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:

@@ -50,6 +50,13 @@ def test_a_file_of_a_group_stands_for_what_is_in_it(tmp_path: Path) -> None:
     assert of(tmp_path).varied == ["optimizer", "optimizer.learning_rate"]
 
 
+def test_the_arguments_of_another_class_are_not_listed(tmp_path: Path) -> None:
+    for number, part in enumerate(("{_target_: One}", "{_target_: Two, a: 1, b: 2}", "{_target_: Two, a: 1, b: 3}")):
+        made(tmp_path / str(number), extra=f"model: {part}\n")
+    assert of(tmp_path).varied == ["model._target_", "model.b"]
+    assert of(tmp_path / "0", tmp_path / "1").varied == ["model._target_"]
+
+
 def test_the_number_of_workers_that_was_decided_counts(tmp_path: Path) -> None:
     for name, workers in (("0", 2), ("1", 4)):
         run = made(tmp_path / name, workers=workers)
