@@ -167,7 +167,9 @@ class Stage(Replica):
 
     def warm_up(self, batch_size: int, average: Callable[[Replica], None] = lambda scratch: None) -> float:
         """See `Replica.warm_up`. Does not exchange anything with other stages."""
-        began, scratch = time.perf_counter(), self._scratch()
+        began = time.perf_counter()
+        self.backend.prepare()
+        scratch = self._scratch()
         with np.errstate(over="ignore", invalid="ignore"):  # as in `Replica.warm_up`
             self._warm_up(scratch, -(-batch_size // min(batch_size, self.micro_batches)))
             average(scratch)
