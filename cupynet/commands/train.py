@@ -47,6 +47,8 @@ def prepare(settings: Settings) -> Experiment:
     experiment = Experiment(settings, None if stored is None else stages_of(stored))
     experiment.check_memory()
     experiment.check_shards()
+    if settings.resume is None:
+        experiment.check_checkpoints()
     if stored is not None:
         check_stages(stored, experiment.placement.stages)
     return experiment

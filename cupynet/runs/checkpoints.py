@@ -6,6 +6,7 @@
             weights.safetensors     arrays; equal arrays of several workers are stored once
             state.safetensors
             manifest.json           size and SHA-256 of the other files, and of itself
+        run.json                    the owner, if the folder is not that of a run
 
 A checkpoint is written into a folder with a temporary name. Its files and the folder are flushed to disk, the folder is
 renamed, and its parent is flushed. A checkpoint is renamed before it is removed. Every folder called `step-...` is
@@ -33,6 +34,7 @@ from cupynet.core.files import load_weights, read_object, save_weights, write_js
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
+OWNER = "run.json"  # the run that a folder outside the run's belongs to
 
 log = logging.getLogger(__name__)
 
@@ -139,6 +141,15 @@ class Checkpoints:
         if first is not None:
             raise DataError(f"{self.folder}: all checkpoints are damaged; the newest: {first}")
         return None
+
+    def owner(self) -> str | None:
+        """Return the identity of the run that has claimed this folder; None if no run has. DataError."""
+        path = self.folder / OWNER
+        return str(read_object(path).get("run")) if os.path.lexists(path) else None
+
+    def claim(self, run: str) -> None:
+        """Mark this folder as that of the run with this identity. OutputError."""
+        write_json(self.folder / OWNER, {"run": run})
 
     def clean(self) -> None:
         """Remove leftovers of killed processes; restore a checkpoint that was about to be replaced. OSError."""

@@ -77,6 +77,7 @@ class Trainer:
             change the weights, identically on every rank; `params.publish` makes it visible to the layers.
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
+        rounds: rounds of an epoch of this fit.
         fit_start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
         averaged: True after the last average of the fit.
         deal: how the batches of the current epoch are assigned to workers.
@@ -121,7 +122,7 @@ class Trainer:
         self._feed: BatchFeed | None = None  # the training batches of this fit
         self._held_out: KeptFeed | None = None  # those of its evaluations
         self.report_every = report_every
-        self.iteration = self.epoch = self.round = 0
+        self.iteration = self.epoch = self.round = self.rounds = 0
         self.total_iterations = self.total_epochs = 0
         self.fit_start: int | None = None
         self._resuming: list[Callback] = []  # callbacks restored for the current fit
@@ -234,6 +235,7 @@ class Trainer:
         if deal != self.deal:
             self.round, self.deal = 0, deal
         self.data = fit.train.identity
+        self.rounds = rounds
         self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
         self.averaged = self.averaged and self.unfinished and not fit.epochs  # restored after its last average
         if self.fit_start is None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import uuid
 from pathlib import Path
 
 import numpy as np
 
 from cupynet.core.checks import integer, one_of
+from cupynet.core.errors import ConfigError
 from cupynet.core.files import require_folder
+from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
@@ -18,11 +22,14 @@ from cupynet.training.events import EpochRecord
 from cupynet.training.state_tree import Tree
 from cupynet.training.trainer import Trainer
 
+log = logging.getLogger(__name__)
+
 
 class Checkpoint(Callback):
     """Writes checkpoints after epochs, at intervals, and when a stop ends a fit early.
 
-    Training continues from them bit for bit.
+    Training continues from them bit for bit. A folder belongs to one run, because the callback removes old checkpoints:
+    it is locked during the run, and a folder other than that of the run is marked with the run's identity.
 
     Args:
         every_epochs: complete epochs between checkpoints.
@@ -34,7 +41,7 @@ class Checkpoint(Callback):
             current folder.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is not valid; or, when training begins, the folder belongs to another run.
     """
 
     every_rank = True
@@ -55,21 +62,49 @@ class Checkpoint(Callback):
         self.keep_every = None if keep_every is None else integer("keep_every", keep_every, 1)
         self.best = None if best is None else one_of("best", best, DIRECTIONS)
         self._path = None if path is None else Path(path)
+        self._hold: Hold | None = None
 
     def check_path(self) -> None:
         if self._path is not None:
             require_folder(self._path)
 
+    def check_new(self) -> None:
+        """Refuse a `path` with the checkpoints of another run, before a new run begins. ConfigError."""
+        if self._path is not None and Checkpoints(self._path).steps():
+            raise _taken(self._path)
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
-        self._store = Checkpoints(self._path or (Path("checkpoints") if run is None else run.checkpoints_path))
-        self._written = 0
+        own = None if run is None else run.checkpoints_path
+        self._store = Checkpoints(self._path or own or "checkpoints")
+        self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
+        self._identity, self._unknown = uuid.uuid4().hex, False
+        self._written, self._counted = 0, -1  # number of checkpoints; iteration of the last one
+        self._saved: tuple[int, int] | None = None  # position of the last one in this fit
         self._permanent: list[int] = []  # iterations
         self._best_step, self._best_score = -1, math.nan
         if trainer.rank == 0:
-            self.check_path()
+            require_folder(self._store.folder)
+            self._hold = Hold(self._store.folder)
+            if self._hold.warning and self._elsewhere:
+                log.warning("%s", self._hold.warning)
+
+    def close(self) -> None:
+        if self._hold is not None:
+            self._hold.release()
+            self._hold = None
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self._saved = None
+        if trainer.rank == 0 and self._elsewhere:
+            owner = self._store.owner() or (self._identity if self._unknown else None)
+            if self._store.steps() and owner != self._identity:
+                raise _taken(self._store.folder)
+            self._store.claim(self._identity)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        if self.every_iterations is not None and trainer.iteration % self.every_iterations == 0:
+        ends_epoch = trainer.round == trainer.rounds and (trainer.epoch + 1) % self.every_epochs == 0
+        due = self.every_iterations is not None and trainer.iteration % self.every_iterations == 0
+        if due and not ends_epoch:  # else `on_epoch_end` saves
             self._save(trainer)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -88,22 +123,35 @@ class Checkpoint(Callback):
 
     def state(self) -> Tree:
         return {
+            "identity": self._identity,
             "written": self._written,
+            "counted": self._counted,
             "for_good": np.array(self._permanent, np.int64),
             "best_step": self._best_step,
             "best_score": self._best_score,
         }
 
     def restore(self, state: Tree) -> None:
-        self._written, self._permanent = int(state["written"]), state["for_good"].tolist()
+        self._unknown = "identity" not in state  # of an earlier version, which stored no last iteration counted either
+        self._identity = str(state.get("identity", self._identity))
+        self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
+        self._permanent = state["for_good"].tolist()
         self._best_step, self._best_score = int(state["best_step"]), float(state["best_score"])
 
     def _save(self, trainer: Trainer) -> None:
-        step = trainer.iteration
-        self._written += 1
-        if self.keep_every is not None and self._written % self.keep_every == 0:
-            self._permanent.append(step)
+        step, position = trainer.iteration, (trainer.iteration, trainer.epoch)
+        if position == self._saved:  # a stop right after a checkpoint
+            return
+        self._saved = position
+        if step != self._counted:  # the end of an epoch replaces the checkpoint of its last iteration
+            self._written, self._counted = self._written + 1, step
+            if self.keep_every is not None and self._written % self.keep_every == 0:
+                self._permanent.append(step)
         save(self._store, trainer)
         if trainer.rank == 0:
             newest = [each for each in self._store.steps() if each <= step][-self.keep_last :]
             self._store.keep({*newest, *self._permanent, self._best_step})
+
+
+def _taken(folder: Path) -> ConfigError:
+    return ConfigError(f"path={folder}: holds the checkpoints of another run: name another folder, or remove it")

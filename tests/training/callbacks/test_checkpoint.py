@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from cupynet.core import lock
 from cupynet.core.errors import ConfigError, DataError, OutputError
 from cupynet.data import Dataset, Loader
 from cupynet.optim import Nesterov, OneCycle
@@ -266,14 +267,135 @@ def test_a_forged_number_is_refused_before_training(tmp_path, name, value):
 
 
 def test_a_callback_in_a_new_wrapper_resets_the_best_score(tmp_path):
-    """What is the best of one training says nothing of another."""
-    callback = Checkpoint(best="loss", keep_last=1, path=tmp_path)
-    for _ in range(2):
-        with ParallelWrapper(small_model("float"), 2, callbacks=[callback]) as wrapper:
+    """The best score of one training says nothing about another."""
+    callback = Checkpoint(best="loss", keep_last=1)
+    for run in ("one", "two"):
+        with ParallelWrapper(small_model("float"), 2, callbacks=[callback], run=tmp_path / run) as wrapper:
             fit(wrapper, 1)
             assert callback._best_step == wrapper.trainer.iteration
             assert callback._best_score == wrapper.trainer.evaluation.loss
         callback._best_score = 1e-9  # as of a network that was better
+
+
+# a folder belongs to one run ------------------------------------------------------------------------------------------
+
+
+def saving(path, *, run=None, **options) -> ParallelWrapper:
+    """A wrapper that saves checkpoints in `path`."""
+    return ParallelWrapper(small_model(), 1, callbacks=[Checkpoint(path=path, **options)], run=run)
+
+
+@pytest.mark.parametrize("made_by", ["callback", "command"])
+def test_the_checkpoints_of_another_run_are_never_removed(tmp_path, made_by):
+    data, ck = small_dataset(40), tmp_path / ("ck" if made_by == "callback" else "one/checkpoints")
+    with saving(ck if made_by == "callback" else None, run=tmp_path / "one") as one:
+        one.fit(data, 3, batch_size=4)
+    before = Checkpoints(ck).steps()
+    with saving(ck, run=tmp_path / "two") as two, pytest.raises(ConfigError, match=f"path={ck}: "):
+        two.fit(data, 1, batch_size=4)
+    assert two_iterations(two) == 0 and Checkpoints(ck).steps() == before == [20, 30]
+    with pytest.raises(ConfigError, match=f"path={ck}: "):
+        Checkpoint(path=ck).check_new()
+
+
+def two_iterations(wrapper: ParallelWrapper) -> int:
+    """The iterations of a wrapper that may be closed."""
+    return sum(trainer.iteration for trainer in wrapper._trainers if trainer is not None)
+
+
+def test_a_resumed_run_still_owns_its_folder(tmp_path):
+    """Also in another folder of the run, and if the folder of the checkpoints has moved."""
+    data = small_dataset(40)
+    with saving(tmp_path / "ck", run=tmp_path / "one") as wrapper:
+        wrapper.fit(data, 1, batch_size=4)
+        wrapper.fit(data, 1, batch_size=4)
+    (tmp_path / "ck").rename(tmp_path / "moved")
+    with saving(tmp_path / "moved", run=tmp_path / "two") as wrapper:
+        wrapper.restore(tmp_path / "moved")
+        wrapper.fit(data, 1, batch_size=4)
+    assert Checkpoints(tmp_path / "moved").steps() == [20, 30]
+    other = saving(tmp_path / "moved")
+    with other, pytest.raises(ConfigError):  # continues one run, and would write into the folder of another
+        with saving(tmp_path / "ck") as wrapper:
+            wrapper.fit(data, 1, batch_size=4)
+        other.restore(tmp_path / "ck")
+        other.fit(data, 1, batch_size=4)
+    assert Checkpoints(tmp_path / "moved").steps() == [20, 30]
+
+
+def test_checkpoints_of_an_earlier_version_continue_in_their_folder(tmp_path):
+    """They have no identity, and their folder has no mark."""
+    with saving(tmp_path / "ck") as wrapper:
+        wrapper.fit(small_dataset(40), 1, batch_size=4)
+    store = Checkpoints(tmp_path / "ck")
+    stored = read(store.path(10))
+    for name in ("identity", "counted"):
+        del stored.state["workers"][0]["numbers"]["callbacks"]["Checkpoint"][name]
+    store.save(10, stored.state, stored.arrays)
+    (tmp_path / "ck" / "run.json").unlink()
+    with saving(tmp_path / "ck") as wrapper:
+        wrapper.restore(tmp_path / "ck")
+        wrapper.fit(small_dataset(40), 1, batch_size=4)
+    assert store.steps() == [10, 20]
+
+
+def test_a_folder_is_locked_while_a_run_saves_in_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
+    data = small_dataset(40)
+    with saving(tmp_path / "ck") as one:
+        one.fit(data, 1, batch_size=4)
+        with saving(tmp_path / "ck") as two, pytest.raises(ConfigError, match=f"{tmp_path}/ck: a run is in progress"):
+            two.restore(tmp_path / "ck")
+        one.fit(data, 1, batch_size=4)
+    assert not (tmp_path / "ck" / "running.json").exists() and Checkpoints(tmp_path / "ck").steps() == [10, 20]
+
+
+def test_two_callbacks_do_not_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
+    callbacks = [Checkpoint(keep_last=1), Checkpoint(every_iterations=2, keep_last=5)]
+    with ParallelWrapper(small_model(), 1, callbacks=callbacks, run=tmp_path) as wrapper, pytest.raises(ConfigError):
+        wrapper.fit(small_dataset(40), 1, batch_size=4)
+
+
+# how often ------------------------------------------------------------------------------------------------------------
+
+
+def saved_steps(monkeypatch) -> list[int]:
+    """The iteration of each checkpoint that is written from now on, as it is written."""
+    written = []
+    save = Checkpoints.save
+
+    def noted(self, step, state, arrays):
+        written.append(step)
+        return save(self, step, state, arrays)
+
+    monkeypatch.setattr(Checkpoints, "save", noted)
+    return written
+
+
+def test_the_end_of_an_epoch_is_saved_and_counted_once(tmp_path, monkeypatch):
+    """With 4 rounds in an epoch, so that every 4th iteration ends one."""
+    written = saved_steps(monkeypatch)
+    with saving(tmp_path, every_iterations=4, keep_every=2, keep_last=1) as wrapper:
+        wrapper.fit(small_dataset(16), 5, batch_size=4)
+    assert written == [4, 8, 12, 16, 20] and Checkpoints(tmp_path).steps() == [8, 16, 20]
+
+
+def test_the_best_epoch_and_its_last_iteration_count_once(tmp_path):
+    """An epoch that `every_epochs` passes over is saved again if it is the best: that replaces the same checkpoint."""
+    options = {"every_iterations": 4, "every_epochs": 9, "keep_every": 2, "best": "loss", "keep_last": 1}
+    with saving(tmp_path, **options) as wrapper:
+        wrapper.fit(small_dataset(16), 5, batch_size=4, evaluate_on=small_dataset(8), split="validation")
+        callback = wrapper.callbacks[-1]
+        assert (callback._written, callback._permanent) == (5, [8, 16])
+
+
+def test_a_stop_right_after_a_checkpoint_saves_no_second_one(tmp_path, monkeypatch):
+    written = saved_steps(monkeypatch)
+    callbacks = [Checkpoint(every_iterations=2, path=tmp_path), StopAfter(2)]
+    with ParallelWrapper(small_model(), 1, callbacks=callbacks) as wrapper:
+        wrapper.fit(small_dataset(16), 2, batch_size=4)
+    assert written == [2]
 
 
 def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path):
