@@ -37,7 +37,7 @@ def ranks() -> MpiJob:
 def prepare(settings: Settings) -> Experiment:
     """Build the experiment, before anything is written. ConfigError if it cannot work."""
     from cupynet.config.experiment import Experiment
-    from cupynet.training.checkpointing import check_stages, found, stages_of
+    from cupynet.training.checkpointing import check_epochs, check_stages, found, stages_of
 
     if settings.fast_dev_run:
         settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
@@ -51,6 +51,7 @@ def prepare(settings: Settings) -> Experiment:
         experiment.check_checkpoints()
     if stored is not None:
         check_stages(stored, experiment.placement.stages)
+        check_epochs(stored, settings.epochs)
     return experiment
 
 

@@ -22,6 +22,7 @@ from cupynet.core.errors import CupynetError, DataError, Interrupted
 from cupynet.data import Data
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
+    Callback,
     EarlyStopping,
     Evaluation,
     NonFinite,
@@ -29,6 +30,7 @@ from cupynet.training import (
     Pools,
     Spent,
     StopReason,
+    Trainer,
     advise,
     unlearned,
 )
@@ -68,11 +70,11 @@ class TrainJob:
                 run.tidy()
             if settings.fast_dev_run:
                 run.mark_trial(int(settings.fast_dev_run))
-        with experiment.wrapper(run) as self.wrapper:
+        with experiment.wrapper(run, [*experiment.own_callbacks(), _Beginning(self)]) as self.wrapper:
             experiment.limit_memory()
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
-            if self.first:
+            if self.first and settings.resume is None:
                 run.describe(self._start())
             if self.wrapper.placement.stages > 1 and self.wrapper.pipeline is not None:
                 log.info("stages: %s", self.wrapper.pipeline.describe(self.wrapper.layers))
@@ -92,13 +94,22 @@ class TrainJob:
             raise Interrupted(number, saved(run))
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
+    def begin(self) -> None:
+        """On rank 0 when training begins: from now on a resumed run is another one than before. OutputError."""
+        if self.settings.resume is not None:
+            self.run.reopen(self.wrapper.trainer.iteration)
+        config.training_begins()
+        if self.settings.resume is not None:
+            self.run.describe(self._start())
+
     def _resume(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""
         self.wrapper.restore(resume.checkpoint_of(path))
         trainer = self.wrapper.trainer
         self._check_data(path, trainer.data)
         log.info("resuming after iteration %d, epoch %d", trainer.iteration, trainer.epoch)
-        if trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration:
+        complete = trainer.epoch >= self.settings.epochs and self.run.iterations() == trainer.iteration
+        if complete and not self.run.reopened_path.exists():
             log.info("the run is complete (epoch %d): use epochs=... to train it further", trainer.epoch)
             return False
         clock = trainer.statistics.clock
@@ -243,6 +254,18 @@ class TrainJob:
             stages=placement.stages,
             cores=None if placement.devices else available_cores(),
         )
+
+
+class _Beginning(Callback):
+    """Begins a job when training begins: after all other callbacks have accepted it."""
+
+    last = True
+
+    def __init__(self, job: TrainJob) -> None:
+        self._job = job
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self._job.begin()
 
 
 class _Signals:

@@ -10,7 +10,7 @@ search_space.py reads the search space of `tune`, equal_settings.py finds runs t
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, flat, own_folder
 from cupynet.config.equal_settings import effective, is_alone
-from cupynet.config.hydra_main import Entry, in_sweep, run
+from cupynet.config.hydra_main import Entry, in_sweep, run, training_begins
 from cupynet.config.search_space import search_space, split
 from cupynet.config.stored import check_downloads, check_outputs, keep, load, overrides_of, written
 
@@ -32,5 +32,6 @@ __all__ = [
     "run",
     "search_space",
     "split",
+    "training_begins",
     "written",
 ]

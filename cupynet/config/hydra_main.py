@@ -33,7 +33,7 @@ from cupynet.config import resume
 from cupynet.config.composing import conf_folder, flat, own_folder, register, settings_of
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
-from cupynet.config.schema import AS_RANKS, Settings
+from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
@@ -97,6 +97,15 @@ def in_sweep() -> bool:
     return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
+def training_begins() -> None:
+    """Store the changed settings of a resumed run or search, and link outputs/latest to it. OutputError.
+
+    A job calls this when nothing but training itself can fail any more. Does nothing if no command runs.
+    """
+    if _command is not None:
+        _command.training_begins()
+
+
 class Entry(Callback):
     """Hydra callback of every command (conf/config.yaml): runs before Hydra creates a folder.
 
@@ -152,6 +161,7 @@ class _Command(Generic[S, T]):
         sweep: folder of the sweep; None for a single run.
         resumed: the run or the checkpoint to resume; None for a new run.
         changes: overrides of the resumed run.
+        postponed: work that is done when training begins.
     """
 
     task: Callable[[T, Path], float | None]
@@ -163,6 +173,7 @@ class _Command(Generic[S, T]):
     sweep: Path | None = None
     resumed: Path | None = None
     changes: list[str] = field(default_factory=list)
+    postponed: list[Callable[[], None]] = field(default_factory=list)
 
     def main(self, config_name: str) -> int | str:
         """Hand the command line to Hydra; return the exit code."""
@@ -314,19 +325,30 @@ class _Command(Generic[S, T]):
             raise ConfigError(refusal)
         if rank():
             return
-        if self.resumed is None:
-            keep(folder, settings, job_overrides())
-            OmegaConf.save(HydraConfig.instance().cfg, folder / ".hydra" / "hydra.yaml")
-        else:
+        overrides = job_overrides()
+        if self.resumed is not None:
             now = {resume.name_of(each) for each in self.changes}
-            before = [each for each in overrides_of(folder) if resume.name_of(each) not in now]
-            keep(folder, settings, [*before, *self.changes])
+            overrides = [*(each for each in overrides_of(folder) if resume.name_of(each) not in now), *self.changes]
+        store = functools.partial(keep, folder, settings, overrides)
+        if self.resumed is not None or (folder / resume.STUDY).is_file():
+            self.postponed = [store]
+        else:
+            store()
+            OmegaConf.save(HydraConfig.instance().cfg, folder / ".hydra" / "hydra.yaml")
+            self.postponed = []
+        if self.schema in (Settings, TuneSettings):
+            latest = Path(HydraConfig.get().sweep.dir) if in_sweep() else folder
+            self.postponed.append(functools.partial(resume.mark_latest, latest))
         if flat(settings.callbacks).get("progress.style") == "none":
             quiet()
         if hold.warning:
             _log.warning("%s", hold.warning)
-        if self.schema is Settings:
-            resume.mark_latest(folder)
+
+    def training_begins(self) -> None:
+        """Do what was postponed. OutputError."""
+        postponed, self.postponed = self.postponed, []
+        for work in postponed:
+            work()
 
     def tell(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
         """Report an error, on one of the ranks; return the exit code."""

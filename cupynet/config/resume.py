@@ -22,6 +22,7 @@ from cupynet.core.terminal import near
 STEP = re.compile(r"step-\d+")
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 SUMMARY, TRIAL = "summary.json", "FAST_DEV_RUN.txt"  # in the folder of a finished run, and of a fast dev run
+REOPENED = "unfinished.txt"  # beside the summary of a run that trains further
 SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
@@ -66,15 +67,21 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 
 def mark_latest(folder: Path) -> None:
     """Link outputs/latest to a run inside outputs/, or to its sweep or search. Do nothing if that is impossible."""
-    if (folder.parent / SWEEP).is_file():
-        folder = folder.parent
-    elif (folder.parent.parent / STUDY).is_file():
-        folder = folder.parent.parent
     with contextlib.suppress(OSError, ValueError):  # outside outputs/, or links are not permitted
-        inside = folder.resolve().relative_to(LATEST.parent.resolve())
+        inside = (_above(folder, SWEEP, STUDY) or folder).resolve().relative_to(LATEST.parent.resolve())
         if inside.parts and (LATEST.is_symlink() or not LATEST.exists()):
             LATEST.unlink(missing_ok=True)
             LATEST.symlink_to(inside, target_is_directory=True)
+
+
+def _above(run: Path, *names: str) -> Path | None:
+    """Return the nearest folder above a run, and below outputs/, that holds one of these files; None if there is none.
+
+    A job may be several folders below its sweep: hydra.sweep.subdir may contain slashes.
+    """
+    outputs = LATEST.parent.resolve()
+    above = [each for each in run.resolve().parents if outputs in each.parents]
+    return next((each for each in above if any((each / name).is_file() for name in names)), None)
 
 
 def finished(folder: Path) -> bool:
@@ -164,13 +171,13 @@ def _goes_on(run: Path) -> bool:
 
     A run that diverged is unfinished: it can be resumed with other callbacks. A job of a sweep is finished then.
     """
-    if not (run / SUMMARY).is_file():
+    if not (run / SUMMARY).is_file() or (run / REOPENED).is_file():
         return True  # it was killed
     try:
         summary = json.loads((run / SUMMARY).read_bytes())
         reason, iterations = summary.get("stop_reason"), int(summary.get("iterations", sys.maxsize))
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return True
-    if reason in ("signal", "request") or (reason == "diverged" and not (run.parent / SWEEP).is_file()):
+    if reason in ("signal", "request") or (reason == "diverged" and _above(run, SWEEP) is None):
         return True
     return any(int(path.name.split("-")[1].split(".")[0]) > iterations for path in _checkpoints(run))

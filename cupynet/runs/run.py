@@ -202,6 +202,7 @@ class Run:
         started_path, summary_path, weights_path, history_path, report_path, curves_path, checkpoints_path: its files.
         examples_path: the images of the most confident mistakes.
         trial_path: a file that marks the results of a trial run.
+        reopened_path: a file that marks results from before training was resumed.
         saved: True if this object has written results.
         settings: of the run, nested; None if unknown.
     """
@@ -216,6 +217,7 @@ class Run:
         self.report_path, self.curves_path = self.folder / "report.html", self.folder / "curves.png"
         self.checkpoints_path = self.folder / "checkpoints"
         self.trial_path = self.folder / "FAST_DEV_RUN.txt"
+        self.reopened_path = self.folder / "unfinished.txt"
 
     @classmethod
     def of(cls, run: Run | str | Path) -> Run:
@@ -232,7 +234,7 @@ class Run:
         """Remove the results of an earlier run in this folder. OutputError."""
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
-        for path in (*results, self.started_path, self.report_path, self.curves_path):
+        for path in (*results, self.started_path, self.reopened_path, self.report_path, self.curves_path):
             with contextlib.suppress(IsADirectoryError):
                 path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
@@ -241,6 +243,17 @@ class Run:
         """Mark the results in this folder as those of a trial run. OutputError."""
         text = f"fast_dev_run={batches}: a test that everything works. The figures are not results.\n"
         files.write_whole(self.trial_path, text.encode())
+
+    def reopen(self, iteration: int) -> None:
+        """Begin to train this run further, from a checkpoint. OutputError.
+
+        The results, if there are some, are marked as those from before, until `save`. Later checkpoints are removed.
+        """
+        if self.summary_path.exists():
+            text = "This run has been resumed: summary.json and the weights are from before, until it ends.\n"
+            files.write_whole(self.reopened_path, text.encode())
+        store = Checkpoints(self.checkpoints_path)
+        store.keep([step for step in store.steps() if step <= iteration])
 
     def tidy(self) -> None:
         """Remove incomplete files of a killed process. OutputError."""
@@ -268,6 +281,7 @@ class Run:
         examples: (M, H, W, C) uint8, the images of the M most confident mistakes, in their order.
         """
         self.summary_path.unlink(missing_ok=True)  # it describes the previous weights
+        self.reopened_path.unlink(missing_ok=True)
         files.save_weights(self.weights_path, weights)
         self.examples_path.unlink(missing_ok=True)
         if examples is not None and len(examples):

@@ -170,6 +170,19 @@ def check_stages(stored: Stored, stages: int) -> None:
         raise ConfigError(f"{stored.path}: its replicas have stages={then}, not {stages}: use {remedy}")
 
 
+def check_epochs(stored: Stored, epochs: int) -> None:
+    """Refuse to train for fewer epochs than a checkpoint has. ConfigError, DataError."""
+    position = _states(stored)[0]["trainer"]
+    with _malformed(f"{stored.path / STATE}, workers[0]"):
+        check_position(position)
+        begun = position["epoch"] + (position["round"] > 0)
+    if begun > epochs:
+        raise ConfigError(
+            f"epochs={epochs}: {stored.path} has already been trained for {begun} epochs: use epochs={begun} or more, "
+            "or resume from an earlier checkpoint"
+        )
+
+
 def made_by(trainer: Trainer) -> dict[str, Any]:
     """Return everything besides the settings that affects results bit for bit; saved, and compared on resume."""
     machine, backend = environment(), trainer.backend

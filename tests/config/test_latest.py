@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cupynet import config
 from cupynet.config import resume
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, DataError
 
 LATEST = Path("outputs/latest")
 
@@ -158,16 +159,37 @@ def aged(run: Path, seconds: float) -> Path:
 
 
 @pytest.mark.usefixtures("minimal_conf")
-def test_the_link_is_made_when_a_sweep_begins(command, here):
+def test_the_link_is_made_when_training_begins(command, here):
     seen = []
 
     def task(settings, folder):
-        seen.append((os.readlink(LATEST), folder))
+        before = LATEST.is_symlink() and os.readlink(LATEST)
+        config.training_begins()
+        seen.append((before, os.readlink(LATEST), folder))
 
     assert command("-m", "workers=1", task=task)[0] == 0
-    ((link, job),) = seen
-    assert (Path("outputs") / link).resolve() == job.resolve().parent
+    ((before, link, job),) = seen
+    assert not before and (Path("outputs") / link).resolve() == job.resolve().parent
     assert command("workers=0")[0] == 2 and os.readlink(LATEST) == link
+
+    def fails(settings, folder):
+        raise DataError("a picture is broken")
+
+    assert command(task=fails)[0] == 65 and os.readlink(LATEST) == link
+    assert command(task=task)[0] == 0
+    (_, (before, now, run)) = seen
+    assert before == link and (Path("outputs") / now).resolve() == run.resolve()
+
+
+@pytest.mark.usefixtures("minimal_conf")
+@pytest.mark.parametrize("subdir", ["seed/${seed}", "a/b/${hydra.job.num}"])
+def test_a_job_may_be_several_folders_below_its_sweep(subdir, command, here):
+    def task(settings, folder):
+        config.training_begins()
+        resume.mark_latest(folder)  # as a job in a process of its own does
+
+    assert command("-m", "seed=1,2", f"hydra.sweep.subdir={subdir}", task=task)[0] == 0
+    assert (LATEST / "multirun.yaml").is_file()
 
 
 def test_latest_leads_to_the_whole_sweep_or_search(here):
@@ -179,6 +201,20 @@ def test_latest_leads_to_the_whole_sweep_or_search(here):
     assert os.readlink(LATEST) == "sweeps/day/time"
     resume.mark_latest(trial)
     assert os.readlink(LATEST) == "tune/day/time"
+
+
+def test_a_sweep_in_outputs_itself_does_not_hide_its_jobs(here):
+    job = made("outputs/0")
+    Path("outputs/multirun.yaml").write_text("")
+    resume.mark_latest(job)
+    assert os.readlink(LATEST) == "0"
+
+
+def test_a_diverged_job_several_folders_below_its_sweep_is_finished(here):
+    job = made("outputs/sweeps/day/time/seed/1")
+    Path("outputs/sweeps/day/time/multirun.yaml").write_text("")
+    (job / "summary.json").write_text('{"stop_reason": "diverged", "iterations": 4}')
+    assert resume.find("latest", []) is None
 
 
 def test_a_pipe_in_place_of_a_summary_is_not_waited_for(here):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume
 from cupynet.core import lock
@@ -208,9 +209,50 @@ def test_a_refused_resume_changes_nothing(stopped, command, capsys):
     assert command("resume=latest", "callbacks.checkpoint.keep_last=5", task=train_job)[0] == 0
     assert "keep_last: 5\n" in (folder / "config.yaml").read_text()
     capsys.readouterr()
-    assert command(f"resume={stopped}", "epochs=1", "workers=1", task=train_job)[0] == 0
+    before = contents(stopped / ".hydra"), (stopped / "summary.json").read_bytes()
+    assert command(f"resume={stopped}", "epochs=2", "workers=1", task=train_job)[0] == 0
     stdout = capsys.readouterr().out
     assert "its replicas" not in stdout and "the run is complete" in stdout
+    assert command(f"resume={stopped}", "epochs=1", task=train_job)[0] == 2  # it has two
+    assert (contents(stopped / ".hydra"), (stopped / "summary.json").read_bytes()) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ("callbacks.history.path=/proc/x/h.jsonl", 74),  # found before the data are loaded
+        ("callbacks.checkpoint.path={other}", 2),  # found when training begins
+    ],
+)
+def test_a_resume_that_fails_before_training_changes_no_settings(stopped, change, code, command):
+    other = Path("other").absolute()
+    Checkpoints(other).save(3, {}, {})
+    kept = [stopped / ".hydra", stopped / "checkpoints"]
+    before = [contents(folder) for folder in kept], (stopped / "started.json").read_bytes()
+    code_now, _ = command(f"resume={stopped}", "epochs=9", change.format(other=other), task=train_job)
+    assert code_now == code
+    assert ([contents(folder) for folder in kept], (stopped / "started.json").read_bytes()) == before
+    assert command(f"resume={stopped}", task=train_job)[0] == 0
+    assert config.load(stopped).epochs == 2 == Run(stopped).summary().outcome.epochs
+
+
+def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(stopped, command, in_folder):
+    """Its results are from before, and no checkpoint is newer than they are."""
+    resumed(stopped)
+    first, last = Checkpoints(stopped / "checkpoints").steps()[-2:]
+    assert resume.find("latest", []) is None
+    kept = (stopped / "summary.json").read_bytes()
+    with pytest.raises(KeyError, match="as if killed"):
+        path = stopped / "checkpoints" / f"step-{first:08d}"
+        experiment = train.prepare(config.load(stopped, [f"resume={resume.quoted(path)}"]))
+        experiment.callbacks.append(EndAfter(last, killed=True))
+        train.train(experiment, stopped)
+    assert (stopped / "summary.json").read_bytes() == kept and resume.find("latest", []) == stopped
+    shutil.copytree(stopped, in_folder / "outputs" / "copied")  # whatever the times of its files are
+    assert not resume.finished(in_folder / "outputs" / "copied")
+    resumed(stopped)
+    shutil.rmtree(in_folder / "outputs" / "copied")
+    assert resume.find("latest", []) is None and resume.finished(stopped)
 
 
 def test_a_run_that_ended_without_a_checkpoint_is_done(in_folder, command, capsys):
