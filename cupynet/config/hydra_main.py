@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -115,8 +115,7 @@ class Entry(Callback):
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Note which folders Hydra will create for the run."""
         assert _command is not None
-        folder = _folder(config, "hydra.run.dir")
-        _command.created = [each for each in (folder, *folder.parents) if not each.exists()]
+        _command.created = _missing(_folder(config, "hydra.run.dir"))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Begin the record of a sweep. SystemExit if its folder holds another run or sweep."""
@@ -124,18 +123,23 @@ class Entry(Callback):
 
         assert _command is not None
         folder = _folder(config, "hydra.sweep.dir")
+        _command.created = _missing(folder)
         try:
-            resume.refuse_taken(folder)
-        except ConfigError as error:
+            sweep_record.begin(folder)
+        except CupynetError as error:
             raise SystemExit(tell(error)) from error
         _command.sweep = folder
-        sweep_record.say(f"each job runs in a folder of {folder}")
 
 
 def _folder(config: DictConfig, key: str) -> Path:
     """Return a folder that Hydra will create; if its name cannot be resolved, Hydra will refuse it."""
     HydraConfig.instance().set_config(config)
     return Path(str(OmegaConf.select(config, key, throw_on_resolution_failure=False)))
+
+
+def _missing(folder: Path) -> list[Path]:
+    """Return the folders that will be created with this one, the innermost first."""
+    return [each for each in (folder, *folder.parents) if not each.exists()]
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
@@ -162,6 +166,7 @@ class _Command(Generic[S, T]):
         resumed: the run or the checkpoint to resume; None for a new run.
         changes: overrides of the resumed run.
         postponed: work that is done when training begins.
+        arguments: of the command line, as Hydra reads it.
     """
 
     task: Callable[[T, Path], float | None]
@@ -174,6 +179,7 @@ class _Command(Generic[S, T]):
     resumed: Path | None = None
     changes: list[str] = field(default_factory=list)
     postponed: list[Callable[[], None]] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
 
     def main(self, config_name: str) -> int | str:
         """Hand the command line to Hydra; return the exit code."""
@@ -181,18 +187,18 @@ class _Command(Generic[S, T]):
         code: int | str = 0
         try:
             register(self.schema)
-            sys.argv[1:] = self.read(sys.argv[1:])
+            sys.argv[1:] = self.arguments = self.read(sys.argv[1:])
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
             code = self.tell(_as_ours(error, self.schema))
+        of_jobs = self.code
+        if self.sweep is not None:
+            from cupynet.config import sweep_record
+
+            of_jobs = sweep_record.finish(self.sweep)
         if self.code is None:
             self.clean_up()
-        if self.sweep is None:
-            return code or self.code or 0
-        from cupynet.config import sweep_record
-
-        of_jobs = sweep_record.finish(self.sweep)
-        return code or of_jobs
+        return code or of_jobs or 0
 
     def clean_up(self) -> None:
         """Remove those folders that were created and are empty."""
@@ -243,14 +249,19 @@ class _Command(Generic[S, T]):
     # a job ----------------------------------------------------------------------------------------------------------
 
     def job(self, config: DictConfig) -> float | None:
-        """Run the job. Its errors are reported here and never reach Hydra."""
+        """Run the job, perhaps in a process of Hydra's launcher. Its errors are reported here and never reach Hydra."""
         from cupynet.config import sweep_record
 
+        global _command
+        _command = self
         now = HydraConfig.get()
-        folder, sweep = Path(now.runtime.output_dir), in_sweep()
+        folder, here = Path(now.runtime.output_dir), Path(now.runtime.cwd)
+        sweep = here / now.sweep.dir if in_sweep() else None
         begun, result, error = False, None, ""
-        if sweep:
-            sweep_record.began(now.job.num, job_overrides())
+        if sweep is not None:
+            shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+            record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
+            sweep_record.began(sweep, record, self.arguments)
             quiet()
         with contextlib.ExitStack() as locks:
             try:
@@ -270,13 +281,11 @@ class _Command(Generic[S, T]):
                 if sweep and isinstance(raised, KeyboardInterrupt | Interrupted):
                     raise SystemExit(self.code) from raised  # it ends the sweep
             finally:
-                if sweep:
-                    shown = Path(near(folder))
-                    job = sweep_record.Job(now.job.num, job_overrides(), shown, self.code or 0, error)
-                    sweep_record.ended(Path(now.sweep.dir), job)
+                if sweep is not None:
+                    sweep_record.ended(sweep, replace(record, code=self.code or 0, error=error))
         if not begun and not rank():
-            if sweep:
-                self.created = [folder]
+            if sweep is not None:
+                self.created = [each for each in (folder, *folder.parents) if sweep in each.parents]
             self.clean_up()
         return result
 

@@ -1,19 +1,23 @@
 """`hydra/launcher=processes`: the jobs of a sweep as processes, several at once.
 
-A job is the command of the sweep with the job's own settings. If it is killed, the others are not affected: a pool of
-workers, such as joblib's, breaks when one of them is killed.
+A job is the command of the sweep with the job's own settings. Its warnings are shown at once and its errors at its end,
+with its number. If it is killed, the others are not affected: a pool of workers, such as joblib's, breaks when one of
+them is killed.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, cast
 
 from hydra.core.utils import JobReturn, JobStatus
@@ -26,14 +30,15 @@ from cupynet.config.resume import quoted
 from cupynet.core import signals
 from cupynet.core.checks import integer
 from cupynet.core.errors import Interrupted
-from cupynet.core.exits import tell
-from cupynet.core.terminal import printable
+from cupynet.core.exits import UNWRITABLE, WARNING, tell
+from cupynet.core.terminal import folded, printable
 
 if TYPE_CHECKING:
     from cupynet.config import sweep_record  # brings NumPy, which --help can do without
 
 MOST_ON_CPU = 4  # jobs at once by default
 WAKE_S = 0.2  # interval at which the waiting main thread lets Python run signal handlers
+WARNED = re.compile(rf"\[[\d:]+\] {WARNING}")  # a line on the terminal
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -60,7 +65,7 @@ class ProcessLauncher(Launcher):
         self._free: queue.SimpleQueue[str | None] = queue.SimpleQueue()  # devices
         for place in range(at_once):
             self._free.put(devices[place % len(devices)] if devices else None)
-        sweep = Path(str(self._config.hydra.sweep.dir))
+        self._sweep = Path(str(self._config.hydra.sweep.dir))
         done: dict[int, sweep_record.Job] = {}
         running: set[Future[sweep_record.Job]] = set()
         with ThreadPoolExecutor(at_once, "cupynet-job") as pool:
@@ -72,13 +77,13 @@ class ProcessLauncher(Launcher):
                         finished, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
                         for ended in (each.result() for each in finished):
                             done[ended.number] = ended
-                            sweep_record.ended(sweep, ended)
+                            sweep_record.ended(self._sweep, ended)
             except KeyboardInterrupt as stopped:  # the end of the lifeline lets the jobs stop and save
                 signals.say("cupynet: running jobs stop and save; again: at once\n")
                 pool.shutdown(cancel_futures=True)
                 for each in running:
                     if not each.cancelled():
-                        sweep_record.ended(sweep, each.result())
+                        sweep_record.ended(self._sweep, each.result())
                 raise SystemExit(
                     tell(Interrupted.by(stopped, "what its jobs have saved is in their folders"))
                 ) from None
@@ -94,14 +99,14 @@ class ProcessLauncher(Launcher):
         with open_dict(config):
             config.hydra.job.num, config.hydra.job.id = number, str(number)
         folder = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
-        return sweep_record.Job(number, overrides, folder, 0)
+        return sweep_record.Job(number, overrides, folder, None)
 
     def _run(self, job: sweep_record.Job) -> sweep_record.Job:
         """Run a job in its process, on a device that is free; return how it ended."""
         from cupynet.config import sweep_record
 
         device = self._free.get()
-        sweep_record.began(job.number, job.overrides)
+        sweep_record.began(self._sweep, job, sys.argv)
         try:
             code, error = self._process(job, device)
         finally:
@@ -113,17 +118,27 @@ class ProcessLauncher(Launcher):
         of_hydra = cast("list[str]", OmegaConf.to_container(self._config.hydra.overrides.hydra, resolve=False))
         ours = [f"hydra.run.dir={quoted(job.folder)}", f"hydra.job.num={job.number}", f"hydra.job.id={job.number}"]
         environment = os.environ | {signals.LIFELINE: "stdin"} | ({} if device is None else {VISIBLE: device})
-        done = subprocess.run(
-            [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
-            env=environment, stdin=self._lifeline, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            errors="replace", start_new_session=True,
-        )  # fmt: skip
-        labelled = done.stderr.replace("cupynet: ", f"cupynet: job {job.number}: ")
-        print(printable(labelled), end="", file=sys.stderr, flush=True)
-        if done.returncode < 0:
-            return 128 - done.returncode, f"ended by signal {-done.returncode}"
-        last = done.stderr.strip().rpartition("\n")[2]
-        return done.returncode, last.removeprefix("cupynet: ") if done.returncode else ""
+        with TemporaryFile() as errors:
+            with subprocess.Popen(
+                [*_program(), *of_hydra, *job.overrides, *ours, "hydra.mode=RUN"],  # the last value of a setting wins
+                env=environment, stdin=self._lifeline, stdout=subprocess.PIPE, stderr=errors, text=True,
+                errors="replace", start_new_session=True,
+            ) as process:  # fmt: skip
+                assert process.stdout is not None
+                for line in process.stdout:
+                    if warning := WARNED.match(line):
+                        text = f"{warning[0]}job {job.number}: {line[warning.end() :]}"
+                        with suppress(*UNWRITABLE):
+                            print(folded(printable(text).strip()), flush=True)
+            errors.seek(0)
+            said = errors.read().decode(errors="replace")
+        labelled = said.replace("cupynet: ", f"cupynet: job {job.number}: ")
+        with suppress(*UNWRITABLE):
+            print(printable(labelled), end="", file=sys.stderr, flush=True)
+        code = process.returncode
+        if code < 0:
+            return 128 - code, f"ended by signal {-code}"
+        return code, said.strip().rpartition("\n")[2].removeprefix("cupynet: ") if code else ""
 
 
 def _program() -> list[str]:

@@ -1,6 +1,7 @@
 """The jobs of a sweep: a row for each in sweep.csv, and a table on the terminal.
 
-The sweep process records each job that has ended, and reads the results from its folder.
+A job may run in any process: a launcher decides. Therefore each job is recorded in a file in the sweep's folder when it
+begins and when it ends, and its results are read from its own folder. The files are removed when the sweep has ended.
 """
 
 from __future__ import annotations
@@ -8,21 +9,23 @@ from __future__ import annotations
 import contextlib
 import logging
 import shlex
-import sys
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from cupynet.config.resume import refuse_taken
 from cupynet.config.sweep_table import ABSENT, Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.checks import one_line, percent
-from cupynet.core.errors import CupynetError, OutputError
+from cupynet.core.errors import ConfigError, CupynetError, OutputError
 from cupynet.core.exits import Console, say_error
-from cupynet.core.files import write_whole
+from cupynet.core.files import read_object, write_json, write_whole
+from cupynet.core.lock import Hold
 from cupynet.core.terminal import near
 from cupynet.runs.run import Run, Summary
 
-NAME = "sweep.csv"
+NAME, RECORDS = "sweep.csv", ".jobs"
 FIGURES = (  # name, title, format
     ("test_accuracy", "test\naccuracy", percent),
     ("validation_accuracy", "validation\naccuracy", percent),
@@ -34,20 +37,20 @@ FIGURES = (  # name, title, format
 
 @dataclass(frozen=True)
 class Job:
-    """A job of a sweep that has ended.
+    """A job of a sweep that has begun.
 
     Attributes:
         number: from 0.
         overrides: of the job, as typed.
         folder: of the run.
-        code: exit code.
+        code: exit code; None before the job ends.
         error: one line; "" if there was none.
     """
 
     number: int
     overrides: Sequence[str]
     folder: Path
-    code: int
+    code: int | None
     error: str = ""
 
     @cached_property
@@ -58,16 +61,29 @@ class Job:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The results; None if the job failed, whatever its folder holds."""
-        if not self.code:
+        """The results; None if the job failed or has not ended, whatever its folder holds."""
+        if self.code == 0:
             with contextlib.suppress(CupynetError):
                 return Run(self.folder).summary()
         return None
 
     @property
-    def accuracy(self) -> float | None:
-        """The accuracy on the validation images if there are some, else on the test images."""
+    def data(self) -> str | None:
+        """The data set; None without results."""
         if self.summary is None:
+            return None
+        setup = self.summary.setup
+        return f"{setup.dataset} (fallback)" if setup.fallback else setup.dataset
+
+    @property
+    def is_trial(self) -> bool:
+        """True for a fast dev run, whose figures mean nothing."""
+        return self.summary is not None and self.summary.setup.fast_dev_run > 0
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy on the validation images if there are some, else on the test images; None for a fast dev run."""
+        if self.summary is None or self.is_trial:
             return None
         scores = self.summary.scores
         return scores.test_accuracy if scores.validation_accuracy is None else scores.validation_accuracy
@@ -78,7 +94,39 @@ class Job:
         return "done" if self.accuracy is None else f"accuracy {percent(self.accuracy)}"
 
 
-_ended: list[Job] = []  # the jobs of this process's sweep
+_ended: list[Job] = []  # the jobs that ended in this process, in case their records cannot be written
+_hold: Hold | None = None  # the lock on the folder of this process's sweep
+
+
+def begin(sweep: Path) -> None:
+    """Create and lock the folder of a sweep, until `finish`.
+
+    Raises:
+        ConfigError: it holds another run or sweep, perhaps one in progress.
+        OutputError: it cannot be created.
+    """
+    global _hold
+    try:
+        sweep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{sweep}: cannot be created ({error.strerror})") from error
+    _hold = Hold(sweep)
+    _ended.clear()
+    if _hold.warning:
+        say_error(f"warning: {_hold.warning}")
+    try:
+        refuse_taken(sweep)
+    except ConfigError:
+        _release()
+        raise
+    say(f"each job runs in a folder of {sweep}")
+
+
+def _release() -> None:
+    global _hold
+    if _hold is not None:
+        _hold.release()
+        _hold = None
 
 
 def say(text: str) -> None:
@@ -86,31 +134,56 @@ def say(text: str) -> None:
     Console().handle(logging.makeLogRecord({"msg": text, "levelno": logging.INFO}))
 
 
-def began(number: int, overrides: Sequence[str]) -> None:
-    """Print that a job begins, with the settings that not all jobs share."""
-    say(f"job {number}: {' '.join(each for each in overrides if each not in sys.argv)}")
+def began(sweep: Path, job: Job, shared: Sequence[str]) -> None:
+    """Record that a job begins, and print the settings that are not shared by all jobs."""
+    say(f"job {job.number}: {' '.join(each for each in job.overrides if each not in shared)}")
+    with contextlib.suppress(OutputError):  # `ended` warns
+        _record(sweep, job)
 
 
 def ended(sweep: Path, job: Job) -> None:
-    """Record that a job has ended in sweep.csv, and print its result. A failure to write is a warning."""
+    """Record that a job has ended, also in sweep.csv, and print its result. A failure to write is a warning."""
     _ended.append(job)
-    jobs = sorted(_ended, key=lambda each: each.number)
-    table = [
-        *columns(jobs),
-        column("exit_code", [job.code for job in jobs]),
-        column("error", [one_line(job.error) for job in jobs]),
-        column("folder", [str(job.folder) for job in jobs]),
-    ]
     try:
-        write_whole(sweep / NAME, as_csv(table).encode())
+        _record(sweep, job)
+        _write(sweep, [each for each in _jobs(sweep) if each.code is not None])
     except OutputError as error:
         say_error(f"warning: {NAME}: {error}")
     if not job.code:
         say(f"job {job.number}: {job}")
 
 
+def _record(sweep: Path, job: Job) -> None:
+    """Write the file of a job. OutputError."""
+    with contextlib.suppress(OSError):  # `write_json` finds that too
+        (sweep / RECORDS).mkdir(exist_ok=True)
+    write_json(sweep / RECORDS / f"{job.number}.json", {**asdict(job), "folder": str(job.folder)})
+
+
+def _jobs(sweep: Path) -> list[Job]:
+    """Return the jobs that have begun, in any process, by number."""
+    found = {}
+    for path in (sweep / RECORDS).glob("*.json"):
+        with contextlib.suppress(CupynetError, TypeError, KeyError):
+            known = read_object(path)
+            found[known["number"]] = Job(**{**known, "folder": Path(known["folder"])})
+    found |= {job.number: job for job in _ended}
+    return [found[number] for number in sorted(found)]
+
+
+def _write(sweep: Path, jobs: Sequence[Job]) -> None:
+    """Write sweep.csv. OutputError."""
+    table = [
+        *columns(jobs),
+        column("exit_code", [job.code for job in jobs]),
+        column("error", [one_line(job.error) for job in jobs]),
+        column("folder", [str(job.folder) for job in jobs]),
+    ]
+    write_whole(sweep / NAME, as_csv(table).encode())
+
+
 def columns(jobs: Sequence[Job]) -> list[Column]:
-    """Return the numbers, the settings that differ and the results."""
+    """Return the numbers, the settings that differ, the data if they differ or are not those asked for, the results."""
     names = dict.fromkeys(name for job in jobs for name in job.settings)
     varied = [name for name in names if len({job.settings.get(name) for job in jobs}) > 1]
     short = shortened(varied)
@@ -118,6 +191,9 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
     for name in varied:
         values = [job.settings.get(name) for job in jobs]
         found.append(column(name, values, title=heading(short[name])))
+    data = {job.data: job.summary.setup.fallback for job in jobs if job.summary is not None}
+    if len(data) > 1 or any(data.values()):
+        found.append(column("dataset", [job.data for job in jobs], title="data", right=False))
     results = [{} if job.summary is None else job.summary.flat() for job in jobs]
     for name, title, form in FIGURES:
         found.append(column(name, [result.get(name) for result in results], form, title))
@@ -125,11 +201,19 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
 
 
 def finish(sweep: Path) -> int:
-    """Print the jobs, the best of them and the command that compares them.
+    """Print the jobs, the best of them and the command that compares them, and unlock the folder.
 
-    Returns the exit code of the first job that failed, or 0.
+    Returns the exit code of the first job that failed, or 0. A job that has not ended was killed, or its launcher has
+    lost it: it has failed.
     """
-    jobs = sorted(_ended, key=lambda each: each.number)
+    lost = "its process was killed"
+    begun = _jobs(sweep)
+    jobs = [replace(job, code=1, error=lost) if job.code is None else job for job in begun]
+    if jobs:
+        with contextlib.suppress(OutputError):  # `ended` has warned
+            _write(sweep, jobs)
+            if jobs == begun:  # else a job may still run without its launcher
+                shutil.rmtree(sweep / RECORDS, ignore_errors=True)
     scored = [job for job in jobs if job.accuracy is not None]
     with contextlib.suppress(OSError, ValueError):  # the terminal may be closed
         screen = Screen()
@@ -138,9 +222,12 @@ def finish(sweep: Path) -> int:
         for job in jobs:
             if job.code:
                 screen.print(f"job {job.number} {job}", soft_wrap=True)
+        if any(job.is_trial for job in jobs):
+            screen.print("fast dev run: the figures are not results", soft_wrap=True)
         if scored:
             best = max(scored, key=lambda job: job.accuracy or 0.0)
             command = shlex.join(["cupynet", "compare", near(sweep)])
-            screen.print(f"best: job {best.number}, {best}. Compare the jobs: {command}", soft_wrap=True)
+            screen.print(f"best: job {best.number}, {best} on {best.data}. Compare the jobs: {command}", soft_wrap=True)
     _ended.clear()
+    _release()
     return next((job.code for job in jobs if job.code), 0)

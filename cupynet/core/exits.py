@@ -21,6 +21,7 @@ from cupynet.core.checks import one_line
 from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code, signal_of
 from cupynet.core.terminal import folded, printable
 
+WARNING = "warning: "  # before the text of a warning on the terminal
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
 
@@ -161,7 +162,7 @@ class Console(logging.Handler):
             if record.levelno >= logging.ERROR:
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
-                mark = "warning: " if record.levelno >= logging.WARNING else ""
+                mark = WARNING if record.levelno >= logging.WARNING else ""
                 print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
         except UNWRITABLE:
             pass  # the run continues, and its log file has the record

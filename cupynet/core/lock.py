@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,6 +62,25 @@ class Hold:
             with contextlib.suppress(OSError):
                 self._path.unlink()  # while it is held: a waiting process notices that the file is gone
             self._lock.release()
+
+
+@contextlib.contextmanager
+def exclusive(path: Path, timeout_s: float) -> Iterator[None]:
+    """Context that one process at a time is in, for processes that name the same lock file.
+
+    The file is removed afterwards. A process that has waited for `timeout_s` enters all the same, and so does each one
+    on a file system without locks.
+    """
+    lock = _file_lock(path)
+    with contextlib.suppress(TimeoutError, OSError):
+        lock.acquire(timeout=timeout_s)
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            with contextlib.suppress(OSError):
+                path.unlink()  # as in `Hold.release`
+            lock.release()
 
 
 def at_work(folder: Path) -> bool:

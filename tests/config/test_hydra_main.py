@@ -160,9 +160,12 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
     folders: list[tuple[Path, Path, Path]] = []
     arguments = ("workers=2", "devices=[0,2]", "data=mnist", "data.limit=7", "data.folder=${hydra:runtime.cwd}/x")
     latest = Path("outputs", "latest")
-    code, (settings,) = command(
-        *arguments, task=lambda settings, folder: folders.append((folder, Path.cwd(), latest.resolve()))
-    )
+
+    def task(settings: Settings, folder: Path) -> None:
+        config.training_begins()
+        folders.append((folder, Path.cwd(), latest.resolve()))
+
+    code, (settings,) = command(*arguments, task=task)
     assert code == 0
     assert (settings.workers, settings.devices, settings.data["limit"]) == (2, [0, 2], 7)
     assert settings.data["folder"] == f"{in_folder}/x" and settings.data["fallback"] is None  # because data=mnist
@@ -170,7 +173,7 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
     for value in leaves(settings):
         assert type(value) in (int, float, bool, str, type(None)), value
     ((folder, working_folder, linked),) = folders
-    assert linked == folder.resolve()  # the newest run, as soon as it begins
+    assert linked == folder.resolve()  # the newest run, as soon as its training begins
     assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs"
     assert sorted(path.name for path in folder.rglob("*")) == [".hydra", "config.yaml", "hydra.yaml", "overrides.yaml"]
     assert working_folder == in_folder

@@ -36,6 +36,13 @@ if job == 1:
 if job == 2:
     os.kill(os.getpid(), 40)  # a real-time signal has no name
 """
+WARNING = """
+from cupynet.core import exits
+from logging import makeLogRecord
+for level, text in ((20, "epoch 1"), (30, "MNIST is not there"), (20, "epoch 2: warning: not one")):
+    exits.Console().handle(makeLogRecord({"msg": text, "levelno": level}))
+print("warning: printed by a callback", flush=True)
+"""
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -170,6 +177,20 @@ def test_a_job_that_is_killed_ends_no_other(
     assert {job: row["exit_code"] for job, row in found.items()} == {"0": "137", "1": "1", "2": "168", "3": "0"}
     assert [found[job]["error"] for job in "0123"] == ["ended by signal 9", "how unexpected", "ended by signal 40", ""]
     assert "cupynet: job 1: how unexpected\n" in capsys.readouterr().err
+
+
+def test_warnings_of_jobs_are_shown_with_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep").mkdir()
+    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", WARNING])
+    launched(2, tmp_path, monkeypatch, jobs=2, devices=[])
+    stdout = capsys.readouterr().out
+    assert sorted(line.split("] ")[1] for line in stdout.splitlines() if "warning" in line) == [
+        "warning: job 0: MNIST is not there",
+        "warning: job 1: MNIST is not there",
+    ]
+    assert "epoch" not in stdout and "callback" not in stdout
 
 
 def test_a_signal_that_another_thread_receives_stops_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

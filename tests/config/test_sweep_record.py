@@ -95,6 +95,35 @@ def test_a_refused_job_has_no_result_whatever_its_folder_holds(tmp_path: Path) -
     assert [row["test_accuracy"] for row in rows(tmp_path)] == [""]
 
 
+def test_a_fast_dev_run_is_never_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job(tmp_path, 0, test_accuracy=0.9, fast_dev_run=1)
+    job(tmp_path, 1, test_accuracy=0.8, fast_dev_run=1)
+    assert sweep_record.finish(tmp_path) == 0
+    stdout = capsys.readouterr().out
+    assert "best" not in stdout and "job 0: done" in stdout and "fast dev run" in stdout
+
+
+@pytest.mark.parametrize(
+    ("datasets", "column"),
+    [
+        ([("mnist", False), ("mnist", False)], None),
+        ([("synthetic", True), ("synthetic", True)], ["synthetic (fallback)"] * 2),
+        ([("mnist", False), ("synthetic", False)], ["mnist", "synthetic"]),
+    ],
+)
+def test_the_table_says_on_which_data(
+    datasets: list[tuple[str, bool]], column: list[str] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, (dataset, fallback) in enumerate(datasets):
+        job(tmp_path, number, dataset=dataset, fallback=fallback)
+    sweep_record.finish(tmp_path)
+    stdout = capsys.readouterr().out
+    assert [row.get("dataset") for row in rows(tmp_path)] == (column or [None] * 2)
+    (best,) = [line for line in stdout.splitlines() if line.startswith("best: ")]
+    assert f" on {column[0] if column else 'mnist'}." in best
+    assert (" data" in stdout.split("best")[0]) == (column is not None)
+
+
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sweep.csv").mkdir()
     job(tmp_path, 0)

@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from cupynet.core import lock
 from cupynet.core.errors import ConfigError
-from cupynet.core.lock import NAME, Hold, at_work
+from cupynet.core.lock import NAME, Hold, at_work, exclusive
 
 
 def test_a_folder_is_locked_until_its_process_leaves(tmp_path: Path) -> None:
@@ -143,3 +144,29 @@ def test_a_link_is_not_written_through_and_a_pipe_not_waited_for(tmp_path: Path)
     assert not at_work(tmp_path)
     with pytest.raises(ConfigError, match="running.json: must be a plain file"):
         Hold(tmp_path)
+
+
+def test_one_thread_at_a_time_is_in_an_exclusive_context(tmp_path: Path) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+
+    def work(number: int) -> None:
+        with exclusive(tmp_path / "x.lock", 30):
+            inside.append(number)
+            most.append(len(inside))
+            time.sleep(0.02)
+            inside.remove(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 4 and list(tmp_path.iterdir()) == []
+
+
+def test_an_exclusive_context_is_entered_after_the_timeout(tmp_path: Path) -> None:
+    with exclusive(tmp_path / "x.lock", 30), exclusive(tmp_path / "x.lock", 0.01):
+        assert (tmp_path / "x.lock").exists()
+    with exclusive(tmp_path / "no" / "such" / "folder", 0.01):
+        pass

@@ -9,14 +9,17 @@ import logging
 import os
 import time
 import warnings
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from cupynet.core.lock import exclusive
 from cupynet.training.callbacks.loggers.base import Logger
 from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
 EVERY_S = 5.0  # between two writes
+CREATED_S = 60.0  # a job waits at most this long for the tables that others create
 # if a server does not answer, MLflow by default retries for 15 minutes, longer than workers wait for rank 0
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 6000  # limits of MLflow
@@ -49,16 +52,24 @@ class MLflow(Logger):
             os.environ.setdefault(variable, value)
         # SQLAlchemy 2.1 warns about MLflow's own tables
         warnings.filterwarnings("ignore", message="The ``noload`` loader strategy", category=DeprecationWarning)
+        for noisy in ("alembic", "mlflow.store.db.utils"):
+            logging.getLogger(noisy).setLevel(logging.WARNING)  # they log each table
+        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        with ExitStack() as locked:
+            if uri.startswith("sqlite:///"):
+                path = Path(uri.removeprefix("sqlite:///"))
+                with path.open("ab"):  # MLflow would retry for minutes
+                    pass
+                # MLflow fails if several processes create the tables of a file together
+                locked.enter_context(exclusive(path.with_name(f".{path.name}.lock"), CREATED_S))
+            self._create(uri, hyperparameters)
+
+    def _create(self, uri: str, hyperparameters: dict[str, Any]) -> None:
+        """Create the run, or continue the one that `identity` names."""
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        for noisy in ("alembic", "mlflow.store.db.utils"):
-            logging.getLogger(noisy).setLevel(logging.WARNING)  # they log each table
-        uri = self.uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
-        if uri.startswith("sqlite:///"):
-            with Path(uri.removeprefix("sqlite:///")).open("ab"):  # MLflow would retry for minutes
-                pass
         self._client = MlflowClient(tracking_uri=uri, registry_uri=uri)
         if self.identity:
             self._client.update_run(self.identity, status="RUNNING")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock, Timeout
 
 from cupynet.commands import train
 from cupynet.config.stored import check_outputs
@@ -391,3 +392,18 @@ def test_rank_0_alone_logs(tmp_path: Path) -> None:
     check({key: v for key, v in found.items() if not key[0].startswith("result/")}, Run(folder), exact=False)
     events = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}
+
+
+def test_jobs_that_start_together_create_one_store(tmp_path, monkeypatch):
+    """MLflow fails if two processes create the tables of a file: one does at a time."""
+    path, seen = tmp_path / "mlflow.db", []
+
+    def create(self, uri, hyperparameters):
+        taken = pytest.raises(Timeout)
+        with taken, FileLock(tmp_path / ".mlflow.db.lock", thread_local=False).acquire(timeout=0):
+            pass
+        seen.append(uri)
+
+    monkeypatch.setattr(MLflow, "_create", create)
+    MLflow(f"sqlite:///{path}")._begin({}, 0)
+    assert seen == [f"sqlite:///{path}"] and list(tmp_path.iterdir()) == [path]
