@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import shlex
 import signal
@@ -36,6 +37,8 @@ from cupynet.training import (
 )
 
 log = logging.getLogger(__name__)
+
+RATES = 100  # past learning rates that are compared
 
 
 class TrainJob:
@@ -94,12 +97,13 @@ class TrainJob:
             raise Interrupted(number, saved(run))
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
-    def begin(self) -> None:
+    def begin(self, trainer: Trainer) -> None:
         """On rank 0 when training begins: from now on a resumed run is another one than before. OutputError."""
         if self.settings.resume is not None:
-            self.run.reopen(self.wrapper.trainer.iteration)
+            self.run.reopen(trainer.iteration)
         config.training_begins()
         if self.settings.resume is not None:
+            warn_of_other_rates(trainer, self.run.planned_epochs())
             self.run.describe(self._start())
 
     def _resume(self, path: Path) -> bool:
@@ -265,7 +269,7 @@ class _Beginning(Callback):
         self._job = job
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        self._job.begin()
+        self._job.begin(trainer)
 
 
 class _Signals:
@@ -288,6 +292,26 @@ class _Signals:
         self._wrapper.stop(name, StopReason.SIGNAL)
         if self._speaks:
             signals.say(f"cupynet: {name}: stopping after this round and saving; again: at once\n")
+
+
+def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
+    """Warn if the learning rate of a resumed run was another one before, because fewer or more epochs were planned.
+
+    Most schedules span a fit. They then give other rates to its past iterations, too.
+    """
+    epochs, iteration, start = trainer.total_epochs, trainer.iteration, trainer.fit_start
+    if planned in (None, epochs) or start is None or not trainer.rounds:
+        return
+    then = copy.deepcopy(trainer.schedule)
+    then.span(start, trainer.total_iterations + (planned - epochs) * trainer.rounds, trainer.rounds, planned)
+    past = range(start, iteration, max((iteration - start) // RATES, 1))
+    if any(then(each) != trainer.schedule(each) for each in past):
+        log.warning(
+            "epochs=%d, and %d were planned: the learning-rate schedule now spans %d epochs, and the rate continues at "
+            "%.4g after %.4g. The result is not that of %d epochs in one go, as it would be with a constant rate, or a "
+            "schedule such as Step that does not depend on the length of training",
+            *(epochs, planned, epochs, trainer.schedule(iteration), then(iteration - 1), epochs),
+        )
 
 
 def saved(run: Run) -> str:

@@ -8,7 +8,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,28 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
     """Refuse settings, by dotted keys, that differ from those of the run and must not. ConfigError."""
     for key in sorted(given.keys() | stored.keys()):
         if given.get(key) != stored.get(key) and key.partition(".")[0] not in MAY_DIFFER:
+            # a number may take the place of a part, which has settings of its own, or the other way round
+            place = next(above for above in _with_above(key) if above in given or above in stored)
+            then = _value(stored, place)
+            made = "without it" if then is None else f"with {written(then)}"
             raise ConfigError(
-                f"{key}={written(given.get(key))}: the run in {run_of(path)} was made with {written(stored.get(key))}: "
+                f"{place}={written(_value(given, place))}: the run in {run_of(path)} was made {made}: "
                 f"leave it out, or begin a new run; a resumed run may only change {', '.join(MAY_DIFFER[:6])}"
             )
+
+
+def _with_above(key: str) -> Iterator[str]:
+    """Yield the dotted keys of the parts that contain a setting, outermost first, and its own."""
+    names = key.split(".")
+    yield from (".".join(names[:count]) for count in range(1, len(names) + 1))
+
+
+def _value(settings: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a setting, or the settings below it, nested; None if there is nothing."""
+    if key in settings:
+        return settings[key]
+    below = [name.removeprefix(f"{key}.").partition(".")[0] for name in settings if name.startswith(f"{key}.")]
+    return {name: _value(settings, f"{key}.{name}") for name in dict.fromkeys(below)} or None
 
 
 def name_of(override: str) -> str:

@@ -270,6 +270,13 @@ class Run:
             return str(files.read_object(self.started_path)["started"])
         return None
 
+    def planned_epochs(self) -> int | None:
+        """Return the epochs that were requested when this run last began; None if that is unknown."""
+        with contextlib.suppress(DataError):
+            found = files.read_object(self.started_path).get("epochs")
+            return found if type(found) is int else None
+        return None
+
     def describe(self, start: Start) -> None:
         """Write started.json. OutputError."""
         known = asdict(start)

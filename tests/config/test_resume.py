@@ -128,6 +128,24 @@ def test_a_setting_that_only_one_of_two_runs_has_is_refused():
     resume.refuse_other({"epochs": 2}, {"epochs": 1, "callbacks.mine.path": "x"}, RUN)
 
 
+SCHEDULE = {"rate._target_": "cupynet.optim.Warmup", "rate.steps": 9, "rate.then._target_": "A", "rate.then.peak": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "named", "made"),
+    [
+        ({"rate": 0.01}, SCHEDULE, "rate=0.01: ", "{_target_:cupynet.optim.Warmup,steps:9,then:{_target_:A,peak:0.2}}"),
+        (SCHEDULE, {"rate": 0.01}, "rate={_target_:cupynet.optim.Warmup,", "with 0.01:"),
+        ({**SCHEDULE, "rate.then.peak": 0.1}, SCHEDULE, "rate.then.peak=0.1: ", "with 0.2:"),
+        ({"rate": 0.01}, {}, "rate=0.01: ", "without it"),
+    ],
+)
+def test_a_refused_setting_names_what_the_run_was_made_with(given, stored, named, made):
+    with pytest.raises(ConfigError) as refused:
+        resume.refuse_other({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
+    assert str(refused.value).startswith(named) and made in str(refused.value)
+
+
 def test_a_running_run_cannot_be_resumed(stopped, command, capsys, monkeypatch):
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     assert resume.find("latest", []) == stopped
@@ -337,6 +355,49 @@ def test_a_full_disk_keeps_earlier_checkpoints(in_folder):
         assert "\n" not in str(caught.value) and files() == before
     assert Checkpoints(folder / "checkpoints").newest().state["iteration"] == 4
     resumed(folder, "epochs=2")
+
+
+# training further -----------------------------------------------------------------------------------------------------
+
+STEP = ["optimizer.learning_rate._target_=cupynet.optim.Step", "+optimizer.learning_rate.initial=0.1"]
+STEP += ["+optimizer.learning_rate.factor=0.5", "+optimizer.learning_rate.every=7"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "workers", "same_in_one_go"),
+    [
+        ([], 1, False),  # OneCycle
+        (["optimizer.learning_rate=0.05"], 1, True),
+        (STEP, 2, True),
+        (["parallel.learning_rate_scale=linear", *STEP], 2, True),
+        (["parallel.learning_rate_scale=linear"], 2, False),
+    ],
+    ids=["one cycle", "constant", "step", "scaled step", "scaled cycle"],
+)
+def test_training_further_is_as_in_one_go_or_says_what_the_schedule_does(
+    rate, workers, same_in_one_go, in_folder, caplog
+):
+    caplog.set_level("WARNING", "cupynet.commands")
+    quick = [*QUICK, "model=mlp", "data.train=128", "backend=numpy", f"workers={workers}", *rate]
+    quick = [each for each in quick if each != "epochs=1"]
+    trained(in_folder / "whole", *quick, "epochs=4")
+    trained(in_folder / "parts", *quick, "epochs=2")
+    caplog.clear()
+    resumed(in_folder / "parts", "epochs=4")
+    one, other = (Run(in_folder / name).weights() for name in ("whole", "parts"))
+    assert all((one[name] == other[name]).all() for name in one) == same_in_one_go
+    assert [record.args[:3] for record in caplog.records if "schedule" in record.msg] == [(4, 2, 4)] * (
+        not same_in_one_go
+    )
+    caplog.clear()
+    resumed(in_folder / "parts", "epochs=4")
+    assert not caplog.records
+
+
+def test_a_run_resumed_as_planned_warns_of_nothing(stopped, caplog):
+    caplog.set_level("WARNING")
+    resumed(stopped)
+    assert not [record for record in caplog.records if "schedule" in record.msg]
 
 
 def test_only_train_resumes(in_folder):
