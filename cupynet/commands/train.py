@@ -48,7 +48,7 @@ def prepare(settings: Settings) -> Experiment:
     experiment.check_memory()
     experiment.check_shards()
     if settings.resume is None:
-        experiment.check_checkpoints()
+        experiment.check_new()
     if stored is not None:
         check_stages(stored, experiment.placement.stages)
         check_epochs(stored, settings.epochs)

@@ -10,6 +10,7 @@ import copy
 import gc
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_outp
 from cupynet.optim import Optimizer, Schedule
 from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
-from cupynet.training import Callback, Checkpoint, ParallelWrapper, Pools, Profile
+from cupynet.training import Callback, ParallelWrapper, Pools, Profile
 from cupynet.training.callbacks.base import check_decisions
 from cupynet.training.fit import check_batches
 from cupynet.training.replica import check_accumulate
@@ -236,12 +237,12 @@ class Experiment:
         with naming("data", self.settings.data):
             self.source.shards.check_workers(self.placement.workers)
 
-    def check_checkpoints(self) -> None:
-        """Refuse a new run whose folder for checkpoints holds those of another. ConfigError."""
-        for name, part in self._callbacks.items():
-            if isinstance(part, Checkpoint):
-                with naming(name, self.settings.callbacks[name.removeprefix("callbacks.")]):
-                    part.check_new()
+    def check_new(self) -> None:
+        """Refuse a new run whose callbacks would write into the results of another. ConfigError."""
+        for key, part in self._callbacks.items():
+            arguments = self.settings.callbacks[key.removeprefix("callbacks.")]
+            with suppress(OSError), naming(key, arguments):  # `check_path` reports an OSError
+                part.check_new()
 
     def check_memory(self) -> None:
         """Refuse settings for which the machine or a device has too little memory, on all ranks. ConfigError."""

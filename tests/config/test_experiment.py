@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,10 +14,12 @@ from cupynet.backend import create_backend
 from cupynet.backend.array import Array
 from cupynet.backend.cuda import gpus
 from cupynet.commands import doctor
+from cupynet.commands.train import prepare
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Augmentation, Data, Dataset, Draws, Source
 from cupynet.parallel import Placement, placement
+from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import EarlyStopping, Pools, WeightAverage
 from tests.support.settings import CONF, settings_of
 from tests.support.training import small_dataset
@@ -403,3 +406,16 @@ def test_probable_mistakes_are_warned_of(setting: str, warning: str, caplog: pyt
     assert warning not in caplog.text
     Experiment(settings_of(*settings, setting)).announce()
     assert warning in caplog.text
+
+
+def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) -> None:
+    Checkpoints(tmp_path / "ck").save(3, {}, {})
+    (tmp_path / "history.jsonl").write_text("{}\n")
+    (tmp_path / "empty").touch()
+    for setting in ("checkpoint.path={}/ck", "history.path={}/history.jsonl"):
+        setting = f"callbacks.{setting.format(tmp_path)}"
+        with pytest.raises(ConfigError, match=f"^{setting}: "):
+            prepare(settings_of("data=synthetic", *SMALL, setting))
+        prepare(settings_of("data=synthetic", *SMALL, setting.replace(str(tmp_path), f"{tmp_path}/new")))
+    prepare(settings_of("data=synthetic", *SMALL, f"callbacks.history.path={tmp_path}/empty"))
+    prepare(settings_of("data=synthetic", *SMALL, f"callbacks.checkpoint.path={tmp_path}/{'x' * 300}"))

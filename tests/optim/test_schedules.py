@@ -389,3 +389,30 @@ def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
         assert wrapper.warm_up(4) > 0
         wrapper.fit(small_dataset(40), 2, batch_size=4)
         assert wrapper.trainer.replica.optimizer.learning_rate(wrapper.trainer.iteration - 1) == 0.05
+
+
+@pytest.mark.parametrize(
+    ("make", "same"),
+    [
+        (lambda: Constant(0.1), True),
+        (lambda: Step(0.1, 0.5, 1, by="epoch"), True),
+        (lambda: Map({0: 0.1, 3: 0.01}, by="epoch"), True),
+        (lambda: Exponential(0.1, 0.9), True),
+        (lambda: Inverse(0.1, 0.1), True),
+        (lambda: Sigmoid(0.1, -0.5, 2, by="epoch"), True),
+        (lambda: ReduceOnPlateau(0.1), True),
+        (lambda: Cosine(0.1, cycle=7), True),
+        (lambda: Warmup(4, Step(0.1, 0.5, 3)), True),
+        (lambda: Warmup(4, Step(0.1, 0.5, 1, by="epoch")), True),
+        (lambda: OneCycle(0.1), False),
+        (lambda: Cosine(0.1), False),
+        (lambda: Polynomial(0.1), False),
+        (lambda: Warmup(4, OneCycle(0.1)), False),
+    ],
+)
+def test_which_rates_do_not_depend_on_the_length_of_training(make: Any, same: bool) -> None:
+    """cupynet/training/README.md lists them: a run trains further with them as in one go."""
+    short, long = make(), make()
+    short.span(0, 20, 10, 2)
+    long.span(0, 40, 10, 4)
+    assert ([short(each) for each in range(20)] == [long(each) for each in range(20)]) == same

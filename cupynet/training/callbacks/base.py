@@ -40,6 +40,9 @@ class Callback:
     def check_path(self) -> None:
         """Refuse a path argument that cannot be written, before data are loaded. OutputError."""
 
+    def check_new(self) -> None:
+        """Refuse a path argument that holds results of another run, before a new run begins. ConfigError."""
+
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
 

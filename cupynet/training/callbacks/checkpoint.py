@@ -69,7 +69,6 @@ class Checkpoint(Callback):
             require_folder(self._path)
 
     def check_new(self) -> None:
-        """Refuse a `path` with the checkpoints of another run, before a new run begins. ConfigError."""
         if self._path is not None and Checkpoints(self._path).steps():
             raise _taken(self._path)
 

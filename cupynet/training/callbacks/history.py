@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from cupynet.core.errors import OutputError
+from cupynet.core.errors import ConfigError, OutputError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.evaluation import FEW_CLASSES, finite
@@ -35,6 +35,10 @@ class History(Callback):
     def check_path(self) -> None:
         if self._path is not None:
             _open(self._path).close()
+
+    def check_new(self) -> None:
+        if self._path is not None and self._path.is_file() and self._path.stat().st_size:
+            raise ConfigError(f"path={self._path}: holds the history of another run: name another file, or remove it")
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._file = _open(self._path or (Path("history.jsonl") if run is None else run.history_path))
