@@ -37,7 +37,7 @@ from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
-from cupynet.core.exits import BROKEN_PIPE, quiet, stdout_is_gone, steady_streams, tell
+from cupynet.core.exits import BROKEN_PIPE, Console, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.core.lock import Hold
 from cupynet.core.mpiexec import rank, started
 from cupynet.core.terminal import near
@@ -262,6 +262,7 @@ class _Command(Generic[S, T]):
             shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
             record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
             sweep_record.began(sweep, record, self.arguments)
+            Console.label = f"job {now.job.num}: "
             quiet()
         with contextlib.ExitStack() as locks:
             try:
@@ -281,6 +282,7 @@ class _Command(Generic[S, T]):
                 if sweep and isinstance(raised, KeyboardInterrupt | Interrupted):
                     raise SystemExit(self.code) from raised  # it ends the sweep
             finally:
+                Console.label = ""
                 if sweep is not None:
                     sweep_record.ended(sweep, replace(record, code=self.code or 0, error=error))
         if not begun and not rank():

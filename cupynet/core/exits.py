@@ -154,7 +154,12 @@ class Console(logging.Handler):
     """Log records on the terminal: `[12:30:05] text` on stdout; errors as `cupynet: text` on stderr.
 
     It looks up sys.stdout for every record, because a live display replaces it for a while.
+
+    Attributes:
+        label: before the text of each warning of this process, such as the number of a job.
     """
+
+    label = ""
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(record.getMessage().strip())
@@ -162,7 +167,7 @@ class Console(logging.Handler):
             if record.levelno >= logging.ERROR:
                 say_error(text, record.exc_info[1] if record.exc_info else None)
             else:
-                mark = WARNING if record.levelno >= logging.WARNING else ""
+                mark = f"{WARNING}{self.label}" if record.levelno >= logging.WARNING else ""
                 print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
         except UNWRITABLE:
             pass  # the run continues, and its log file has the record

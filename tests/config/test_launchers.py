@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import pickle
 import sys
 from collections.abc import Sequence
@@ -35,6 +36,7 @@ def task(settings: Settings, folder: Path) -> float | None:
     if settings.seed == 3:
         raise DataError("a picture is damaged")
     config.training_begins()
+    logging.getLogger("cupynet").warning("little was learned")
     made(folder / "made", test_accuracy=settings.seed / 10)
     for path in (folder / "made").iterdir():
         if path.name != ".hydra":
@@ -103,6 +105,8 @@ def test_jobs_of_other_processes_are_in_the_table(sweep: Any, capsys: pytest.Cap
         "1": ("2", "0.2"),
         "2": ("5", "0.5"),
     }
+    warned = [line.split("] ")[1] for line in stdout.splitlines() if "warning" in line]
+    assert warned == [f"warning: job {number}: little was learned" for number in range(3)]
     assert stderr == "" and "best: job 2, accuracy 50.00 % on mnist" in stdout
     assert [line.split()[1] for line in stdout.splitlines() if line.startswith("  ")][-3:] == ["1", "2", "5"]
     assert Path("outputs/latest").resolve() == Path("outputs/s").resolve()

@@ -357,6 +357,8 @@ def _form(plan: Plan) -> Any:
 
 def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation) -> str:
     """Return lines about the best trial, and the command that trains it again."""
+    if (folder_of(folder, best) / resume.TRIAL).is_file():
+        return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
     lines = [
         f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}",
