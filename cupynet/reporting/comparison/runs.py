@@ -157,6 +157,8 @@ def _trouble(data: RunData, settings: dict[str, Any], summary: dict[str, Any]) -
     """Return why there is no result, or why it does not count; "" otherwise."""
     if not summary:
         return "still training" if data.running else f"failed: {data.error}" if data.error else "unfinished"
+    if data.run.reopened_path.exists():
+        return "still training" if data.running else "unfinished: its results are from before it was resumed"
     if summary["stop_reason"] in ("signal", "request", "diverged") or str(summary["stopped_by"]).startswith(PRUNED):
         return f"stopped: {one_line(summary['stopped_by'])}"
     return "a trial with fast_dev_run: its figures are not results" if settings.get("fast_dev_run") else ""

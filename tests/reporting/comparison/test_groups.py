@@ -15,6 +15,7 @@ from cupynet.reporting.comparison.groups import Comparison, compared
 from cupynet.reporting.comparison.runs import find, natural
 from cupynet.reporting.comparison.table import columns, in_order
 from cupynet.reporting.folder import read_run
+from cupynet.runs.run import Run
 from tests.support.compared_runs import made
 
 
@@ -198,6 +199,14 @@ def test_missing_figures_name_their_run(name: str, value: Any, tmp_path: Path) -
     comparison = of(tmp_path)
     ((run,),) = (group.runs for group in comparison.others)
     assert run.name == "0" and run.trouble.startswith("damaged: summary.json: ") and len(comparison.groups) == 1
+
+
+def test_results_from_before_a_run_was_resumed_do_not_count(tmp_path: Path) -> None:
+    """Its settings are already those of the longer training."""
+    run = made(tmp_path / "0")
+    assert [each.trouble for each in find([str(tmp_path)])] == [""]
+    Run(run).reopen(100)
+    assert all(each.trouble for each in find([str(tmp_path)]))
 
 
 def test_an_unfinished_run_is_marked(tmp_path: Path) -> None:
