@@ -253,7 +253,7 @@ class _Command(Generic[S, T]):
         from cupynet.config import sweep_record
 
         global _command
-        _command = self
+        elsewhere, _command = _command is not self, self
         now = HydraConfig.get()
         folder, here = Path(now.runtime.output_dir), Path(now.runtime.cwd)
         sweep = here / now.sweep.dir if in_sweep() else None
@@ -262,7 +262,7 @@ class _Command(Generic[S, T]):
             shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
             record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
             sweep_record.began(sweep, record, self.arguments)
-            Console.label = f"job {now.job.num}: "
+            Console.label = f"job {now.job.num}: " if elsewhere else ""  # others may run at the same time
             quiet()
         with contextlib.ExitStack() as locks:
             try:
