@@ -71,13 +71,17 @@ class ProcessLauncher(Launcher):
         with ThreadPoolExecutor(at_once, "cupynet-job") as pool:
             try:
                 with signals.handled(signals.leave), signals.lifeline() as self._lifeline:
-                    for job in jobs:
-                        running.add(pool.submit(self._run, job))
-                    while running:
-                        finished, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
-                        for ended in (each.result() for each in finished):
-                            done[ended.number] = ended
-                            sweep_record.ended(self._sweep, ended)
+                    try:
+                        for job in jobs:
+                            running.add(pool.submit(self._run, job))
+                        while running:
+                            finished, running = wait(running, timeout=WAKE_S, return_when=FIRST_COMPLETED)
+                            for ended in (each.result() for each in finished):
+                                done[ended.number] = ended
+                                sweep_record.ended(self._sweep, ended)
+                    finally:
+                        for each in running:  # before running jobs stop: no other may begin in their place
+                            each.cancel()
             except KeyboardInterrupt as stopped:  # the end of the lifeline lets the jobs stop and save
                 signals.say("cupynet: running jobs stop and save; again: at once\n")
                 pool.shutdown(cancel_futures=True)
