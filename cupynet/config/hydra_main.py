@@ -4,7 +4,8 @@ Hydra creates the folder of a run before it calls the job, and leaves it empty: 
 first record opens the log file. The job validates its settings, locks the folder and writes `.hydra/` itself. If it is
 refused, the folders that Hydra created for it are removed; a folder that existed before is never touched.
 
-Under mpiexec every process composes the same settings. Only rank 0 has a folder and a log.
+Under mpiexec every process composes the same settings. Only rank 0 has a folder and a log. The environment says which
+rank a process is; before anything is written, MPI must say the same.
 """
 
 from __future__ import annotations
@@ -167,6 +168,7 @@ class _Command(Generic[S, T]):
         changes: overrides of the resumed run.
         postponed: work that is done when training begins.
         arguments: of the command line, as Hydra reads it.
+        ranks: all ranks, once MPI was started; None before, and without mpiexec.
     """
 
     task: Callable[[T, Path], float | None]
@@ -180,6 +182,17 @@ class _Command(Generic[S, T]):
     changes: list[str] = field(default_factory=list)
     postponed: list[Callable[[], None]] = field(default_factory=list)
     arguments: list[str] = field(default_factory=list)
+    ranks: MpiJob | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank of this process, according to MPI if it was started."""
+        return rank() if self.ranks is None else self.ranks.rank
+
+    @property
+    def alone(self) -> bool:
+        """True for a single process."""
+        return started() is None if self.ranks is None else self.ranks.size == 1
 
     def main(self, config_name: str) -> int | str:
         """Hand the command line to Hydra; return the exit code."""
@@ -215,9 +228,9 @@ class _Command(Generic[S, T]):
         if started() is not None and SWEEP & set(given):
             raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
         if started() is not None and self.join is not None:
-            self.join()  # a rank without MPI ends all others, before rank 0 has a folder
+            self.ranks = self.join()  # a rank without MPI ends all others, before rank 0 has a folder
         given = self._resuming(given)
-        if rank():  # a folder that exists, and no log
+        if self.rank:  # a folder that exists, and no log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
         return given
 
@@ -234,10 +247,10 @@ class _Command(Generic[S, T]):
         if self.resumed is None:
             own = resume.given(given, "hydra.run.dir")
             if own is not None and resume.finished(Path(own)):
-                if not rank():
+                if not self.rank:
                     print(f"resume=latest: the run in {own} has ended and kept no checkpoint")
                 raise SystemExit(0)
-            if not rank():
+            if not self.rank:
                 print("resume=latest: there is no run to resume: a new run begins")
             return _without(given, "resume")
         folder = resume.quoted(resume.run_of(self.resumed))
@@ -285,7 +298,7 @@ class _Command(Generic[S, T]):
                 Console.label = ""
                 if sweep is not None:
                     sweep_record.ended(sweep, replace(record, code=self.code or 0, error=error))
-        if not begun and not rank():
+        if not begun:
             if sweep is not None:
                 self.created = [each for each in (folder, *folder.parents) if sweep in each.parents]
             self.clean_up()
@@ -303,13 +316,22 @@ class _Command(Generic[S, T]):
         return settings  # type: ignore[return-value]  # `schema` is Settings
 
     def _joined(self, settings: S) -> MpiJob | None:
-        """Return the ranks, after they have agreed on their settings; None without mpiexec. ConfigError."""
-        if started() is None:
+        """Return the ranks, after they have agreed on their settings; None for a single process. ConfigError."""
+        as_ranks = self.join is not None and settings.parallel.launcher == "mpi"
+        known = self.ranks is not None or started() is not None
+        if self.join is not None and as_ranks:
+            self.ranks = self.join()
+        if self.alone:
             return None
-        if self.join is None or settings.parallel.launcher != "mpi":
+        if self.ranks is None or not as_ranks:
             way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
-            raise ConfigError(f"mpiexec started several processes, and each would start a separate run: {way_out}")
-        ranks = self.join()
+            raise ConfigError(f"several processes were started, and each would start a separate run: {way_out}")
+        ranks = self.ranks
+        if not known:  # each rank already has a folder and a log
+            raise ConfigError(
+                f"parallel.launcher=mpi: {ranks.size} ranks were started, but no variable of the environment says so: "
+                f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
+            )
         ranks.ranks.timeout_s = settings.parallel.timeout_s
         ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=PER_MACHINE)})
         return ranks
@@ -322,7 +344,7 @@ class _Command(Generic[S, T]):
             OutputError: the settings cannot be stored.
         """
         refusal, shown = "", Path(near(folder))
-        if not rank():
+        if not self.rank:
             try:
                 hold = Hold(shown)
                 locks.callback(hold.release)
@@ -334,7 +356,7 @@ class _Command(Generic[S, T]):
             refusal = ranks.share(refusal)
         if refusal:
             raise ConfigError(refusal)
-        if rank():
+        if self.rank:
             return
         overrides = job_overrides()
         if self.resumed is not None:
@@ -363,18 +385,18 @@ class _Command(Generic[S, T]):
 
     def tell(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
         """Report an error, on one of the ranks; return the exit code."""
-        if started() is None or (isinstance(error, SystemExit) and log is None):
+        if self.alone or (isinstance(error, SystemExit) and log is None):
             return tell(error, log, label)
-        code, log = exit_code(error), None if rank() else log
+        code, log = exit_code(error), None if self.rank else log
         if self.join is None:
-            return code if rank() else tell(error, log, label)
+            return code if self.rank else tell(error, log, label)
         try:
             ranks = self.join()
             speaks = ranks.speaks(error)
-        except ConfigError:  # MPI does not start here, perhaps on this rank alone
-            return tell(error, log, f"rank {rank()}: ")
+        except ConfigError:  # MPI cannot be used here, perhaps on this rank alone
+            return tell(error, log, f"rank {self.rank}: ")
         if speaks:
-            tell(error, log, f"rank {rank()}: " if rank() else label)
+            tell(error, log, f"rank {self.rank}: " if self.rank else label)
         return ranks.exit_code
 
 

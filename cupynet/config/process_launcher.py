@@ -160,5 +160,5 @@ def _devices(config: DictConfig) -> list[str]:
     if backend is None or config.get("devices") is not None:
         return []
     name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
-    visible = os.environ.get(VISIBLE)
-    return visible.split(",") if visible else [str(place) for place in range(device_count(name))]
+    count, visible = device_count(name), os.environ.get(VISIBLE)
+    return visible.split(",")[:count] if visible else [str(place) for place in range(count)]  # CUDA stops at a wrong one

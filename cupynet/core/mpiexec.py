@@ -1,4 +1,8 @@
-"""Find mpiexec, and the rank that it or a scheduler gives to a process, before MPI is started."""
+"""Find mpiexec, and the rank that it or a scheduler gives to a process, before MPI is started.
+
+The environment may be wrong: its variables are inherited, and the launcher may belong to another MPI than the library.
+What MPI says decides, see `disagreement`.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,82 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from cupynet.core.errors import ConfigError
 
-RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")  # MPICH, PMIx (Slurm), Open MPI
-SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+# rank and size from MPICH, Open MPI, PMIx under Slurm, and srun without any of them. Only variables of a Slurm step:
+# those of the job, such as SLURM_NTASKS, are also set in the shell of a batch script
+CLAIMS = (
+    ("PMI_RANK", "PMI_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMIX_RANK", "SLURM_STEP_NUM_TASKS"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+TERMINAL = "SLURM_PTY_PORT"  # set by srun --pty, which gives its terminal to rank 0
 
 
-def started() -> tuple[int, int | None] | None:
-    """Return this process's rank and the number of ranks, None if that is unknown; None for a single process."""
-    rank, size = _number(RANK_VARIABLES), _number(SIZE_VARIABLES)
-    return None if rank is None or size == 1 else (rank, size)
+class Claim(NamedTuple):
+    """What the environment says about this process.
+
+    Attributes:
+        rank: its number.
+        size: the number of ranks; None if unknown.
+        variable: the environment variable with the rank.
+    """
+
+    rank: int
+    size: int | None
+    variable: str
+
+
+def claims() -> list[Claim]:
+    """Return what each launcher left in the environment. There may be several, because variables are inherited."""
+    found = [(_number(rank), _number(size), rank) for rank, size in CLAIMS]
+    several = [Claim(rank, size, variable) for rank, size, variable in found if rank is not None]
+    return [each for each in several if not _is_slurm_shell(each)]
+
+
+def started() -> Claim | None:
+    """Return this process's rank and the number of ranks; None for a single process."""
+    return next((each for each in claims() if each.size != 1), None)
 
 
 def rank() -> int:
     """Return this process's rank; 0 unless mpiexec started several processes."""
     process = started()
-    return 0 if process is None else process[0]
+    return 0 if process is None else process.rank
 
 
-def _number(names: tuple[str, ...]) -> int | None:
-    found = (os.environ.get(name, "") for name in names)
-    return next((int(text) for text in found if text.isdecimal()), None)
+def disagreement(rank: int, size: int, library: str) -> str:
+    """Return why the environment and MPI contradict each other; "" if they do not.
+
+    Then a launcher of another MPI started the processes: each would train alone, and take itself for one of several.
+
+    Args:
+        rank, size: according to MPI.
+        library: the name of the MPI library.
+    """
+    found = claims()
+    if not found or any(each.rank == rank and each.size in (size, None) for each in found):
+        return ""
+    other = started() or found[0]
+    return (
+        f"{other.variable}={other.rank}: a launcher started rank {other.rank} of {other.size or 'several'}, but for "
+        f"{library} this is rank {rank} of {size}: start the ranks with the mpiexec of {library}. If this is a single "
+        f"process, unset {other.variable}"
+    )
+
+
+def _is_slurm_shell(claim: Claim) -> bool:
+    """Return True in a shell of `srun --pty` and for what is started there: the other tasks of the step have ended."""
+    return claim.variable == "SLURM_PROCID" and (claim.size is None or (claim.rank == 0 and TERMINAL in os.environ))
+
+
+def _number(name: str) -> int | None:
+    """Return the number in an environment variable, or None."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else None
 
 
 def find_mpiexec() -> str:

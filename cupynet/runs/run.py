@@ -220,11 +220,15 @@ class Run:
         self.reopened_path = self.folder / "unfinished.txt"
 
     @classmethod
-    def of(cls, run: Run | str | Path) -> Run:
-        """Return a run, or the run in a folder, which is created if it is missing. OutputError."""
+    def of(cls, run: Run | str | Path, *, create: bool = True) -> Run:
+        """Return a run, or the run in a folder. OutputError.
+
+        create: create the folder if it is missing; False on ranks that do not write.
+        """
         if isinstance(run, Run):
             return run
-        files.require_folder(run)
+        if create:
+            files.require_folder(run)
         return cls(run)
 
     def __str__(self) -> str:

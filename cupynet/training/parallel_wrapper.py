@@ -96,7 +96,7 @@ class ParallelWrapper:
         report_every: iterations between reports to callbacks; 0 for none.
         timeout_s: seconds that a worker waits for the others.
         blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
-        run: the folder that callbacks write to.
+        run: the folder that callbacks write to, on rank 0.
         launcher: runs the workers: `thread` or `mpi`. With `mpi` this process is one worker, and the others, started
             by mpiexec, make the same calls.
         pipeline: cuts each replica into stages, one per device or core; by default a replica is whole. In a pipeline
@@ -162,20 +162,21 @@ class ParallelWrapper:
         self._accumulate = check_accumulate(accumulate, model.network, pipeline)
         self._report_every = integer("report_every", report_every, 0)
         self._progress = one_of("progress", progress, STYLES)
-        self._run = None if run is None else Run.of(run)
 
         network, backend = model.network, model.backend
         processes = one_of("launcher", launcher, ("thread", "mpi")) == "mpi"
         stages, most_stages = (1, 1) if pipeline is None else (pipeline.count, pipeline.most(network))
         if devices is None and processes and backend.name == "cupy":
             devices = [backend.device]
-        seats = job().seats if processes else None
+        ranks = job() if processes else None
+        seats = None if ranks is None else ranks.seats
         self.placement = Placement.of(backend.name, workers, devices, backend.device, stages, most_stages, seats)
         workers, stages = self.placement.workers, self.placement.stages
         self.layers = [] if pipeline is None else pipeline.cut(network, stages)
         self.synchronizer.check(workers, stages)
         self._reduce = check_reduce(reduce, backend.name, processes=processes, stages=stages)
         self._prefetch = -(-integer("prefetch_buffer", prefetch_buffer, 0) // workers)
+        self._run = None if run is None else Run.of(run, create=ranks is None or ranks.rank == 0)
         optimizer = Nesterov(0.01, 0.9) if optimizer is None else optimizer
         instance("optimizer", optimizer, Optimizer, "Nesterov(0.01)")
         self.optimizer = _scaled(optimizer, learning_rate_scale, workers)

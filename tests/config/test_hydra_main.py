@@ -379,11 +379,25 @@ def test_under_mpiexec_the_launcher_must_be_mpi(
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=thread"])
-    ranks: Any = SimpleNamespace(speaks=lambda error: True, exit_code=2)
+    ranks: Any = SimpleNamespace(rank=0, size=2, speaks=lambda error: True, exit_code=2)
     with pytest.raises(SystemExit) as left:
         config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     err = capsys.readouterr().err
     assert left.value.code == 2 and "parallel.launcher=mpi" in err and err.count("\n") == 1
+    assert list(in_folder.iterdir()) == []
+
+
+@pytest.mark.usefixtures("minimal_conf")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_the_environment_does_not_know_are_refused(
+    rank: int, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each already has a folder and a log when MPI says that there are several."""
+    monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=mpi"])
+    job = {"rank": rank, "size": 2, "library": "MPICH", "speaks": lambda error: rank == 0, "exit_code": 2}
+    with pytest.raises(SystemExit, match="^2$"):
+        config.run(lambda *_: None, lambda settings: settings, "config", Settings, lambda: SimpleNamespace(**job))
+    assert capsys.readouterr().err.count("\n") == 1 - rank
     assert list(in_folder.iterdir()) == []
 
 
@@ -393,7 +407,8 @@ def test_ranks_compare_all_but_machine_specific_settings(in_folder: Path, monkey
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
     monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=mpi", "+data.folder=mine", "batch_size=7"])
-    ranks: Any = SimpleNamespace(agree=compared.update, share=lambda text: text, ranks=SimpleNamespace())
+    job = {"rank": 1, "size": 2, "ranks": SimpleNamespace()}
+    ranks: Any = SimpleNamespace(agree=compared.update, share=lambda text: text, **job)
     config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert "data.folder" not in compared

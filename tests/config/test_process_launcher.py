@@ -220,5 +220,7 @@ def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyP
     assert process_launcher._devices(config) == ["0", "1", "2"]
     monkeypatch.setenv(VISIBLE, "4,GPU-5,6")
     assert process_launcher._devices(config) == ["4", "GPU-5", "6"]
+    monkeypatch.setenv(VISIBLE, "4,GPU-5,6,-1,7")  # devices after one that does not exist are hidden
+    assert process_launcher._devices(config) == ["4", "GPU-5", "6"]
     config.devices = [1]
     assert process_launcher._devices(config) == []

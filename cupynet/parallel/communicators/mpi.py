@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -41,7 +42,9 @@ def library() -> Any:
         ConfigError: mpi4py or an MPI library is missing.
     """
     try:
-        from mpi4py import MPI
+        with warnings.catch_warnings():  # about a launcher of another MPI, which `job` refuses
+            warnings.filterwarnings("ignore", "suspicious MPI", RuntimeWarning)
+            from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
             f"launcher=mpi: MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', "

@@ -25,7 +25,7 @@ import numpy as np
 
 from cupynet.backend import usable_cores
 from cupynet.core.errors import ConfigError, exit_code
-from cupynet.core.mpiexec import started
+from cupynet.core.mpiexec import disagreement, started
 from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, timed_out
 from cupynet.parallel.communicators.mpi import GRACE_S, RUNNING, MpiCommunicator, Ranks, library
 from cupynet.parallel.launchers.base import Launcher, note_worker
@@ -48,11 +48,13 @@ class MpiJob:
         seats: the number of each rank on its machine.
         on_machine: the number of ranks on this rank's machine.
         sharing: the number of ranks that share this rank's cores, including itself.
+        library: the name of the MPI library, such as `MPICH`.
     """
 
     def __init__(self) -> None:
         mpi = self._mpi = library()
         world = mpi.COMM_WORLD
+        self.library: str = mpi.get_vendor()[0]
         self.rank, self.size, self.exit_code = world.Get_rank(), world.Get_size(), 0
         self.ranks, self._comm = Ranks(mpi, world.Dup()), world.Dup()
         here = world.Split_type(mpi.COMM_TYPE_SHARED)
@@ -159,9 +161,24 @@ def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
 
 
-@cache
 def job() -> MpiJob:
     """Return this process's job, and start MPI if that has not been done.
+
+    Raises:
+        ConfigError: MPI cannot be used, or this process is another rank for MPI than for the program that started it.
+    """
+    found = _start()
+    wrong = disagreement(found.rank, found.size, found.library)
+    if wrong:
+        error = ConfigError(wrong)
+        found.announce(error)
+        raise error
+    return found
+
+
+@cache
+def _start() -> MpiJob:
+    """Start MPI.
 
     Raises:
         ConfigError: MPI cannot be used. This process then kills itself at the end of its program, because mpiexec does
@@ -169,7 +186,7 @@ def job() -> MpiJob:
     """
     process = started()
     try:
-        with _limited(START_S + 2 * bool(process and process[0]), file=2):  # rank 0 first, and then mpiexec ends all
+        with _limited(START_S + 2 * bool(process and process.rank), file=2):  # rank 0 first, and then mpiexec ends all
             return MpiJob()
     except BaseException:
         if process is not None:
