@@ -75,6 +75,11 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
     return node
 
 
+def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type:
+    """Return the class that `_target_` names. ConfigError if it is unknown or not trusted."""
+    return _find(target, key, ("cupynet", *trusted_modules))
+
+
 def under(key: str, node: Any, error: BaseException) -> str:
     """Put the setting before a constructor's error: `limit=0: ...` and `Conv2D kernel=0: ...` -> `data.limit=0: ...`.
 

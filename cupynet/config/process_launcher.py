@@ -161,4 +161,5 @@ def _devices(config: DictConfig) -> list[str]:
         return []
     name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
     count, visible = device_count(name), os.environ.get(VISIBLE)
-    return visible.split(",")[:count] if visible else [str(place) for place in range(count)]  # CUDA stops at a wrong one
+    # CUDA hides the devices after one that does not exist
+    return visible.split(",")[:count] if visible else [str(place) for place in range(count)]

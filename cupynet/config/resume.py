@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,8 @@ LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 SUMMARY, TRIAL = "summary.json", "FAST_DEV_RUN.txt"  # in the folder of a finished run, and of a fast dev run
 REOPENED = "unfinished.txt"  # beside the summary of a run that trains further
 SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
+# what W&B leaves in the folder of one of its runs, and never opens again: links to its cache and to uploaded files
+OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 
 
@@ -90,18 +93,50 @@ def finished(folder: Path) -> bool:
 
 
 def require_plain_files(folder: Path) -> None:
-    """Refuse the folder of a run or search to resume if it contains links or special files. DataError.
+    """Refuse the folder of a run or search to resume if it contains links out of it or special files. DataError.
 
-    Resuming would follow a link when writing, and would wait forever on a pipe. A name that contains a reference is
-    refused too: Hydra would resolve it, even escaped, so the folder could be named after a secret.
+    Resuming would follow a link when writing, change the other name of a hard link, and wait forever on a pipe. A name
+    that contains a reference is refused too: Hydra would resolve it, even escaped, so the folder could be named after a
+    secret.
     """
     if "${" in str(folder):
         raise DataError(f"{folder}: must not have ${{ in its name: rename it")
-    for path in folder.iterdir() if folder.is_dir() else ():
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+    for path, found in _below(folder):
+        if stat.S_ISLNK(found.st_mode):
+            inside = path.parent != folder and is_inside(path, folder)
+            plain = inside or (OF_WANDB.search(str(path.relative_to(folder))) and not path.is_dir())
+        else:
+            plain = stat.S_ISDIR(found.st_mode) or stat.S_ISREG(found.st_mode)
+        if not plain:
             raise DataError(
                 f"{path}: must be a plain file: resuming would write where a link leads, or wait for a pipe"
             )
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            raise DataError(
+                f"{path}: must be a plain file with one name: resuming would change its other hard links too. Replace "
+                "it by a copy"
+            )
+
+
+def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield all files, folders and links below a folder, without following links. DataError."""
+    folders = [folder] if folder.is_dir() else []
+    for each in folders:  # which grows
+        try:
+            for entry in sorted(os.scandir(each), key=lambda entry: entry.name):
+                yield Path(entry.path), os.lstat(entry.path)
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(Path(entry.path))
+        except FileNotFoundError:  # removed meanwhile by a run in progress, which the lock refuses
+            continue
+        except OSError as error:
+            raise DataError(f"{each}: cannot be read ({error.strerror})") from error
+
+
+def is_inside(path: str | Path, folder: Path) -> bool:
+    """Return True if a path leads to a place inside a folder, with all links followed."""
+    place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
+    return place != root and place.is_relative_to(root)
 
 
 def run_of(path: Path) -> Path:
@@ -155,11 +190,18 @@ def quoted(path: Path) -> str:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse a folder for a new run or sweep that holds another, unless that was a fast dev run. ConfigError."""
+    """Refuse a folder for a new run or sweep that holds another, unless that was a fast dev run.
+
+    Raises:
+        ConfigError: it holds another.
+        DataError: the files of the fast dev run cannot be removed safely, see `require_plain_files`.
+    """
     run = (folder / SUMMARY).is_file() or bool(_checkpoints(folder))
     if (folder / SWEEP).is_file() or (run and not (folder / TRIAL).is_file()):
         hint = f"cupynet train {shlex.quote(f'resume={folder}')}"
         raise ConfigError(f"{folder}: already holds a run or a sweep: name another folder; to resume a run: {hint}")
+    if run:
+        require_plain_files(folder)
 
 
 def _unfinished() -> Path | None:

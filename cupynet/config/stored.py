@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, cast
 
 import yaml
@@ -21,12 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.config.composing import GROUPS, composed, flat, settings_of
-from cupynet.config.instantiate import build
+from cupynet.config.instantiate import build, class_of
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
-from cupynet.config.resume import name_of
+from cupynet.config.resume import is_inside, name_of
 from cupynet.config.schema import Settings
-from cupynet.core.checks import one_line
+from cupynet.core.checks import one_line, shown
+from cupynet.core.checks import written as as_typed
 from cupynet.core.errors import ConfigError, DataError
 
 OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
@@ -137,33 +138,50 @@ def job_overrides() -> list[str]:
     return cast("list[str]", OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False))
 
 
-def check_outputs(parts: Mapping[str, Any], run: PurePath, overrides: Sequence[str]) -> None:
+def check_outputs(
+    parts: Mapping[str, Any], run: Path, overrides: Sequence[str], trusted_modules: Iterable[str] = ()
+) -> None:
     """Refuse callbacks of a stored run that would write outside its folder or send data. ConfigError.
 
     Args:
         parts: the callbacks by name.
         run: the folder of the run.
         overrides: of the command line, which may name any place.
+        trusted_modules: see `load`.
     """
-    typed = {name_of(each) for each in overrides}
     for name, part in parts.items():
-        given = part if isinstance(part, Mapping) else {}
-        path = given.get("path")
-        outside = path is not None and (".." in PurePath(str(path)).parts or run not in PurePath(str(path)).parents)
-        for setting, wrong in (
-            ("path", outside),
-            ("uri", given.get("uri")),
-            ("mode", given.get("mode") == "online"),
-        ):
-            key = f"callbacks.{name}.{setting}"
-            if wrong and not typed & {key, f"callbacks.{name}", "callbacks"}:
+        if not isinstance(part, Mapping) or "_target_" not in part:
+            continue
+        key = f"callbacks.{name}"
+        outside = getattr(class_of(part["_target_"], key, trusted_modules), "outside", ())
+        for each, value in ({f"{key}.{setting}": None for setting in outside} | flat({key: part})).items():
+            setting = each.rpartition(".")[2]
+            wrong = (
+                setting in outside
+                or (setting == "uri" and value)
+                or (setting == "mode" and value == "online")
+                or (setting == "path" and value is not None and not is_inside(str(value), run))
+            )
+            if wrong and not _is_typed(each, overrides):
                 raise ConfigError(
-                    f"{key}={one_line(given[setting])}: the run in {run} would write outside its folder: type "
-                    f"{key}=... to allow it"
+                    f"{each}={shown(value, as_typed)}: the run in {run} would write outside its folder: type "
+                    f"{each}=..., or the callbacks=... of its command line, to allow it"
                 )
 
 
-def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str]) -> None:
+def _is_typed(key: str, overrides: Sequence[str]) -> bool:
+    """Return True if the command line sets a setting: alone, in a mapping, or by the file of its group."""
+    group = key.partition(".")[0]
+    typed = [each for each in overrides if name_of(each).partition(".")[0] == group]
+    for each in OverridesParser.create().parse_overrides(typed):
+        name, value = each.key_or_group, each.value()
+        from_file = name == group and isinstance(value, str | list)  # it replaces the stored callbacks, see `load`
+        if from_file or key == name or (key.startswith(f"{name}.") and key in flat({name: value})):
+            return True
+    return False
+
+
+def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
     """Refuse a stored `data.folder` into which data would be downloaded. ConfigError.
 
     Args:
@@ -171,10 +189,8 @@ def check_downloads(settings: Settings, run: PurePath, overrides: Sequence[str])
         overrides: of the command line, which may name any place.
     """
     source = build(settings.data, "data", settings.trusted_modules)
-    if not getattr(source, "missing", None) or {name_of(each) for each in overrides} & {"data", "data.folder"}:
-        return
     named = settings.data.get("folder")
-    if named is not None:
+    if named is not None and getattr(source, "missing", None) and not _is_typed("data.folder", overrides):
         raise ConfigError(
             f"data.folder={one_line(named)}: the run in {run} would download its data to {source.place}: type "
             "data.folder=... to allow it"

@@ -116,7 +116,7 @@ def begin(sweep: Path) -> None:
         say_error(f"warning: {_hold.warning}")
     try:
         refuse_taken(sweep)
-    except ConfigError:
+    except CupynetError:
         _release()
         raise
     say(f"each job runs in a folder of {sweep}")

@@ -310,6 +310,153 @@ def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
     assert victim.read_text() == "precious"
 
 
+# links below the folder of a run --------------------------------------------------------------------------------------
+
+FOLDERS = ("sub", "sub/deep", "checkpoints", "checkpoints/step-00000001", "tensorboard", ".hydra/more", "wandb/run-1")
+LEADING_OUT: dict[str, Callable[[Path, Path], None]] = {
+    "to a folder": lambda link, victim: link.symlink_to(victim),
+    "to a folder, relative": lambda link, victim: link.symlink_to(os.path.relpath(victim, link.parent)),
+    "to a file": lambda link, victim: link.symlink_to(victim / "notes.jsonl"),
+    "to nothing yet": lambda link, victim: link.symlink_to(victim / "new"),
+    "over another link": lambda link, victim: (
+        (link.parent / "other").symlink_to(victim),
+        link.symlink_to("other"),
+    ),
+    "a hard link": lambda link, victim: os.link(victim / "notes.jsonl", link),
+    "a pipe": lambda link, victim: os.mkfifo(link),
+}
+WRITERS = ("History", "Checkpoint", "TensorBoard", "WandB", "Profile")
+
+
+@pytest.fixture
+def victim(run: Path) -> Path:
+    """A folder outside the run's, whose content must not change."""
+    folder = run.parent / "victim"
+    (folder / "checkpoints" / "step-00000111").mkdir(parents=True)
+    (folder / "notes.jsonl").write_text("precious")
+    return folder
+
+
+@pytest.mark.parametrize("kind", LEADING_OUT)
+@pytest.mark.parametrize("place", FOLDERS)
+def test_a_link_below_the_folder_of_a_run_leads_nowhere(place: str, kind: str, run: Path, victim: Path) -> None:
+    """One or two levels down; both by itself and in a stored path."""
+    (run / place).mkdir(parents=True)
+    link = run / place / "link"
+    LEADING_OUT[kind](link, victim)
+    before = tree(victim)
+    with pytest.raises(DataError, match="must be a plain file"):
+        resume.find("run", [])
+    if kind not in ("a hard link", "a pipe"):
+        for name in WRITERS:
+            for path in (link, link / "new"):
+                parts = {"a": {"_target_": f"cupynet.training.{name}", "path": str(path)}}
+                with pytest.raises(ConfigError, match=r"^callbacks\.a\.path="):
+                    stored.check_outputs(parts, run, [])
+    assert tree(victim) == before
+
+
+def test_a_hostile_run_is_refused_by_the_command(run: Path, victim: Path, refused: Any) -> None:
+    (run / "sub").mkdir()
+    (run / "sub" / "link").symlink_to(victim)
+    path = run / ".hydra" / "config.yaml"
+    old, new = (
+        "cupynet.training.History\n    path: null",
+        "cupynet.training.History\n    path: run/sub/link/notes.jsonl",
+    )
+    path.write_text(path.read_text().replace(old, new))
+    refused("run/sub/link: must be a plain file", "resume=run", code=65)
+
+
+def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: Path) -> None:
+    """Those of W&B, too: one leads to its cache, and uploaded files are links to where the run was at that time."""
+    logs = run / "wandb" / "offline-run-1" / "logs"
+    logs.mkdir(parents=True)
+    (run / "wandb" / "latest-run").symlink_to(logs.parent.name)
+    (logs / "debug-core.log").symlink_to(victim / "notes.jsonl")
+    (logs / "circle").symlink_to("circle")
+    assert resume.find("run", []) == Path("run")
+    parts = {"a": {"_target_": "cupynet.training.TensorBoard", "path": "run/wandb/latest-run/events"}}
+    stored.check_outputs(parts, Path("run"), [])
+    (logs / "folder").symlink_to(victim)
+    with pytest.raises(DataError, match="folder: must be a plain file"):
+        resume.find("run", [])
+
+
+def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refused: Any) -> None:
+    (run / "FAST_DEV_RUN.txt").touch()
+    (run / "checkpoints").symlink_to(victim / "checkpoints")  # where a new run removes the old checkpoints
+    refused("checkpoints: must be a plain file", "hydra.run.dir=run", code=65, check=lambda settings: None)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("..", "../x", "run", "run/.", "run/..", "run/../victim/x", "run/sub/../../victim", "./run/../run/../victim"),
+        *("victim/x", "/CANARY", "runs/x", "run2/x", "~/x"),
+    ],
+)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_stored_path_stays_in_the_folder(path: str, name: str, run: Path, victim: Path) -> None:
+    parts = {"a": {"_target_": f"cupynet.training.{name}", "path": path}}
+    with pytest.raises(ConfigError, match=r"^callbacks\.a\.path="):
+        stored.check_outputs(parts, Path("run"), [])
+
+
+@pytest.mark.parametrize("path", ["run/x", "run/a/../x", "run/../run/x", "./run/x/y", "ABSOLUTE"])
+def test_a_stored_path_inside_the_folder_is_kept(path: str, run: Path) -> None:
+    path = path.replace("ABSOLUTE", str(run / "x"))
+    parts = {"a": {"_target_": "cupynet.training.History", "path": path}}
+    for folder in (Path("run"), run):
+        stored.check_outputs(parts, folder, [])
+
+
+MLFLOW = [
+    "cupynet.training.MLflow",
+    "cupynet.loggers.MLflow",
+    "cupynet.training.callbacks.loggers.MLflow",
+    "cupynet.training.callbacks.loggers.mlflow.MLflow",
+]
+
+
+@pytest.mark.parametrize("uri", [{}, {"uri": None}, {"uri": "sqlite:///run/mlflow.db"}, {"uri": "http://localhost"}])
+@pytest.mark.parametrize("target", MLFLOW)
+def test_a_stored_run_does_not_decide_where_mlflow_writes(target: str, uri: Any) -> None:
+    parts = {"m": {"_target_": target, **uri}}
+    for typed in (
+        [],
+        ["epochs=2"],
+        ["callbacks.m={artifacts: true}"],
+        ["callbacks={m: {name: a}}"],
+        ["callbacks.m2.uri=x"],
+    ):
+        with pytest.raises(ConfigError, match=r"^callbacks\.m\.uri="):
+            stored.check_outputs(parts, Path("run"), typed)
+    for typed in (
+        ["callbacks.m.uri=null"],
+        ["+callbacks.m={uri: x}"],
+        ["callbacks={m: {uri: x}}"],
+        ["callbacks=mlflow"],
+    ):
+        stored.check_outputs(parts, Path("run"), typed)
+
+
+def test_a_resumed_run_does_not_write_to_mlflow(run: Path, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{CANARY}")
+    path = run / ".hydra" / "config.yaml"
+    part = "callbacks:\n  m:\n    _target_: cupynet.training.MLflow\n"
+    path.write_text(path.read_text().replace("callbacks:\n", part))
+    refused("callbacks.m.uri=null: the run in run would write", "resume=run")
+
+
+def test_changing_a_part_does_not_permit_its_stored_places(run: Path) -> None:
+    parts = {"a": {"_target_": "cupynet.training.WandB", "mode": "online", "path": "/CANARY"}}
+    for typed in (["callbacks.a={project: x}"], ["callbacks.a={mode: offline}"], ["callbacks.a.project=x"]):
+        with pytest.raises(ConfigError, match=r"^callbacks\.a\."):
+            stored.check_outputs(parts, run, typed)
+    stored.check_outputs(parts, run, ["callbacks.a={mode: online, path: /CANARY}"])
+
+
 def test_a_folder_name_is_not_interpolated(run: Path, refused: Any) -> None:
     shutil.move(run, run.parent / "${oc.env:HOME}")
     refused("${oc.env:HOME}: must not have ${ in its name", "resume=${oc.env:HOME}", code=65)

@@ -29,6 +29,7 @@ class Callback:
             are refused. Empty for most.
         unless: the argument with which it leaves the decision to another callback, for the message; "" if there is
             none.
+        outside: arguments that name a place outside the run's folder, whatever they are. A stored run cannot set them.
     """
 
     every_rank = False
@@ -36,6 +37,7 @@ class Callback:
     needs_validation = False
     decides = ""
     unless = ""
+    outside: tuple[str, ...] = ()
 
     def check_path(self) -> None:
         """Refuse a path argument that cannot be written, before data are loaded. OutputError."""

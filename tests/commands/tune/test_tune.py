@@ -265,6 +265,11 @@ def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
     (tmp_path / "study.db-journal").symlink_to("/tmp")  # to which SQLite would write
     with pytest.raises(DataError, match="must be a plain file"):
         for_hydra([f"resume={tmp_path}"])
+    (tmp_path / "study.db-journal").unlink()
+    (tmp_path / "trials").mkdir()
+    (tmp_path / "trials" / "0001").symlink_to("/tmp")  # the folder of a trial
+    with pytest.raises(DataError, match="0001: must be a plain file"):
+        for_hydra([f"resume={tmp_path}"])
 
 
 def test_an_empty_study_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

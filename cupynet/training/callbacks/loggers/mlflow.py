@@ -37,6 +37,7 @@ class MLflow(Logger):
     """
 
     package, extra = "mlflow", "mlflow"
+    outside = ("uri",)
 
     def __init__(
         self, uri: str | None = None, experiment: str = "cupynet", name: str | None = None, artifacts: bool = False
