@@ -15,7 +15,7 @@ from typing import Any
 from cupynet.config.sweep_table import Column, Screen, as_csv, show
 from cupynet.core.errors import ConfigError
 from cupynet.core.exits import Arguments, leave_after
-from cupynet.core.files import write_whole
+from cupynet.core.files import write_output, write_whole
 from cupynet.core.terminal import printable
 from cupynet.reporting.comparison.answer import Answer, answer
 from cupynet.reporting.comparison.groups import Comparison, Group, compared
@@ -64,10 +64,13 @@ def _compare(arguments: argparse.Namespace) -> None:
     else:
         _print(comparison, len(groups), table, found)
     if arguments.csv is not None:
-        write_whole(arguments.csv, as_csv(table).encode())
+        write_output(arguments.csv, as_csv(table).encode())
     path = Path(arguments.html or f"{arguments.folders[0]}/compare.html")
     if arguments.html or (len(arguments.folders) == 1 and path.parent.is_dir() and not is_run(path.parent)):
-        write_whole(path, compare_page(comparison, groups, path.parent))
+        page = compare_page(comparison, groups, path.parent)
+        (write_output if arguments.html else write_whole)(
+            path, page
+        )  # a link in the folder of a sweep may lead elsewhere
         if not arguments.json:
             print(f"\n{printable(str(path))}")
 

@@ -48,7 +48,7 @@ def main() -> None:
 def export(arguments: argparse.Namespace) -> None:
     """Write the named files. ConfigError, DataError, OutputError."""
     from cupynet.config.load_model import Trained
-    from cupynet.core.files import save_weights, write_whole
+    from cupynet.core.files import save_weights, write_output
     from cupynet.interop import export_torch, torch_source
 
     if not any((arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module)):
@@ -64,12 +64,12 @@ def export(arguments: argparse.Namespace) -> None:
         export_torch(model, arguments.torch)
         print(f"{arguments.torch}: {model.params.count:,} weights, for load_state_dict of PyTorch")
     if arguments.torch_module:
-        write_whole(arguments.torch_module, torch_source(model).encode())
+        write_output(arguments.torch_module, torch_source(model).encode())
         print(f"{arguments.torch_module}: network() returns the PyTorch module, prepared() its input")
 
 
 def _export_onnx(trained: Trained, model: Model, path: Path, input: str) -> None:
-    from cupynet.core.files import write_whole
+    from cupynet.core.files import write_output
     from cupynet.interop import BOUND, difference, onnx_graph
 
     content = onnx_graph(model, input=input, metadata=_about(trained, model, input))
@@ -79,7 +79,7 @@ def _export_onnx(trained: Trained, model: Model, path: Path, input: str) -> None
         verdict = f"on {IMAGES:,} random images its logits in onnxruntime differ by at most {found:.1e} of their range"
         if not found <= BOUND:
             raise CupynetError(f"{path}: not written: {verdict}, more than {BOUND:g}")
-    write_whole(path, content)
+    write_output(path, content)
     shape = ", ".join(map(str, ("N", *model.input.shape)))
     print(f"{path}: images ({shape}) of {input} to logits (N, {model.output.features}); {verdict}")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from cupynet.config.resume import refuse_taken
 from cupynet.config.sweep_table import ABSENT, Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.checks import one_line, percent
-from cupynet.core.errors import ConfigError, CupynetError, OutputError
+from cupynet.core.errors import CupynetError, OutputError
 from cupynet.core.exits import Console, say_error
 from cupynet.core.files import read_object, write_json, write_whole
 from cupynet.core.lock import Hold

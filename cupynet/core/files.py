@@ -9,13 +9,16 @@ only key of the metadata: safetensors writes several keys in no fixed order, and
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+import stat
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias
 
 import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
@@ -45,6 +48,47 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
             part.unlink()
 
 
+def write_output(path: PathLike, content: bytes) -> None:
+    """Write `content` to a path that the user named. OutputError.
+
+    A regular file is written whole or not at all, also behind a link, which is kept. Any other file, such as a device
+    or a pipe with a reader, is written to, and so is the file of this process's own stdout or stderr.
+    """
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        found = None
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
+    stream = None if found is None else _own_stream(found)
+    if stream is None and (found is None or stat.S_ISREG(found.st_mode)):
+        write_whole(os.path.realpath(path) if os.path.islink(path) else path, content)
+        return
+    try:
+        if stream is None:
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is an error, and no wait
+            os.set_blocking(file, True)
+        else:
+            stream.flush()
+            file = os.dup(stream.fileno())
+        with os.fdopen(file, "wb") as target:
+            target.write(content)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError) and stream is not None:
+            raise
+        why = "nothing reads it" if error.errno == errno.ENXIO else error.strerror
+        raise OutputError(f"{path}: cannot be written ({why})") from error
+
+
+def _own_stream(file: os.stat_result) -> TextIO | None:
+    """Return stdout or stderr if it is this file; None if it is another."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or not a file
+            if os.path.samestat(os.fstat(stream.fileno()), file):
+                return stream
+    return None
+
+
 def write_json(path: PathLike, value: Any) -> None:
     """Write `value` as indented JSON, whole or not at all. OutputError."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
@@ -72,13 +116,17 @@ def digest(weights: dict[str, Any]) -> str:
     return hasher.hexdigest()
 
 
-def save_weights(path: PathLike, weights: dict[str, Any]) -> None:
+def save_weights(
+    path: PathLike, weights: dict[str, Any], write: Callable[[PathLike, bytes], None] = write_output
+) -> None:
     """Write `weights`, name -> array on the host, to `path` as safetensors with a digest, whole or not at all.
 
     Equal weights give equal bytes in any order. OutputError.
+
+    write: `write_whole` replaces a link in the folder of a run, where it may lead elsewhere.
     """
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
-    write_whole(path, save(ordered, metadata={"sha256": digest(ordered)}))
+    write(path, save(ordered, metadata={"sha256": digest(ordered)}))
 
 
 def load_weights(path: PathLike) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import numpy as np
 from cupynet.backend import Window
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
-from cupynet.core.files import PathLike, write_whole
+from cupynet.core.files import PathLike, write_output
 from cupynet.interop.matching import check_known
 from cupynet.nn import (
     Activation,
@@ -66,7 +66,7 @@ def export_onnx(
         ConfigError: onnx is not installed, or a layer has no equivalent.
         OutputError: the file cannot be written.
     """
-    write_whole(path, onnx_graph(model, input=input, metadata=metadata))
+    write_output(path, onnx_graph(model, input=input, metadata=metadata))
 
 
 def onnx_graph(model: Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:

@@ -94,7 +94,7 @@ class Checkpoints:
             part.mkdir(parents=True)
             write_json(part / STATE, state)
             for name, tensors in arrays.items():
-                save_weights(part / f"{name}{ARRAYS}", dict(tensors))
+                save_weights(part / f"{name}{ARRAYS}", dict(tensors), write_whole)
             _write_manifest(part)
             _flush(part)
             old = path.with_name(f"{path.name}.old-{os.getpid()}")

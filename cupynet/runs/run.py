@@ -293,10 +293,10 @@ class Run:
         """
         self.summary_path.unlink(missing_ok=True)  # it describes the previous weights
         self.reopened_path.unlink(missing_ok=True)
-        files.save_weights(self.weights_path, weights)
+        files.save_weights(self.weights_path, weights, files.write_whole)
         self.examples_path.unlink(missing_ok=True)
         if examples is not None and len(examples):
-            files.save_weights(self.examples_path, {"images": examples})
+            files.save_weights(self.examples_path, {"images": examples}, files.write_whole)
         files.write_json(self.summary_path, summary.flat())
         self.saved = True
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save
 
 from cupynet.core.errors import DataError, OutputError
-from cupynet.core.files import digest, load_tensors, load_weights, save_weights, write_json, write_whole
+from cupynet.core.files import digest, load_tensors, load_weights, save_weights, write_json, write_output, write_whole
 from cupynet.interop import import_torch
 from cupynet.runs.run import Run
 
@@ -153,3 +154,66 @@ def test_a_history_that_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(run.history_path)
     with pytest.raises(DataError, match="history.jsonl: must be a plain file"):
         run.history()
+
+
+# paths that the user named --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [None, b"old"], ids=["to nothing", "to a file"])
+def test_a_link_is_kept_and_its_target_written(tmp_path: Path, content: bytes | None) -> None:
+    (tmp_path / "there").mkdir()
+    target, link = tmp_path / "there" / "file", tmp_path / "link"
+    link.symlink_to("there/file")
+    if content is not None:
+        target.write_bytes(content)
+    write_output(link, b"new")
+    save_weights(link, weights())
+    assert_same(load_weights(target), weights())
+    assert link.is_symlink() and [path.name for path in target.parent.iterdir()] == ["file"]
+
+
+def test_a_link_in_the_folder_of_a_run_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "link").symlink_to("victim")
+    save_weights(tmp_path / "link", weights(), write_whole)
+    assert (tmp_path / "victim").read_text() == "precious" and not (tmp_path / "link").is_symlink()
+
+
+def test_a_pipe_is_written_to_if_something_reads_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="pipe: cannot be written"):
+        write_output(tmp_path / "pipe", b"new")
+    content, read = bytes(200_000), []
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(reader, True)
+    thread = threading.Thread(target=lambda: read.extend(iter(lambda: os.read(reader, 1 << 16), b"")))
+    thread.start()
+    write_output(tmp_path / "pipe", content)
+    thread.join(timeout=10)
+    os.close(reader)
+    assert b"".join(read) == content and (tmp_path / "pipe").is_fifo()
+
+
+def test_a_device_is_written_to(tmp_path: Path) -> None:
+    for name in ("null", "full"):
+        (tmp_path / name).symlink_to(f"/dev/{name}")
+    write_output(tmp_path / "null", b"new")
+    with pytest.raises(OutputError, match="full: cannot be written"):
+        write_output(tmp_path / "full", b"new")
+    assert Path("/dev/null").is_char_device() and (tmp_path / "null").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["folder", "circle", "missing/file"])
+def test_an_impossible_output_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "circle").symlink_to("circle")
+    with pytest.raises(OutputError, match="cannot be written"):
+        write_output(tmp_path / name, b"new")
+    assert {path.name for path in tmp_path.iterdir()} == {"folder", "circle"}
+
+
+def test_what_goes_to_the_own_stdout_is_between_what_is_printed(tmp_path: Path) -> None:
+    code = "from cupynet.core.files import write_output; print(1); write_output('/dev/stdout', b'2\\n'); print(3)"
+    with (tmp_path / "out").open("w") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, cwd=Path(__file__).parents[2])
+    assert (tmp_path / "out").read_text().split() == ["1", "2", "3"] and Path("/dev/stdout").is_symlink()
