@@ -33,7 +33,15 @@ def main() -> None:
         del sys.argv[1:2]  # the command reads `sys.argv` as its own
     if name in COMMANDS:
         import_module(f"cupynet.{COMMANDS[name][0]}").main()
-    elif name in ("", "-h", "--help"):
+    else:
+        from cupynet.core.exits import leave_after
+
+        leave_after(lambda: _answer(name))
+
+
+def _answer(name: str) -> None:
+    """Print help or the version. ConfigError if `name` is another word."""
+    if name in ("", "-h", "--help"):
         print(_help())
     elif name == "--version":
         from cupynet.core.version import __version__
@@ -41,10 +49,9 @@ def main() -> None:
         print(f"cupynet {__version__}")
     else:
         from cupynet.core.checks import nearest
+        from cupynet.core.errors import ConfigError
 
-        hint = nearest(name, COMMANDS)
-        print(f"cupynet: there is no command '{name}'{hint} (cupynet --help lists all)", file=sys.stderr)
-        raise SystemExit(2)
+        raise ConfigError(f"there is no command '{name}'{nearest(name, COMMANDS)} (cupynet --help lists all)")
 
 
 def _completed() -> str:

@@ -127,8 +127,8 @@ class Entry(Callback):
         _command.created = _missing(folder)
         try:
             sweep_record.begin(folder)
-        except CupynetError as error:
-            raise SystemExit(tell(error)) from error
+        except (CupynetError, OSError) as error:
+            raise SystemExit(tell(_as_ours(error, _command.schema))) from error
         _command.sweep = folder
 
 
@@ -140,7 +140,7 @@ def _folder(config: DictConfig, key: str) -> Path:
 
 def _missing(folder: Path) -> list[Path]:
     """Return the folders that will be created with this one, the innermost first."""
-    return [each for each in (folder, *folder.parents) if not each.exists()]
+    return [each for each in (folder, *folder.parents) if not os.path.exists(each)]
 
 
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:

@@ -75,7 +75,7 @@ class Trained:
             raise ConfigError(f"{checks.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
-        if self.checkpoint is None and not self.run.summary_path.is_file():
+        if self.checkpoint is None and not os.path.isfile(self.run.summary_path):
             raise ConfigError(
                 f"{self.path}: is not a finished run, it has no {self.run.summary_path.name}: name a run's folder "
                 "under outputs/, or one of its checkpoints"
@@ -84,7 +84,7 @@ class Trained:
     @cached_property
     def summary(self) -> Summary | None:
         """The run's summary; None if there is none yet. DataError."""
-        return self.run.summary() if self.run.summary_path.is_file() else None
+        return self.run.summary() if os.path.isfile(self.run.summary_path) else None
 
     def settings(self, overrides: Sequence[str] = ()) -> Settings:
         """Return the settings of the run with some changes, to load its data. ConfigError, DataError."""

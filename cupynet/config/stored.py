@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.config.composing import GROUPS, composed, flat, settings_of
-from cupynet.config.instantiate import build, class_of
+from cupynet.config.instantiate import build_as, class_of
 from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed, without_removed
 from cupynet.config.resume import is_inside, name_of
@@ -182,13 +182,15 @@ def _is_typed(key: str, overrides: Sequence[str]) -> bool:
 
 
 def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Refuse a stored `data.folder` into which data would be downloaded. ConfigError.
+    """Refuse a stored `data.folder` into which data would be downloaded, and data that are no `Source`. ConfigError.
 
     Args:
         run: the folder of the run.
         overrides: of the command line, which may name any place.
     """
-    source = build(settings.data, "data", settings.trusted_modules)
+    from cupynet.data import Source  # brings NumPy, which --help can do without
+
+    source: Any = build_as(Source, settings.data, "data", settings.trusted_modules)  # type: ignore[type-abstract]
     named = settings.data.get("folder")
     if named is not None and getattr(source, "missing", None) and not _is_typed("data.folder", overrides):
         raise ConfigError(

@@ -27,6 +27,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # of a line; a chart is about 500 pixels wide
+LARGEST = 1e100  # absolute value that is drawn: matplotlib fails near the largest float
 MAX_WORKERS = 64  # lines for workers
 MAX_LAYERS = 5  # lines for layers: those with the largest divergence
 SIZE = (5.6, 2.9)  # inches of 72 units
@@ -139,14 +140,21 @@ def png(charts: Sequence[Chart]) -> bytes:
 
 
 def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """Return at most `most` points of a line: means of neighbours, NaN if none is finite. The last x is kept."""
+    """Return at most `most` points of a line: means of neighbours, NaN if none is finite. The last x is kept.
+
+    Values beyond `LARGEST` are drawn there.
+    """
     step = max(math.ceil(len(x) / most), 1)
     xs, ys = [], []
     for begin in range(0, len(x), step):
-        values = [value for each in y[begin : begin + step] if (value := finite(each)) is not None]
-        xs.append(float(x[min(begin + step, len(x)) - 1]))
+        values = [_clipped(value) for each in y[begin : begin + step] if (value := finite(each)) is not None]
+        xs.append(_clipped(float(x[min(begin + step, len(x)) - 1])))
         ys.append(math.fsum(values) / len(values) if values else math.nan)
     return xs, ys
+
+
+def _clipped(value: float) -> float:
+    return value if math.isnan(value) else max(-LARGEST, min(value, LARGEST))
 
 
 # drawing ----------------------------------------------------------------------------------------------------------

@@ -28,16 +28,19 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from cupynet import config
+from cupynet.commands.tune.command import for_hydra
 from cupynet.config import composing, hydra_main, resume, stored
 from cupynet.config.experiment import Experiment
 from cupynet.config.instantiate import build
 from cupynet.config.load_model import Trained
 from cupynet.config.schema import Settings
-from cupynet.core.errors import ConfigError, CupynetError, DataError
-from cupynet.core.files import load_weights
+from cupynet.core.errors import ConfigError, CupynetError, DataError, OutputError
+from cupynet.core.files import load_weights, write_output
 from cupynet.data import Loader
+from cupynet.data.sources.image_folder import Folder
+from cupynet.reporting.folder import read_run
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
-from cupynet.training import ParallelWrapper
+from cupynet.training import History, ParallelWrapper
 from tests.support.commands import Command
 from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
@@ -658,3 +661,42 @@ def test_a_malformed_state_file_is_refused(text: str, said: str, good: Path, tmp
 def test_trusted_modules_exist() -> None:
     with pytest.raises(ConfigError, match=re.escape("trusted_modules=[os.path,nonexistent]: ")):
         Experiment(settings_of("trusted_modules=[os.path,nonexistent]"))
+
+
+LONG = "d" * 300
+
+
+@pytest.mark.parametrize(
+    ("use", "kind"),
+    [
+        (lambda path: read_run(path), ConfigError),
+        (lambda path: Trained(path), ConfigError),
+        (lambda path: resume.find(path, []), ConfigError),
+        (lambda path: for_hydra([f"resume={path}"]), ConfigError),
+        (lambda path: Folder(path), DataError),
+        (lambda path: History(path).check_path(), OutputError),
+        (lambda path: write_output(path, b""), OutputError),
+    ],
+    ids=["report", "evaluate", "train", "tune", "data", "history", "export"],
+)
+@pytest.mark.parametrize("path", [LONG, "/".join([LONG[:200]] * 30)], ids=["long", "deep"])
+def test_an_impossible_path_is_refused(
+    path: str, use: Callable[[str], Any], kind: type[Exception], in_folder: Path
+) -> None:
+    with pytest.raises(kind):
+        use(path)
+
+
+@pytest.mark.parametrize("setting", ["~data", "data=null", "data=1"])
+def test_a_run_cannot_do_without_data(setting: str, run: Path) -> None:
+    (run / "summary.json").touch()
+    with pytest.raises(ConfigError, match="^data: "):
+        Trained("run").settings([setting])
+
+
+def test_a_history_is_not_cut_before_its_beginning(tmp_path: Path) -> None:
+    history = History(tmp_path / "history.jsonl")
+    history.start(None, None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="-5"):
+        history.restore({"bytes": -5})
+    history.close()

@@ -265,3 +265,18 @@ def test_the_module_of_the_user_is_named_and_cupynet_is_not(capsys) -> None:
         except Exception as error:
             assert tell(error) == 1
         assert capsys.readouterr().err.endswith(f" (in module {__name__})\n") == named
+
+
+@pytest.mark.parametrize(("word", "expected"), [("--help", 141), ("--version", 141), ("nothing", 2)])
+def test_a_closed_stdout_ends_help_without_a_traceback(
+    word: str, expected: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr("sys.argv", ["cupynet", word])
+    closed = os.fdopen(writer, "w")
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as left:
+        patch.setattr("sys.stdout", closed)
+        cupynet.__main__.main()
+    closed.close()  # its descriptor leads to the null device now
+    assert left.value.code == expected and "Traceback" not in capsys.readouterr().err

@@ -8,6 +8,7 @@ import pytest
 
 from cupynet.core import mpiexec
 from cupynet.core.errors import ConfigError
+from cupynet.parallel import job
 from cupynet.training import ParallelWrapper
 from tests.support.commands import QUICK, run
 from tests.support.mpi import needs_mpi
@@ -113,6 +114,12 @@ def test_a_wrapper_refuses_ranks_of_another_mpi(alone: pytest.MonkeyPatch, tmp_p
     with pytest.raises(ConfigError, match=f"^{next(iter(OTHERS[name]))}="):
         ParallelWrapper(small_model(), launcher="mpi", run=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@MPI
+@SKIPPED
+def test_ranks_share_paths_of_any_bytes(alone: pytest.MonkeyPatch) -> None:
+    assert job().share("outputs/\udcff/ä") == "outputs/\udcff/ä"
 
 
 def test_without_mpi_one_line_says_what_to_install(tmp_path):

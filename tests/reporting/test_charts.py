@@ -73,6 +73,13 @@ def test_a_long_line_is_thinned_to_the_means_of_neighbours():
     assert thinned([], []) == ([], [])
 
 
+def test_values_near_the_largest_float_are_drawn() -> None:
+    most = sys.float_info.max
+    line = Line("a", [-most, 1.0, most], [most, -most, math.nan])
+    for chart in (Chart("A", "x", "y", [line]), Chart("A", "x", "y", [line], log=True, zero=True)):
+        assert charts.svg(chart, "a").startswith("<svg") and charts.png([chart])
+
+
 def test_no_two_colours_of_a_page_are_alike():
     """Two hues differ by at least ten degrees; a grey has none."""
     style = (Path(charts.__file__).with_name("templates") / "style.css").read_text()

@@ -6,6 +6,7 @@ are used once, by the best trial.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if value is None:
         return config.split(now), None
     folder = Path(value)
-    if not (folder / resume.STUDY).is_file():
+    if not os.path.isfile(folder / resume.STUDY):  # accepts impossible names
         raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
     resume.require_plain_files(folder)
     if not (folder / resume.STUDY).stat().st_size:
@@ -92,7 +93,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     from cupynet.commands.tune.search import Plan
 
     folder = resume.given(arguments, "hydra.run.dir")
-    if resumed is None and folder is not None and Path(folder, resume.STUDY).exists():
+    if resumed is None and folder is not None and os.path.exists(Path(folder, resume.STUDY)):
         raise ConfigError(f"{folder}: holds a search: resume it with resume={folder}, or use another folder")
     if resumed is None and folder is not None and Path(folder, TRIALS).exists():
         raise ConfigError(f"{folder}: holds the trials of a search whose {resume.STUDY} is missing: use another folder")

@@ -132,9 +132,13 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         for trial in study.get_trials(states=[TrialState.RUNNING]):
             study.tell(trial.number, state=TrialState.FAIL)
         trials = study.get_trials()
+        complete = [each for each in trials if each.state == TrialState.COMPLETE]
+        if not study.directions or any(not isinstance(each.value, float) for each in complete):
+            raise ValueError("a trial has no value")
     except Exception as error:  # of Optuna, Alembic, SQLAlchemy or sqlite3
         raise DataError(f"{path}: is not a study of this version of Optuna ({one_line(error):.200})") from error
-    if any(not each.distributions.items() <= space.items() for each in trials):
+    foreign = any(not each.distributions.items() <= space.items() for each in trials)
+    if foreign or any(each.params.keys() != space.keys() for each in complete):
         raise DataError(f"{path}: is the study of another search")
     folders = {each.name for each in path.parent.glob("trials/*") if each.name.isdecimal()}
     lost = sorted(folders - {_name(each) for each in trials})
@@ -204,13 +208,10 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
         KeyboardInterrupt: a signal came. The trial is repeated when the search is resumed.
         DataError, OutputError: all other trials would fail too.
     """
-    for key, each in plan.space.items():
-        if isinstance(each, optuna.distributions.CategoricalDistribution):
-            trial.suggest_categorical(key, each.choices)
-        elif isinstance(each, optuna.distributions.IntDistribution):
-            trial.suggest_int(key, each.low, each.high, step=each.step, log=each.log)
-        else:
-            trial.suggest_float(key, each.low, each.high, step=each.step, log=each.log)
+    try:
+        _suggest(plan, trial)
+    except (TypeError, ValueError) as error:  # of settings to try again, which are in the file
+        raise DataError(f"{folder / resume.STUDY}: trial {trial.number}: {one_line(error)}") from error
     try:
         return train_trial(plan, folder, study, trial)
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
@@ -226,6 +227,17 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
         log.info("trial %d failed", trial.number, exc_info=error)
         trial.set_user_attr("reason", one_line(error) or type(error).__name__)
         return math.nan
+
+
+def _suggest(plan: Plan, trial: Trial) -> None:
+    """Choose the settings of a trial."""
+    for key, each in plan.space.items():
+        if isinstance(each, optuna.distributions.CategoricalDistribution):
+            trial.suggest_categorical(key, each.choices)
+        elif isinstance(each, optuna.distributions.IntDistribution):
+            trial.suggest_int(key, each.low, each.high, step=each.step, log=each.log)
+        else:
+            trial.suggest_float(key, each.low, each.high, step=each.step, log=each.log)
 
 
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -114,4 +115,4 @@ class Folder(UserFiles):
 
 def _inside(folder: Path) -> list[Path]:
     """Return what is in a folder, by name; nothing if it cannot be read."""
-    return sorted(folder.glob("[!.]*"))
+    return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # False for impossible names

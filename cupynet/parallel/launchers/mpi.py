@@ -93,8 +93,9 @@ class MpiJob:
 
     def _gather(self, text: str) -> list[str]:
         """Return every rank's text."""
-        texts = self.communicator().all_gather(np.frombuffer(text.encode(), np.uint8))
-        return [each.tobytes().decode() for each in texts]
+        content = text.encode(errors="surrogateescape")  # a path may contain any bytes
+        texts = self.communicator().all_gather(np.frombuffer(content, np.uint8))
+        return [each.tobytes().decode(errors="surrogateescape") for each in texts]
 
     def announce(self, error: BaseException) -> None:
         """Notify the other ranks that this one failed with `error`, unless it stops because of another rank."""

@@ -59,8 +59,11 @@ class History(Callback):
 
     def restore(self, state: dict[str, Any]) -> None:
         """Remove the rows written after the state was saved: they will be written again."""
+        size = int(state["bytes"])
+        if size < 0:
+            raise ValueError(f"bytes={size}")
         if self._file is not None:
-            self._file.truncate(min(int(state["bytes"]), os.fstat(self._file.fileno()).st_size))
+            self._file.truncate(min(size, os.fstat(self._file.fileno()).st_size))
             self._file.seek(0, os.SEEK_END)
 
     def _write(self, row: dict[str, Any]) -> None:
@@ -75,7 +78,7 @@ class History(Callback):
 
 def _open(path: Path) -> TextIO:
     """Open a file to append to it. OutputError."""
-    if path.exists() and not path.is_file():
+    if os.path.exists(path) and not os.path.isfile(path):  # False for impossible names
         raise OutputError(f"{path}: must be a plain file")
     try:
         return path.open("a", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import sqlite3
@@ -112,6 +113,28 @@ def test_the_same_seed_tries_the_same_settings(search: Search, tmp_path: Path) -
     assert all(0.0001 <= each["optimizer.learning_rate"] <= 1 for each in tried[0])
     assert all(4 <= each["model.layers.conv1.channels"] <= 32 for each in tried[0])
     assert len({each["optimizer.learning_rate"] for each in tried[0]}) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "insert into trials(number, study_id, state) values (3, 1, 'WAITING'); insert into trial_system_attributes"
+        "(trial_id, key, value_json) values (4, 'fixed_params', '{\"optimizer.learning_rate\": \"x\"}')",
+        "update trial_values set value = 'x' where trial_id = 1",
+        "delete from trial_values where trial_id = 1",
+        "delete from trial_params where trial_id = 1",
+        "delete from study_directions",
+        "update trials set state = 'x' where trial_id = 1",
+    ],
+)
+def test_a_forged_study_is_refused(change: str, search: Search, tmp_path: Path) -> None:
+    opened = search(plan_of())
+    opened._storage.remove_session()
+    with contextlib.closing(sqlite3.connect(tmp_path / "study.db")) as file:
+        file.executescript(change)
+    with pytest.raises(DataError, match="study.db: ") as caught:
+        ranked(search(plan_of(trials=5)))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_lowest_loss_is_the_best(search: Search) -> None:
