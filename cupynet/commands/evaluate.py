@@ -53,7 +53,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if trained.checkpoint is None and trained.summary is not None:
         before, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
         same = (evaluation.accuracy, loss) == (before.test_accuracy, before.test_loss)
-        print("the same as in summary.json" if same else f"summary.json says {before.test_accuracy}")
+        if before.test_accuracy is None:  # of a trial of a search, or a run that was stopped
+            print("summary.json has no accuracy on test images")
+        else:
+            print("the same as in summary.json" if same else f"summary.json says {before.test_accuracy}")
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, str, tuple[str, ...]]:

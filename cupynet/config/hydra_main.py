@@ -36,7 +36,7 @@ from cupynet.config.messages import message
 from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
-from cupynet.core.checks import one_line
+from cupynet.core.checks import nearest, one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
 from cupynet.core.exits import BROKEN_PIPE, Console, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.core.lock import Hold
@@ -53,6 +53,12 @@ T = TypeVar("T")
 PER_MACHINE = ("data.folder", "devices")  # settings in which ranks may differ
 OVERRIDE = re.compile(r"~|[^-=][^=]*=")
 SWEEP = {"-m", "--multirun"}
+# the options of Hydra; long ones may be shortened, and a value may follow directly on a short one
+LONG = [
+    *("--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun", "--info"),
+    *("--shell-completion", "--config-path", "--config-name", "--config-dir", "--experimental-rerun"),
+]
+SHORT, VALUED = ("-h", "-r", "-m", "-sc"), ("-c", "-p", "-i")
 
 _log = logging.getLogger("cupynet")
 # Hydra looks for plugins in the namespace package hydra_plugins
@@ -225,6 +231,10 @@ class _Command(Generic[S, T]):
         """Return the command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
         given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser wants options last
         refuse_removed(given)
+        for option in (each.partition("=")[0] for each in given if each.startswith("-")):
+            longer = [each for each in LONG if option.startswith("--") and each.startswith(option)]
+            if not longer and option not in SHORT and option[:2] not in VALUED:
+                raise ConfigError(f"{option}: there is no such option{nearest(option, LONG)} (--help shows all)")
         if started() is not None and SWEEP & set(given):
             raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
         if started() is not None and self.join is not None:

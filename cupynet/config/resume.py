@@ -140,7 +140,9 @@ def is_inside(path: str | Path, folder: Path) -> bool:
 
 
 def run_of(path: Path) -> Path:
-    """Return the run's folder from a path to it, to its checkpoints or to one of them."""
+    """Return the run's folder from a path to it, to its checkpoints or to one of them. A run may have their names."""
+    if os.path.isfile(path / ".hydra" / "config.yaml"):
+        return path
     if STEP.fullmatch(path.name):
         path = path.parent
     return path.parent if path.name == "checkpoints" else path
@@ -148,7 +150,8 @@ def run_of(path: Path) -> Path:
 
 def checkpoint_of(path: Path) -> Path:
     """Return the checkpoint that a path names, or the run's folder of checkpoints."""
-    return path if STEP.fullmatch(path.name) else run_of(path) / "checkpoints"
+    run = run_of(path)
+    return path if STEP.fullmatch(path.name) and run != path else run / "checkpoints"
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
@@ -153,7 +154,9 @@ def check_outputs(
         if not isinstance(part, Mapping) or "_target_" not in part:
             continue
         key = f"callbacks.{name}"
-        outside = getattr(class_of(part["_target_"], key, trusted_modules), "outside", ())
+        outside: tuple[str, ...] = ()
+        with suppress(ConfigError):  # reported when the part is built
+            outside = getattr(class_of(part["_target_"], key, trusted_modules), "outside", ())
         for each, value in ({f"{key}.{setting}": None for setting in outside} | flat({key: part})).items():
             setting = each.rpartition(".")[2]
             wrong = (

@@ -196,6 +196,15 @@ def test_evaluate_repeats_the_figures_exactly(finished, monkeypatch, capsys):
     assert code == 0 and f"test accuracy {summary['test_accuracy']:.4f}" in out
 
 
+def test_evaluate_does_not_compare_with_a_run_that_was_not_tested(finished, tmp_path, monkeypatch, capsys):
+    """Such as a trial of a search."""
+    run = shutil.copytree(finished[0], tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "test_accuracy": None, "test_loss": None, "test": None}))
+    code, out, _ = evaluated(monkeypatch, capsys, run)
+    assert code == 0 and "test accuracy" in out and "None" not in out
+
+
 def test_evaluate_prints_json_and_takes_checkpoints(finished, monkeypatch, capsys):
     folder = finished[0]
     (folder.parent / "latest").symlink_to(folder)

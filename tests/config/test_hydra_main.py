@@ -634,3 +634,20 @@ def test_mypy_finds_a_misspelt_setting_in_a_command(tmp_path: Path) -> None:
     line = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(tmp_path / "command.py")]
     done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("option", ["--nonsense", "-x", "--helpp", "--config-fir=x"])
+def test_an_unknown_option_is_refused_in_one_line(
+    option: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("seed=1", option) == (2, [])
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"cupynet: {option.partition('=')[0]}: ") and err.count("\n") == 1
+    assert list(in_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("options", [["-cjob"], ["--cfg=job"], ["--cf", "job"], ["-c", "job"]])
+def test_options_may_be_written_as_argparse_permits(
+    options: list[str], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(*options) == (0, []) and "batch_size" in capsys.readouterr().out

@@ -200,3 +200,10 @@ def test_text_from_files_cannot_control_the_terminal_that_shows_a_table(capsys: 
     screen.print(evil)
     text = capsys.readouterr().out
     assert text.count("\ufffd") == 6 and not {"\x1b", "\u202e"} & set(text)
+
+
+def test_a_fast_dev_run_has_no_best_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in (0, 1):
+        job(tmp_path, number, test_accuracy=0.9, fast_dev_run=1)
+    assert sweep_record.finish(tmp_path) == 0
+    assert "best" not in capsys.readouterr().out

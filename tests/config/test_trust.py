@@ -700,3 +700,14 @@ def test_a_history_is_not_cut_before_its_beginning(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="-5"):
         history.restore({"bytes": -5})
     history.close()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "step-00000001", "step-00000001/checkpoints"])
+def test_a_run_may_have_the_name_of_a_checkpoint(name: str, run: Path) -> None:
+    folder = run.parent / "there" / name
+    folder.parent.mkdir(parents=True)
+    run.rename(folder)
+    step = folder / "checkpoints" / "step-00000007"
+    for path in (folder, folder / "checkpoints", step):
+        assert resume.run_of(path) == folder
+        assert resume.checkpoint_of(path) == (step if path == step else folder / "checkpoints")
