@@ -151,12 +151,12 @@ def check_outputs(
         trusted_modules: see `load`.
     """
     for name, part in parts.items():
-        if not isinstance(part, Mapping) or "_target_" not in part:
+        if not isinstance(part, Mapping):
             continue
         key = f"callbacks.{name}"
         outside: tuple[str, ...] = ()
         with suppress(ConfigError):  # reported when the part is built
-            outside = getattr(class_of(part["_target_"], key, trusted_modules), "outside", ())
+            outside = getattr(class_of(part.get("_target_"), key, trusted_modules), "outside", ())
         for each, value in ({f"{key}.{setting}": None for setting in outside} | flat({key: part})).items():
             setting = each.rpartition(".")[2]
             wrong = (
