@@ -76,10 +76,10 @@ class Device:
         return self.xp.asarray(array, dtype)
 
     def compact(self, array: Any, dtype: Any = None) -> Array:
-        """Return `array` on this device, by default in the storage precision, as kernels take it.
+        """Return `array` on this device in the layout of kernels, by default in the storage precision.
 
-        Kernels need C order and the machine's byte order, and compiled ones a writeable array. The array is copied only
-        if it differs.
+        Kernels require C order and native byte order, and compiled ones a writeable array. The array is copied only if
+        it differs.
         """
         wanted = self.policy.storage if dtype is None else dtype
         own = isinstance(array, self.xp.ndarray) and array.dtype == wanted
@@ -116,7 +116,7 @@ class Device:
         return Failure(f"out of memory: {one_line(error) or 'an allocation failed'}{limit}", of_memory=True)
 
     def prepare(self) -> None:
-        """Compile in advance what a training step uses, if the device compiles several files at once."""
+        """Compile the kernels of a training step in advance. By default this does nothing."""
 
     def recorder(self) -> Recorder | None:
         """Return the recorder that captures steps as graphs; None if the device cannot."""

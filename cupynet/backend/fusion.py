@@ -36,7 +36,7 @@ class FusedPair:
     Attributes:
         activates: True if both passes include the activation of the convolution; else the layer applies it to the
             output.
-        saves_windows: True if `forward` saves the windows of its images as rows, as `conv2d` of the reference does.
+        saves_windows: True if `forward` saves the im2col rows of its images, as `conv2d` of the reference does.
     """
 
     activates, saves_windows = False, True

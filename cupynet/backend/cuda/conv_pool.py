@@ -1,8 +1,8 @@
 """Convolution, bias, activation and max-pool on the GPU as one operation.
 
-Small patches (few channels, as on the first layer) are convolved straight from the image: one kernel in each direction,
-see kernels/conv_pool.cu. Other convolutions are im2col and a cuBLAS product, followed by a kernel for bias, activation
-and pool; the product is returned to the workspace at once, the im2col rows and the winners are saved.
+Small patches (few channels, as in the first layer) are convolved directly from the image, without im2col: see
+kernels/conv_pool.cu. Other convolutions use im2col and a cuBLAS product, followed by one kernel for bias, activation
+and pooling. They return the product to the workspace at once, and save the im2col rows and the winners.
 
 A window whose winner is zeroed by ReLU is recorded as having none, so the backward pass reads neither the activation
 nor its output (kernels/pool.cu).
@@ -20,9 +20,9 @@ from cupynet.backend.window import Window
 if TYPE_CHECKING:
     from cupynet.backend.cuda.backend import CupyBackend
 
-DIRECT_VALUES = 75  # the most values of a patch that is convolved directly: 5 x 5 of three channels
-DIRECT_PARTS = 512  # partial sums of a direct weight gradient
-TAPS = 5  # weights of a thread, as in conv_pool.cu
+DIRECT_VALUES = 75  # largest patch that is convolved directly, in values: 5 x 5 with three channels
+DIRECT_PARTS = 512  # most partial sums of a direct weight gradient
+TAPS = 5  # weights per thread, as in conv_pool.cu
 
 
 class ConvPool(FusedPair):
@@ -32,12 +32,12 @@ class ConvPool(FusedPair):
         self.backend, self.conv, self.pool = backend, first, pool
         self.relu = self.activates = first.activation == "relu"
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool
-        values, small = first.window.places * first.image[2], pool.places <= 255  # numbered in 8 bits
+        values, small = first.window.places * first.image[2], pool.places <= 255  # which fit in 8 bits
         self.direct = values <= DIRECT_VALUES and small and not first.window.dilates
         self.saves_windows = not self.direct
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
-        """(N, H, W, C) -> (N, H', W', O); saved are the winners and, unless the convolution is direct, im2col rows."""
+        """(N, H, W, C) -> (N, H', W', O). Save the winners and, unless the convolution is direct, the im2col rows."""
         backend, (weight, bias) = self.backend, weights
         if self.direct:
             y = backend.borrow((len(x), *self.pool.output(*self.convolved), self.conv.filters))
@@ -71,7 +71,7 @@ class ConvPool(FusedPair):
         return dx
 
     def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:
-        """Add the gradients of weight and bias: sums over parts of the windows, then over the parts, in order."""
+        """Add the gradients of weight and bias: partial sums over the windows, added up in a fixed order."""
         backend, weight_grad = self.backend, grads[0]
         parts = max(1, min(len(x) * dy.shape[1], DIRECT_PARTS))
         sums = [grad if grad is None else backend.borrow((parts, grad.size), grad.dtype) for grad in grads]
@@ -85,7 +85,7 @@ class ConvPool(FusedPair):
         backend.give_back(*sums)
 
     def _geometry(self, x: Array) -> tuple[int, ...]:
-        """Return the sizes that kernels take, see `launch._POOLED`."""
+        """Return the geometry arguments of the kernels, see `launch._POOLED`."""
         pool, ((top, _), (left, _)) = self.pool, self.pool.padding
         pooled = pool.output(*self.convolved)
         return (

@@ -11,7 +11,7 @@ from cupynet.backend.cuda.launch import first_use, power_of_two
 from cupynet.backend.reference.dense import DenseOps
 
 ACROSS = 32  # columns that a block sums in parallel
-FEW_ACROSS = 8  # the same for few rows, so that more threads share a column
+FEW_ACROSS = 8  # the same if there are few rows: more threads share a column
 MOST_PARTS = 256  # partial sums that a second pass adds up
 FEW_ROWS = 128  # the fewest rows of a partial sum
 

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 LINE = "\n"
-OLDEST = 14  # CuPy, as in pyproject.toml: version 13 lacks what NCCL and graphs need here
+OLDEST = 14  # CuPy, as in pyproject.toml: version 13 lacks NCCL and graph functions used here
 NOT_INSTALLED = "CuPy is not installed"
 _before: dict[int, int] = {}  # by device: the limit before the first `limit_pools`, perhaps from CuPy's variable
 
 
 def has_driver() -> bool:
-    """Return True if NVIDIA's driver is installed, so that there may be a GPU that CuPy could use."""
+    """Return True if the NVIDIA driver is installed, so the machine may have a GPU for CuPy."""
     return shutil.which("nvidia-smi") is not None or Path("/proc/driver/nvidia").exists()
 
 

@@ -4,8 +4,8 @@ CuPy checks no argument: a kernel would misread an array of another precision or
 float for a C float. Here every array is checked, and every number is cast to the exact type of its parameter, by the
 table `INSTANCES` (a test compares it with the C++ text).
 
-A module is a file in one precision, because NVRTC takes seconds for all four. `prepare` compiles all files side by
-side; CuPy keeps them on disk.
+A module is one file compiled for one precision, because NVRTC takes much longer for all four. `prepare` compiles all
+files in parallel; CuPy caches the modules on disk.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KINDS = {
 }
 KIND_OF = {stored: kind for kind, (stored, _) in KINDS.items()}
 WIDE = ("float", "double")
-COMPILERS = 4  # threads that compile at once
+COMPILERS = 4  # threads that compile modules
 TERMS = 16  # of a `weighted_sum` in one pass
 WINNERS = ("uint8", "int32")
 _IMAGES = "int32 " * 12  # N H W C, rows cols, kernel, stride, padding above and left
@@ -162,9 +162,9 @@ def _instances() -> Iterator[tuple[str, Instance]]:
 
 
 def _modules_with(kind: str, instances: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the precisions of the modules with an instance: see `instances` of common.cuh.
+    """Return the precisions whose modules contain an instance, see "instances" in common.cuh.
 
-    instances: the precisions of its kernel, if it has none in 16 bits.
+    instances: the precisions of its kernel if it has none in 16 bits; otherwise empty.
     """
     if len(instances) == 1:
         return tuple(KINDS)
@@ -194,7 +194,7 @@ def power_of_two(number: int) -> int:
 
 
 def options(kind: str) -> tuple[str, ...]:
-    """Return the compiler's options for a module in one precision."""
+    """Return the compiler options for the modules of one precision."""
     return *OPTIONS, f"-DONLY_{kind.upper()}"
 
 
@@ -235,9 +235,9 @@ class Kernels:
         self._functions: dict[str, tuple[Any, list[tuple[Parameter, Any]]]] = {}
 
     def prepare(self) -> None:
-        """Compile all files in the backend's precision side by side, and load them.
+        """Compile all files for the backend's precision in parallel, and load them.
 
-        No operation waits for that later, and CuPy finds them on its disk the next time.
+        Later operations do not wait for the compiler, and later processes find the modules in CuPy's cache on disk.
         """
         with self._here(), first_use, ThreadPoolExecutor(min(COMPILERS, len(usable_cores()))) as pool:
             list(pool.map(self._load, [self._module(file, self._kind) for file in TAKES]))

@@ -126,16 +126,16 @@ def _free(xp: Any) -> int:
 
 
 class BatchBuffers:
-    """Buffers of batches that closed transfers have left, if something still holds them.
+    """Batch buffers of closed transfers that captured graphs still reference.
 
-    Captured steps hold the buffer that they read. The next transfer fills it again, so that they need no copy.
+    The next transfer reuses such a buffer, so the graphs that read it need no copy.
     """
 
     def __init__(self) -> None:
         self._left: list[weakref.ref[Array]] = []
 
     def take(self, backend: CudaDevice, shape: tuple[int, ...]) -> Array:
-        """Return a buffer in the storage dtype, for one transfer."""
+        """Return a buffer in the storage dtype, reused if one of this shape is left."""
         for place in self._left:
             array = place()
             if array is not None and array.shape == shape:
@@ -144,7 +144,7 @@ class BatchBuffers:
         return backend.allocate(shape, backend.policy.storage)
 
     def leave(self, array: Array) -> None:
-        """Leave a buffer to the next transfer."""
+        """Make the buffer of a closed transfer available to the next one."""
         self._left = [place for place in self._left if place() is not None]
         self._left.append(weakref.ref(array))
 

@@ -60,8 +60,8 @@ def _ratio(x: Array, of: tuple[tuple[float, ...], tuple[float, ...]]) -> Array:
 def erfc(xp: Any, z: Array) -> Array:
     """Return the complementary error function of z >= 0.
 
-    Its relative error is at most max(8, z²) machine epsilons, as exp(-z²) magnifies the rounding of z²: up to 511 units
-    in the last place in double, 66 in single precision.
+    The relative error is at most max(8, z²) times the machine epsilon, because exp(-z²) amplifies the rounding error of
+    z². It reaches 511 units in the last place in double precision, and 66 in single precision.
     """
     near, middle = xp.minimum(z, FIRST), xp.minimum(xp.maximum(z, FIRST), SECOND)
     far = xp.minimum(xp.maximum(z, SECOND), LAST)

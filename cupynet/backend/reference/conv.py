@@ -64,7 +64,7 @@ class ConvOps(DenseOps):
         return y.reshape(x.shape[0], *window.output(*x.shape[1:3]), outputs), columns
 
     def saved_values(self, conv: Convolution) -> int:
-        """Count the values that `conv2d` saves for the backward pass of one image, besides its result."""
+        """Return the number of values per image that `conv2d` saves for the backward pass, besides its output."""
         if conv.groups > 1:
             return 0
         height, width, channels = conv.image
@@ -94,7 +94,7 @@ class ConvOps(DenseOps):
         return self._images_gradient(dy, x.shape, weight, window) if need_dx else None
 
     def _images_gradient(self, dy: Array, shape: tuple[int, ...], weight: Array, window: Window) -> Array:
-        """Return dx (N, H, W, C) of a convolution of images of this shape, from dy (N·H'·W', O)."""
+        """Return the gradient dx (N, H, W, C) of the images of a convolution, from dy (N·H'·W', O)."""
         dcolumns = self._product(dy, weight.reshape(-1, weight.shape[3]), transpose_b=True)
         dx = self.col2im(dcolumns, shape, window)
         self.give_back(dcolumns)

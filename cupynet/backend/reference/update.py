@@ -9,7 +9,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 from cupynet.backend.update_rules import Layers, Move, Rule
 
-BLOCK = 16384  # values: temporary arrays in double precision stay in the cache
+BLOCK = 16384  # values at a time, so that temporary arrays in double precision stay in the cache
 
 
 class UpdateOps(Device):

@@ -18,7 +18,7 @@ from cupynet.backend import update_rules
 from cupynet.backend.cpu.kernels.cache import keep
 
 if numba.config.DISABLE_JIT:
-    raise ImportError("NUMBA_DISABLE_JIT is set, so that nothing is compiled")
+    raise ImportError("NUMBA_DISABLE_JIT is set, so nothing would be compiled")
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 

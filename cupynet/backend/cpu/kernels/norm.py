@@ -20,8 +20,9 @@ BLOCK = 64  # rows
 def channel_moments(x: Array, moments: Array) -> None:
     """Mean and biased variance of the columns of x (R, C) into (2, C).
 
-    Two passes over each block, combined as by Chan et al. 1979. If the mean is k standard deviations, the relative
-    error of the variance is at most 10 + 0.3 k machine epsilons (measured): 3.6e-4 in single precision for k = 10^4.
+    Two passes over each block, combined as in Chan et al. 1979. If the mean is k standard deviations away from zero,
+    the relative error of the variance is at most 10 + 0.3 k times the machine epsilon (measured). In single precision
+    this is 3.6e-4 for k = 10^4.
     """
     rows, channels = x.shape
     mean, spread = np.zeros(channels, np.float64), np.zeros(channels, np.float64)

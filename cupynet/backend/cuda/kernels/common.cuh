@@ -38,8 +38,9 @@ __device__ __forceinline__ void store(double& to, double x) { to = x; }
 
 // instances -----------------------------------------------------------------------------------------------------------
 
-// A module has the kernels of one precision (-DONLY_HALF, -DONLY_BFLOAT16, -DONLY_FLOAT or -DONLY_DOUBLE): compiling all
-// of them takes four times as long. Kernels of sums in float are in the first three. Without such an option it has all.
+// A module contains the kernels of one precision (-DONLY_HALF, -DONLY_BFLOAT16, -DONLY_FLOAT or -DONLY_DOUBLE), because
+// compiling all of them takes almost four times as long. Kernels that sum in float are in the first three. Without such
+// an option, a module contains all kernels.
 #if defined(ONLY_BFLOAT16) || defined(ONLY_FLOAT) || defined(ONLY_DOUBLE)
 #define IN_HALF(...)
 #else

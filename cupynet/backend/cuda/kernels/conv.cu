@@ -65,10 +65,10 @@ __device__ void im2col(const S* x, S* columns, int count, const Window& w) {
 }
 
 // The transpose, as a gather: a pixel is the sum of its values in all windows, in the order of its places in them.
-//
-constexpr int WINDOWS = 5;  // whose values are loaded together
 
-// sums += V channels of a pixel in COUNT windows; from each window to the one before it they are `step` values apart.
+constexpr int WINDOWS = 5;  // windows whose values are loaded together
+
+// sums += V channels of a pixel in COUNT windows, going back `step` values from each window to the one before it.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void add_windows(const S* at, long long step, Wide<S> (&sums)[V]) {
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_windows(const S* at, long long step, Wide<S>
   }
 }
 
-// For windows next to each other without gaps, V channels at a time. Only loops of constant length are unrolled, see
+// For a stride of 1 without dilation, V channels at a time. Only loops of constant length are unrolled, see
 // conv_pool.cu.
 template <int V, class S>
 __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w) {
@@ -92,7 +92,7 @@ __device__ void col2im_dense(const S* columns, S* x, int count, const Window& w)
       const int pixel = i / groups, y = pixel / w.width + w.top, x_at = pixel % w.width + w.left;
       const int last_row = min(y, w.rows - 1), last_col = min(x_at, w.cols - 1);
       const int first_row = max(0, y - w.kernel_height + 1);
-      const int across = last_col - max(0, x_at - w.kernel_width + 1) + 1;  // windows in a row that see the pixel
+      const int across = last_col - max(0, x_at - w.kernel_width + 1) + 1;  // windows in a row that contain the pixel
       Wide<S> sums[V];
 #pragma unroll
       for (int v = 0; v < V; ++v) sums[v] = 0;

@@ -1,28 +1,28 @@
-// A convolution with small patches (few channels, as on the first layer) and its max-pool, straight from the images:
-// neither im2col rows nor the convolution's output are in memory.
+// A convolution with small patches (few channels, as in the first layer) and its max-pool, computed directly from the
+// images: neither the im2col rows nor the convolution's output is stored.
 //
 // Forward, a thread computes the pooled output of V filters. Backward, a thread sums the gradients of TAPS weights of a
-// filter over its part of the windows, reading only the pixels that won their window.
+// filter over its part of the windows, reading only the patches of the winners.
 //
-// Only loops of constant length are unrolled, as elsewhere where bounds are minima and maxima: for others the compiler
-// computes a number of iterations from them, which ptxas 13.0 gets wrong for sm_90 (see tests/backend/cuda).
+// Loops whose bounds are minima or maxima are not unrolled, here and in other kernels: the compiler would compute their
+// trip count, which ptxas 13.0 gets wrong for sm_90 (see tests/backend/cuda/test_compiles.py).
 
 #include "common.cuh"
 
-constexpr int TAPS = 5;    // values next to each other in a row of a patch that are computed together
+constexpr int TAPS = 5;    // adjacent values in a row of a patch that a thread computes
 constexpr int AHEAD = 4;   // windows whose gradients are loaded together
-constexpr int NONE = 255;  // the winner of a window that ReLU has zeroed: no gradient comes back
+constexpr int NONE = 255;  // the winner of a window that ReLU zeroed: it has no gradient
 
 struct Geometry {
   int height, width, channels;          // of an image
   int rows, cols;                       // of the convolution's output
   int kernel_height, kernel_width;      // of the convolution
   int stride_down, stride_across;
-  int top, left;                        // zeros before the image
+  int top, left;                        // padding before the image
   int pooled_rows, pooled_cols;         // of the pool's output
   int pool_height, pool_width;          // of the pool
   int pool_down, pool_across;           // its stride
-  int pool_top, pool_left;              // pixels outside of the convolution's output, before it
+  int pool_top, pool_left;              // padding before the convolution's output
   int filters;
 };
 
@@ -34,14 +34,14 @@ struct Geometry {
   { height, width, channels, rows, cols, kernel_height, kernel_width, stride_down, stride_across, top, left,          \
     pooled_rows, pooled_cols, pool_height, pool_width, pool_down, pool_across, pool_top, pool_left, filters }
 
-// The part of a window's row of `length` values, the first of them at `start` of a line of `size`, that is in the image.
+// The indices, of `length` values from `start` on, that are inside a line of `size` values.
 struct Inside {
   int first, end;
   __device__ __forceinline__ Inside(int start, int length, int size)
       : first(max(0, -start)), end(min(length, size - start)) {}
 };
 
-// sums += the values from `pixels` on times their weights, for V filters; weights are `filters` values apart.
+// sums += COUNT values from `pixels` on times their weights, for V filters. Successive weights are `filters` apart.
 template <int COUNT, int V, class S>
 __device__ __forceinline__ void multiply(const S* pixels, const S* weights, int filters, Wide<S> (&sums)[V]) {
 #pragma unroll
@@ -74,7 +74,7 @@ __device__ __forceinline__ void convolve(
   }
 }
 
-// See max_pool in pool.cu, whose x is the convolution here: y, winners (count, pooled_rows, pooled_cols, O).
+// Like max_pool in pool.cu, but of the convolution of x. y, winners: (count, pooled_rows, pooled_cols, O).
 template <int V, class S>
 __device__ void conv_pool_of(
     const S* x, const S* weight, const S* bias, S* y, unsigned char* winners, int count, const Geometry& g, int relu) {
@@ -134,12 +134,12 @@ __device__ void conv_pool(
   }
 }
 
-// The sums of a thread: TAPS weights of a filter in row `ky` of its patch, from the value `from` on.
+// The weights of a thread: `count`, at most TAPS, of a filter in row `ky` of its patch, from the value `from` on.
 struct Taps {
   int filter, ky, from, count;
 };
 
-// sums += the gradient of a window of the pool at (row, col) of the convolution times the pixels of its winner.
+// sums += the gradient of the pool window at (row, col) of the convolution times the pixels of its winner.
 template <class S>
 __device__ __forceinline__ void add_window(
     const S* image, Wide<S> gradient, int winner, int row, int col, const Geometry& g, const Taps& taps,
@@ -158,7 +158,7 @@ __device__ __forceinline__ void add_window(
   }
 }
 
-// Sums of gradients over every parts-th line of pooled windows, from the part's number on: weight_sums
+// Partial sums of gradients: part p sums over the lines p, p + parts, ... of pooled windows. weight_sums
 // (parts, K_h, K_w, C, O) and, if there is a bias, bias_sums (parts, O).
 template <class S>
 __device__ void conv_pool_weight(

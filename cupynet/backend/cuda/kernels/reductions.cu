@@ -215,9 +215,9 @@ __device__ void target_loss(
 
 // columns -------------------------------------------------------------------------------------------------------------
 
-constexpr int ROWS = 8;  // that are loaded together: most of the time of a sum is waiting for memory
+constexpr int ROWS = 8;  // rows that are loaded together, to hide memory latency
 
-// The sum of a thread's rows of a column, from `row` on, in their order; its values are `columns` apart.
+// The sum of a thread's rows of a column, from `row` on, in order. Consecutive rows are `columns` values apart.
 template <class S>
 __device__ __forceinline__ Wide<S> column_sum(const S* column, long long row, long long end, int columns) {
   const long long step = blockDim.y;
