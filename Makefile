@@ -49,7 +49,7 @@ test: install ## run the tests that every change should pass, up to 4 at once: A
 test-standin: install ## run the tests of the GPU code without a GPU, on a stand-in of CuPy, and those of the stand-in
 	@$(PYTEST) -m 'device_code and not slow' $(ARGS)
 
-test-gpu-standin: install ## run the tests marked gpu on the stand-in, those that test-standin does not run from the same text
+test-gpu-standin: install ## run the tests marked gpu on the stand-in, except those that test-standin also runs
 	@PYTHONDONTWRITEBYTECODE= $(PY) -m tests.standin -m pytest -q -p tests.standin.gpu_only $(ARGS)
 
 test-slow: install ## run the slow tests: killed runs, wheels, browsers

@@ -30,10 +30,10 @@ examples:
   cupynet compare 'outputs/sweeps/*/*' --sort train_s --csv runs.csv
   cupynet compare outputs/latest --to 0.99
 
-Runs that differ only in their seed, or in settings without effect, are one row:
-the mean, the lowest and the highest. * marks the Pareto front: no other run is both more accurate and faster
-to train. Speed-up is images/s relative to one worker with the same settings,
-efficiency is the speed-up per worker.
+Runs that differ only in their seed, or in settings without effect, share one
+row: their mean, lowest and highest. * marks the Pareto front: no other run is
+both more accurate and faster to train. Speed-up is images/s relative to one
+worker with the same settings, efficiency is the speed-up per worker.
 """
 
 

@@ -1,11 +1,11 @@
-"""Finds runs whose settings differ only in what has no effect there, such as the averaging of a single replica."""
+"""Removes settings that have no effect in a run, such as the averaging period of a single replica."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-ONE_REPLICA = ("none", "linear", "sqrt")  # values of learning_rate_scale that are a factor of 1 for one replica
+ONE_REPLICA = ("none", "linear", "sqrt")  # values of learning_rate_scale that mean a factor of 1 for one replica
 # Settings without effect on results or speed: always, on a CPU, and for one replica.
 ALWAYS = ("backend.priority.gpu", "backend.priority.cpu", "parallel.timeout_s", "resume", "trusted_modules")
 ON_CPU = ("backend.max_block_size", "backend.max_grid_size", "backend.tf32", "devices", "memory.", "parallel.reduce")
@@ -19,11 +19,11 @@ SYNCHRONIZER = "parallel.synchronizer._target_"
 
 
 def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[str, Any]:
-    """Return the settings of a run that have an effect there. Runs for which they are equal are repetitions.
+    """Return the settings that have an effect in a run. Runs with equal effective settings are repetitions.
 
     Args:
         settings: by their dotted keys.
-        workers, backend: of the run; settings may leave both open.
+        workers, backend: as used by the run; the settings may not determine them.
     """
     idle = ALWAYS + (() if backend == "cupy" else ON_CPU)
     found = dict(settings) | {"workers": workers, "backend.name": backend}
@@ -35,5 +35,5 @@ def effective(settings: Mapping[str, Any], workers: int, backend: str) -> dict[s
 
 
 def is_alone(settings: Mapping[str, Any], workers: int) -> bool:
-    """Return True if a run has one replica and its synchronizer does nothing: ours do nothing then."""
+    """Return True if a run has one replica and a synchronizer of this package, which then does nothing."""
     return workers == 1 and str(settings.get(SYNCHRONIZER, "")).startswith("cupynet.")

@@ -111,7 +111,7 @@ class Experiment:
             on_device("data_on_device", settings.memory.data_on_device, self.backend_name)
         if settings.memory.data_on_device is True and getattr(self.source, "augment", None):
             raise ConfigError(
-                "memory.data_on_device=true: images are augmented on the host: use auto, or data.augment=[]"
+                "memory.data_on_device=true: images are augmented on the host. Use auto, or data.augment=[]"
             )
         batch = min(settings.batch_size, self.source.expected().get("train", settings.batch_size))
         check_batches(self._built, -(-batch // self._cut), self.placement.workers)
@@ -352,7 +352,7 @@ class Experiment:
             log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", self.settings.dtype)
 
     def _worth_knowing(self) -> str:
-        """Return why preferred backends are not used. On a machine without a GPU nobody expects CuPy."""
+        """Return why preferred backends are not used, except that CuPy is missing on a machine without a GPU."""
         reasons = (self.backend_reason or "").split("; ")
         return "; ".join(each for each in reasons if has_driver() or not each.startswith(NOT_INSTALLED))
 
@@ -394,7 +394,7 @@ class Experiment:
 
 
 def refuse_fast_dev_run(settings: Settings, command: str) -> None:
-    """Refuse a fast dev run by a command whose result would be that of a few batches. ConfigError."""
+    """Raise ConfigError if fast_dev_run is set for a command that measures."""
     if settings.fast_dev_run:
         value = written(settings.fast_dev_run)
-        raise ConfigError(f"fast_dev_run={value}: {command} would measure a few batches: leave it out")
+        raise ConfigError(f"fast_dev_run={value}: {command} would measure only a few batches. Leave it out.")

@@ -1,6 +1,6 @@
 """A rough estimate of a run's memory, to refuse settings that cannot fit into this machine.
 
-It is a lower bound: the layers' outputs, the windows that convolutions save, weights with gradients and optimizer
+It is a lower bound: the layers' outputs, the im2col rows of convolutions, weights with gradients and optimizer
 state, prefetched batches, and images.
 """
 
@@ -28,7 +28,7 @@ def replica_bytes(
 
 
 def output_values(layer: Layer) -> int:
-    """Count the values that a training pass keeps for one example; of layers computed as one, the last one's."""
+    """Return the number of values that a training pass stores per example. Fused layers store only the last output."""
     if isinstance(layer, Sequential):
         steps = [(layer.layers[names[-1]], each) for names, each in layer.steps]
         return sum(output_values(last) + (0 if each is last else each.saved_values()) for last, each in steps)

@@ -154,7 +154,7 @@ def looks_channels_first(shape: Sequence[int]) -> bool:
 
 
 def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
-    """Return the end of a message about images of another shape: how to transpose them if channels are first.
+    """Return a hint on how to transpose channels-first images, to end a message about a wrong shape; or "".
 
     Args:
         found: (N, H, W, C) or (H, W, C).

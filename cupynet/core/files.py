@@ -151,7 +151,7 @@ def load_tensors(path: PathLike) -> dict[str, Any]:
 
 
 def widened(data: bytes, shape: Sequence[int]) -> Any:
-    """Return the little-endian bytes of bfloat16 numbers, each the upper half of a float, as float32."""
+    """Convert little-endian bytes of bfloat16 numbers, each the upper half of a float32, to a float32 array."""
     return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 

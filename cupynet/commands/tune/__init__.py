@@ -1,7 +1,7 @@
 """Hyperparameter search: `cupynet tune`.
 
-`command` reads the command line. `search` runs the trials with Optuna and prints their results. `sampler` draws their
-settings.
+`command` reads the command line. `search` runs the trials with Optuna and prints their results. `sampler` chooses
+their settings.
 """
 
-TRIALS = "trials"  # in the folder of a search: the runs of its trials
+TRIALS = "trials"  # folder of a search's trials, in its own folder

@@ -56,8 +56,8 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
 
     Raises:
         ConfigError: `-m`, or settings that cannot change when a search is resumed.
-        DataError: the folder contains links or pipes, its files are empty or cannot be read, or its settings refer to
-            something.
+        DataError: the folder contains links or pipes, its files are empty or cannot be read, or its settings contain
+            interpolations.
     """
     if {"-m", "--multirun"} & set(typed):
         raise ConfigError("-m: a search starts its trials itself: leave -m out")
@@ -70,7 +70,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
         raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
     resume.require_plain_files(folder)
     if not (folder / resume.STUDY).stat().st_size:
-        raise DataError(f"{folder / resume.STUDY}: is empty, its trials are lost: begin a new search")
+        raise DataError(f"{folder / resume.STUDY}: this file is empty, so its trials are lost. Start a new search.")
     stored = config.overrides_of(folder, TuneSettings)
     for each in filter(_is_setting, now):
         if resume.name_of(each) not in MAY_DIFFER and each not in stored:

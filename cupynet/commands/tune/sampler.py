@@ -1,4 +1,4 @@
-"""Draws the settings of trials: never those of an earlier trial, and first those of an interrupted one."""
+"""A sampler that does not repeat settings, except those of interrupted trials, which come first."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from optuna.trial import FrozenTrial, TrialState
 
 from cupynet.config.search_space import is_continuous, written
 
-DRAWS = 10  # of a sampler that draws earlier settings again, before others are taken at random
-INTERRUPTED = "interrupted"  # attribute of a trial to repeat
+DRAWS = 10  # attempts of the inner sampler, before an untried combination is chosen at random
+INTERRUPTED = "interrupted"  # user attribute of a trial that must be repeated
 
 Params = Mapping[str, Any]
 
 
 class UntriedSampler(BaseSampler):  # type: ignore[misc]
-    """Draws settings with another sampler, and draws again if a trial has had them.
+    """Draws settings from another sampler, and draws again if they have already been tried.
 
     Args:
-        study: whose trials are compared; a pruner may show a sampler only some of them.
+        study: all trials of the search; a pruner may pass a filtered study to the methods.
         space: the distribution of each setting.
-        inner: draws settings.
-        seed: of the combinations taken at random, when `inner` only draws earlier ones.
+        inner: the other sampler.
+        seed: of the random choice among untried combinations, if `inner` only draws tried ones.
     """
 
     def __init__(self, study: Study, space: Mapping[str, Any], inner: BaseSampler, seed: int) -> None:
@@ -70,7 +70,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return drawn
 
     def _tried(self) -> tuple[set[Sequence[str]], list[Params]]:
-        """Return the settings of all trials that have ended, and those of interrupted trials not repeated since."""
+        """Return the settings of finished trials, and those of interrupted trials that have not been repeated."""
         tried, interrupted = set(), {}
         for each in self._study.get_trials(deepcopy=False):
             if each.params.keys() != self._space.keys() or not each.state.is_finished():
@@ -82,7 +82,7 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
         return tried, [params for key, params in interrupted.items() if key not in tried]
 
     def _untried(self, tried: set[Sequence[str]]) -> dict[str, Any] | None:
-        """Return a combination that has not been tried; None if there is none, or the space is continuous."""
+        """Return an untried combination, or None if there is none or the space is continuous."""
         if not math.isfinite(self._size):
             return None
         size = int(self._size)
@@ -100,11 +100,11 @@ class UntriedSampler(BaseSampler):  # type: ignore[misc]
             if hasattr(each, "choices"):
                 found[key] = each.choices[index]
             else:
-                found[key] = min(each.low + index * (each.step or 0), each.high)  # which rounding may exceed
+                found[key] = min(each.low + index * (each.step or 0), each.high)  # rounding may exceed the limit
         return found
 
     def _key(self, params: Params) -> Sequence[str]:
-        """Return settings as they are written on a command line, from which a trial is composed."""
+        """Return the values of settings as on the command line."""
         return tuple(written(params[key]) for key in self._space)
 
     @property
@@ -124,6 +124,6 @@ def count_values(distribution: Any) -> float:
 
 
 def was_interrupted(trial: FrozenTrial) -> bool:
-    """Return True for a trial to repeat. A trial that failed has a reason; the process of one without was killed."""
+    """Return True if a trial must be repeated. A failed trial without a reason means that its process was killed."""
     attributes = trial.user_attrs
     return trial.state == TrialState.FAIL and (INTERRUPTED in attributes or "reason" not in attributes)

@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 SAMPLERS = {"tpe": TPESampler, "random": RandomSampler, "grid": RandomSampler}
 PRUNERS = {"median": MedianPruner, "hyperband": HyperbandPruner, "none": NopPruner}
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
-SETTINGS = "settings"  # attribute of a trial: a digest of its settings
+SETTINGS = "settings"  # user attribute of a trial: a digest of its settings
 MOST_SHOWN = 10  # rows of the table
 SILENT = {"_target_": "cupynet.training.Progress", "style": "none"}
 
@@ -115,10 +115,10 @@ def search(plan: Plan, folder: Path) -> float:
 
 
 def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: TuneSettings, *, resumed: bool) -> Study:
-    """Open the study of a search in its SQLite file, which is created for a new search.
+    """Open the study of a search; for a new search create its SQLite file.
 
     Raises:
-        DataError: the file is not a study, one of another search, or lacks trials.
+        DataError: the file is not a study, belongs to another search, or lacks trials.
     """
     optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -151,13 +151,13 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
 
 
 def storage(path: Path) -> RDBStorage:
-    """Return the SQLite file of a study. Its path may contain what a URL reserves."""
+    """Return the SQLite storage of a study. Its path may contain characters that are reserved in URLs."""
     creator = partial(sqlite3.connect, path, check_same_thread=False)
     return RDBStorage(f"sqlite:///{resume.STUDY}", engine_kwargs={"creator": creator})
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
-    """Run trials until their number or the time is reached. Return True if there are no combinations left to try."""
+    """Run trials up to the number or the time limit. Return True if all combinations have been tried."""
     sampler = study.sampler
     assert isinstance(sampler, UntriedSampler)
 
@@ -178,7 +178,7 @@ def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
 
 
 def say_end(study: Study, asked: int, *, exhausted: bool) -> None:
-    """Print why a search ended before the number of trials that was asked for."""
+    """Print why a search ended before the requested number of trials."""
     done, failed = (len(study.get_trials(states=each)) for each in (DONE, [TrialState.FAIL]))
     if exhausted:
         _say("all combinations of the searched settings have been tried")
@@ -243,13 +243,13 @@ def _suggest(plan: Plan, trial: Trial) -> None:
 def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     """Train a trial in its own run folder; return the objective. TrialPruned, DivergedError.
 
-    The result of an earlier trial is used again if the settings of both have the same effect: 0.10 and 0.1, or averages
+    Reuses the result of an earlier trial with equivalent settings, such as 0.10 and 0.1, or different averaging periods
     of a single replica.
     """
     experiment = plan.experiment(trial.params)
     earlier = same_settings(experiment, study, trial)
     if earlier is not None:
-        reason = f"the same settings as trial {earlier.number}, whose result is used"
+        reason = f"equivalent to trial {earlier.number}: its result is reused"
         if earlier.state == TrialState.PRUNED:
             raise optuna.TrialPruned(reason)
         trial.set_user_attr("reason", reason)
@@ -269,7 +269,7 @@ def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
 
 
 def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenTrial | None:
-    """Return an earlier trial whose settings had the same effect, or None. Store the settings for later trials."""
+    """Return an earlier trial with equivalent settings, or None. Store a digest of the settings for later trials."""
     settings = config.flat(asdict(experiment.settings))
     kept = config.effective(settings, experiment.placement.workers, experiment.backend_name)
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
@@ -328,7 +328,7 @@ def _name(trial: Trial | FrozenTrial) -> str:
 
 
 def reason_of(trial: FrozenTrial) -> str:
-    """Return why a trial was not completed, or not trained; "" if it was."""
+    """Return why a trial was not completed or not trained, or ""."""
     killed = "the search was killed" if trial.state == TrialState.FAIL else ""
     return one_line(trial.user_attrs.get("reason", killed))
 
@@ -380,7 +380,7 @@ def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation) -> st
         f"train it again  {shlex.join(['cupynet', 'train', *config_dir, *plan.overrides(best.params)])}",
     ]
     if plan.settings.fast_dev_run:
-        lines.insert(0, "FAST DEV RUN    a test that everything works: its figures are not results")
+        lines.insert(0, "FAST DEV RUN    a smoke test: its figures are not results")
     return "\n".join(lines)
 
 
