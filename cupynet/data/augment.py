@@ -98,7 +98,7 @@ def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: in
 
 
 def check_augmentations(parts: Sequence[Augmentation], image_shape: Sequence[int]) -> None:
-    """Refuse augmentations that do not fit images (H, W, C), by trying them on a black one. ConfigError."""
+    """Check that augmentations fit images (H, W, C), by applying them to a black image. ConfigError."""
     if parts:
         augmented(parts, np.zeros((1, *image_shape), np.uint8), 0, 0, np.zeros(1, np.int64))
 

@@ -86,7 +86,7 @@ class Dataset:
         return height, width, channels
 
     def parts(self) -> Iterator[Dataset]:
-        """Yield the data set itself, like `Shards.parts`."""
+        """Yield this data set, as `Shards.parts` yields its shards."""
         yield self
 
     def take(self, indices: Array) -> Dataset:
@@ -108,11 +108,11 @@ def image_bytes(where: str, images: Any) -> Array:
 
 
 def check_layout(where: str, shape: Sequence[int]) -> None:
-    """Refuse images (S, C, H, W), by their shape. ConfigError with `where` at the beginning."""
+    """Raise ConfigError, beginning with `where`, if a shape looks like (S, C, H, W)."""
     if len(shape) == 4 and checks.looks_channels_first(shape[1:]):
         raise ConfigError(
-            f"{where}: images must be (S, H, W, C), and {tuple(shape)} is channels first: use x.transpose(0, 2, 3, 1). "
-            f"If they do have {checks.counted(shape[1], 'row')}, make these columns: x.transpose(0, 2, 1, 3)"
+            f"{where}: images must be (S, H, W, C), but {tuple(shape)} is channels first: use x.transpose(0, 2, 3, 1). "
+            f"If the images do have {checks.counted(shape[1], 'row')}, swap rows and columns: x.transpose(0, 2, 1, 3)"
         )
 
 
@@ -126,12 +126,12 @@ def integers(what: str, value: Any, way_out: str = "") -> Array:
 
 
 def in_turns(labels: Array, count: int | None) -> Array | slice:
-    """Return the first `count` samples if classes take turns, as indices in ascending order, or a slice of all."""
+    """Return `count` samples, taken from the classes in turn, as ascending indices; or a slice of all samples."""
     if count is None or count >= len(labels):
         return slice(None)
-    order = np.argsort(labels, kind="stable")  # by class, then by place
+    order = np.argsort(labels, kind="stable")  # by class, then by position
     ordered = labels[order]
-    turn = np.arange(len(labels)) - np.searchsorted(ordered, ordered)  # number of each within its class
+    turn = np.arange(len(labels)) - np.searchsorted(ordered, ordered)  # position of each sample within its class
     return np.sort(order[np.lexsort((ordered, turn))[:count]])
 
 
@@ -145,7 +145,7 @@ def read_dataset(
 
 @contextmanager
 def read_from(place: FilePath) -> Iterator[None]:
-    """Raise DataError for a ConfigError about arrays that were read from `place`."""
+    """Turn a ConfigError about arrays that were read from `place` into a DataError."""
     try:
         yield
     except ConfigError as error:

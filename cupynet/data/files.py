@@ -30,7 +30,7 @@ FilePath: TypeAlias = "str | os.PathLike[str]"
 
 PARSING = threading.Lock()  # CPython 3.11 fails if threads parse the headers of .npy files at the same time
 _GZIP = b"\x1f\x8b"
-_RATIO = 64  # how much smaller gzip makes most images at best
+_RATIO = 64  # compression ratio that gzip rarely exceeds for images
 _PIECE = 1 << 20  # bytes
 
 
@@ -82,14 +82,14 @@ def idx_shape(path: Path) -> tuple[int, ...]:
 
 
 def check_idx_size(path: Path) -> None:
-    """Refuse an IDX file that is certainly smaller than its header claims, without reading all of it. DataError."""
+    """Raise DataError if an IDX file is certainly smaller than its header claims, without loading it."""
     header = idx_shape(path)
     claimed, stored = math.prod(header), check_regular(path)
     start = 4 + 4 * len(header)
     with path.open("rb") as file:
         packed = file.read(2) == _GZIP
     if packed and start + claimed <= _RATIO * stored:
-        return  # it is read and checked later
+        return  # plausible; checked when it is read
     found = (_unpacked_size(path, start + claimed) if packed else stored) - start
     if found < claimed:
         raise DataError(
@@ -181,7 +181,7 @@ def _inflate(path: Path, packed: bytes, most: int, *, whole: bool = True) -> byt
 
 
 def _unpacked_size(path: Path, most: int) -> int:
-    """Return the number of bytes in a gzip file, at most `most`; only a piece of them is held at a time. DataError."""
+    """Return the unpacked size of a gzip file, at most `most`, by unpacking it piece by piece. DataError."""
     member, size = zlib.decompressobj(wbits=31), 0
     try:
         with path.open("rb") as file:

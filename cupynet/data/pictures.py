@@ -35,11 +35,11 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
     """Read a PNG or JPEG of any size as (H, W, C) uint8, of 1 channel (grey) or 3. Transparent pixels become white.
 
     Args:
-        drawn: True for a drawing: a photograph of it is rotated as its camera noted. If False, nothing is rotated.
+        drawn: True for a drawing: a photograph of it is rotated by its EXIF orientation. If False, nothing is rotated.
 
     Raises:
-        DataError: the file is missing, damaged, too large, or of another type; or all of it is white on a transparent
-            ground.
+        DataError: the file is missing, damaged, too large, of another type, or all white on a transparent
+            background.
         ConfigError: Pillow is not installed.
     """
     images = pillow()
@@ -53,14 +53,14 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
             opened = images.alpha_composite(images.new("RGBA", ink.size, "white"), ink).convert("RGB")
             if _is_plain(opened) and not _is_plain(ink.getchannel("A")):
                 raise DataError(
-                    f"{checks.one_line(path)}: is white on a transparent ground: save it without transparency"
+                    f"{checks.one_line(path)}: is white on a transparent background. Save it without transparency."
                 )
         pixels = opened.convert("L" if channels == 1 else "RGB")
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
 
 
 def is_grey(opened: Any) -> bool:
-    """Return True if an opened picture is grey by its header."""
+    """Return True if an opened picture is grey according to its header."""
     return opened.mode in GREY
 
 

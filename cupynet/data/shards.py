@@ -116,7 +116,7 @@ class Shards:
         return dataset
 
     def parts(self) -> Iterator[Dataset]:
-        """Map the shards whose images are on this machine, one after the other. DataError."""
+        """Yield the shards whose images are on this machine, memory-mapped. DataError."""
         for number in range(len(self.counts)):
             if os.path.lexists(self.folder / str(number) / "images.npy"):
                 yield self.open(number)

@@ -23,12 +23,12 @@ class Folder(UserFiles):
 
     Classes and images are in the order of their names. With a `limit` the classes take turns, so that it keeps some of
     each, and the other images are not decoded (unless some are held out for validation). Names that begin with a dot
-    are ignored. Transparent pixels become white; the rotation that a camera noted is ignored.
+    are ignored. Transparent pixels become white; the EXIF orientation is ignored.
 
     Args:
         folder: its path.
         size: (height, width) to which every image is resized; None: that of the first, which all must have.
-        channels: 1 for grey, 3 for colour; None: as in the first image, and other kinds are refused.
+        channels: 1 for grey, 3 for colour; None: as in the first image, which all must match.
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
@@ -101,16 +101,16 @@ class Folder(UserFiles):
         return images, np.array([label for _, label in listed], np.int64)
 
     def _check_kind(self, path: Path) -> None:
-        """Refuse a grey picture among pictures in colour, or the reverse. DataError."""
+        """Raise DataError for a grey picture if the first is in colour, or the reverse."""
         with opened_picture(path) as opened:
             kind, others = ("grey", "in colour") if is_grey(opened) else ("in colour", "grey")
         if (kind == "grey") != (self.image_shape[2] == 1):
             ways = " or ".join(checks.setting("data", "channels", channels) for channels in (1, 3))
-            raise DataError(f"{path}: is {kind}, and the first, {self._first}, is {others}: set {ways}")
+            raise DataError(f"{path}: is {kind}, but the first, {self._first}, is {others}. Set {ways}")
 
     def changed(self) -> str:
         transparent = any(is_transparent(path) for part in ("train", "test") for path, _ in self._kept(part))
-        return "transparent pixels had the colour below them, and now are white" if transparent else ""
+        return "transparent pixels kept their stored colour, and are now white" if transparent else ""
 
 
 def _inside(folder: Path) -> list[Path]:

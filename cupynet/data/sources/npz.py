@@ -18,7 +18,7 @@ from cupynet.core.errors import DataError
 from cupynet.data.files import PARSING, FilePath, check_regular, read_bytes
 from cupynet.data.sources.user_files import UserArrays, checked_sha256, required_path
 
-_MOST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # bytes for each byte in the archive
+_MOST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # highest compression ratios
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class Npz(UserArrays):
                 member = archive.getinfo(f"{key}.npy")
                 most = _MOST_RATIO.get(member.compress_type, member.file_size)
                 if member.file_size > most * min(member.compress_size, path.stat().st_size):
-                    raise ValueError(f"{key}: its directory claims {member.file_size} bytes, more than there can be")
+                    raise ValueError(f"{key}: its directory claims {member.file_size} bytes, more than possible")
                 with archive.open(member) as file:
                     yield file, member.file_size
         except (DataError, MemoryError):

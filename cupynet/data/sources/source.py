@@ -58,7 +58,7 @@ class Source(ABC):
         seed: of the choice of validation images, and of images that are drawn.
         validation: the number of images held out of training. They are chosen by a permutation that depends on `seed`.
         limit: keep only the first `limit` training images and the first `limit` test images; None for all. Unless
-            `mixed`, classes take turns: the first of each class are kept.
+            `mixed`, they are taken from the classes in turn.
         normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
             each channel; {"mean": [...], "deviation": [...]}: these values, in fractions of 255, are subtracted and
             divided by. Validation and test images are scaled like the training images.
@@ -68,7 +68,7 @@ class Source(ABC):
         image_shape: (H, W, C).
         class_names: the names of the classes, in order; empty if they have only numbers.
         samples: the numbers of training and test images; empty if unknown, or if images are mapped from files.
-        mixed: False if images may be sorted by class, so that the first are not some of each.
+        mixed: False if images may be sorted by class, so that the first would not be a fair sample.
         on_black: True if the images are light on a black background.
         centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
     """
@@ -99,7 +99,7 @@ class Source(ABC):
         """Return the data. DataError for missing or damaged files."""
 
     def check(self) -> None:
-        """Refuse `validation`, `normalize` and `augment` that do not fit the images. ConfigError, DataError."""
+        """Check that `validation`, `normalize` and `augment` fit the images. ConfigError, DataError."""
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
             images = f"images have {checks.counted(channels, 'channel')}"
@@ -130,9 +130,9 @@ class Source(ABC):
         return Data(name, train, validation and replace(validation, pixels=pixels), test)
 
     def _chosen(self, labels: Array, test_labels: Array, *, mixed: bool | None = None) -> tuple[Any, Any, Any]:
-        """Return which images to train on, to validate on (None: there are none) and to test on: indices, or slices.
+        """Return the training, validation (None if there are none) and test images, as indices or slices.
 
-        mixed: instead of the source's own.
+        mixed: replaces the attribute of the source.
         """
         first = self.mixed if mixed is None else mixed
         limited = slice(self.limit) if first else in_turns(test_labels, self.limit)
@@ -144,8 +144,8 @@ class Source(ABC):
         return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
 
     def changed(self) -> str:
-        """Return why `load` gives other images than in runs whose checkpoints do not identify their data; "" if not.
+        """Return why `load` returns other images than version 0.1.0 did, or "". It may read files.
 
-        These are runs of 0.1.0. It may read files.
+        Checkpoints of 0.1.0 do not identify their data.
         """
         return ""

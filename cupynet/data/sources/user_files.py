@@ -83,7 +83,7 @@ class UserArrays(UserFiles):
             self._check_size(part)
 
     def _check_size(self, part: str) -> None:
-        """Refuse images whose header claims more than their file has, before memory for them is counted. DataError."""
+        """Raise DataError if a header claims more images than its file has, before memory is estimated."""
 
     def _labels(self, part: str) -> Array:
         """Read labels, (S,) or (S, 1), as (S,). DataError."""
@@ -103,7 +103,7 @@ class UserArrays(UserFiles):
         (train, _, test), (first, _, first_tests) = (self._chosen(*labels, mixed=mixed) for mixed in (False, True))
         every, every_test = (np.arange(len(each)) for each in labels)
         same = np.array_equal(every[train], every[first]) and np.array_equal(every_test[test], every_test[first_tests])
-        return "" if same else f"limit={self.limit} kept the first images, and now keeps some of each class"
+        return "" if same else f"limit={self.limit} kept the first images, and now takes images from each class"
 
 
 def required_path(name: str, value: FilePath | None, what: str) -> Path:
