@@ -2,8 +2,8 @@
 
 Its files are laid out as in keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`. A layer is named by its
 class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. A `.keras`
-archive also has the settings of its layers, which are compared. A `.weights.h5` file has none: the epsilon of a
-normalization, say, is 1e-3 in Keras and 1e-5 in `BatchNorm`.
+archive also has the settings of its layers, which are compared. A `.weights.h5` file has none, so compare them
+yourself: the epsilon of a normalization, for example, is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 
 The only file that imports h5py.
 """
@@ -137,7 +137,7 @@ def _h5(path: PathLike) -> Any:
 
 
 def _config(path: PathLike) -> Any:
-    """Return the content of config.json in a .keras archive; empty if it has none, or for a .weights.h5 file."""
+    """Return the content of config.json in a .keras archive, or {} if there is none, as in a .weights.h5 file."""
     if not zipfile.is_zipfile(path):
         return {}
     try:

@@ -1,7 +1,7 @@
-"""The settings of layers in `config.json` of a `.keras` archive, compared with those of a model.
+"""Compares the layer settings in `config.json` of a `.keras` archive with those of a model.
 
-Weights fit many networks: another epsilon, stride or activation gives other results without any error. Only settings
-that the file has are compared, and of those only the ones that change results of inference.
+The same weights fit many networks: another epsilon, stride or activation silently gives other results. Only settings
+that are in the file and affect inference are compared.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KINDS: dict[type[Layer], str] = {
     Concat: "Concatenate",
 }
 WEIGHTED = ("Conv2D", "Dense", "BatchNormalization", "LayerNormalization")
-# layers that do nothing in inference, or that `Dense` does itself; also all whose names begin with Random
+# layers that do nothing in inference, and Flatten, which `Dense` includes; also all classes that begin with Random
 IDLE = (
     *("InputLayer", "Flatten", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout", "AlphaDropout"),
     *("GaussianNoise", "ActivityRegularization"),
@@ -65,10 +65,10 @@ class Step:
     """One operation of a network: a layer without its activation, or an activation.
 
     Attributes:
-        kind: Keras' class.
-        name: of the layer, in its network.
-        settings: in Keras' terms.
-        layer: the layer here; None for one of the file.
+        kind: the class in Keras.
+        name: the name of the layer in its network.
+        settings: as Keras names them.
+        layer: the layer of the model; None for a step from the file.
     """
 
     kind: str
@@ -88,11 +88,11 @@ def snake_case(kind: str) -> str:
 
 
 def check_settings(model: Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
-    """Refuse a file whose layers have other settings than those of the model. DataError.
+    """Raise DataError if the layers in a file have different settings from those of the model.
 
     Args:
         config: the content of config.json.
-        places: our layer -> the layer whose weights it takes, as in the file of weights.
+        places: layer of the model -> layer in the weights file whose weights it takes.
     """
     try:
         theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
@@ -111,9 +111,9 @@ def _check_steps(model: Model, ours: list[Step], theirs: list[Step], places: Map
     for step in ours:
         if step.kind in WEIGHTED and places.get(step.name) in by_name:
             _check_pair(step, by_name[places[step.name]], path)
-        elif step.kind not in KINDS.values():  # of a user's class
+        elif step.kind not in KINDS.values():  # a user-defined class
             there = by_name.get(places.get(step.name, ""))
-            step.kind = f"{step.kind}, of your own,"
+            step.kind = f"custom layer {step.kind}"
             if there is not None:
                 there.kind = step.kind
     if any(step.kind in ("Add", "Concatenate") for step in (*ours, *theirs)):
@@ -134,15 +134,15 @@ def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
         here, there = (steps[number] if number < len(steps) else None for steps in (ours, theirs))
         if here is None or there is None or here.kind != there.kind:
             raise DataError(
-                f"{path}: its network differs from this one: {there or 'nothing more'} in the file, "
-                f"{here or 'nothing more'} here. Build the same network, or save the weights alone (.weights.h5)."
+                f"{path}: its network differs from the model: {there or 'no more layers'} in the file, "
+                f"{here or 'no more layers'} in the model. Build the same network, or save only weights (.weights.h5)."
             )
         if here.kind not in WEIGHTED:
             _check_pair(here, there, path)
 
 
 def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare the steps of networks with branches, whose order in the file says nothing."""
+    """Compare the steps of networks with branches, in any order, because their order in the file is arbitrary."""
     left = list(theirs)
     for here in ours:
         same = [there for there in left if there.kind == here.kind]
@@ -150,18 +150,18 @@ def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
         if found is None:
             if same:
                 _check_pair(here, same[0], path)
-            raise DataError(f"{path}: {here} is in this network, and not in the file. Build the same network.")
+            raise DataError(f"{path}: {here} is in the model, but not in the file. Build the same network.")
         left.remove(found)
     if left:
-        raise DataError(f"{path}: {left[0]} is in the file, and not in this network. Build the same network.")
+        raise DataError(f"{path}: {left[0]} is in the file, but not in the model. Build the same network.")
 
 
 def _check_pair(here: Step, there: Step, path: PathLike) -> None:
-    """Refuse two steps of the same kind with other settings."""
+    """Raise DataError if two steps of the same kind have different settings."""
     found = _differences(here, there)
     if found:
         each = [f"{name} is {shown(own)} here and {shown(other)} in the file" for name, own, other in found]
-        raise DataError(f"{path}: layer '{here.name}', {there.name!r} there: {listed(each, 'and')}. Use its settings.")
+        raise DataError(f"{path}: layer '{here.name}', {there.name!r} there: {listed(each, 'and')}. Use the file's.")
 
 
 def _differences(here: Step, there: Step) -> list[tuple[str, Any, Any]]:
@@ -179,7 +179,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _check_pixels(model: Model, theirs: list[Step], path: PathLike) -> None:
-    """Remove a Rescaling that begins the network if pixels are scaled like this here. DataError if they are not."""
+    """Remove a Rescaling at the start, if the model scales pixels in the same way. DataError if it does not."""
     if theirs[0].kind != "Rescaling":
         return
     settings, pixels = theirs.pop(0).settings, model.pixels
@@ -192,12 +192,12 @@ def _check_pixels(model: Model, theirs: list[Step], path: PathLike) -> None:
             mean, deviation = 0 - offset / (255 * scale), 1 / (255 * scale)
         like_it = f"PixelScale.of({mean.round(6).tolist()}, {deviation.round(6).tolist()})"
         raise DataError(
-            f"{path}: its Rescaling has scale={scale.tolist()} and offset={offset.tolist()}, and pixels are scaled "
-            f"otherwise here. Set model.pixels = cupynet.backend.{like_it}."
+            f"{path}: its Rescaling has scale={scale.tolist()} and offset={offset.tolist()}, but the model scales "
+            f"pixels differently. Set model.pixels = cupynet.backend.{like_it}."
         )
 
 
-# the network here -----------------------------------------------------------------------------------------------------
+# the model ------------------------------------------------------------------------------------------------------------
 
 
 def _ours(network: Layer) -> Iterator[Step]:
@@ -215,7 +215,7 @@ def _ours(network: Layer) -> Iterator[Step]:
 
 
 def _settings_of(layer: Layer) -> Settings:
-    """Return the settings of a built layer in Keras' terms."""
+    """Return the settings of a built layer as Keras names them."""
     found: Settings = {"data_format": "channels_last"}
     if isinstance(layer, Conv2D | MaxPool2D | AvgPool2D):
         size = "kernel_size" if isinstance(layer, Conv2D) else "pool_size"
@@ -238,9 +238,9 @@ def _settings_of(layer: Layer) -> Settings:
 
 
 def _theirs(config: Any, place: str = "") -> Iterator[Step]:
-    """Yield the steps of a model in the file, and those of the models in it; names are those of their weights."""
+    """Yield the steps of a model in the file, including nested models, by the names of their weights."""
     counts: Counter[str] = Counter()
-    around: Any = None  # a ZeroPadding2D, which becomes padding of the convolution that follows
+    around: Any = None  # a ZeroPadding2D, which becomes the padding of the next convolution
     for layer in config.get("config", {}).get("layers", []):
         kind, settings = str(layer["class_name"]), dict(layer.get("config", {}))
         name = snake_case(kind)
@@ -274,7 +274,7 @@ def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
 
 
 def _activation(given: Any) -> Settings:
-    """Return our name of an activation, and its slope: Keras writes a name, a function or a layer."""
+    """Return the name and slope of an activation here. Keras writes a name, a function or a layer."""
     if isinstance(given, Mapping):
         kind, settings = str(given.get("class_name")), given.get("config")
         if not isinstance(settings, Mapping):
@@ -290,7 +290,7 @@ def _activation(given: Any) -> Settings:
 
 
 def _resolved(settings: Settings, layer: Layer) -> Settings:
-    """Return settings of the file as those of a layer at the place of `layer`: sizes as pairs, padding in pixels."""
+    """Return settings of the file in the form of `_settings_of`: sizes as pairs, padding in pixels for `layer`."""
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     if "depth_multiplier" in found:  # DepthwiseConv2D
         channels = layer.input.shape[-1]

@@ -143,8 +143,8 @@ UNCHANGED = Equivalent(lambda layer: {})  # the weights of users' layers keep th
 def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a PyTorch state dict: `safetensors.torch.save_file(net.state_dict(), path)`.
 
-    Weights of any precision are converted, bfloat16 too. Running statistics of batch normalization are also loaded.
-    Files of `torch.save`, which can run code, are not read.
+    Weights of any precision are converted, including bfloat16. Running statistics of batch normalization are loaded
+    too. Files of `torch.save`, which can run code, are not read.
 
     Args:
         names: our name -> PyTorch's name, of layers ("conv1": "features.0") or single weights ("conv1.weight":

@@ -20,7 +20,7 @@ from cupynet.nn.params import Buffer, Parameter, Params
 from cupynet.nn.types import Flat, Image, InputType
 
 PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
-FLAT = 1 / 15  # as scaled: images whose values differ by less are nearly blank
+FLAT = 1 / 15  # images are nearly blank if the range of their scaled pixels is smaller
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class Model:
     def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
         """Return probabilities and raw outputs, (N, O) on the host, for x (N, ...) on the device.
 
-        x is scaled as in training. ConfigError for integers: see `predict`.
+        x must be scaled as in training. Integers raise ConfigError: see `predict`.
         """
         size = checks.integer("batch_size", batch_size, 1)
         if not isinstance(x, self.backend.xp.ndarray):
@@ -136,7 +136,7 @@ class Model:
                 x = self.backend.load_images(some, np.arange(len(some)), self.pixels)
             else:
                 x = self.backend.asarray(some, self.backend.policy.storage)
-            parts.append(self._scores(x))  # `forward` copies views
+            parts.append(self._scores(x))  # `forward` copies arrays that are not contiguous
         return self._together(parts)[0]
 
     def classify(
@@ -183,8 +183,8 @@ class Model:
             self._warned = True
             trained = "0 to 255" if raw else f"{low:.3g} to {high:.3g}"
             log.warning(
-                "predict: images from %.3g to %.3g, and the network was trained on %s: pass uint8 from 0 to 255, or "
-                "floating point scaled as in training",
+                "predict: images range from %.3g to %.3g, but the network was trained on %s. Pass uint8 from 0 to 255, "
+                "or floating point scaled as in training",
                 *(least, most, trained),
             )
 

@@ -161,7 +161,7 @@ class Params:
             yield name, vector[start : start + p.size].reshape(p.shape)
 
     def buffer_views(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        """Yield name and part, in order of declaration, of a vector laid out like the buffers, in any precision."""
+        """Yield the name and view of each buffer in a vector laid out like the buffers, in any precision."""
         start, step = 0, ALIGNMENT // vector.dtype.itemsize
         for name, buffer in self._buffers.items():
             yield name, vector[start : start + buffer.size].reshape(buffer.shape)
