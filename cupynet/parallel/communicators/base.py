@@ -207,7 +207,7 @@ class Communicator:
                 self._put(array, host)
 
     def check(self) -> None:
-        """Raise `PeerFailed` if another worker has failed, or the error that `Launcher.close` ends the task with.
+        """Raise `PeerFailed` if another worker has failed, or the error with which `Launcher.close` ends the task.
 
         Cheap enough for every round.
         """

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ALIGNED = 16  # bytes that a kernel reads at once
+ALIGNED = 16  # bytes: the widest load of a kernel
 
 # Returns every worker's value by reference, in rank order, when all have called it.
 Exchange: TypeAlias = Callable[[Any], list[Any]]
@@ -87,7 +87,7 @@ class Buffers:
     def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """Return a buffer for each array, and the flat arrays that contain them, one for each dtype.
 
-        Collectives are called on the latter: each call takes as long as one on a few kilobytes.
+        Collectives use the flat arrays: each call has a fixed cost, about that of a few kilobytes.
         """
         key = tuple((array.shape, array.dtype) for array in arrays)
         if key not in self._flat:
@@ -95,15 +95,15 @@ class Buffers:
         return self._flat[key]
 
     def _laid_out(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
-        places: list[tuple[Any, int]] = []  # dtype, and where the buffer begins
+        places: list[tuple[Any, int]] = []  # dtype and offset
         sizes: dict[Any, int] = {}
         for array in arrays:
             places.append((array.dtype, sizes.get(array.dtype, 0)))
             sizes[array.dtype] = places[-1][1] + -(-array.nbytes // ALIGNED) * ALIGNED // array.dtype.itemsize
         flat = {dtype: self._backend.allocate((size,), dtype) for dtype, size in sizes.items() if size}
         for whole in flat.values():
-            whole[...] = 0  # the gaps too
-            self._backend.weighted_sum(whole, [whole], [1.0])  # loads the kernel now: loading waits for devices
+            whole[...] = 0  # including the padding
+            self._backend.weighted_sum(whole, [whole], [1.0])  # loads the kernel now, because loading waits for devices
         empty = {dtype: self._backend.allocate((0,), dtype) for dtype in sizes.keys() - flat.keys()}
         buffers = [
             (flat | empty)[dtype][start : start + array.size].reshape(array.shape)

@@ -3,7 +3,7 @@
 NCCL moves raw memory and checks nothing, so types are checked here. Its rules: every rank makes the same calls in the
 same order; all ranks synchronize on the host before each call, so that no kernel waits for a dead rank; during a call
 no thread allocates or frees device memory, because that waits for all kernels of the device. After a failure every
-rank must be aborted. A worker may be blocked in a synchronization that only this ends, so another thread aborts it.
+rank must be aborted. A worker may be blocked in a synchronization that only an abort ends, so another thread aborts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Hand: TypeAlias = Callable[[bytes], bytes]  # broadcast: returns on every worker the bytes that one worker passes
 TYPES = ("float16", "bfloat16", "float32", "float64")
-CALL_S = 1.0  # how long `abandon` waits for a call that another thread is making
+CALL_S = 1.0  # how long `abandon` waits for a call in another thread
 
 
 def missing() -> str | None:
@@ -45,9 +45,9 @@ def connect(
     Args:
         hand: see `Hand`.
         place: this worker's rank among the leaders, or None if it is not a leader.
-        leaders: their number.
-        backend: of the device and its stream.
-        opened: called before the first sum, which only `abandon` ends if another leader fails.
+        leaders: the number of leaders.
+        backend: the backend, for its device and stream.
+        opened: called with the connection before the first sum, which only `abandon` ends if another leader fails.
     """
     # connect all devices now instead of in the first sum that is large enough (NCCL 2.22 and later)
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")

@@ -19,7 +19,7 @@ class Launcher:
     After a failure no further task can run.
 
     Args:
-        timeout_s: how long a worker waits for the others, and `close` for a running task, in seconds.
+        timeout_s: how long a worker waits for the others, and `close` waits for a running task, in seconds.
 
     Attributes:
         workers: the number of workers.
@@ -37,7 +37,7 @@ class Launcher:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = number("timeout_s", timeout_s, above=0, unit="seconds")
         self._usable, self._running = True, threading.Lock()
-        self._inside: set[int] = set()  # the threads of the running task, by identifier
+        self._inside: set[int] = set()  # identifiers of the threads of the running task
 
     def __enter__(self) -> Launcher:
         return self
@@ -75,10 +75,10 @@ class Launcher:
         return not self._running.locked()
 
     def close(self) -> None:
-        """Release what the workers hold together, unless there was a failure. A second call has no effect.
+        """Release the resources that the workers share, unless there was a failure. A second call has no effect.
 
-        A running task ends with a RuntimeError at the next exchange or check of a worker. `close` waits for its end,
-        for at most `timeout_s`; in a thread of the task itself it returns at once.
+        A running task ends with a RuntimeError at the next exchange or check of a worker. `close` waits at most
+        `timeout_s` for it to end. If a thread of the task calls it, it returns at once.
         """
         usable, self._usable = self._usable, False
         if self._running.acquire(blocking=False):
@@ -96,11 +96,11 @@ class Launcher:
         raise NotImplementedError
 
     def _interrupt(self, error: BaseException) -> None:
-        """End the running task with an error; called from any thread."""
+        """End the running task with an error. Any thread may call it."""
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Release what the workers hold together. No task is running."""
+        """Release the resources that the workers share. No task is running."""
         raise NotImplementedError
 
 

@@ -214,8 +214,8 @@ class MpiLauncher(Launcher):
     After a failure nothing more can be run, and the whole job ends when this program does.
 
     Args:
-        timeout_s: how long a worker waits for the others, and `close` for a running task, in seconds. It also applies
-            at the end of the program, so it must be longer than the work of a single rank after the last fit.
+        timeout_s: how long a worker waits for the others, and `close` waits for a running task, in seconds. It also
+            applies at the end of the program, so it must be longer than the work of a single rank after the last fit.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:

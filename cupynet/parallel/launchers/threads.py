@@ -29,7 +29,7 @@ class ThreadLauncher(Launcher):
 
     Args:
         workers: the number of threads.
-        timeout_s: how long a worker waits for the others, and `close` for a running task, in seconds.
+        timeout_s: how long a worker waits for the others, and `close` waits for a running task, in seconds.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -39,7 +39,7 @@ class ThreadLauncher(Launcher):
         super().__init__(timeout_s)
         self.workers = self.sharing = integer("workers", workers, 1)
         self.first = 0
-        self._alone = SerialCommunicator()  # of a single worker
+        self._alone = SerialCommunicator()  # used if there is one worker
         self._group = ThreadGroup.of(self.workers, self.timeout_s)
         self._communicators = [ThreadCommunicator(self._group, rank) for rank in range(self.workers)]
 
@@ -88,10 +88,10 @@ class ThreadLauncher(Launcher):
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
-        """Abort what workers wait for on devices, after a failure, and wait for them for a grace period.
+        """After a failure, abort collectives on devices, and wait for the workers for a grace period.
 
-        NCCL needs every rank to be aborted, and a worker that waits for its device cannot do it itself. Each is aborted
-        in its own thread, because NCCL may let one wait for another.
+        Every NCCL rank must be aborted, and a worker that is blocked on its device cannot do so itself. Each rank is
+        aborted in a separate thread, because one abort may wait for another.
         """
         aborts = [threading.Thread(target=_abandon, args=[each], daemon=True) for each in self._communicators]
         for thread in aborts:

@@ -45,17 +45,17 @@ def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
 
 
 def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite a (P,) vector with what `by_name` returned, in any precision."""
+    """Overwrite a (P,) vector with the result of `by_name`, in any precision."""
     overwrite(replica.backend, replica.params.views(vector), saved)
 
 
 def copies(backend: Backend, views: Iterable[tuple[str, Array]]) -> dict[str, NDArray[Any]]:
-    """Return copies on the host of arrays, on the host or the device, by their names."""
+    """Copy arrays, on the host or the device, to the host. Return them by name."""
     return {name: np.array(backend.to_host(view)) for name, view in views}
 
 
 def overwrite(backend: Backend, views: Iterable[tuple[str, Array]], saved: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite arrays with what `copies` returned, in any precision."""
+    """Overwrite arrays with the result of `copies`, in any precision."""
     for name, view in views:
         part = saved[name]
         if part.shape != view.shape:

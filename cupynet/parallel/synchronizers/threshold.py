@@ -21,7 +21,7 @@ from cupynet.parallel.synchronizers.replica_view import is_finite
 
 HEADER = 3  # words
 DECAY = 0.5 ** (1 / 20)  # twenty steps halve a threshold
-INITIAL = 1e-3  # Deeplearning4j's 1e-4 would take 66 more iterations to grow: too many for a short training
+INITIAL = 1e-3  # from Deeplearning4j's 1e-4 it takes 66 iterations to grow to this, too many for short trainings
 EPSILON = 1e-30  # the smallest threshold, so that residuals of 0 are never sent
 
 
@@ -186,7 +186,7 @@ class ThresholdEncoding:
         return str(self.algorithm)
 
     def start(self, length: int, weights: int, dtype: Any) -> None:
-        """Allocate the residual of a vector of `length` < 2^31 values: `weights` of them, the others are padding."""
+        """Allocate the residual: `length` < 2^31 values, of which `weights` are weights and the others padding."""
         self.residual: NDArray[Any] = np.zeros(length, dtype)
         self._weights = weights
 
