@@ -20,7 +20,7 @@ from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
 from cupynet.runs.run import Run
 
-MOST_CHARACTERS = 1 << 20  # of stored settings
+MOST_CHARACTERS = 1 << 20  # of the stored settings that are searched
 OF_OTHERS = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
 OTHER_COMMANDS = re.compile(rf"^({'|'.join(OF_OTHERS - {*own_names(Settings)})}):", re.MULTILINE)
 RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # of a log

@@ -11,8 +11,8 @@ from cupynet.reporting.comparison.runs import ComparedRun
 from cupynet.reporting.comparison.table import seconds
 
 CLOSE = 0.001  # accuracy that may be traded for speed
-NOISE = 0.05  # times that differ by less are equal: a repetition differs as much
-MOST_EQUALS = 3  # named
+NOISE = 0.05  # relative differences of training time below this are noise: repetitions differ as much
+MOST_EQUALS = 3  # equally good groups that are named
 
 
 class Answer(NamedTuple):
@@ -24,7 +24,7 @@ class Answer(NamedTuple):
 
 
 def answer(comparison: Comparison) -> Answer:
-    """Recommend the fastest group close to the best accuracy; of groups that are as fast, the most accurate."""
+    """Recommend the fastest group close to the best accuracy; of equally fast groups, the most accurate."""
     candidates = comparison.judged
     if not candidates:
         return Answer("No run has finished: there is nothing to choose from.", [])
@@ -47,7 +47,7 @@ def answer(comparison: Comparison) -> Answer:
     others = [group.name for group in equal if group is not chosen]
     if others:
         more = ", ..." * (len(others) > MOST_EQUALS)
-        notes.insert(0, f"As good within the noise of a measurement: {', '.join(others[:MOST_EQUALS])}{more}.")
+        notes.insert(0, f"Equally good within measurement noise: {', '.join(others[:MOST_EQUALS])}{more}.")
     return Answer(text, notes, chosen)
 
 

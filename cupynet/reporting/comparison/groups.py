@@ -24,11 +24,11 @@ TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 
 
 @dataclass
 class Group:
-    """Finished runs whose settings have the same effect, apart from the seed; or a single run without a result.
+    """Finished runs with equivalent settings, apart from the seed; or a single run without a result.
 
     Attributes:
         runs: the runs.
-        settings: the settings that differ between groups, as text; `ABSENT` if one has no effect here.
+        settings: the settings that differ between groups, as text; `ABSENT` if one has no effect in this group.
         figures: means over the runs of `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of
             training until the target accuracy; of several runs the text `accuracy_range`. Compared with a group of one
             worker: `speed_up`, the ratio of images/s, and `efficiency`, the speed-up per worker. All only if known.
@@ -46,7 +46,7 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The settings that differ and have an effect here; without any, the name of the first run."""
+        """The settings that differ and have an effect in this group, or the name of the first run."""
         short, known = shortened(list(self.settings)), self.settings.items()
         return " ".join(f"{short[key]}={value}" for key, value in known if value != ABSENT) or self.runs[0].name
 
@@ -97,7 +97,7 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
         if run.trouble:
             comparison.others.append(Group([run], settings, {}))
         else:
-            same = (*settings.values(), SYNCHRONIZER in run.unused)  # ours does nothing, but a user's may
+            same = (*settings.values(), SYNCHRONIZER in run.unused)  # a user's synchronizer may do something
             gathered.setdefault(same, Group([], settings, {})).runs.append(run)
     comparison.groups = list(gathered.values())
     for group in comparison.groups:
@@ -135,13 +135,13 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 
 def _follows(runs: Sequence[ComparedRun], key: str, own: Sequence[str]) -> bool:
-    """Return True for an argument that not all classes have, and that is the same where it exists."""
+    """Return True for an argument that only some classes have, and that is the same in all their runs."""
     known, part = [run for run in runs if key in run.settings], key.rpartition(".")[0]
     return f"{part}._target_" in own and len(known) < len(runs) and not _differs(known, key)
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
-    """Return True if the settings of a group differ, and not only the chosen files; `experiment` has none itself."""
+    """Return True if the settings of a group differ, not only its chosen files. `experiment` has no settings itself."""
     if group == "experiment" or group not in GROUPS:
         return True
     keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IDLE)}

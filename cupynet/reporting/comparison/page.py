@@ -95,7 +95,7 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
         points = [(x, 100 * share) for x, share in shares if share is not None]
         lines.append(_line(group.name, points, place))
     if all(len(line.x) < 2 for line in lines):
-        lines = []  # single points, one on top of the other
+        lines = []  # single points would overlap
     title = f"{comparison.split.capitalize()} accuracy over {over}"
     note = f"The first run of each row, and at most {MAX_LINES} rows." if len(lines) < len(comparison.finished) else ""
     return Chart(title, label, "accuracy (%)", lines, note=note)
@@ -135,7 +135,7 @@ def _speed_up(comparison: Comparison) -> Chart:
 
 
 def _grid(comparison: Comparison) -> dict[str, Any] | None:
-    """Return three figures by both settings, if two settings varied; the best has the strongest colour."""
+    """Return three figures over two settings, if exactly two varied. The best has the strongest colour."""
     if len(comparison.varied) != 2:
         return None
     down, across = shortened(comparison.varied).values()
@@ -160,5 +160,5 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _cell(cells: dict[tuple[str, ...], Cell], row: str, column: str) -> Cell:
-    """Return the cell of two settings, of which one may have no effect with the other; an empty cell by default."""
+    """Return the cell of two settings, by default an empty one. Either may have no effect together with the other."""
     return next((cells[each] for each in ((row, column), (row, ABSENT), (ABSENT, column)) if each in cells), Cell())

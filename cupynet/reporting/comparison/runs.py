@@ -44,9 +44,9 @@ class ComparedRun:
     Attributes:
         folder: of the run.
         name: the part of its path that differs from the other runs.
-        settings: dotted key -> value, without those of no effect.
-        choices: configuration group -> chosen file, without those of no effect.
-        unused: the keys of settings of no effect.
+        settings: dotted key -> value, of settings with an effect.
+        choices: configuration group -> chosen file, of groups with an effect.
+        unused: the keys of settings without effect.
         summary: the fields of `Summary`; empty if there are no results.
         trouble: why there is no result, or why it does not count; "" otherwise.
         epochs: its history.
@@ -62,7 +62,7 @@ class ComparedRun:
     epochs: list[Epoch]
 
     def lacks(self, key: str) -> bool:
-        """Return True if a setting or group has no effect in this run, or is not known, so that it cannot differ."""
+        """Return True if a setting or group has no effect in this run or is unknown, so it counts as no difference."""
         if key in config.GROUPS:
             return key not in self.choices
         return key in self.unused or (bool(self.trouble) and key not in self.settings)
@@ -103,7 +103,7 @@ def natural(text: str) -> list[Any]:
 
 
 def is_run(folder: Path) -> bool:
-    """Return True for the folder of a run: other commands store their settings too, but have no summary."""
+    """Return True for the folder of a run. Other commands also store their settings, but no summary."""
     run = Run(folder)
     return is_plain(run.summary_path) or (is_plain(config_path(run)) and not is_other_command(run))
 
@@ -138,9 +138,9 @@ def read(folder: Path, name: str) -> ComparedRun:
 def _in_effect(
     settings: dict[str, Any], choices: dict[str, str], setup: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
-    """Return the settings and the files that have an effect in a run, and the names of the others.
+    """Return the settings and chosen files that have an effect in a run, and the keys of the other settings.
 
-    setup: of the run, which knows what the settings left open; empty if it has not begun.
+    setup: with the run's `workers` and `backend`, which settings may leave open; empty if it has not begun.
     """
     workers, backend = setup.get("workers"), setup.get("backend")
     if not isinstance(workers, int) or not isinstance(backend, str):
