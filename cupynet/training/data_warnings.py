@@ -1,4 +1,4 @@
-"""Warnings about data that can be trained on, but are probably not what was meant."""
+"""Warnings about data that are valid, but probably a mistake."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cupynet.core.checks import setting
 from cupynet.data import Labelled, Loader, Shards
 from cupynet.data.loader import read_of
 
-BRIGHT = 1 / 4  # as scaled: images without a pixel of this size are nearly black
-AMPLE = 10  # images of each class, on average: then a class without any is unlikely by chance
+BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
+AMPLE = 10  # average images per class at which an empty class is unlikely by chance
 AT_ONCE = 1 << 22  # bytes
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class DataWarnings:
     def of_fit(self, train: Loader, held_out: Loader | None, restored: tuple[int, int] | None) -> None:
         """Warn about the data of a fit. restored: `Loader.identity` of the fit that it continues, if it is known."""
         if restored is not None and restored != train.identity and self._speaks:
-            log.warning("data set %r: its labels are not those of the restored training", train.dataset.name)
+            log.warning("data set %r: its labels differ from those of the restored training", train.dataset.name)
         if self._is_new(train):
             warn_of_classes(train.dataset)
             self._dark = warn_of_pixels(train.dataset)
@@ -53,7 +53,7 @@ class DataWarnings:
 
 
 def warn_of_pixels(dataset: Labelled) -> bool:
-    """Log a warning if all pixels are so small that the network would see almost nothing. Return True if it did."""
+    """Log a warning and return True if all images are nearly black."""
     enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
     largest = _brightest(dataset, enough)
     if largest >= enough:
@@ -62,13 +62,13 @@ def warn_of_pixels(dataset: Labelled) -> bool:
     if largest:
         remedy = f": multiply images by {255 // largest}, or set {setting('data', 'normalize', 'auto')}"
     log.warning(
-        "data set %r: its largest pixel is %d, and pixels are scaled as 0 to 255%s", dataset.name, largest, remedy
+        "data set %r: its largest pixel is %d, but pixels are scaled as 0 to 255%s", dataset.name, largest, remedy
     )
     return True
 
 
 def _brightest(dataset: Labelled, enough: int) -> int:
-    """Return the largest pixel of the shards or images that are here; or the first found of at least `enough`."""
+    """Return the largest pixel on this machine. Stop early when one is at least `enough`."""
     largest = 0
     with read_of(dataset):
         for part in dataset.parts():
@@ -81,7 +81,7 @@ def _brightest(dataset: Labelled, enough: int) -> int:
 
 
 def warn_of_classes(dataset: Labelled) -> None:
-    """Log a warning if classes have no images at all, or many of them none in one of the shards."""
+    """Log a warning if some classes have no images, or if a shard lacks at least half of the others."""
     shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
     valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others are refused later
     counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)
@@ -89,15 +89,15 @@ def warn_of_classes(dataset: Labelled) -> None:
     if len(missing) and len(dataset) >= AMPLE * dataset.classes:
         first = ", ".join(map(str, missing[:5].tolist())) + (", ..." if len(missing) > 5 else "")
         log.warning(
-            "data set %r: no images of %d of %d classes (%s): is it sorted and cut off, or do labels not begin at 0?",
+            "data set %r: no images of %d of %d classes (%s). Is it sorted and truncated, or do labels not start at 0?",
             *(dataset.name, len(missing), dataset.classes, first),
         )
     present = dataset.classes - len(missing)
     for number, own in enumerate(counts):
         if own.sum() >= AMPLE * present and np.count_nonzero(own) <= present / 2:
             log.warning(
-                "data set %r: shard %d has images of %d of %d classes, and its worker sees no others: shuffle before "
-                "writing shards",
+                "data set %r: shard %d has images of only %d of %d classes, and its worker sees no others. Shuffle "
+                "before writing shards",
                 *(dataset.name, number, np.count_nonzero(own), present),
             )
             return

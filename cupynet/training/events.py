@@ -36,12 +36,12 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The share of averaging for the worker that waits least in it: the last to arrive does not wait at all."""
+        """The averaging share of the worker that waits least: the last one to arrive does not wait at all."""
         return min(self.share("averaging_s"))
 
     @property
     def data(self) -> float:
-        """The share of waiting for batches for the worker that waits most: the others wait for it."""
+        """The share of waiting for batches of the worker that waits longest: the others wait for it."""
         return max(self.share("data_s"))
 
     @classmethod

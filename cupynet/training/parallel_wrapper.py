@@ -216,7 +216,7 @@ class ParallelWrapper:
         """End the workers and close callbacks; the model stays usable. It may be called twice.
 
         A running `fit` or other task of the workers ends with a RuntimeError, and callbacks are closed after its end.
-        `close` waits for that, except in a thread of the task itself, as when a callback calls it.
+        `close` waits for that, unless a thread of the task calls it, as in a callback.
         """
         self._closed = True
         with ExitStack() as closing:
@@ -224,7 +224,7 @@ class ParallelWrapper:
             closing.callback(self._launcher.close)  # before the trainers
 
     def _release(self) -> None:
-        """Close callbacks after `close`, unless a task is still running: it calls this at its end."""
+        """Close callbacks after `close`. If a task is still running, do nothing: it calls this at its end."""
         if not self._launcher.idle:
             return
         with self._releasing, ExitStack() as closing:
@@ -370,7 +370,7 @@ class ParallelWrapper:
         return seconds
 
     def _say(self, text: str) -> None:
-        """Show a line as `Progress` shows its own."""
+        """Log or print a line like those of `Progress`."""
         style = next((each.style for each in self.callbacks if isinstance(each, Progress)), self._progress)
         say(log, text, printed=style != "none" and self._launcher.first == 0)
 
@@ -420,7 +420,7 @@ class ParallelWrapper:
     def history(self) -> Columns:
         """The history of the whole training so far, see `Columns`; empty in processes other than rank 0's.
 
-        It is part of a checkpoint: after `restore` it continues that of the checkpoint.
+        Checkpoints contain it: after `restore` it continues the saved history.
         """
         return Columns.of(self._rows.kept)
 

@@ -2,7 +2,7 @@
 
 All begin with the mean of the replicas, weighted as in their next average: by the samples that each has seen since the
 last one. Optimizer state and the state of synchronizers (momentum, residuals) are averaged in the same way. A stage of
-a pipeline begins with the mean of the same stage. Callbacks may merge their states too, such as the means of weights
+a pipeline begins with the mean of the same stage. Callbacks may merge their states too, such as averages of weights
 over time.
 
 An interrupted epoch continues after the last round that W new workers would have completed. No batch is left out, and
@@ -93,7 +93,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
 
 
 def _of_callbacks(states: Sequence[Tree], callbacks: Mapping[str, Callback]) -> Tree:
-    """Return the states of callbacks, by name, that all replicas of one stage have in common."""
+    """Return the merged states of callbacks, by name, for all replicas of one stage."""
     merged = {}
     for name, callback in callbacks.items():
         saved = [state["callbacks"][name] for state in states if name in state["callbacks"]]

@@ -39,10 +39,10 @@ from cupynet.training.replica import Replica
 
 @dataclass
 class KeptFeed:
-    """Batches to evaluate on, opened by the first evaluation of a fit.
+    """The evaluation batches of a fit, opened by its first evaluation.
 
     Attributes:
-        loader: of the fit's evaluations, if there are any.
+        loader: the evaluation data of the fit, if any.
         opened: closes the batches at the end of the fit.
         feed: the batches; None before the first evaluation.
     """
@@ -173,7 +173,7 @@ class Trainer:
         return seconds
 
     def _average_once(self, scratch: Replica) -> None:
-        """Average copies of the replicas and measure their distance, for the kernels. No bytes are counted."""
+        """Average copies of the replicas and measure their distance, to load the kernels. No traffic is counted."""
         if self.replicas.size > 1:
             with self.world.traffic.uncounted():
                 self.replicas.allreduce_mean([*self.synchronizer.shared(scratch), *scratch.params.running], 1.0)
@@ -258,7 +258,7 @@ class Trainer:
         )
 
     def _evaluation_feed(self, loader: Loader, opened: ExitStack) -> BatchFeed:
-        """Return batches to evaluate on. Those of the fit stay open until its end: their images are uploaded once."""
+        """Return the batches to evaluate on. Those of a fit stay open until its end, so images are uploaded once."""
         kept = self._held_out
         if kept is None or kept.loader is not loader:
             return opened.enter_context(self._open_feed(loader))
@@ -404,7 +404,7 @@ class Trainer:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them."""
         began, classes, where = time.perf_counter(), loader.dataset.classes, "loading a batch"
         own, whole = Evaluation(classes), Evaluation(classes)
-        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # the loss shows what is not finite
+        quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # non-finite values appear in the loss
         with quiet, ExitStack() as opened:  # until all are done, because workers on a device share images
             feed = self._evaluation_feed(loader, opened)
             try:

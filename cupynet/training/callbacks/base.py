@@ -25,11 +25,9 @@ class Callback:
         every_rank: True for a copy on every worker.
         last: True to receive each event after the other callbacks.
         needs_validation: True to refuse a fit that does not evaluate held-out training images after each epoch.
-        decides: what the callback decides for a whole fit, such as `FINAL_WEIGHTS`; two callbacks that decide the same
-            are refused. Empty for most.
-        unless: the argument with which it leaves the decision to another callback, for the message; "" if there is
-            none.
-        outside: arguments that name a place outside the run's folder, whatever they are. A stored run cannot set them.
+        decides: a decision that only one callback can make in a fit, such as `FINAL_WEIGHTS`; "" for most.
+        unless: the argument that leaves this decision to another callback, for the message; "" if there is none.
+        outside: arguments that always name a place outside the run's folder. A stored run cannot set them.
     """
 
     every_rank = False
@@ -92,9 +90,9 @@ class Callback:
         """Restore a `state`. If `trainer.resumes(self)` is true, the next fit continues the saved one."""
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Return the state of all replicas that resume as another number of replicas; None: each keeps its own.
+        """Return a common state for training that resumes with another number of replicas; None: each keeps its own.
 
-        states: of the replicas that saved them, in order.
+        states: the saved states of the replicas, in order.
         """
         return None
 
@@ -110,9 +108,9 @@ def by_class_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
 
 
 def check_decisions(callbacks: Mapping[str, Callback]) -> None:
-    """Refuse two callbacks that decide the same for a whole fit. callbacks: by name, for messages. ConfigError."""
+    """Raise ConfigError if two callbacks make the same decision. callbacks: by name, for messages."""
     for (first, one), (second, other) in combinations(callbacks.items(), 2):
         if one.decides and one.decides == other.decides:
             remedies = [f"set {name}.{each.unless}" for name, each in ((first, one), (second, other)) if each.unless]
             remedies.append("leave one of them out")
-            raise ConfigError(f"{first} and {second} both decide {one.decides}: {' or '.join(remedies)}")
+            raise ConfigError(f"{first} and {second} both decide {one.decides}. To fix this, {' or '.join(remedies)}.")

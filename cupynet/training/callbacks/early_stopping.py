@@ -228,7 +228,7 @@ class EarlyStopping(Callback):
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
         """Restore the best weights, if there are any, and log the result."""
         now = self._now
-        restored = restore and self.restore_best and bool(now.weights)  # a restored state may have weights
+        restored = restore and self.restore_best and bool(now.weights)  # restored states may have weights anyway
         if restored:
             trainer.model.load_weights(now.weights)
         scores = {int(epoch): score for epoch, score in now.scores.items()}

@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 
 STYLES = ("auto", "bar", "lines", "none")
 REFRESH_S = 0.25  # between two drawings of the bar
-WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, and of the bar there and elsewhere
-OTHER_COLUMNS = "  100 % 00:00 "  # of the bar
-WIDTH = 80 - len("[12:30:05] ")  # of the line of an epoch in a log on the terminal
+WIDE, WIDE_BAR, NARROW_BAR = 100, 16, 5  # columns of a wide terminal, of its bar, and of the bar in others
+OTHER_COLUMNS = "  100 % 00:00 "  # next to the bar
+WIDTH = 80 - len("[12:30:05] ")  # of the line of an epoch, after the time in the log
 
 
 class Progress(Callback):
@@ -43,7 +43,7 @@ class Progress(Callback):
         self.style = one_of("style", style, STYLES)
         self._bar: Bar | None = None
         self._text = self._accuracy = ""
-        self._room = 0  # characters of the figures of the bar
+        self._room = 0  # characters for the figures next to the bar
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         if self.style == "auto":
@@ -134,9 +134,9 @@ class _Screen(Console):
 
 
 def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
-    """Log a line of level INFO. If nothing handles such records, as in a notebook, print it.
+    """Log a line at level INFO, or print it if no handler would show it, as in a notebook.
 
-    printed: False to do nothing then.
+    printed: False to never print it.
     """
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", text)

@@ -28,8 +28,8 @@ class WeightAverage(Callback):
 
     Args:
         decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
-            Polyak & Juditsky 1992). When there are n weights in the mean, at most (1 + n) / (10 + n) of it is kept, as
-            in TensorFlow: else the first, random weights would dominate the mean of a short fit. None: all count
+            Polyak & Juditsky 1992). After n additions, at most (1 + n) / (10 + n) is kept, as in TensorFlow:
+            otherwise the random initial weights would dominate the mean of a short fit. None: all weights count
             equally (stochastic weight averaging, Izmailov et al. 2018).
         by: the unit of `every` and `after`, `iteration` or `epoch`.
         every: add the weights every n iterations or epochs.
@@ -127,7 +127,7 @@ class WeightAverage(Callback):
         with self._backend.here():
             for kind, views in self._views() if self.added else ():
                 saved = state[kind]
-                if "0" in saved:  # the buffers in a state of an earlier version, as one vector
+                if "0" in saved:  # earlier versions saved the buffers as one vector
                     saved = dict(self._params.buffer_views(saved["0"]))
                 overwrite(self._backend, views, saved)
 
@@ -136,7 +136,7 @@ class WeightAverage(Callback):
         return found
 
     def _views(self) -> Iterator[tuple[str, Iterator[tuple[str, Array]]]]:
-        """Yield `mean`, and `buffers` if there are any, each with names and arrays of the mean."""
+        """Yield "mean", and "buffers" if there are any, each with the named arrays of the mean."""
         views = self._params.views, self._params.buffer_views
         for kind, of, vector in zip(("mean", "buffers"), views, self._means, strict=False):
             yield kind, of(vector)
