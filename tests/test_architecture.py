@@ -329,7 +329,7 @@ def test_imports_are_not_circular() -> None:
 
 
 def keys_of_the_configuration(source: Source) -> Iterator[str]:
-    """Only config and the packages below it name dotted keys of the configuration: the library is used without one.
+    """Only config and packages that may import it name dotted keys of the configuration: the library has none.
 
     Keys of dataclasses are in config/schema.py, those of parts in the files of conf/. Docstrings may show code, in
     which `data.train` is an attribute. Messages of the library name settings by `checks.setting`, which names them for

@@ -1,4 +1,4 @@
-"""Settings without effect: of a single replica, of a CPU, and those that never have one."""
+"""Settings without effect: for a single replica, on a CPU, and in general."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHANGED: dict[str, Any] = {
 
 
 def same(changed: dict[str, Any], workers: int = 1, backend: str = "numba", **settings: Any) -> bool:
-    """Whether some settings with and without a change have the same effect."""
+    """Return True if settings with and without a change have the same effect."""
     common = {**OURS, "parallel.learning_rate_scale": "none", "parallel.prefetch_buffer": 24, **settings}
     first, second = (config.effective({**common, **each}, workers, backend) for each in ({}, changed))
     return first == second

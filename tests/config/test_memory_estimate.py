@@ -34,9 +34,9 @@ def test_outputs_of_layers_computed_as_one_count_once_and_windows_that_are_multi
         output_values(Model(lenet((4, 6), 10), Image(28, 28, 1), create_backend(name), 1).network)
         for name in ("numpy", "numba", "cupy")
     )
-    first, second = 24 * 24 * 25, 8 * 8 * 25 * 4  # the windows of each convolution
+    first, second = 24 * 24 * 25, 8 * 8 * 25 * 4  # im2col rows of each convolution
     assert plain - fused == 24 * 24 * 4 + 8 * 8 * 6 + first + second
-    assert gpu - fused == second  # the first is not multiplied there
+    assert gpu - fused == second  # the first one needs no im2col rows on a GPU
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Writes keras.keras and keras.npz: a network of Keras 3 with many kinds of layers, some images and its probabilities.
+"""Writes keras.keras and keras.npz: a Keras 3 network with many kinds of layers, images, and its predictions for them.
 
 Run once with Keras installed: KERAS_BACKEND=jax python make_keras.py. Tests need only the files.
 """

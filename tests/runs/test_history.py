@@ -37,7 +37,7 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [2, 1])
 def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path, workers: int) -> None:
-    """Also if it had trained further before, or continues with another number of workers."""
+    """Also if the wrapper had trained further before, or continues with another number of workers."""
     data = small_dataset(60)
     with ParallelWrapper(small_model(), 2, report_every=2, progress="none") as wrapper:
         path = wrapper.fit(data, 2, batch_size=10).checkpoint(tmp_path)

@@ -10,7 +10,7 @@ is broken by itself.
     memory.py       pools, blocks, canaries; pinned.py        streams.py      devices, streams, events, graphs
     arrays.py       arrays and their operators; functions.py  kernels.py      .cu text, launched on the CPU
     collectives.py  NCCL                                      cublas.py       libcublas, for ctypes
-    __main__.py     whole commands                            gpu_only.py     tests that nothing else runs here
+    __main__.py     whole commands                            gpu_only.py     selects tests marked gpu
 """
 
 from tests.standin.errors import Misuse

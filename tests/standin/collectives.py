@@ -1,10 +1,11 @@
 """`cupy.cuda.nccl`: ranks in threads of one process that really wait for each other, and really compute.
 
 Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx), which passes addresses and numbers on as they are.
-A call is matched with the calls of the other ranks by its number: the third of one with the third of all. It returns
-before the others have come. What comes next on its stream waits for them, for at most `Machine.patience_s`. If one
-never comes, because its device is lost or it has aborted, the host goes on and the stream is stuck: a host that waits
-for the stream waits until this rank aborts too. Every rank checks that all have made the same call.
+Calls of different ranks are matched by their number: the third call of one rank with the third of all others. A call
+returns before the other ranks have made theirs. The next operation on its stream waits for them, for at most
+`Machine.patience_s`. If a rank never makes its call, because its device is lost or it has aborted, the host continues
+and the stream is stuck: a host that waits for the stream waits until this rank aborts too. Every rank checks that all
+have made the same call.
 
 Two things that CuPy forgives are misuses here. In the first operation of a communicator NCCL may still connect, and
 its kernels are loaded, for which memory is allocated: it must be one of a few numbers, asked for when nobody is in
@@ -59,7 +60,7 @@ class Ring:
     broken: Exception | None = None
 
     def never(self, machine: Machine, call: Call) -> str:
-        """Why a call is never over; "" if it may be."""
+        """Return why a call can never end, or ""."""
         for rank in _missing(call, self):
             if machine.is_lost(self.devices[rank]):
                 return f"rank {rank}, whose device is lost"
@@ -83,7 +84,7 @@ class Call:
     error: Exception | None = None
 
     def settle(self, machine: Machine) -> None:
-        """Wait until it is over; raise what it found. If it never will be, the line is stuck and the host goes on."""
+        """Wait until the call ends, and raise its error. If it cannot end, its line is stuck and the host continues."""
         ring = self.communicator._ring
         try:
             if ring is not None:
@@ -106,7 +107,7 @@ class Call:
         self._leave(machine)
 
     def end(self, machine: Machine) -> None:
-        """It is over, one way or the other."""
+        """Mark the call as ended, with or without an error."""
         self.over, self.line.stuck = True, ""
         self._leave(machine)
 
@@ -145,7 +146,7 @@ class NcclCommunicator:
             raise NcclError(4, f"rank {rank} of {ndev}")
         self.rank, self._count = rank, 0
         self._ring: Ring | None = None
-        self._calls: list[Call] = []  # of this rank, that were not over when the last one was made
+        self._calls: list[Call] = []  # of this rank, not yet ended at the last call
         with machine.lock:
             rings = machine.rings
             ring = rings.setdefault(commId, Ring(ndev))
@@ -171,7 +172,7 @@ class NcclCommunicator:
             ring.open.pop(self.rank, None)
 
     def abort(self) -> None:
-        """The end of this rank's part, and of what its device does in it; the other ranks wait on."""
+        """End this rank's part and its calls on the device. The other ranks keep waiting."""
         ring, self._ring = self._ring, None
         if ring is not None:
             machine = active()
@@ -238,7 +239,7 @@ class NcclCommunicator:
             raise misuse
 
     def _submit(self, machine: Machine, call: Call) -> None:
-        """Make a call known, and do it if all are there."""
+        """Register a call, and execute it if all ranks have made it."""
         try:
             self._calls = [each for each in self._calls if not each.over]
             _post(machine, self._own(), call)
@@ -258,7 +259,7 @@ def all_ended(machine: Machine) -> None:
 
 
 def _missing(call: Call, ring: Ring) -> list[int]:
-    """The ranks that have not made this call."""
+    """Return the ranks that have not made this call."""
     there = [each.rank for calls in ring.calls.values() if call in calls for each in calls]
     return sorted(set(range(ring.size)) - set(there))
 

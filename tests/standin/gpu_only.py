@@ -1,6 +1,6 @@
 """Select the tests of GPUs that `make test-standin` does not run, see `make test-gpu-standin`.
 
-Most tests marked `gpu` are made from the same text as one marked `standin`. The others would run nowhere without a GPU.
+Most tests marked `gpu` are variants of a test marked `standin`. The others would never run without a GPU.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.hookimpl(trylast=True)  # after the marks of tests/conftest.py
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep what is marked `gpu`, is not slow, and has no variant that runs on the stand-in anyway."""
+    """Keep tests that are marked `gpu`, are not slow, and have no variant that `make test-standin` runs."""
     done = {_function(item) for item in items if item.get_closest_marker("standin") and not _is_slow(item)}
     kept = [item for item in items if _needs_gpu(item) and not _is_slow(item) and _function(item) not in done]
     chosen = set(map(id, kept))

@@ -149,7 +149,7 @@ def exported(path: Path, options: Sequence[str] = ()) -> list[str]:
 
 @functools.cache
 def exported_by(text: str, options: tuple[str, ...]) -> list[str]:
-    """The same of a text; kept from one test run to the next."""
+    """Return the names that a text exports, cached between test runs."""
     headers = [header.read_text() for header in sorted(INCLUDE.glob("*.h"))]
     key = hashlib.sha256("\0".join([text, *headers, *options]).encode()).hexdigest()[:20]
     listed = kept() / f"names-{key}.txt"

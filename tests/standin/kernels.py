@@ -112,9 +112,9 @@ class Kernel:
 
 
 def compiled(code: str, options: tuple[str, ...]) -> dict[str, HostKernel]:
-    """The kernels that a text has with these options.
+    """Return the kernels of a text that is compiled with these options.
 
-    With -DONLY_HALF and the like it has some of what it has without: it is compiled once, without.
+    Options such as -DONLY_HALF select some of its kernels. The text is compiled once, without them.
     """
     some = tuple(option for option in options if option.startswith("-DONLY_"))
     found = host_library(code, options=tuple(option for option in options if option not in some))
@@ -122,7 +122,7 @@ def compiled(code: str, options: tuple[str, ...]) -> dict[str, HostKernel]:
 
 
 def load(name: str, code: str, options: tuple[str, ...]) -> None:
-    """The first launch on a device, or `RawModule.compile`, loads the module there: this waits for the device."""
+    """Load a module on the device, as the first launch or `RawModule.compile` does. This waits for the device."""
     machine = active()
     with machine.lock:
         key = machine.seat.device, (code, options)
@@ -150,6 +150,6 @@ class RawModule:
         return Kernel(self.code, name, self.options)
 
     def compile(self) -> None:
-        """Compile and load it on the device that is current, and not at the first launch."""
+        """Compile and load it on the current device now, not at the first launch."""
         compiled(self.code, self.options)
         load("RawModule.compile", self.code, self.options)

@@ -158,15 +158,15 @@ class Machine:
             line.join(self.nulls[line.device].clock)
 
     def settle(self, line: Line) -> None:
-        """Let the collective calls on `line` be over, or be known never to be: then the host goes ahead of the line.
+        """Wait until the collective calls on `line` have ended, or cannot end any more.
 
-        A host would go ahead at once. Here everything is done at once, so it waits for what comes next to be right.
+        A real host would not wait. Here every operation runs at once, so the next one needs their results.
         """
         for call in list(line.pending):
             call.settle(self)
 
     def passed(self, lines: Sequence[Line], what: str) -> None:
-        """The host waits for these lines: Deadlock if one is stuck and nobody ends what it waits for."""
+        """Make the host wait for these lines. Deadlock if one is stuck and no thread aborts its collective call."""
         where = label(what)
         for line in lines:
             try:

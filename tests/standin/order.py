@@ -58,8 +58,8 @@ class Line:
         blocking: whether it and the null stream of its device wait for each other.
         clock: line key -> up to which count the next operation comes after that line's.
         pending: collective calls on it that not all ranks have made yet.
-        stuck: why its operations never end, until somebody ends what they wait for; "" if they do.
-        behind: lines that are stuck, and it waits for.
+        stuck: why its operations do not end until the call that they wait for is aborted; "" if they do.
+        behind: stuck lines that it waits for.
         capture: what was recorded since `begin_capture`; None where nothing is captured.
     """
 
@@ -76,7 +76,7 @@ class Line:
 
     @property
     def holding(self) -> list[Line]:
-        """The lines that are stuck and keep this one waiting."""
+        """The stuck lines that this one waits for, or itself if it is stuck."""
         return [line for line in (self, *self.behind) if line.stuck]
 
     @property

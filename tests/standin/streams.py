@@ -158,7 +158,7 @@ class Stream:
         machine, line = active(), self._here
         with machine.lock:
             if line.capture is not None and event.captured is line.capture:
-                return  # it is on this stream
+                return  # recorded on this stream, in the same capture
             if line.capture is not None or event.captured is not None:
                 _refuse(machine, line, "Stream.wait_event for an event that is not of this capture,")
             machine.settle(line)
@@ -191,8 +191,8 @@ class Event:
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.clock: dict[int, int] = {}
-        self.behind: list[Line] = []  # lines that were stuck then, and it waits for
-        self.captured: list[Operation] | None = None  # the capture in which it was recorded; nobody can wait for it
+        self.behind: list[Line] = []  # stuck lines that it waits for
+        self.captured: list[Operation] | None = None  # the capture in which it was recorded, if any
 
     def record(self, stream: Stream | None = None) -> None:
         """Record it after all operations so far on the stream, by default the current one."""

@@ -1,4 +1,4 @@
-"""Warnings about data that can be trained on, but are probably not what was meant."""
+"""Warnings about data that are valid, but probably a mistake."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def up_to(largest: int, pixels: PixelScale = FRACTIONS, samples: int = 12) -> Dataset:
     images = np.zeros((samples, 4, 4, 1), np.uint8)
-    images[-1, 2, 1] = largest  # the last of all
+    images[-1, 2, 1] = largest  # the last image
     return Dataset("dark", images, np.arange(samples) % 3, 3, pixels)
 
 
@@ -77,7 +77,7 @@ def test_classes_without_images(caplog: pytest.LogCaptureFixture) -> None:
         (text,) = warnings_of(caplog)
         assert f"1 of 10 classes ({missing})" in text
     few = Dataset("x", np.zeros((99, 2, 2), np.uint8), labels[:99], 10)
-    warn_of_classes(few)  # chance might leave one out
+    warn_of_classes(few)  # a class may be missing by chance
     assert warnings_of(caplog) == []
 
 
@@ -139,7 +139,7 @@ def test_other_data_in_a_restored_fit(tmp_path: Path, caplog: pytest.LogCaptureF
     for used, warned in ((data, False), (other, True)):
         with ParallelWrapper(model(), 1, progress="none") as wrapper:
             wrapper.restore(path)
-            wrapper.trainer.fit_start = 0  # as if it was saved in the middle
+            wrapper.trainer.fit_start = 0  # as if saved in the middle of a fit
             warnings_of(caplog)
             wrapper.fit(Loader(used, 4), epochs=1)
             assert bool(warnings_of(caplog)) == warned

@@ -318,7 +318,7 @@ def test_callbacks_are_closed_once_and_all_of_them(workers):
 
 
 class Following(Callback):
-    """Logs iterations and its end; `then` is called in the first iteration. It ends a fit that goes on for too long."""
+    """Logs iterations and its end, and calls `then` in the first iteration. It ends a fit that takes too long."""
 
     def __init__(self, then=lambda: None):
         self.log, self.begun, self.then = [], threading.Event(), then

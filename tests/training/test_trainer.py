@@ -361,7 +361,7 @@ def test_warming_up_changes_nothing(optimizer):
 
 @pytest.mark.parametrize("dtype", ["float", "half"])
 def test_warming_up_includes_the_kernels_of_averaging(dtype, monkeypatch):
-    """Compiled in the first round, they would count as training, and as averaging."""
+    """If compiled in the first round, they would count as training and averaging time."""
     averaged, mean_in_place = [], NumbaUpdate.mean_in_place
 
     def recorded(backend, parts, shares):

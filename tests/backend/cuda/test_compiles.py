@@ -153,7 +153,7 @@ def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
 @needs_nvrtc
 @every_file
 def test_no_kernel_has_a_maximum_of_three_with_a_negated_number(file: str) -> None:
-    """ptxas 13.0 makes it one instruction for sm_90 and drops the minus sign: a loop on an H200 ran too often."""
+    """For sm_90, ptxas 13.0 fuses these into one instruction and drops the sign: a loop on an H200 ran too often."""
     code, _ = compiled(source(file), "compute_90")
     assert dropped_signs(code.decode()) == []
 
@@ -165,11 +165,11 @@ def test_a_maximum_of_three_with_a_negated_number_is_found() -> None:
 
 
 def dropped_signs(ptx: str) -> list[str]:
-    """The registers that are the maximum or minimum of three numbers, one of them negated."""
+    """Return the registers that hold the maximum or minimum of three numbers, one of them negated."""
     found = []
     for body in ptx.split(".visible .entry "):
         negated = set(re.findall(r"neg\.s32\s+(%r\d+)", body))
-        largest: dict[str, set[str]] = {"max": set(), "min": set()}  # of two, one of them negated
+        largest: dict[str, set[str]] = {"max": set(), "min": set()}  # registers of two numbers, one of them negated
         for kind, to, *of in re.findall(r"(max|min)\.s32\s+(%r\d+), (%r\d+), (%r\d+)", body):
             if largest[kind] & {*of}:
                 found.append(to)

@@ -672,7 +672,7 @@ PAIRS = {
     kind=EVERY_KIND, relu=(0, 1), filters=(3, 8), launch=launches(((1, 1), (1,)), ((3, 2), (16,))), case=tuple(PAIRS)
 )
 def test_small_patches_are_convolved_and_pooled(kind: str, relu: int, filters: int, launch: Any, case: str) -> None:
-    """Whole numbers, which all precisions add exactly: ties are those of the two operations."""
+    """Integers, which all precisions add exactly, so ties are the same as in two separate operations."""
     (stored, wide), rng, reference = types(kind), np.random.default_rng(13), Reference("double")
     (window, pool), shape = PAIRS[case], (3, 7, 8, 2)
     x, weight, bias = (

@@ -126,7 +126,7 @@ def test_a_module_has_the_kernels_of_one_precision(file: str) -> None:
 @on_devices
 @pytest.mark.parametrize("kind", ["half", "float"])
 def test_kernels_are_compiled_in_the_precision_of_the_backend(kind: str, xp: Recorded) -> None:
-    """Those that sum in float are in the same module; only other types need another one."""
+    """Kernels that sum in float are in the same module. Only other types need another one."""
     x, own = asarray(np.zeros(8, np.float32)), kernels(xp, kind=kind)
     own.launch("steer_double", (1,), (1,), x.astype(np.float64), 1, 1, 1, 1)
     own.flat("undo_float", 8, x, x, x.astype(np.float64), 8)
@@ -137,7 +137,7 @@ def test_kernels_are_compiled_in_the_precision_of_the_backend(kind: str, xp: Rec
 
 @pytest.mark.standin
 def test_files_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each waits until another one is compiled too. No kernel needs another module later."""
+    """Each compilation waits until another one runs. Later launches compile no further module."""
     import cupy
 
     monkeypatch.setattr(launch, "usable_cores", lambda: {0, 1})

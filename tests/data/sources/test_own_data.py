@@ -113,7 +113,7 @@ def test_a_resumed_run_continues_on_the_same_data(tmp_path: Path) -> None:
         of_version_0_1_0(tmp_path / name)
     resumed(tmp_path / "all", "epochs=3")
     before = (tmp_path / "some" / "weights.safetensors").read_bytes()
-    with pytest.raises(DataError, match="limit=100"):  # then the first 100, of four classes
+    with pytest.raises(DataError, match="limit=100"):  # which were the first 100, of four classes
         resumed(tmp_path / "some", "epochs=3")
     write_npz(path, Parts(parts[0], parts[1][::-1], *parts[2:]))
     with pytest.raises(DataError, match="labels"):

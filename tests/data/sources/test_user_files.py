@@ -566,7 +566,7 @@ def test_grey_pictures_among_others_are_refused_unless_channels_are_given(first:
 
 
 def drawing(mode: str, ink: int = 0) -> Any:
-    """Two bars of ink on a transparent ground."""
+    """Two bars of ink on a transparent background."""
     alpha = np.zeros((8, 8), np.uint8)
     alpha[:, [1, 5]] = 255
     drawn = Image.fromarray(np.full((8, 8), ink, np.uint8))

@@ -148,7 +148,7 @@ def test_vectors_of_weight_zero_are_not_read():
 
 @pytest.mark.parametrize("over_nccl", [False, True])
 def test_vectors_of_one_dtype_are_summed_in_one_call(over_nccl, monkeypatch):
-    """The bits are those of one call for each vector."""
+    """The result is bit-identical to one call for each vector."""
     single, double = vectors_of(2, "float32"), vectors_of(2, "float64")
     vectors = [single[rank] + double[rank] + single[rank] for rank in range(2)]
     lengths: list[list[int]] = []
@@ -171,7 +171,7 @@ def test_vectors_of_one_dtype_are_summed_in_one_call(over_nccl, monkeypatch):
     rest = [np.float64(1 / 4) * b.astype(np.float64) for b in vectors[1]]
     for vector, a, b in zip(found[0], wide, rest, strict=True):
         assert vector.tobytes() == (a.astype(vector.dtype) + b.astype(vector.dtype)).tobytes()
-    whole = [2 * (40 + 8), 38 + 6]  # 37 and 5 values, each up to a multiple of 16 bytes
+    whole = [2 * (40 + 8), 38 + 6]  # 37 and 5 values, each padded to a multiple of 16 bytes
     assert lengths == ([whole] * 2 if over_nccl else []) and fetched == ([] if over_nccl else whole * 2)
 
 

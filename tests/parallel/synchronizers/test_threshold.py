@@ -102,14 +102,14 @@ def test_a_threshold_adapts_by_its_rule() -> None:
 
 @pytest.mark.parametrize("dtype", ["double", "float", "half"])
 def test_the_share_sent_is_one_of_the_weights(dtype: str) -> None:
-    """Not of the flat vector, which has padding between weights."""
+    """The share is of the weights, not of the flat vector with its padding."""
 
     class Shares(Threshold):
         def sent(self, share: float) -> None:
             found.append(share)
 
     found: list[float] = []
-    way = GradientSharing(ThresholdEncoding(Shares(1e-30)))  # all that moves is sent
+    way = GradientSharing(ThresholdEncoding(Shares(1e-30)))  # every change is sent
     data = Loader(small_dataset(16), 4, seed=1)
     network = Sequential([Dense(5, "tanh"), Dense(3)])
     model = Model(network, Image(8, 8, 1), create_backend("numpy", dtype), seed=1)

@@ -292,7 +292,7 @@ def test_an_overflowing_learning_rate_causes_no_warning_before_training(rate, sc
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
 def test_values_beyond_half_cause_no_warning(pipeline):
-    """In the warm-up at a large loss scale, and in an evaluation outside a fit."""
+    """Neither in the warm-up at a large loss scale, nor in an evaluation outside a fit."""
     model = small_model("half")
     model.load_weights({name: 3e4 * weight for name, weight in model.weights().items()})
     with ParallelWrapper(model, 1, pipeline=pipeline, progress="none") as wrapper:

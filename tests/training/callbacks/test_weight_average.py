@@ -350,7 +350,7 @@ def test_two_callbacks_that_decide_the_same_are_refused(callbacks: list[Callback
 
 
 def test_early_stopping_may_end_a_fit_whose_result_is_the_mean(tmp_path: Any) -> None:
-    """Also one that resumes from a state with best weights."""
+    """Also if it resumes from a state with best weights."""
     data = small_dataset(41)
 
     def trained(stopping: EarlyStopping, *callbacks: Callback, resume: bool = False) -> Any:
