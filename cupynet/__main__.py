@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def _answer(name: str) -> None:
-    """Print help or the version. ConfigError if `name` is another word."""
+    """Print help or the version. ConfigError for any other name."""
     if name in ("", "-h", "--help"):
         print(_help())
     elif name == "--version":

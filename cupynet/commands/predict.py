@@ -76,7 +76,7 @@ def _files(path: Path) -> list[Path]:
     """Return the pictures in a folder, by name; or the path of a picture. DataError for a folder without pictures."""
     from cupynet.data.pictures import ENDINGS
 
-    if not os.path.isdir(path):  # False for impossible names
+    if not os.path.isdir(path):  # False for invalid names
         return [path]
     found = [each for each in sorted(path.glob("[!.]*")) if each.suffix.lower() in ENDINGS and each.is_file()]
     if not found:

@@ -238,7 +238,7 @@ class Experiment:
             self.source.shards.check_workers(self.placement.workers)
 
     def check_new(self) -> None:
-        """Refuse a new run whose callbacks would write into the results of another. ConfigError."""
+        """Raise ConfigError if callbacks of a new run would write into the results of another run."""
         for key, part in self._callbacks.items():
             arguments = self.settings.callbacks[key.removeprefix("callbacks.")]
             with suppress(OSError), naming(key, arguments):  # `check_path` reports an OSError

@@ -71,7 +71,7 @@ class Trained:
     def __init__(self, run: AnyRun, trusted_modules: Iterable[str] = ()) -> None:
         self.path = run.folder if isinstance(run, Run) else Path(run)
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
-        if not os.path.isdir(self.path):  # accepts impossible names
+        if not os.path.isdir(self.path):  # False for invalid names
             raise ConfigError(f"{checks.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None

@@ -1,8 +1,7 @@
 """`hydra/launcher=processes`: the jobs of a sweep as processes, several at once.
 
-A job is the command of the sweep with the job's own settings. Its warnings are shown at once and its errors at its end,
-with its number. If it is killed, the others are not affected: a pool of workers, such as joblib's, breaks when one of
-them is killed.
+Each job runs the command of the sweep with its own settings. Its warnings are shown immediately and its errors when it
+ends, with its number. If a job is killed, the others are not affected, unlike in a pool of workers such as joblib's.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class ProcessLauncher(Launcher):
                                 done[ended.number] = ended
                                 sweep_record.ended(self._sweep, ended)
                     finally:
-                        for each in running:  # before running jobs stop: no other may begin in their place
+                        for each in running:  # before running jobs stop, so that no other job takes their place
                             each.cancel()
             except KeyboardInterrupt as stopped:  # the end of the lifeline lets the jobs stop and save
                 signals.say("cupynet: running jobs stop and save; again: at once\n")
@@ -161,5 +160,5 @@ def _devices(config: DictConfig) -> list[str]:
         return []
     name, _ = select_backend(backend.name, gpu_priority=backend.priority.gpu, cpu_priority=backend.priority.cpu)
     count, visible = device_count(name), os.environ.get(VISIBLE)
-    # CUDA hides the devices after one that does not exist
+    # CUDA hides the devices after an invalid one
     return visible.split(",")[:count] if visible else [str(place) for place in range(count)]

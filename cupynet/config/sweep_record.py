@@ -1,7 +1,7 @@
 """The jobs of a sweep: a row for each in sweep.csv, and a table on the terminal.
 
-A job may run in any process: a launcher decides. Therefore each job is recorded in a file in the sweep's folder when it
-begins and when it ends, and its results are read from its own folder. The files are removed when the sweep has ended.
+The launcher decides in which process a job runs. Therefore each job is recorded in a file in the sweep's folder when
+it begins and when it ends, and its results are read from its own folder. The files are removed when the sweep ends.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Job:
 
     @cached_property
     def summary(self) -> Summary | None:
-        """The results; None if the job failed or has not ended, whatever its folder holds."""
+        """The results; None if the job failed or has not ended, even if its folder has results."""
         if self.code == 0:
             with contextlib.suppress(CupynetError):
                 return Run(self.folder).summary()
@@ -77,12 +77,12 @@ class Job:
 
     @property
     def is_trial(self) -> bool:
-        """True for a fast dev run, whose figures mean nothing."""
+        """True for a fast dev run, whose figures are not results."""
         return self.summary is not None and self.summary.setup.fast_dev_run > 0
 
     @property
     def accuracy(self) -> float | None:
-        """The accuracy on the validation images if there are some, else on the test images; None for a fast dev run."""
+        """The accuracy on the validation images if there are any, or the test images; None for a fast dev run."""
         if self.summary is None or self.is_trial:
             return None
         scores = self.summary.scores
@@ -142,7 +142,7 @@ def began(sweep: Path, job: Job, shared: Sequence[str]) -> None:
 
 
 def ended(sweep: Path, job: Job) -> None:
-    """Record that a job has ended, also in sweep.csv, and print its result. A failure to write is a warning."""
+    """Record that a job has ended, also in sweep.csv, and print its result. If writing fails, print a warning."""
     _ended.append(job)
     try:
         _record(sweep, job)
@@ -183,7 +183,7 @@ def _write(sweep: Path, jobs: Sequence[Job]) -> None:
 
 
 def columns(jobs: Sequence[Job]) -> list[Column]:
-    """Return the numbers, the settings that differ, the data if they differ or are not those asked for, the results."""
+    """Return the numbers, the settings that differ, the data set if it differs or is a fallback, and the results."""
     names = dict.fromkeys(name for job in jobs for name in job.settings)
     varied = [name for name in names if len({job.settings.get(name) for job in jobs}) > 1]
     short = shortened(varied)
@@ -203,8 +203,8 @@ def columns(jobs: Sequence[Job]) -> list[Column]:
 def finish(sweep: Path) -> int:
     """Print the jobs, the best of them and the command that compares them, and unlock the folder.
 
-    Returns the exit code of the first job that failed, or 0. A job that has not ended was killed, or its launcher has
-    lost it: it has failed.
+    Returns the exit code of the first job that failed, or 0. A job that has not ended was killed or lost by its
+    launcher, and counts as failed.
     """
     lost = "its process was killed"
     begun = _jobs(sweep)

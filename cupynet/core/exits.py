@@ -21,7 +21,7 @@ from cupynet.core.checks import one_line
 from cupynet.core.errors import FULL, ConfigError, CupynetError, Interrupted, exit_code, signal_of
 from cupynet.core.terminal import folded, printable
 
-WARNING = "warning: "  # before the text of a warning on the terminal
+WARNING = "warning: "  # prefix of warnings on the terminal
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
 
@@ -156,7 +156,7 @@ class Console(logging.Handler):
     It looks up sys.stdout for every record, because a live display replaces it for a while.
 
     Attributes:
-        label: before the text of each warning of this process, such as the number of a job.
+        label: a prefix for the text of each warning of this process, such as the number of a job.
     """
 
     label = ""

@@ -49,10 +49,10 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
 
 
 def write_output(path: PathLike, content: bytes) -> None:
-    """Write `content` to a path that the user named. OutputError.
+    """Write `content` to a path from the user. OutputError.
 
-    A regular file is written whole or not at all, also behind a link, which is kept. Any other file, such as a device
-    or a pipe with a reader, is written to, and so is the file of this process's own stdout or stderr.
+    A regular file is written whole or not at all; a link to it is kept. Any other file, such as a device or a pipe with
+    a reader, is written directly, and so is the file of this process's stdout or stderr.
     """
     try:
         found = os.stat(path)
@@ -66,7 +66,7 @@ def write_output(path: PathLike, content: bytes) -> None:
         return
     try:
         if stream is None:
-            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # a pipe without a reader is an error, and no wait
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails for a pipe without a reader, instead of waiting
             os.set_blocking(file, True)
         else:
             stream.flush()
@@ -81,7 +81,7 @@ def write_output(path: PathLike, content: bytes) -> None:
 
 
 def _own_stream(file: os.stat_result) -> TextIO | None:
-    """Return stdout or stderr if it is this file; None if it is another."""
+    """Return stdout or stderr if it is this file, or None."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or not a file
             if os.path.samestat(os.fstat(stream.fileno()), file):
@@ -123,7 +123,7 @@ def save_weights(
 
     Equal weights give equal bytes in any order. OutputError.
 
-    write: `write_whole` replaces a link in the folder of a run, where it may lead elsewhere.
+    write: `write_whole` to replace a link instead of following it, as in the folder of a run.
     """
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
     write(path, save(ordered, metadata={"sha256": digest(ordered)}))

@@ -66,10 +66,9 @@ class Hold:
 
 @contextlib.contextmanager
 def exclusive(path: Path, timeout_s: float) -> Iterator[None]:
-    """Context that one process at a time is in, for processes that name the same lock file.
+    """Context that only one process at a time enters, by a lock file that is removed afterwards.
 
-    The file is removed afterwards. A process that has waited for `timeout_s` enters all the same, and so does each one
-    on a file system without locks.
+    After `timeout_s`, or on a file system without locks, a process enters without the lock.
     """
     lock = _file_lock(path)
     with contextlib.suppress(TimeoutError, OSError):

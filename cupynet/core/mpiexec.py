@@ -1,7 +1,7 @@
 """Find mpiexec, and the rank that it or a scheduler gives to a process, before MPI is started.
 
 The environment may be wrong: its variables are inherited, and the launcher may belong to another MPI than the library.
-What MPI says decides, see `disagreement`.
+MPI itself is authoritative, see `disagreement`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ TERMINAL = "SLURM_PTY_PORT"  # set by srun --pty, which gives its terminal to ra
 
 
 class Claim(NamedTuple):
-    """What the environment says about this process.
+    """The rank of this process according to the environment.
 
     Attributes:
-        rank: its number.
+        rank: the rank.
         size: the number of ranks; None if unknown.
         variable: the environment variable with the rank.
     """
@@ -40,7 +40,7 @@ class Claim(NamedTuple):
 
 
 def claims() -> list[Claim]:
-    """Return what each launcher left in the environment. There may be several, because variables are inherited."""
+    """Return the claims of launchers in the environment. There may be several, because variables are inherited."""
     found = [(_number(rank), _number(size), rank) for rank, size in CLAIMS]
     several = [Claim(rank, size, variable) for rank, size, variable in found if rank is not None]
     return [each for each in several if not _is_slurm_shell(each)]
@@ -60,7 +60,7 @@ def rank() -> int:
 def disagreement(rank: int, size: int, library: str) -> str:
     """Return why the environment and MPI contradict each other; "" if they do not.
 
-    Then a launcher of another MPI started the processes: each would train alone, and take itself for one of several.
+    If they do, the launcher of another MPI started the processes, and each would train alone.
 
     Args:
         rank, size: according to MPI.
@@ -78,7 +78,7 @@ def disagreement(rank: int, size: int, library: str) -> str:
 
 
 def _is_slurm_shell(claim: Claim) -> bool:
-    """Return True in a shell of `srun --pty` and for what is started there: the other tasks of the step have ended."""
+    """Return True in a shell of `srun --pty` and its child processes: the other tasks of the step have ended."""
     return claim.variable == "SLURM_PROCID" and (claim.size is None or (claim.rank == 0 and TERMINAL in os.environ))
 
 

@@ -142,7 +142,7 @@ def png(charts: Sequence[Chart]) -> bytes:
 def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINTS) -> tuple[list[float], list[float]]:
     """Return at most `most` points of a line: means of neighbours, NaN if none is finite. The last x is kept.
 
-    Values beyond `LARGEST` are drawn there.
+    Larger values are clipped to `LARGEST`.
     """
     step = max(math.ceil(len(x) / most), 1)
     xs, ys = [], []

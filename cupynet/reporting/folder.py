@@ -115,7 +115,7 @@ def is_other_command(run: Run) -> bool:
 
 def is_plain(path: Path) -> bool:
     """Return True for a regular file. Reading a pipe or device may never end; a link may leave the folder."""
-    return os.path.isfile(path) and not os.path.islink(path)  # False for impossible names
+    return os.path.isfile(path) and not os.path.islink(path)  # False for invalid names
 
 
 def read_text(path: Path) -> str:

@@ -66,7 +66,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if value is None:
         return config.split(now), None
     folder = Path(value)
-    if not os.path.isfile(folder / resume.STUDY):  # accepts impossible names
+    if not os.path.isfile(folder / resume.STUDY):  # False for invalid names
         raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
     resume.require_plain_files(folder)
     if not (folder / resume.STUDY).stat().st_size:

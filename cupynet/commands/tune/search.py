@@ -210,7 +210,7 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     """
     try:
         _suggest(plan, trial)
-    except (TypeError, ValueError) as error:  # of settings to try again, which are in the file
+    except (TypeError, ValueError) as error:  # invalid settings of a queued trial in the file
         raise DataError(f"{folder / resume.STUDY}: trial {trial.number}: {one_line(error)}") from error
     try:
         return train_trial(plan, folder, study, trial)

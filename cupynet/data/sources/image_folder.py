@@ -115,4 +115,4 @@ class Folder(UserFiles):
 
 def _inside(folder: Path) -> list[Path]:
     """Return what is in a folder, by name; nothing if it cannot be read."""
-    return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # False for impossible names
+    return sorted(folder.glob("[!.]*")) if os.path.isdir(folder) else []  # False for invalid names

@@ -166,7 +166,7 @@ def job() -> MpiJob:
     """Return this process's job, and start MPI if that has not been done.
 
     Raises:
-        ConfigError: MPI cannot be used, or this process is another rank for MPI than for the program that started it.
+        ConfigError: MPI cannot be used, or MPI and the launcher disagree about the rank of this process.
     """
     found = _start()
     wrong = disagreement(found.rank, found.size, found.library)
@@ -187,7 +187,7 @@ def _start() -> MpiJob:
     """
     process = started()
     try:
-        with _limited(START_S + 2 * bool(process and process.rank), file=2):  # rank 0 first, and then mpiexec ends all
+        with _limited(START_S + 2 * bool(process and process.rank), file=2):  # rank 0 fails first, and mpiexec ends all
             return MpiJob()
     except BaseException:
         if process is not None:
