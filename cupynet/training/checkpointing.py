@@ -171,7 +171,7 @@ def check_stages(stored: Stored, stages: int) -> None:
 
 
 def check_epochs(stored: Stored, epochs: int) -> None:
-    """Refuse to train for fewer epochs than a checkpoint has. ConfigError, DataError."""
+    """Raise ConfigError if a checkpoint has already been trained for more epochs. DataError."""
     position = _states(stored)[0]["trainer"]
     with _malformed(f"{stored.path / STATE}, workers[0]"):
         check_position(position)

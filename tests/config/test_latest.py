@@ -186,7 +186,7 @@ def test_the_link_is_made_when_training_begins(command, here):
 def test_a_job_may_be_several_folders_below_its_sweep(subdir, command, here):
     def task(settings, folder):
         config.training_begins()
-        resume.mark_latest(folder)  # as a job in a process of its own does
+        resume.mark_latest(folder)  # as a job in a separate process does
 
     assert command("-m", "seed=1,2", f"hydra.sweep.subdir={subdir}", task=task)[0] == 0
     assert (LATEST / "multirun.yaml").is_file()

@@ -137,7 +137,7 @@ def test_a_refused_job_leaves_no_folder_at_any_depth(sweep: Any) -> None:
 def test_a_sweep_locks_its_folder(
     sweep: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before the folder holds anything that another sweep could find."""
+    """The second sweep is refused even before the folder contains anything."""
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     Path("s").mkdir()
     hold = Hold(Path("s"))

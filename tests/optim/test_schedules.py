@@ -411,7 +411,7 @@ def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
     ],
 )
 def test_which_rates_do_not_depend_on_the_length_of_training(make: Any, same: bool) -> None:
-    """cupynet/training/README.md lists them: a run trains further with them as in one go."""
+    """These are listed in training/README.md: training further gives the same result as training at once."""
     short, long = make(), make()
     short.span(0, 20, 10, 2)
     long.span(0, 40, 10, 4)

@@ -41,7 +41,7 @@ class Callback:
         """Refuse a path argument that cannot be written, before data are loaded. OutputError."""
 
     def check_new(self) -> None:
-        """Refuse a path argument that holds results of another run, before a new run begins. ConfigError."""
+        """Before a new run, raise ConfigError if a path argument holds results of another run."""
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""

@@ -29,7 +29,7 @@ class Checkpoint(Callback):
     """Writes checkpoints after epochs, at intervals, and when a stop ends a fit early.
 
     Training continues from them bit for bit. A folder belongs to one run, because the callback removes old checkpoints:
-    it is locked during the run, and a folder other than that of the run is marked with the run's identity.
+    it is locked during the run, and if it is outside the run's folder, it is marked with the run's identity.
 
     Args:
         every_epochs: complete epochs between checkpoints.
@@ -131,7 +131,7 @@ class Checkpoint(Callback):
         }
 
     def restore(self, state: Tree) -> None:
-        self._unknown = "identity" not in state  # of an earlier version, which stored no last iteration counted either
+        self._unknown = "identity" not in state  # a state of an earlier version, which has no `counted` either
         self._identity = str(state.get("identity", self._identity))
         self._written, self._counted = int(state["written"]), int(state.get("counted", -1))
         self._permanent = state["for_good"].tolist()

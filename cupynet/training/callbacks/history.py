@@ -78,7 +78,7 @@ class History(Callback):
 
 def _open(path: Path) -> TextIO:
     """Open a file to append to it. OutputError."""
-    if os.path.exists(path) and not os.path.isfile(path):  # False for impossible names
+    if os.path.exists(path) and not os.path.isfile(path):  # False for invalid names
         raise OutputError(f"{path}: must be a plain file")
     try:
         return path.open("a", encoding="utf-8")

@@ -324,7 +324,7 @@ def test_a_resumed_run_still_owns_its_folder(tmp_path):
 
 
 def test_checkpoints_of_an_earlier_version_continue_in_their_folder(tmp_path):
-    """They have no identity, and their folder has no mark."""
+    """States of earlier versions have no identity, and their folder has no mark."""
     with saving(tmp_path / "ck") as wrapper:
         wrapper.fit(small_dataset(40), 1, batch_size=4)
     store = Checkpoints(tmp_path / "ck")

@@ -59,7 +59,7 @@ class MLflow(Logger):
         with ExitStack() as locked:
             if uri.startswith("sqlite:///"):
                 path = Path(uri.removeprefix("sqlite:///"))
-                with path.open("ab"):  # MLflow would retry for minutes
+                with path.open("ab"):  # fail at once: MLflow would retry for minutes
                     pass
                 # MLflow fails if several processes create the tables of a file together
                 locked.enter_context(exclusive(path.with_name(f".{path.name}.lock"), CREATED_S))

@@ -395,7 +395,7 @@ def test_rank_0_alone_logs(tmp_path: Path) -> None:
 
 
 def test_jobs_that_start_together_create_one_store(tmp_path, monkeypatch):
-    """MLflow fails if two processes create the tables of a file: one does at a time."""
+    """MLflow fails if two processes create the tables of a file at once, so they take turns."""
     path, seen = tmp_path / "mlflow.db", []
 
     def create(self, uri, hyperparameters):
