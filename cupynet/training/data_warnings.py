@@ -96,7 +96,7 @@ def warn_of_classes(dataset: Labelled) -> None:
     for number, own in enumerate(counts):
         if own.sum() >= AMPLE * present and np.count_nonzero(own) <= present / 2:
             log.warning(
-                "data set %r: shard %d has images of only %d of %d classes, and its worker sees no others. Shuffle "
+                "data set %r: shard %d has images of %d of %d classes, and its worker sees no others. Shuffle "
                 "before writing shards",
                 *(dataset.name, number, np.count_nonzero(own), present),
             )
