@@ -45,6 +45,7 @@ def prepare(settings: BenchSettings) -> Bench:
     if settings.accumulate > 1:
         raise ConfigError(f"accumulate={settings.accumulate}: bench measures whole batches: use 1")
     experiment = Experiment(settings)
+    experiment.check_batches()
     experiment.check_memory()
     if settings.gpu and not experiment.placement.devices:
         raise ConfigError(f"gpu=true: no GPU is used: {experiment.backend_reason or 'backend=cupy'}")

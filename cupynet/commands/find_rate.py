@@ -44,6 +44,7 @@ def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
     refuse_fast_dev_run(settings, "find_rate")
     test = RateTest(settings.lowest, settings.highest, settings.iterations)
     experiment = Experiment(settings)
+    experiment.check_batches()
     experiment.check_memory()
     experiment.check_shards()
     return experiment, test

@@ -56,6 +56,7 @@ def prepare(settings: PlanSettings) -> Plan:
     experiment = Experiment(settings.run(None))
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
         raise ConfigError("parallel: only averaging is forecast. Leave parallel= out, and train to see other speeds.")
+    experiment.check_batches()
     experiment.check_memory()
     cores = len(experiment.placement.devices) or available_cores()
     return Plan(settings, Experiment(settings.run(max(2, min(cores, MOST_WORKERS)))), cores)

@@ -45,6 +45,7 @@ def prepare(settings: Settings) -> Experiment:
     if settings.resume is not None:
         stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
     experiment = Experiment(settings, None if stored is None else stages_of(stored))
+    experiment.check_batches()
     experiment.check_memory()
     experiment.check_shards()
     if settings.resume is None:

@@ -113,7 +113,10 @@ class Experiment:
             raise ConfigError(
                 "memory.data_on_device=true: images are augmented on the host. Use auto, or data.augment=[]"
             )
-        batch = min(settings.batch_size, self.source.expected().get("train", settings.batch_size))
+
+    def check_batches(self) -> None:
+        """Refuse training batches too small for a layer that learns statistics from them. ConfigError."""
+        batch = min(self.settings.batch_size, self.source.expected().get("train", self.settings.batch_size))
         check_batches(self._built, -(-batch // self._cut), self.placement.workers)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
@@ -297,7 +300,7 @@ class Experiment:
 
         def few(dataset: Dataset) -> Dataset:
             count = each * self.placement.workers
-            return dataset.take(slice(count) if self.source.mixed else in_turns(dataset.labels, count))
+            return dataset.take(in_turns(dataset.labels, count))
 
         return replace(
             data,

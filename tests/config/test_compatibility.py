@@ -1,6 +1,7 @@
 """Users' files and stored runs of an earlier version keep working, though classes have moved since.
 
 `targets_52b31d6.json` has the parts of every file of conf/ at that commit, and `run_52b31d6` a run that it trained.
+`run_0171862e` is a run of another commit with its last checkpoint: a small `lenet_norm`, two workers, a weight average.
 """
 
 from __future__ import annotations
@@ -58,3 +59,11 @@ def test_a_stored_run_is_loaded_and_reported(tmp_path: Path) -> None:
     assert (folder / "report.html").stat().st_size > 10_000
     out, _ = run(tmp_path, str(folder), command="compare")
     assert "97.67" in out
+
+
+@pytest.mark.parametrize("changes", [(), ("workers=1", "dtype=double")])
+def test_a_checkpoint_of_an_earlier_version_is_resumed(changes: tuple[str, ...], tmp_path: Path) -> None:
+    shutil.copytree(GOLDEN / "run_0171862e", tmp_path / "run")
+    run(tmp_path, "resume=run", "epochs=3", *changes)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["epochs"], summary["workers"]) == (3, 1 if changes else 2)

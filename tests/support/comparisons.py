@@ -611,6 +611,7 @@ EXACT = {"im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 # in tests/data/test_feed.py.
 ELSEWHERE = {
     "transfer",
+    "compact",
     "prepare",
     "recorder",
     "saved_values",

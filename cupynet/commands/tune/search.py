@@ -92,7 +92,6 @@ def search(plan: Plan, folder: Path) -> float:
     """
     settings = plan.settings
     study = open_study(folder / resume.STUDY, plan.space, settings, resumed=plan.resumed is not None)
-    resume.mark_latest(folder)
     quiet()  # the records of trials are in train.log
     _say(f"searched: {' '.join(settings.search)}; the same for all trials: {' '.join(plan.shared)}")
     try:
@@ -372,15 +371,13 @@ def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation) -> st
     if (folder_of(folder, best) / resume.TRIAL).is_file():
         return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
-    lines = [
+    lines = (
         f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}",
         f"test images     accuracy {percent(test.accuracy)}, loss {test.loss:.4g} (evaluated by this trial only)",
         f"run folder      {near(folder_of(folder, best))}",
         f"all trials      {near(folder / 'tune.csv')}",
         f"train it again  {shlex.join(['cupynet', 'train', *config_dir, *plan.overrides(best.params)])}",
-    ]
-    if plan.settings.fast_dev_run:
-        lines.insert(0, "FAST DEV RUN    a smoke test: its figures are not results")
+    )
     return "\n".join(lines)
 
 

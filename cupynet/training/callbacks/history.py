@@ -123,4 +123,4 @@ class Rows(Callback):
         return {"rows": json.dumps(self.kept)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.kept = [dict(row) for row in json.loads(state["rows"])]
+        self.kept = [dict(row) for row in json.loads(state.get("rows", "[]"))]  # earlier versions saved no rows

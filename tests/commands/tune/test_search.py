@@ -359,7 +359,7 @@ def test_a_manipulated_study_gives_no_settings(tmp_path: Path, search: Search) -
 def test_a_trial_to_repeat_that_was_manipulated_gives_no_settings(tmp_path: Path, search: Search) -> None:
     plan = plan_of("batch_size=32,64", trials=1)
     study(tmp_path, plan).enqueue_trial({"batch_size": "64 hydra.run.dir=/"})
-    with pytest.raises(ValueError, match="64 hydra"):
+    with pytest.raises(DataError, match="64 hydra"):
         search(plan)
 
 
