@@ -10,7 +10,7 @@ from cupynet.backend.select import create_backend, device_count, select_backend
 from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.update_rules import RULES, Layers, Move, Rule
 from cupynet.backend.window import Window
-from cupynet.backend.workspace import Loans, Workspace
+from cupynet.backend.workspace import Workspace
 from cupynet.core.checks import BACKENDS, DTYPES
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "DtypePolicy",
     "HostData",
     "Layers",
-    "Loans",
     "Move",
     "FusedPair",
     "PixelScale",

@@ -5,8 +5,8 @@ the shapes and layouts of arrays, which layers know since they were built: try a
 
 Axis letters: N batch, H W image, C channels in, O channels out, K kernel, F features, P parameters.
 
-Results are borrowed from `workspace`. The caller keeps ownership of the arguments; in-place operations say so. Arrays
-are C-contiguous, activations in `policy.storage`. Weight gradients are accumulated, in `policy.accumulate`.
+Results are borrowed from `workspace`. Operations do not change their arguments, unless they say so. Arrays are
+C-contiguous, activations in `policy.storage`. Weight gradients are accumulated, in `policy.accumulate`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from cupynet.backend.environment import memory
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.window import Window
-from cupynet.backend.workspace import Loans, ThreadWorkspaces, Workspace
+from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces, Workspace
 from cupynet.core.checks import amount, one_line
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ class Device:
         self.policy = policy
         self.device = device
         self.loss_scale = policy.loss_scale
-        self._workspaces = ThreadWorkspaces(self.allocate, self.address)
+        self._workspaces = ThreadWorkspaces(self.allocate, self.lend)
         self._vectors: dict[tuple[float, ...], Array] = {}
 
     @property
     def workspace(self) -> Workspace:
-        """The calling thread's pool of buffers; a pass borrows and returns buffers in one thread."""
+        """The calling thread's pool of buffers."""
         return self._workspaces.current
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
@@ -123,16 +123,18 @@ class Device:
         return None
 
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
-        """Return an array with arbitrary content from the workspace; by default in the storage precision."""
+        """Return an array with arbitrary content from the workspace; by default in the storage precision.
+
+        Its memory returns to the workspace when the last reference to it, or to a view of it, is dropped.
+        """
         return self._workspaces.current.borrow(shape, self.policy.storage if dtype is None else dtype)
 
-    def give_back(self, *arrays: Array | None) -> None:
-        """Return borrowed arrays, of any shape, to the workspace."""
-        self._workspaces.current.give_back(*arrays)
-
-    def loans(self) -> Loans:
-        """Return a context that returns the buffers borrowed in it if it ends with an exception, see `Loans`."""
-        return Loans(self.workspace)
+    def lend(self, buffer: Buffer, shape: tuple[int, ...], loan: Loan) -> Array:
+        """Return an array over a buffer: it, and every view of it, refers to the loan."""
+        array, dtype = np.asarray(loan), buffer.key[1]
+        if array.dtype != dtype:  # bfloat16, of which NumPy's interface tells only the size
+            array = array.view(dtype)
+        return array if len(array) == shape[0] else array[: shape[0]]
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         """The images of a batch, scaled: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
@@ -174,7 +176,6 @@ class Device:
             return borrowed
         stored = self.borrow(borrowed.shape)
         stored[...] = borrowed
-        self.give_back(borrowed)
         return stored
 
     def _surrounded(self, x: Array, window: Window, value: float, dtype: Any = None) -> Array:
@@ -193,5 +194,4 @@ class Device:
             return self._stored_copy(padded)
         x = self.borrow(shape)
         x[...] = padded[window.inside(*shape[1:3])]
-        self.give_back(padded)
         return x

@@ -48,5 +48,5 @@ class FusedPair:
     def backward(
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
-        """Add to `grads`, return dx (borrowed) or None; `saved` is from `forward`. dy stays the caller's."""
+        """Add to `grads`, return dx (borrowed) or None; `saved` is from `forward`."""
         raise NotImplementedError

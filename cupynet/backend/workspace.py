@@ -1,15 +1,23 @@
-"""Buffers that are borrowed and returned, so that a steady-state training step allocates nothing."""
+"""Buffers that return by themselves, so that a steady-state training step allocates nothing.
+
+A borrowed array refers to a `Loan`, and so do all views of it. When the last of them is dropped, Python ends the loan
+and the buffer returns to its pool. Nothing here waits for the garbage collector: a closure must not refer to itself.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from types import TracebackType
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import get_ident
 from typing import Any, TypeAlias
 
 from cupynet.backend.array import Array
 
-Key: TypeAlias = tuple[tuple[int, ...], Any]
+Key: TypeAlias = "tuple[tuple[int, ...], Any]"
+Allocate: TypeAlias = "Callable[[tuple[int, ...], Any], Array]"
+Lend: TypeAlias = "Callable[[Buffer, tuple[int, ...], Loan], Array]"
 
 
 class ThreadWorkspaces(threading.local):
@@ -18,38 +26,70 @@ class ThreadWorkspaces(threading.local):
     Prediction may run in other threads while a model is trained.
     """
 
-    def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array], address: Callable[[Array], int]) -> None:
-        self.current = Workspace(allocate, address)  # `threading.local` calls this once in each thread
+    def __init__(self, allocate: Allocate, lend: Lend) -> None:
+        self.current = Workspace(allocate, lend)  # `threading.local` calls this once in each thread
+
+
+class Buffer:
+    """Memory of a pool, lent or not.
+
+    Attributes:
+        memory: an array that nobody else has.
+        key: its shape without the first axis, and its dtype.
+        rows: the length of its first axis.
+        interface: NumPy's description of the memory; None on a GPU.
+    """
+
+    __slots__ = ("interface", "key", "memory", "rows")
+
+    def __init__(self, memory: Array, key: Key) -> None:
+        self.memory, self.key, self.rows = memory, key, memory.shape[0]
+        known = getattr(memory, "__array_interface__", None)
+        self.interface = known and {name: known[name] for name in ("data", "typestr", "shape", "version")}
+
+
+class Loan:
+    """The owner of a borrowed array's memory, for NumPy or CuPy. With its end the buffer returns."""
+
+    __slots__ = ("__array_interface__", "_buffer", "_workspace")
+
+    def __init__(self, buffer: Buffer, workspace: Workspace) -> None:
+        self.__array_interface__ = buffer.interface
+        self._buffer, self._workspace = buffer, workspace
+
+    def __del__(self) -> None:
+        self._workspace.take(self._buffer)
 
 
 class Workspace:
     """A pool of buffers for one thread.
 
-    A buffer is identified by its address, so a reshaped view of it may be returned instead. A buffer may be longer than
-    the borrowed array along the first axis: the short last batch of an epoch reuses the buffers of full batches.
+    A buffer may be longer than the borrowed array along the first axis: the short last batch of an epoch reuses the
+    buffers of full batches.
 
     Args:
         allocate: makes a buffer, `allocate(shape, dtype)`.
-        address: returns the address of an array's first element.
+        lend: returns an array of a shape over a buffer that refers to a loan, `lend(buffer, shape, loan)`.
 
     Attributes:
         allocated_bytes: of all buffers, lent or not.
-        lent: the number of loans so far, and of the next one.
     """
 
-    def __init__(self, allocate: Callable[[tuple[int, ...], Any], Array], address: Callable[[Array], int]) -> None:
-        self._allocate = allocate
-        self._address = address
-        self._free: dict[Key, list[tuple[Array, int]]] = {}  # with their addresses, which are slow to get
-        self._lent: dict[int, tuple[Key, Array, int]] = {}  # by address
-        self._whole: dict[int, int] = {}  # id of a lent buffer -> its address; a view of it has another id
+    def __init__(self, allocate: Allocate, lend: Lend) -> None:
+        self._allocate, self._lend = allocate, lend
+        self._thread = get_ident()
+        self._free: dict[Key, list[Buffer]] = {}
+        self._returned: deque[Buffer] = deque()  # from this thread
+        self._returned_elsewhere: deque[Buffer] = deque()  # from other threads
+        self._captures = False
+        self._count = 0
         self.allocated_bytes = 0
-        self.lent = 0
 
     @property
     def on_loan(self) -> int:
         """The number of buffers on loan; 0 between training steps."""
-        return len(self._lent)
+        free = sum(map(len, self._free.values()))
+        return self._count - free - len(self._returned) - len(self._returned_elsewhere)
 
     def borrow(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """Return an array of `shape` with arbitrary content.
@@ -57,67 +97,41 @@ class Workspace:
         Takes the shortest free buffer that fits, since a later loan may need a longer one; of equally long ones the
         last returned, which is still in the cache.
         """
+        self._collect()
         key = (shape[1:], dtype)
-        free = self._free.get(key, [])
+        free = self._free.setdefault(key, [])
         best, rows, length = -1, shape[0], -1
         for i in range(len(free) - 1, -1, -1):
-            there = free[i][0].shape[0]
+            there = free[i].rows
             if there >= rows and (best < 0 or there < length):
                 best, length = i, there
         if best >= 0:
-            buffer, address = free.pop(best)
+            buffer = free.pop(best)
         else:
-            buffer = self._allocate(shape, dtype)
-            address, length = self._address(buffer), rows
-            self.allocated_bytes += buffer.nbytes
-        self._lent[address] = (key, buffer, self.lent)
-        self._whole[id(buffer)] = address
-        self.lent += 1
-        return buffer if length == rows else buffer[:rows]
+            buffer = Buffer(self._allocate(shape, dtype), key)
+            self.allocated_bytes += buffer.memory.nbytes
+            self._count += 1
+        return self._lend(buffer, shape, Loan(buffer, self))
 
-    def give_back(self, *arrays: Array | None) -> None:
-        """Return arrays; None and arrays that were not borrowed, such as a user's input, are ignored."""
-        for array in arrays:
-            if array is None:
-                continue
-            address = self._whole.pop(id(array), None)
-            address = self._address(array) if address is None else address
-            entry = self._lent.pop(address, None)
-            if entry is not None:
-                key, buffer, _ = entry
-                self._whole.pop(id(buffer), None)
-                self._free.setdefault(key, []).append((buffer, address))
+    def take(self, buffer: Buffer) -> None:
+        """Take a buffer back, in any thread and at any time: it takes no lock and calls nothing of the device."""
+        (self._returned if get_ident() == self._thread else self._returned_elsewhere).append(buffer)
 
-    def reclaim(self, loans: list[range]) -> None:
-        """Return those of the loans with these numbers that are still outstanding."""
-        for _, buffer, number in list(self._lent.values()):
-            if any(number in some for some in loans):
-                self.give_back(buffer)
+    @contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Context in which only what this thread returned is lent: others may have used it on another stream."""
+        self._captures = True
+        try:
+            yield
+        finally:
+            self._captures = False
 
-
-class Loans:
-    """A context that returns its outstanding loans if it ends with an exception.
-
-    It may be entered more than once: a backward pass enters the context of its forward pass, so that the loans of both
-    are returned. Loans made in between are not affected.
-    """
-
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._ranges: list[range] = []
-        self._first = 0
-
-    def end(self) -> None:
-        """Return its outstanding loans, for a pass that is abandoned."""
-        self._workspace.reclaim([*self._ranges, range(self._first, self._workspace.lent)])
-
-    def __enter__(self) -> Loans:
-        self._first = self._workspace.lent
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._ranges.append(range(self._first, self._workspace.lent))
-        if error is not None:
-            self._workspace.reclaim(self._ranges)
+    def _collect(self) -> None:
+        """Make the returned buffers free."""
+        returned, free = self._returned, self._free
+        while returned:
+            buffer = returned.popleft()
+            free[buffer.key].append(buffer)
+        while self._returned_elsewhere and not self._captures:
+            buffer = self._returned_elsewhere.popleft()
+            free[buffer.key].append(buffer)

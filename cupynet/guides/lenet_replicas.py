@@ -45,7 +45,7 @@ def train(world: Communicator, backend_name: str = "numba", digits: int = 4000) 
                 context = Context(train=True, epoch=epoch, iteration=iteration, samples=batch.samples, seed=model.seed)
                 logits, backward = model.forward(batch.images, context)
                 _, gradient = model.loss(backend, logits, batch.labels)
-                backend.give_back(backward(gradient))
+                backward(gradient)
                 optimizer.step(model.params, iteration)
                 samples += len(batch)
             iteration += 1

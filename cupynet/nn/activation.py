@@ -61,8 +61,7 @@ class ActivationFunction:
     def forward(self, backend: Backend, x: Array, *, train: bool) -> tuple[Array, Array]:
         """Return the activation of a borrowed x, and the array that `backward` needs.
 
-        In training with `of_input` these are two arrays, and both must be given back. Otherwise x is overwritten, and
-        both are x.
+        In training with `of_input` these are two arrays. Otherwise x is overwritten, and both are x.
         """
         out = backend.borrow(x.shape) if train and self.of_input else x
         return self.into(backend, x, out), x

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
@@ -58,17 +59,16 @@ class Residual(Layer):
         through, through_backward = self.body.forward(x, context)
         around, around_backward = (x, None) if self.shortcut is None else self.shortcut.forward(x, context)
         y = backend.xp.add(through, around, out=backend.borrow(through.shape))
-        if not context.train:
-            self.release(x, through, around)
-            return y, no_backward
+        ways = [around_backward, through_backward]
 
-        def backward(dy: Array | None) -> Array | None:
-            backend.give_back(y)
-            own = None if dy is None else _copied(backend, dy)  # each way overwrites what it is given
-            dx = through_backward(own)
-            return _sum(backend, [dx, dy if around_backward is None else around_backward(dy)])
+        def backward(dy: Array) -> Array | None:
+            handed = [dy]  # see `Sequential`
+            del dy
+            through = ways.pop()(_copied(backend, handed[0]))  # each way may overwrite what it is given
+            back = ways.pop()
+            return _sum([through, handed.pop() if back is None else back(handed.pop())])
 
-        return y, backward
+        return y, backward if context.train else no_backward
 
 
 class Concat(Layer):
@@ -112,23 +112,19 @@ class Concat(Layer):
         backend, stops = self.backend, [sum(self.widths[: i + 1]) for i in range(len(self.widths))]
         places = [slice(stop - width, stop) for width, stop in zip(self.widths, stops, strict=True)]
         y = backend.borrow((len(x), *self.output.shape))
-        derivatives: list[Backward] = []
+        derivatives: deque[Backward] = deque()
         for branch, place in zip(self.branches.values(), places, strict=True):
             part, derivative = branch.forward(x, context)
             y[..., place] = part
             derivatives.append(derivative)
-            if not context.train:
-                self.release(x, part)
-        if not context.train:
-            return y, no_backward
+            del part, derivative
 
-        def backward(dy: Array | None) -> Array | None:
-            backend.give_back(y)
-            parts = [None if dy is None else _copied(backend, dy[..., place]) for place in places]
-            backend.give_back(dy)
-            return _sum(backend, [derivative(part) for derivative, part in zip(derivatives, parts, strict=True)])
+        def backward(dy: Array) -> Array | None:
+            parts = deque(_copied(backend, dy[..., place]) for place in places)
+            del dy
+            return _sum([derivatives.popleft()(parts.popleft()) for _ in places])
 
-        return y, backward
+        return y, backward if context.train else no_backward
 
 
 def _copied(backend: Backend, dy: Array) -> Array:
@@ -137,14 +133,11 @@ def _copied(backend: Backend, dy: Array) -> Array:
     return copy
 
 
-def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
+def _sum(ways: list[Array | None]) -> Array | None:
     """Add the dx of all branches into the first. Return None if one is None: then no dx is needed."""
-    own = [way for way in ways if way is not None]
-    if len(own) < len(ways):
-        backend.give_back(*own)
-        return None
-    total = own[0]
-    for way in own[1:]:
+    total, *rest = ways
+    for way in rest:
+        if total is None or way is None:
+            return None
         total += way
-        backend.give_back(way)
     return total

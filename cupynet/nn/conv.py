@@ -88,7 +88,6 @@ class Conv2D(Layer):
         )  # (N, H', W', O)
         y, kept = activation.forward(backend, z, train=context.train)
         if not context.train:
-            backend.give_back(columns)
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
@@ -96,7 +95,6 @@ class Conv2D(Layer):
             grads = weight.grad, bias and bias.grad
             given, needed = (dy, columns, x, weight.data, *grads, self.window), self.needs_dx
             dx = backend.conv2d_backward(*given, need_dx=needed, groups=self.groups)
-            backend.give_back(dy, columns, y, kept)
             return dx
 
         return y, backward
@@ -144,14 +142,12 @@ class ConvMaxPool(Layer):
         y, saved = pair.forward(x, weights)  # (N, H', W', O)
         y = activation.into(backend, y, y)
         if not context.train:
-            backend.give_back(*saved)
             return y, no_backward
 
-        def backward(dy: Array | None) -> Array | None:
+        def backward(dy: Array) -> Array | None:
             dy = activation.backward(backend, dy, y)
             grads = conv.weight.grad, conv.bias and conv.bias.grad
             dx = pair.backward(dy, saved, x, weights, grads, need_dx=conv.needs_dx)
-            backend.give_back(dy, *saved, y)
             return dx
 
         return y, backward

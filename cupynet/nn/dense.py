@@ -60,7 +60,6 @@ class Dense(Layer):
         def backward(dy: Array) -> Array | None:
             dy = activation.backward(backend, dy, kept)
             dx = backend.dense_backward(dy, rows, weight.data, weight.grad, bias and bias.grad, need_dx=self.needs_dx)
-            backend.give_back(dy, y, kept)
             return None if dx is None else dx.reshape(x.shape)
 
         return y, backward
@@ -81,7 +80,7 @@ class Flatten(Layer):
         return Flat(input.features)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        return x.reshape(len(x), -1), lambda dy: None if dy is None else dy.reshape(x.shape)
+        return x.reshape(len(x), -1), lambda dy: dy.reshape(x.shape)
 
 
 class Activation(Layer):
@@ -115,9 +114,7 @@ class Activation(Layer):
             return y, no_backward
 
         def backward(dy: Array) -> Array | None:
-            dx = None if dy is None else activation.backward(backend, dy, kept)
-            backend.give_back(y)
-            return dx
+            return activation.backward(backend, dy, kept)
 
         return y, backward
 

@@ -43,9 +43,7 @@ class Dropout(Layer):
         samples = backend.asarray(numbers)
         y = backend.dropout(x, samples, epoch, key, self.rate)
 
-        def backward(dy: Array | None) -> Array | None:
-            dx = None if dy is None else backend.dropout(dy, samples, epoch, key, self.rate, out=dy)
-            backend.give_back(y)
-            return dx
+        def backward(dy: Array) -> Array | None:
+            return backend.dropout(dy, samples, epoch, key, self.rate, out=dy)
 
         return y, backward

@@ -1,24 +1,15 @@
 """The base class of layers, and `Sequential`.
 
-`forward` returns its output *and its derivative*, a closure that owns the arrays it needs. There is no tape, and
+`forward` returns its output *and its derivative*, a closure that holds the arrays it needs. There is no tape, and
 nothing is stored on the layer, so any number of micro-batches may be in flight.
 
-Ownership of arrays:
+Two rules about arrays:
 
-- `forward` borrows its output y from the workspace. In training the layer's own `backward` gives it back, otherwise
-  the caller does.
-- A layer that changes nothing (`Flatten`, `Dropout` outside training) returns x itself, or a view of it; the owner of x
-  stays the owner. A layer that contains other layers gives back their outputs by `Layer.release`, which skips x: giving
-  an array back twice would lend it out while it is still in use.
-- `backward(dy)` owns dy: it may overwrite it, and gives it back or returns it as dx. It is called once.
-- dy is None if the layers above computed no dx, because this layer and all before it have no weights. Then `backward`
-  only gives back its arrays, and returns None.
-- A layer neither writes to its input x nor gives it back.
-- The same holds for the output of another layer's `forward`, even that of a child: after `y += x` on the output of a
-  branch that ends in ReLU, the branch's `backward`, which still reads y, is silently wrong. A layer adds into an array
-  that it borrowed itself.
+- A layer writes only into arrays that it borrowed itself: not into x, nor into the output of another layer, whose
+  `backward` may still read it.
+- `backward` is called once, and may overwrite the `dy` it is given, for instance to return it as dx.
 
-After a training step nothing is on loan. If an exception ends a pass, `Model` gives back its loans.
+Memory returns to the workspace when nothing refers to it any more.
 
 Running statistics are buffers (`params.add_buffer`). A training pass changes them; the trainer restores them if it
 skips the batch.
@@ -38,7 +29,7 @@ from cupynet.nn.context import Context
 from cupynet.nn.params import Params, Scope
 from cupynet.nn.types import Image, InputType
 
-Backward: TypeAlias = Callable[["Array | None"], "Array | None"]
+Backward: TypeAlias = Callable[[Array], "Array | None"]
 
 
 def no_backward(dy: Array) -> Array:
@@ -112,11 +103,6 @@ class Layer:
     def output_activation(self) -> str:
         """The name of the output activation; a loss may apply it instead."""
         return "identity"
-
-    def release(self, x: Array, *made: Array) -> None:
-        """Give back outputs of other layers for x (N, ...), in `forward` outside training, but not x or views of it."""
-        given = self.backend.address(x)
-        self.backend.give_back(*(each for each in made if self.backend.address(each) != given))
 
     def saved_values(self) -> int:
         """Return the number of large values that a pass in training keeps per example, besides the output."""
@@ -236,34 +222,34 @@ class Sequential(Layer):
         return steps
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        if not context.train:
-            return self._infer(x, context), no_backward
         derivatives: list[tuple[Backward, tuple[int, ...]]] = []
         for _, layer in self.steps:
             shape = x.shape
-            x, backward_of_layer = layer.forward(x, context)
-            derivatives.append((backward_of_layer, shape))
+            x, derivative = layer.forward(x, context)
+            if context.train:
+                derivatives.append((derivative, shape))
+            del derivative
+        if not context.train:
+            return x, no_backward
 
         def backward(dy: Array) -> Array | None:
-            dx: Array | None = dy
-            for derivative, shape in reversed(derivatives):
-                dx = derivative(dx)  # also with None: a layer before the first weights still holds its output
-                if dx is not None and (dx.shape != shape or not dx.flags.c_contiguous):
+            if not derivatives:
+                raise RuntimeError("this derivative was called before, and has let its arrays go")
+            handed = [dy]  # to the derivative, so that the gradient can go when that has read it
+            del dy
+            while derivatives:
+                derivative, shape = derivatives.pop()  # with the arrays of the layer after
+                dx = derivative(handed.pop())
+                if dx is None:  # no layer before has weights
+                    derivatives.clear()
+                    return None
+                if dx.shape != shape or not dx.flags.c_contiguous:
                     raise ConfigError(f"a layer's derivative of shape {dx.shape}: must be contiguous, {shape}")
-            return dx
+                handed.append(dx)
+                del dx
+            return handed.pop()
 
         return x, backward
-
-    def _infer(self, x: Array, context: Context) -> Array:
-        """Compute the output, and give back each activation as soon as the next layer has read it."""
-        address = self.backend.address
-        given = address(x)  # the caller's, in whatever shape
-        for _, layer in self.steps:
-            y, _ = layer.forward(x, context)
-            if address(x) not in (given, address(y)):
-                self.backend.give_back(x)
-            x = y
-        return x
 
 
 def _named(layers: Iterable[Layer]) -> dict[str, Layer]:

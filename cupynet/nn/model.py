@@ -81,26 +81,21 @@ class Model:
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         """Return the raw output (logits) for x (N, ...), and the derivative.
 
-        If the pass or its derivative raises, everything that they borrowed is given back.
-
         Raises:
             ConfigError: x is not N examples of this network's size.
         """
         if tuple(x.shape[1:]) != self.input.shape:
             hint = checks.layout_hint(x.shape, self.input.shape)
             raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}{hint}")
-        loans = self.backend.loans()
-        with self.backend.here(), loans:
+        with self.backend.here():
             x = self.backend.compact(x)
             y, derivative = self.network.forward(x, context)
 
-        def backward(dy: Array | None) -> Array | None:
-            try:
-                with self.backend.here(), loans:
-                    return derivative(dy)
-            except BaseException:
-                self.backend.give_back(dy)
-                raise
+        def backward(dy: Array) -> Array | None:
+            handed = [dy]  # see `Sequential`
+            del dy
+            with self.backend.here():
+                return derivative(handed.pop())
 
         return y, backward
 
@@ -191,11 +186,10 @@ class Model:
     def _scores(self, x: Array) -> tuple[Array, Array]:
         """Return probabilities and raw outputs of one batch."""
         backend, accumulate = self.backend, self.backend.policy.accumulate
-        with backend.here(), backend.loans():
+        with backend.here():
             raw, _ = self.forward(x, INFERENCE)
             logits = np.array(backend.to_host(raw), accumulate)
             scores = np.array(backend.to_host(self.loss.scores(backend, raw)), accumulate)
-            backend.give_back(raw)
         return scores, logits
 
     def _together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -90,7 +90,6 @@ class BatchNorm(Layer):
                 if group is not None:
                     self._meet(sums, count if context.counts else 0, group)
                 dx = backend.normalize_backward(dy, x, mean, variance, scale.data, sums, count, epsilon)
-            backend.give_back(None if dx is not None else dy, sums, moments, y)
             return dx
 
         return y, backward
@@ -118,7 +117,6 @@ class BatchNorm(Layer):
         spread = moments[1]
         spread += apart
         group.allreduce_mean([spread], count)
-        self.backend.give_back(apart)
         return total
 
     def _meet(self, sums: Array, count: int, group: Any) -> None:
@@ -175,7 +173,6 @@ class LayerNorm(Layer):
         rows = x.reshape(-1, scale.size)
         y, moments = backend.normalize_rows(rows, scale.data.reshape(-1), shift.data.reshape(-1), self.epsilon)
         if not context.train:
-            backend.give_back(moments)
             return y.reshape(x.shape), no_backward
 
         def backward(dy: Array) -> Array | None:
@@ -184,7 +181,6 @@ class LayerNorm(Layer):
             dx = backend.normalize_rows_backward(
                 flat, rows, moments, scale.data.reshape(-1), *grads, need_dx=self.needs_dx
             )
-            backend.give_back(None if dx is not None else dy, moments, y)
             return None if dx is None else dx.reshape(x.shape)
 
         return y.reshape(x.shape), backward

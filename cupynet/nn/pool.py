@@ -86,18 +86,12 @@ class MaxPool2D(Pool):
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
         y, winners = backend.max_pool2d(x, self.window)  # (N, H', W', C)
-        if not context.train:
-            backend.give_back(winners)
-            return y, no_backward
+        shape = x.shape
 
         def backward(dy: Array) -> Array | None:
-            dx = None
-            if self.needs_dx and dy is not None:
-                dx = backend.max_pool2d_backward(dy, winners, x.shape, self.window)
-            backend.give_back(dy, winners, y)
-            return dx
+            return backend.max_pool2d_backward(dy, winners, shape, self.window) if self.needs_dx else None
 
-        return y, backward
+        return y, backward if context.train else no_backward
 
 
 class AvgPool2D(Pool):
@@ -130,14 +124,9 @@ class GlobalAvgPool2D(Layer):
 def _means(layer: Layer, x: Array, window: Window, context: Context) -> tuple[Array, Backward]:
     """Return the forward pass of a mean pool and its derivative, which takes dy in any shape."""
     backend, y = layer.backend, layer.backend.avg_pool2d(x, window)
-    if not context.train:
-        return y, no_backward
+    shape, pooled = x.shape, y.shape
 
     def backward(dy: Array) -> Array | None:
-        dx = None
-        if layer.needs_dx and dy is not None:
-            dx = backend.avg_pool2d_backward(dy.reshape(y.shape), x.shape, window)
-        backend.give_back(dy, y)
-        return dx
+        return backend.avg_pool2d_backward(dy.reshape(pooled), shape, window) if layer.needs_dx else None
 
-    return y, backward
+    return y, backward if context.train else no_backward

@@ -139,7 +139,7 @@ class Optimizer:
         if self._layers is not None and self.clip_layer_norm is not None:
             norms = self.backend.squared_norms(params.grad, self._layers)
             self.backend.clip_norms(params.grad, norms, self._layers, self.clip_layer_norm / scale)
-            self.backend.give_back(norms)
+            del norms
         published = True
         rate, *more = numbers
         clip, own = (math.inf if self.clip_value is None else self.clip_value), (more[0], more[1], more[2])

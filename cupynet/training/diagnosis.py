@@ -40,15 +40,13 @@ def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     for part in parts(len(batch), replica.accumulate):
         x, samples = batch.images[part], batch.samples[part]
         context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
-        with replica.backend.loans() as loans:  # there is no backward pass
-            for name, layer in layers:  # one by one, without fusion
-                (x, _), at = layer.forward(x, context), name
-                fine = _finite(replica, x).reshape(len(samples), -1).all(axis=1)
-                if not fine.all():
-                    break
-            else:
-                fine = _finite(replica, model.loss(replica.backend, x, batch.labels[part])[0])
-            loans.end()
+        for name, layer in layers:  # one by one, without fusion
+            x, at = layer.forward(x, context)[0], name
+            fine = _finite(replica, x).reshape(len(samples), -1).all(axis=1)
+            if not fine.all():
+                break
+        else:
+            fine = _finite(replica, model.loss(replica.backend, x, batch.labels[part])[0])
         if not fine.all():
             return at, samples[~fine]
     return "", ()

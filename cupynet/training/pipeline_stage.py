@@ -76,12 +76,11 @@ class Stage(Replica):
             return 0
         waiting = iter(parts(len(batch), self.micro_batches))
         flying: deque[Callable[[], None]] = deque()  # pending backward passes
-        with self.backend.loans():
-            for forward in one_forward_one_backward(self.number, self.count, min(len(batch), self.micro_batches)):
-                if forward:
-                    flying.append(self._forward(batch, next(waiting)))
-                else:
-                    flying.popleft()()
+        for forward in one_forward_one_backward(self.number, self.count, min(len(batch), self.micro_batches)):
+            if forward:
+                flying.append(self._forward(batch, next(waiting)))
+            else:
+                flying.popleft()()
         self._share_losses()
         return len(batch)
 
@@ -90,33 +89,35 @@ class Stage(Replica):
         model, backend, stages = self.model, self.backend, self.groups.stages
         share = (part.stop - part.start) / len(batch)
         context = self._context(batch, part)
-        x = batch.images[part] if self.first else self._received(part.stop - part.start)
+        x = (
+            batch.images[part]
+            if self.first
+            else self._received((part.stop - part.start, *self.model.input.shape), self.number - 1)
+        )
         y, derivative = model.forward(x, context)
-        dy: Array = None
+        shape, handed = y.shape, []
         if self.last:
             losses, dy = model.loss(backend, y, batch.labels[part])
             dy *= share  # the gradient of the mean over the whole batch
+            handed.append(dy)
             self.losses = self.losses + losses.sum()
         else:
             stages.send(y, self.number + 1)
 
         def backward() -> None:
-            above = dy
             if not self.last:
-                above = backend.borrow(y.shape)
-                self._receive(above, self.number + 1)
-            dx = derivative(above)
+                handed.append(self._received(shape, self.number + 1))
+            dx = derivative(handed.pop())
             if not self.first:
                 stages.send(dx, self.number - 1)
-            backend.give_back(dx, x)
 
         return backward
 
-    def _received(self, count: int) -> Array:
-        """Return the activations from the previous stage: (count, ...), borrowed."""
-        x = self.backend.borrow((count, *self.model.input.shape))
-        self._receive(x, self.number - 1)
-        return x
+    def _received(self, shape: tuple[int, ...], source: int) -> Array:
+        """Return activations, or their gradient, from another stage, borrowed."""
+        array = self.backend.borrow(shape)
+        self._receive(array, source)
+        return array
 
     def _receive(self, array: Array, source: int) -> None:
         """Receive `array` from another stage, and count the seconds."""
@@ -145,21 +146,17 @@ class Stage(Replica):
 
     def scores(self, batch: Batch) -> Scores | None:
         """See `Replica.scores`. A stage works on a batch while the next one works on the one before."""
-        backend, stages = self.backend, self.groups.stages
+        stages = self.groups.stages
         taken = np.zeros(1, np.uint8)  # a stage waits until its output is received: batches do not pile up
-        with backend.loans():
-            x = batch.images
-            if not self.first:
-                x = self._received(len(batch))
-                stages.send(taken, self.number - 1)
-            if self.last:
-                found = self._scores(x, batch.labels)
-                backend.give_back(x)
-                return found
-            y, _ = self.model.forward(x, INFERENCE)
-            stages.send(y, self.number + 1)
-            stages.recv(taken, self.number + 1)
-            backend.give_back(y, x)
+        x = batch.images
+        if not self.first:
+            x = self._received((len(batch), *self.model.input.shape), self.number - 1)
+            stages.send(taken, self.number - 1)
+        if self.last:
+            return self._scores(x, batch.labels)
+        y, _ = self.model.forward(x, INFERENCE)
+        stages.send(y, self.number + 1)
+        stages.recv(taken, self.number + 1)
         return None
 
     def pieces(self) -> list[Piece]:
@@ -186,7 +183,7 @@ class Stage(Replica):
         else:
             dy = backend.borrow(y.shape)
             dy[...] = 0
-        backend.give_back(derivative(dy))
+        derivative(dy)
         scratch.update(0)
 
     # the whole network ----------------------------------------------------------------------------------------------

@@ -182,13 +182,14 @@ class Replica:
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
         for part in parts(whole, self.accumulate):
-            with backend.loans():
-                logits, backward = model.forward(images[part], context_of(part))
-                losses, gradient = model.loss(backend, logits, labels[part])
-                if self.accumulate > 1:
-                    gradient *= (part.stop - part.start) / whole  # of the mean over the whole batch
-                backend.give_back(backward(gradient))
-                total = self._add(losses, total)
+            logits, backward = model.forward(images[part], context_of(part))
+            losses, *handed = model.loss(backend, logits, labels[part])
+            del logits
+            if self.accumulate > 1:
+                handed[0] *= (part.stop - part.start) / whole  # of the mean over the whole batch
+            backward(handed.pop())
+            del backward
+            total = self._add(losses, total)
         return total
 
     def _add(self, losses: Array, total: Array) -> Array:
@@ -264,15 +265,13 @@ class Replica:
 
     def scores(self, batch: Batch) -> Scores | None:
         """Return scores (N, classes) and losses (N,) of a batch, on the host; None in all stages but the last."""
-        with self.backend.loans():
-            return self._scores(batch.images, batch.labels)
+        return self._scores(batch.images, batch.labels)
 
     def _scores(self, x: Array, labels: Array) -> Scores:
         model, backend = self.model, self.backend
         logits, _ = model.forward(x, INFERENCE)
-        losses, gradient = model.loss(backend, logits, labels)
+        losses, _ = model.loss(backend, logits, labels)
         scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
-        backend.give_back(gradient, logits)
         return scores, backend.to_host(losses)
 
     def pieces(self) -> list[Piece]:

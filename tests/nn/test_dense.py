@@ -114,12 +114,13 @@ def test_an_activation_that_needs_its_input_keeps_it_until_the_backward_pass(nam
         x = backend.asarray(np.ones((2, 4, 4, 2)))
         y, _ = layer.forward(x, INFERENCE)
         assert backend.workspace.on_loan == 1
-        backend.give_back(y)
+        del y
         y, backward = layer.forward(x, Context(train=True))
         lent[each] = backend.workspace.on_loan
         dy = backend.borrow(y.shape)
         dy[...] = 1
-        backend.give_back(backward(dy))
+        backward(dy)
+        del y, dy, backward
         assert backend.workspace.on_loan == 0
     assert lent["gelu"] == lent["silu"] == lent["relu"] + 1
 

@@ -314,6 +314,26 @@ class Memory:
             self.chunk.pool.machine.free(self.chunk)
 
 
+class UnownedMemory(Memory):
+    """A block that another array keeps in use, and an owner that lives as long as arrays over it do."""
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int) -> None:
+        from tests.standin.machine import active
+
+        machine, chunk = active(), None
+        if size:
+            with machine.lock:
+                found = [pool.used_at(device_id, ptr) for pool in machine.pools]
+            chunk = next((each for each in found if each is not None), None)
+            if chunk is None or size > chunk.nbytes:
+                raise Overrun(f"{size} bytes at {ptr:#x} of device {device_id} are no block in use")
+        super().__init__(chunk)
+        self._owner = owner
+
+    def __del__(self) -> None:
+        pass
+
+
 class MemoryPointer:
     """A place in a block."""
 
@@ -348,6 +368,10 @@ class MemoryPool:
     def here(self) -> DevicePool:
         """That of the device that is current."""
         return self._pools[self._machine.seat.device]
+
+    def used_at(self, device: int, address: int) -> Chunk | None:
+        """The block in use that begins there."""
+        return self._pools[device].used.get(address)
 
     def malloc(self, size: int, dtype: Any = None) -> MemoryPointer:
         """`size` bytes for the stream that is current."""

@@ -121,6 +121,8 @@ def _modules() -> dict[str, ModuleType]:
         Event=streams.Event,
         get_current_stream=streams.get_current_stream,
         MemoryPool=memory.MemoryPool,
+        MemoryPointer=memory.MemoryPointer,
+        UnownedMemory=memory.UnownedMemory,
         using_allocator=using_allocator,
         alloc=default.malloc,
         alloc_pinned_memory=pinned.malloc,

@@ -184,7 +184,6 @@ def im2col(backend: Backend, call: Call, shape: Shape) -> Results:
 def col2im(backend: Backend, call: Call, shape: Shape) -> Results:
     probe = backend.im2col(call.stored(*shape.image), shape.window)
     size = probe.shape
-    backend.give_back(probe)
     columns = backend.asarray(call.rng.normal(size=size).astype(call.drawn.storage).astype(backend.policy.compute))
     return {"dx": backend.col2im(columns, shape.image, shape.window)}
 
@@ -195,7 +194,6 @@ def conv2d(backend: Backend, call: Call, shape: Shape) -> Results:
         x, weight = call.stored(*image), call.stored(*sizes)
         bias = call.stored(sizes[3]) if shape.flag else None
         y, kept = backend.conv2d(x, weight, bias, shape.window, groups=groups)
-        backend.give_back(kept)
         found[f"{way}: y"] = y
     return found
 
@@ -206,11 +204,9 @@ def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
         x, weight = call.stored(*image), call.stored(*sizes)
         y, kept = backend.conv2d(x, weight, None, shape.window, groups=groups)
         dy = call.stored(*y.shape)
-        backend.give_back(y)
         weight_grad, bias_grad = call.wide(*sizes), call.wide(sizes[3]) if shape.flag else None
         options = {"need_dx": shape.need_dx, "groups": groups}
         dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **options)
-        backend.give_back(kept)
         results = {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
         found |= {f"{way}: {name}": array for name, array in results.items()}
     return found
@@ -244,7 +240,6 @@ def max_pool2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     if shape.need_dx:
         call.spoil(dy)
     dx = backend.max_pool2d_backward(dy, winners, size, window)
-    backend.give_back(y, winners)
     return {"dx": dx}
 
 
@@ -304,10 +299,8 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
         through = backend.max_pool2d_backward(dy, winners, middle.shape, pool)
         grads = weight_grad, bias_grad
         dx = backend.conv2d_backward(through, columns, x, weight, *grads, shape.window, need_dx=shape.need_dx)
-        backend.give_back(through)
     else:
         dx = pair.backward(dy, kept, x, (weight, bias), (weight_grad, bias_grad), need_dx=shape.need_dx)
-    backend.give_back(dy, *kept)
     return {"y": y, "dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
 
 
@@ -426,10 +419,8 @@ def normalize_rows_backward(backend: Backend, call: Call, shape: Shape) -> Resul
     rows, columns = shape.batch * (130 if shape.flag else 1), shape.height * shape.channels
     x, scale, shift = call.stored(rows, columns), call.stored(columns), call.stored(columns)
     y, moments = backend.normalize_rows(x, scale, shift, 0.25)
-    backend.give_back(y)
     dy, grads = call.stored(rows, columns, changes=True), (call.wide(columns), call.wide(columns))
     dx = backend.normalize_rows_backward(dy, x, moments, scale, *grads, need_dx=shape.need_dx)
-    backend.give_back(moments)
     assert dx is None or backend.address(dx) == backend.address(dy), "not in place"
     return {"dx": dx, "scale_grad": grads[0], "shift_grad": grads[1]}
 
@@ -444,7 +435,6 @@ def dropout(backend: Backend, call: Call, shape: Shape) -> Results:
     halved = backend.dropout(x, samples, given, key, 0.5)
     drawn = backend.dropout(call.few(*shape.image) * 0 + 1, samples, given, key, 0.3)
     kept = (drawn != 0).astype(np.int64)
-    backend.give_back(drawn)
     assert backend.dropout(x, samples, given, key, 0.25, x) is x
     return {"halved": halved, "kept": kept, "in place": (x != 0).astype(np.int64)}
 
@@ -521,7 +511,6 @@ def trust_weights(backend: Backend, call: Call, shape: Shape) -> Results:
     (weight if shape.flag else grad)[start:stop] = 0
     norms = backend.squared_norms(weight, own), backend.squared_norms(grad, own)
     backend.trust_weights(weight, grad, norms, own, 0.1, stored)
-    backend.give_back(*norms)
     return {"weight": weight, "grad": grad, "stored": stored}
 
 
@@ -625,8 +614,7 @@ ELSEWHERE = {
     "synchronize",
     "activate",
     "borrow",
-    "give_back",
-    "loans",
+    "lend",
 }
 
 # Of GPUs alone: tests/parallel/communicators and tests/standin.
@@ -663,10 +651,8 @@ def computed(operation: str, backend: Backend, policy: DtypePolicy, shape: Shape
     found = COMPARISONS[operation](backend, call, shape)
     call.check_arguments()
     results = {name: None if a is None else np.array(backend.to_host(a)) for name, a in found.items()}
-    on_host = backend.xp is not np  # arrays computed on the host were not borrowed
-    borrowed = [a for a in found.values() if a is not None and not (on_host and isinstance(a, np.ndarray))]
-    backend.give_back(*borrowed)
-    assert backend.workspace.on_loan == 0, "borrowed, and neither returned nor given back"
+    del found
+    assert backend.workspace.on_loan == 0, "borrowed, and kept"
     return results
 
 

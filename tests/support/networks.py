@@ -49,9 +49,6 @@ class Around(Layer):
         out, branch_backward = self.branch.forward(x, context)
         y = backend.borrow(x.shape)
         backend.xp.add(x, out, out=y)
-        if not context.train:
-            self.release(x, out)
-            return y, no_backward
 
         def backward(dy: Any) -> Any:
             through = backend.borrow(dy.shape)  # the branch's derivative may overwrite what it is given
@@ -59,10 +56,9 @@ class Around(Layer):
             dx = branch_backward(through)
             if dx is not None:
                 dx += dy
-            backend.give_back(dy, y)
             return dx
 
-        return y, backward
+        return y, backward if context.train else no_backward
 
 
 def lenet(filters: tuple[int, int] = (20, 50), units: int = 500, kernel: int = 5) -> Sequential:
@@ -171,7 +167,7 @@ def train_step(model: Model, x: Any, labels: Any, optimizer: Any = None, iterati
     """What a trainer does with a batch; the mean loss."""
     logits, backward = model.forward(x, Context(train=True))
     losses, gradient = model.loss(model.backend, logits, labels)
-    model.backend.give_back(backward(gradient))
+    backward(gradient)
     if optimizer is not None:
         optimizer.step(model.params, iteration)
     return float(losses.mean())

@@ -467,7 +467,6 @@ class Fuse(Layer):
 
         def backward(dy):
             self._pass(backward=True)
-            self.backend.give_back(y)
             return dy
 
         return y, backward

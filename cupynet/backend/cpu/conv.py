@@ -55,7 +55,6 @@ class NumbaConv(NumbaDense, ConvOps):
         dx = self.borrow(x.shape)
         frame = known.frame._replace(size=0)
         self._convolve(frame, known.input_gradient, dy, turned.reshape(-1, channels), None, dx)
-        self.give_back(turned)
         return dx
 
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
@@ -66,7 +65,6 @@ class NumbaConv(NumbaDense, ConvOps):
         tiles.pack(factors, sums.parts, width, packed)
         start[...] = 0 if bias is None else bias
         self._add_products(frame, sums, x, packed.reshape(1, 1, -1), start, y)
-        self.give_back(packed, start)
 
     def _add_products(self, frame: Frame, sums: Sums, x: Array, factors: Array, start: Array, y: Array) -> None:
         """See `tiles.products`."""
@@ -77,7 +75,6 @@ class NumbaConv(NumbaDense, ConvOps):
         factors = factors.reshape(len(factors), -1, factors.shape[-1])
         y = y.reshape(len(y), -1, columns)
         products(x.reshape(len(x), -1), zeros, frame, sums, factors, start, y)
-        self.give_back(zeros if frame.size else None)
 
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
         if weight.shape[2] > 1:
@@ -103,7 +100,6 @@ class NumbaConv(NumbaDense, ConvOps):
             return dx
         summed = self.borrow(x.shape)
         dx.reshape(*x.shape, -1).sum(axis=4, out=summed)
-        self.give_back(dx)
         return summed
 
 

@@ -127,7 +127,6 @@ class ConvPool(FusedPair):
         gradient = rows.weight_gradient(*rows.blocks(patches.row, grad.itemsize))
         gradient(images, patches, passed, grad)
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
-        self.backend.give_back(grad)
 
     def _short_rows(self, images: Array, passed: Passed, grad: Array) -> None:
         """The same for rows shorter than a vector, with vectors along the filters: grad (K_h·K_w·C, O)."""
@@ -150,5 +149,4 @@ class ConvPool(FusedPair):
         dx = backend.borrow((n, *self.size), self.dtype)
         gradient = rows.input_gradient(*rows.blocks(patches.row, weight.itemsize))
         gradient(by_row, patches, passed, dx.reshape(n, self.size[0] * patches.step))
-        backend.give_back(by_row)
         return dx

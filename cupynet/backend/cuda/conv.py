@@ -50,7 +50,7 @@ class CudaConv(CudaDense, ConvOps):
         sums = self.borrow((parts, weight.size), self.policy.accumulate)
         self.kernels.images(f"depthwise_weight_{self._kind}", parts, weight.size, x, dy, sums, *sizes, parts)
         self._column_sums(self._wide, sums, weight_grad.reshape(-1), parts, 1, add=True)
-        self.give_back(sums)
+        del sums
         if not need_dx:
             return None
         dx, values = self.borrow(x.shape), height * width * channels

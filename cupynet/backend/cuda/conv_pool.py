@@ -50,7 +50,6 @@ class ConvPool(FusedPair):
         product = backend.matmul(columns, weight.reshape(-1, self.conv.filters))
         raw = product.reshape(len(x), *self.convolved, self.conv.filters)
         y, winners = backend._pool(raw, bias, self.pool, relu=self.relu)
-        backend.give_back(product)
         return y, (winners, columns)
 
     def backward(
@@ -67,7 +66,6 @@ class ConvPool(FusedPair):
         else:
             given = through, saved[1], x, weight, *grads, self.conv.window
             dx = backend.conv2d_backward(*given, need_dx=need_dx)
-        backend.give_back(through)
         return dx
 
     def _add_gradients(self, dy: Array, winners: Array, x: Array, grads: Weights) -> None:
@@ -82,7 +80,6 @@ class ConvPool(FusedPair):
         for grad, partial in zip(grads, sums, strict=True):
             if grad is not None:
                 backend._column_sums(backend._wide, partial, grad.reshape(-1), parts, 1, add=True)
-        backend.give_back(*sums)
 
     def _geometry(self, x: Array) -> tuple[int, ...]:
         """Return the geometry arguments of the kernels, see `launch._POOLED`."""

@@ -28,13 +28,13 @@ class CudaDense(CudaDevice, DenseOps):
                     self._cublas = Cublas(self.xp, tf32=self.options["tf32"])
             self._cublas.gemm(left, right, out, beta=beta)
 
-    def _operand(self, a: Array) -> tuple[Array, bool]:
+    def _operand(self, a: Array) -> Array:
         """See `DenseOps`. cuBLAS does not accept arrays with gaps."""
         if a.flags.c_contiguous or a.flags.f_contiguous:
             return super()._operand(a)
         copy = self.borrow(a.shape, self.policy.compute)
         copy[...] = a
-        return copy, True
+        return copy
 
     def _add_product(self, grad: Array, a: Array, dy: Array) -> None:
         """See `DenseOps`. Summed in the precision of the gradient: there is no rounding before the addition."""
@@ -54,7 +54,6 @@ class CudaDense(CudaDevice, DenseOps):
         sums = self.borrow((parts, dy.shape[1]), self.policy.accumulate)
         self._column_sums(self._kind, dy, sums, length, parts, add=False)
         self._column_sums(self._wide, sums, grad, parts, 1, add=True)
-        self.give_back(sums)
 
     def _column_sums(self, kind: str, values: Array, sums: Array, length: int, parts: int, *, add: bool) -> None:
         """`parts` sums of `length` rows each."""
@@ -85,8 +84,7 @@ class CudaDense(CudaDevice, DenseOps):
         return self.borrow((self._chunks(rows)[1], 2 * columns), self.policy.accumulate)
 
     def _added(self, parts: Array, columns: int) -> Array:
-        """Return the two sums of each column from partial sums, which are given back: (2, C)."""
+        """Return the two sums of each column from partial sums: (2, C)."""
         sums = self.borrow((2, columns), self.policy.accumulate)
         self._column_sums(self._wide, parts, sums, len(parts), 1, add=False)
-        self.give_back(parts)
         return sums

@@ -20,6 +20,7 @@ from cupynet.backend.device import Device, Failure
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.window import Window
+from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces
 from cupynet.core.errors import ConfigError
 
 MOST_VALUES = 1 << 31  # of an image, or of its windows: kernels index them with 32 bits
@@ -81,6 +82,7 @@ class CudaDevice(Device):
         self.xp.cuda.Device(self.device).use()
         if self._stream is None:  # if the first thread failed, a second one may continue on the same stream
             self._stream = self.xp.cuda.Stream(non_blocking=True)
+            self._workspaces = ThreadWorkspaces(self.allocate, self.lend)  # the buffers so far are of other streams
         self._stream.__enter__()  # after `use`, the end of a `with` block would restore the null stream
         _thread.mark = self._mark = object()  # the thread that used it before is now like any other
 
@@ -106,6 +108,11 @@ class CudaDevice(Device):
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
         with self.here():
             return super().allocate(shape, dtype)
+
+    def lend(self, buffer: Buffer, shape: tuple[int, ...], loan: Loan) -> Array:
+        cuda, memory = self.xp.cuda, buffer.memory
+        owned = cuda.UnownedMemory(memory.data.ptr, memory.nbytes, loan, self.device)
+        return self.xp.ndarray(shape, memory.dtype, cuda.MemoryPointer(owned, 0))
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
         with self.here():

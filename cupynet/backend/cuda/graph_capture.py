@@ -60,7 +60,7 @@ class Recorder:
         captured. One thread captures at a time: CuPy does not consider captures in several threads safe.
         """
         here = self._backend.here
-        with self.first(), here(), self._backend.xp.cuda.using_allocator(_refuse):
+        with self.first(), here(), self._backend.workspace.capturing(), self._backend.xp.cuda.using_allocator(_refuse):
             stream = self._backend.xp.cuda.get_current_stream()
             stream.begin_capture()
             try:

@@ -24,7 +24,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         grid, block = (min(-(-columns // across), self.kernels.blocks),), (across, threads // across)
         merge = f"moment_merge_{self._wide}"
         self.kernels.launch(merge, grid, block, parts, moments, rows, columns, *self._chunks(rows))
-        self.give_back(parts)
         return moments
 
     def track_moments(self, mean: Array, variance: Array, moments: Array, momentum: float, unbiased: float) -> None:
@@ -73,7 +72,6 @@ class CudaNorm(CudaDense, CudaActivation, NormOps):
         sums = self._added(parts, columns)
         for grad, sum_ in zip((scale_grad, shift_grad), sums, strict=True):
             grad += sum_
-        self.give_back(sums)
         if not need_dx:
             return None
         name = f"normalize_rows_backward_{self._kind}"

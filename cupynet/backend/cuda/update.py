@@ -47,7 +47,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
         sums = self.borrow((blocks,), self.policy.accumulate)
         self.kernels.launch(name, (blocks,), (threads,), vector, sums, vector.size, int(squares))
         self.kernels.launch(name, (1,), (threads,), sums, total, blocks, 0)
-        self.give_back(sums)
         return total
 
     def clip_norm(self, grad: Array, squared_norm: Array, largest: float) -> None:
@@ -76,7 +75,6 @@ class CudaUpdate(CudaDevice, UpdateOps):
             self.kernels.launch(name, (parts, down), (threads,), vector, layers.table, sums, count)
             arguments = sums, layers.table, found, count, parts, layers.count
             self.kernels.flat(f"layer_squares_{self._wide}", layers.count, *arguments)
-        self.give_back(sums)
         return found
 
     def clip_norms(self, grad: Array, squared_norms: Array, layers: Layers, largest: float) -> None:

@@ -24,8 +24,6 @@ class ConvOps(DenseOps):
         windows = columns.reshape(n, *output, *window.kernel, channels)
         for ky, kx in np.ndindex(*window.kernel):
             windows[:, :, :, ky, kx] = padded[window.seen(ky, kx, output)]
-        if padded is not x:
-            self.give_back(padded)
         return columns
 
     def col2im(self, columns: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -84,11 +82,10 @@ class ConvOps(DenseOps):
             if bias_grad is not None:
                 self._add_column_sums(bias_grad, dy.reshape(-1, outputs))
             return self._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
-        made = self.im2col(x, window) if columns is None else None
-        columns = columns if made is None else made
+        rows = self.im2col(x, window) if columns is None else columns
         dy = dy.reshape(-1, outputs)  # (N·H'·W', O)
-        self._add_product(weight_grad.reshape(-1, outputs), columns, dy)
-        self.give_back(made)
+        self._add_product(weight_grad.reshape(-1, outputs), rows, dy)
+        del rows
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy)
         return self._images_gradient(dy, x.shape, weight, window) if need_dx else None
@@ -96,18 +93,15 @@ class ConvOps(DenseOps):
     def _images_gradient(self, dy: Array, shape: tuple[int, ...], weight: Array, window: Window) -> Array:
         """Return the gradient dx (N, H, W, C) of the images of a convolution, from dy (N·H'·W', O)."""
         dcolumns = self._product(dy, weight.reshape(-1, weight.shape[3]), transpose_b=True)
-        dx = self.col2im(dcolumns, shape, window)
-        self.give_back(dcolumns)
-        return dx
+        return self.col2im(dcolumns, shape, window)
 
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
         """`conv2d` in groups, without a bias: a convolution for each group."""
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
         for channels, filters in _parts(x, weight, groups):
             images, own = self._copy(x[..., channels]), self._copy(weight[..., filters])
-            part, columns = self.conv2d(images, own, None, window)
-            y[..., filters] = part
-            self.give_back(images, own, part, columns)
+            y[..., filters] = self.conv2d(images, own, None, window)[0]
+            del images, own
         return y
 
     def _grouped_backward(
@@ -123,7 +117,7 @@ class ConvOps(DenseOps):
             weight_grad[..., filters] += grad
             if dx is not None:
                 dx[..., channels] = part
-            self.give_back(gradient, images, own, grad, part)
+            del gradient, images, own, grad, part
         return dx
 
     def _copy(self, view: Array) -> Array:

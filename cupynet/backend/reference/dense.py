@@ -29,22 +29,20 @@ class DenseOps(Device):
             self._add_column_sums(bias_grad, dy)
         return self.matmul(dy, weight, transpose_b=True) if need_dx else None
 
-    def _operand(self, a: Array) -> tuple[Array, bool]:
-        """Return `a` in the compute precision, and True if that is a borrowed copy."""
+    def _operand(self, a: Array) -> Array:
+        """Return `a` in the compute precision: itself, or a borrowed copy."""
         if a.dtype == self.policy.compute:
-            return a, False
+            return a
         copy = self.borrow(a.shape, self.policy.compute)
         copy[...] = a
-        return copy, True
+        return copy
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:
         """Return the 2-D product in the compute precision."""
-        a, a_copied = self._operand(a)
-        b, b_copied = self._operand(b)
+        a, b = self._operand(a), self._operand(b)
         left, right = (a.T if transpose_a else a), (b.T if transpose_b else b)
         out = self.borrow((left.shape[0], right.shape[1]), self.policy.compute)
         self._gemm(left, right, out)
-        self.give_back(a if a_copied else None, b if b_copied else None)
         return out
 
     def _gemm(self, left: Array, right: Array, out: Array) -> None:
@@ -55,7 +53,6 @@ class DenseOps(Device):
         """grad += aᵀ dy."""
         product = self._product(a, dy, transpose_a=True)
         grad += product
-        self.give_back(product)
 
     def _add_bias(self, y: Array, bias: Array) -> None:
         """y += bias in each row, in place; (R, O), (O,)."""

@@ -35,7 +35,6 @@ class PoolOps(Device):
                 better &= y == y  # the first NaN stays
                 self.xp.copyto(winners, winners.dtype.type(place), where=better)
                 self.xp.copyto(y, candidate, where=better)
-        self.give_back(padded if padded is not x else None)
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
@@ -62,7 +61,7 @@ class PoolOps(Device):
         for ky, kx in np.ndindex(*window.kernel):
             total += padded[window.seen(ky, kx, output)]
         total *= self._shares(window, height, width)
-        self.give_back(padded if padded is not x else None)
+        del padded
         return self._stored_copy(total)
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
