@@ -57,16 +57,15 @@ class Residual(Layer):
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
         through, through_backward = self.body.forward(x, context)
-        around, around_backward = (x, None) if self.shortcut is None else self.shortcut.forward(x, context)
+        around, around_backward = (x, _itself) if self.shortcut is None else self.shortcut.forward(x, context)
         y = backend.xp.add(through, around, out=backend.borrow(through.shape))
-        ways = [around_backward, through_backward]
+        ways: list[Backward] = [around_backward, through_backward]
 
         def backward(dy: Array) -> Array | None:
             handed = [dy]  # see `Sequential`
             del dy
-            through = ways.pop()(_copied(backend, handed[0]))  # each way may overwrite what it is given
-            back = ways.pop()
-            return _sum([through, handed.pop() if back is None else back(handed.pop())])
+            dx = ways.pop()(_copied(backend, handed[0]))  # each way may overwrite what it is given
+            return _sum([dx, ways.pop()(handed.pop())])
 
         return y, backward if context.train else no_backward
 
@@ -125,6 +124,10 @@ class Concat(Layer):
             return _sum([derivatives.popleft()(parts.popleft()) for _ in places])
 
         return y, backward if context.train else no_backward
+
+
+def _itself(dy: Array) -> Array:
+    return dy
 
 
 def _copied(backend: Backend, dy: Array) -> Array:
