@@ -1,0 +1,169 @@
+"""Passes return their memory by themselves, in order, without the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.backend import Backend, create_backend
+from cupynet.nn import (
+    Activation,
+    AvgPool2D,
+    BatchNorm,
+    Concat,
+    Context,
+    Conv2D,
+    Dense,
+    Dropout,
+    Flatten,
+    GlobalAvgPool2D,
+    Image,
+    InputType,
+    Layer,
+    LayerNorm,
+    MaxPool2D,
+    Model,
+    Residual,
+    Sequential,
+)
+from cupynet.optim import LAMB
+from tests.support.backends import every_backend, every_dtype
+from tests.support.networks import train_step
+
+INPUT = Image(6, 6, 4)
+
+
+@pytest.fixture(autouse=True)
+def no_garbage_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def every_layer() -> Layer:
+    """A network with a layer of each kind, alone or fused with the next."""
+    layers: list[Layer] = [
+        Conv2D(8, 3, padding="same", activation="silu"),
+        Conv2D(8, 3, padding="same", groups=2),
+        Conv2D(8, 3, padding="same", groups=8),
+        BatchNorm(),
+        Activation("relu"),
+        Conv2D(4, 3, padding="same", activation="relu"),
+        MaxPool2D(2, 1, 1),
+        Residual([Conv2D(4, 1), BatchNorm(), Activation("gelu")]),
+        Residual([Conv2D(6, 1)], shortcut=Conv2D(6, 1)),
+        Concat([Conv2D(2, 1), AvgPool2D(3, 1, 1), Dropout(0.2), MaxPool2D(3, 1, 1)]),
+        LayerNorm("channels"),
+        Dropout(0.3),
+        Concat([GlobalAvgPool2D(), Flatten()]),
+        LayerNorm(),
+        Dense(5, activation="softmax"),
+        Dense(5, activation="tanh"),
+        Dense(3),
+    ]
+    return Sequential(layers)
+
+
+def examples(backend: Backend, count: int) -> tuple[Any, Any]:
+    x = np.random.default_rng(1).random((count, *INPUT.shape)).astype(backend.policy.storage)
+    return backend.asarray(x), backend.asarray(np.arange(count) % 3)
+
+
+@every_backend
+@every_dtype
+def test_a_hundred_steps_allocate_what_the_first_did(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, allocations, optimizer = create_backend(name, dtype), [], LAMB(0.001, clip_layer_norm=1.0)
+    workspace, allocate = backend.workspace, backend.workspace._allocate
+    monkeypatch.setattr(workspace, "_allocate", lambda *given: allocations.append(given) or allocate(*given))
+    model = Model(every_layer(), INPUT, backend)
+    optimizer.init(model.params, backend)
+    full, short = examples(backend, 3), examples(backend, 2)
+    train_step(model, *full, optimizer, 0)
+    first = len(allocations)
+    for iteration in range(1, 5 if name == "cupy" else 100):
+        train_step(model, *(short if iteration % 7 == 3 else full), optimizer, iteration)
+        assert workspace.on_loan == 0
+    assert len(allocations) == first > 0
+
+
+class Watched(Layer):
+    """The identity. Notes which outputs of all such layers are alive in its derivative, and if dy goes when it may."""
+
+    outputs: list[Any]
+    alive: list[list[bool]]
+    gone: list[bool]
+
+    def build(self, input: InputType, params: Any, backend: Backend) -> InputType:
+        return input
+
+    def forward(self, x: Any, context: Context) -> Any:
+        y = self.backend.borrow(x.shape)
+        y[...] = x
+        self.outputs.append(weakref.ref(y))
+
+        def backward(dy: Any) -> Any:
+            self.alive.append([output() is not None for output in self.outputs])
+            dx = self.backend.borrow(y.shape)
+            dx[...] = dy
+            given = weakref.ref(dy)
+            del dy
+            self.gone.append(given() is None)
+            return dx
+
+        return y, backward
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
+    for name in ("outputs", "alive", "gone"):
+        monkeypatch.setattr(Watched, name, [], raising=False)
+    return Watched
+
+
+@every_backend
+def test_activations_go_in_the_order_of_the_backward_pass(name: str, watched: type[Watched]) -> None:
+    model = Model(Sequential([Dense(3), Watched(), Watched(), Watched(), Dense(3)]), INPUT, create_backend(name))
+    train_step(model, *examples(model.backend, 2))
+    assert watched.alive == [[True, True, True], [True, True, False], [True, False, False]]
+
+
+@every_backend
+def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
+    """The caller of a derivative keeps no reference to the gradient, so that it can go when it was read."""
+    inner = Sequential([Watched(), Residual(Watched()), Watched()])
+    model = Model(Sequential([Dense(3), Watched(), inner, Watched()]), INPUT, create_backend(name))
+    x, labels = examples(model.backend, 2)
+    logits, backward = model.forward(x, Context(train=True))
+    handed = [model.loss(model.backend, logits, labels)[1]]
+    backward(handed.pop())
+    assert len(watched.gone) == 5
+    if sys.version_info >= (3, 11):  # before, a call holds its arguments
+        assert all(watched.gone)
+
+
+@every_backend
+def test_a_derivative_is_called_once(name: str) -> None:
+    model = Model(Sequential([Dense(3)]), INPUT, create_backend(name))
+    x, labels = examples(model.backend, 2)
+    logits, backward = model.forward(x, Context(train=True))
+    backward(logits)
+    with pytest.raises(RuntimeError):
+        backward(logits)
+
+
+@every_backend
+def test_what_a_user_gets_is_not_of_the_pool(name: str) -> None:
+    model = Model(every_layer(), INPUT, create_backend(name))
+    x, labels = examples(model.backend, 3)
+    scores, logits = model.scores(x)
+    kept = scores.copy(), logits.copy()
+    train_step(model, x, labels)
+    model.scores(x[:2] * 2)
+    np.testing.assert_array_equal(scores, kept[0])
+    np.testing.assert_array_equal(logits, kept[1])
