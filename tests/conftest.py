@@ -80,6 +80,14 @@ def freeze_gc() -> None:
     gc.freeze()
 
 
+@pytest.fixture
+def no_garbage_collector() -> Iterator[None]:
+    """What a test needs of memory must not wait for the garbage collector."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(params=ON_DEVICES)
 def devices(request: pytest.FixtureRequest, made_up_devices: None) -> str:
     """Where the test computes: on the stand-in of CuPy, or on GPUs."""

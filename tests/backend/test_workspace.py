@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,7 @@ from tests.support.backends import every_backend, every_dtype
 
 FLOAT = np.dtype(np.float32)
 
-
-@pytest.fixture(autouse=True)
-def no_garbage_collector() -> Iterator[None]:
-    """Nothing here may wait for it."""
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 
 
 def numpy_backend() -> Backend:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -38,12 +36,7 @@ from tests.support.networks import train_step
 
 INPUT = Image(6, 6, 4)
 
-
-@pytest.fixture(autouse=True)
-def no_garbage_collector() -> Iterator[None]:
-    gc.disable()
-    yield
-    gc.enable()
+pytestmark = pytest.mark.usefixtures("no_garbage_collector")
 
 
 def every_layer() -> Layer:

@@ -56,6 +56,7 @@ def test_half_learns_as_float_does(backend):
 
 
 @on_backends("numba", "cupy")
+@pytest.mark.usefixtures("no_garbage_collector")
 def test_a_step_leaves_nothing_on_loan_and_allocates_once(backend):
     model = model_of(SerialCommunicator(), "float", backend)
     trainer = alone(model, SGD(0.01), prefetch_buffer=0, report_every=0)

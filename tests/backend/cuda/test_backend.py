@@ -200,3 +200,24 @@ def test_a_model_of_another_device_is_made_and_loaded_by_any_thread(cupy: Any) -
     model.load_weights(weights)
     for name, weight in model.weights().items():
         np.testing.assert_array_equal(weight, weights[name])
+
+
+def test_buffers_of_the_null_stream_are_not_lent_on_the_workers(cupy: Any) -> None:
+    backend = create_backend("cupy")
+    before = backend.borrow((4, 3))
+    before[...] = 1
+    workspace = backend.workspace
+    backend.activate()
+    del before
+    assert backend.workspace is not workspace and workspace.on_loan == 0
+    after = backend.borrow((4, 3))
+    assert after.data.mem.chunk.line is cupy.cuda.get_current_stream().line_on(0)
+    backend.deactivate()
+
+
+def test_a_borrowed_array_keeps_its_memory_when_its_pool_is_gone(cupy: Any) -> None:
+    """Also a view of it: the stand-in finds memory that is used after its end."""
+    view = create_backend("cupy").borrow((4, 3))[1:]
+    view[...] = 2
+    cupy.get_default_memory_pool().free_all_blocks()
+    assert float(view.sum()) == 18
