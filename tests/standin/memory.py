@@ -323,10 +323,9 @@ class UnownedMemory(Memory):
         machine, chunk = active(), None
         if size:
             with machine.lock:
-                found = [pool.used_at(device_id, ptr) for pool in machine.pools]
-            chunk = next((each for each in found if each is not None), None)
-            if chunk is None or size > chunk.nbytes:
-                raise Overrun(f"{size} bytes at {ptr:#x} of device {device_id} are no block in use")
+                chunk, offset = machine.block(ptr, size, device_id, "UnownedMemory")
+            if offset:
+                raise Overrun(f"UnownedMemory begins {offset} bytes into {chunk}: the stand-in knows only whole blocks")
         super().__init__(chunk)
         self._owner = owner
 
@@ -368,10 +367,6 @@ class MemoryPool:
     def here(self) -> DevicePool:
         """That of the device that is current."""
         return self._pools[self._machine.seat.device]
-
-    def used_at(self, device: int, address: int) -> Chunk | None:
-        """The block in use that begins there."""
-        return self._pools[device].used.get(address)
 
     def malloc(self, size: int, dtype: Any = None) -> MemoryPointer:
         """`size` bytes for the stream that is current."""

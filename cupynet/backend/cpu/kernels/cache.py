@@ -7,6 +7,7 @@ folder that everybody can write to.
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -43,6 +44,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             super().save_overload(sig, data)
         except Exception as error:  # a full disk, a folder that is gone, a damaged index
             self._forget(UNKEPT, error)
+        gc.collect()  # exceptions within the compiler refer to all callers, so to their borrowed arrays, in cycles
 
     def _forget(self, text: str, error: Exception) -> None:
         """Empty the index, so that it names no file that is damaged or was never written."""
