@@ -74,6 +74,6 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     except KeyboardInterrupt as stopped:
         if not signal_of(stopped):  # a callback raised it
             raise
-        raise Interrupted.by(stopped, saved(run)) from None
+        raise Interrupted.by(stopped, saved(run, experiment.settings)) from None
     finally:
         experiment.release_memory()

@@ -17,6 +17,7 @@ from cupynet.backend.environment import commit, environment
 from cupynet.commands.result_table import result_table
 from cupynet.config import resume
 from cupynet.config.experiment import Experiment
+from cupynet.config.schema import Settings
 from cupynet.core import signals
 from cupynet.core.checks import finite
 from cupynet.core.errors import CupynetError, DataError, Interrupted
@@ -94,7 +95,7 @@ class TrainJob:
             if not silent and (test is not None or not number):
                 result_table(summary, run)
         if number:  # even if it came too late to stop training: a sweep must not continue
-            raise Interrupted(number, saved(run))
+            raise Interrupted(number, saved(run, settings))
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
     def begin(self, trainer: Trainer) -> None:
@@ -314,10 +315,10 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
         )
 
 
-def saved(run: Run) -> str:
+def saved(run: Run, settings: Settings) -> str:
     """Describe what an interrupted run has saved, and how to resume it."""
     steps = any(run.checkpoints_path.glob("step-*"))
     if not run.saved and not steps:
         return "nothing of this run was saved"
-    how = f"; to resume: cupynet train {shlex.quote(f'resume={run}')}" if steps else ""
-    return f"the results so far are in {run}{how}"
+    command = shlex.join(["cupynet", "train", f"resume={run}", *config.not_stored(settings, run.folder)])
+    return f"the results so far are in {run}{f'; to resume: {command}' if steps else ''}"

@@ -12,7 +12,7 @@ from cupynet.config.composing import GROUPS, compose, conf_folder, flat, own_fol
 from cupynet.config.equal_settings import effective, is_alone
 from cupynet.config.hydra_main import Entry, in_sweep, run, training_begins
 from cupynet.config.search_space import search_space, split
-from cupynet.config.stored import check_downloads, check_outputs, keep, load, overrides_of, written
+from cupynet.config.stored import check_downloads, check_outputs, keep, load, not_stored, overrides_of, written
 
 __all__ = [
     "GROUPS",
@@ -27,6 +27,7 @@ __all__ = [
     "is_alone",
     "keep",
     "load",
+    "not_stored",
     "overrides_of",
     "own_folder",
     "run",

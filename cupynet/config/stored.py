@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, cast
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -150,6 +151,24 @@ def check_outputs(
         overrides: of the command line, which may name any place.
         trusted_modules: see `load`.
     """
+    for key, value, _ in _places(parts, run, trusted_modules):
+        if not _is_typed(key, overrides):
+            raise ConfigError(
+                f"{key}={shown(value, as_typed)}: the run in {run} would write outside its folder: type "
+                f"{key}=..., or the callbacks=... of its command line, to allow it"
+            )
+
+
+def not_stored(settings: Settings, run: Path) -> list[str]:
+    """Return the settings of a run that must be typed again to resume it, as overrides. run: see `check_outputs`."""
+    trusted = settings.trusted_modules
+    found = [f"trusted_modules={as_typed(trusted)}"] if trusted else []
+    places = _places(settings.callbacks, run, trusted)
+    return [*found, *(f"{'' if known else '+'}{key}={_quoted(value)}" for key, value, known in places)]
+
+
+def _places(parts: Mapping[str, Any], run: Path, trusted_modules: Iterable[str]) -> Iterator[tuple[str, Any, bool]]:
+    """Yield settings of callbacks that name a place outside a run's folder: key, value, and whether it is stored."""
     for name, part in parts.items():
         if not isinstance(part, Mapping):
             continue
@@ -157,19 +176,25 @@ def check_outputs(
         outside: tuple[str, ...] = ()
         with suppress(ConfigError):  # reported when the part is built
             outside = getattr(class_of(part.get("_target_"), key, trusted_modules), "outside", ())
-        for each, value in ({f"{key}.{setting}": None for setting in outside} | flat({key: part})).items():
+        own = flat({key: part})
+        for each, value in ({f"{key}.{setting}": None for setting in outside} | own).items():
             setting = each.rpartition(".")[2]
-            wrong = (
+            if (
                 setting in outside
                 or (setting == "uri" and value)
                 or (setting == "mode" and value == "online")
                 or (setting == "path" and value is not None and not is_inside(str(value), run))
-            )
-            if wrong and not _is_typed(each, overrides):
-                raise ConfigError(
-                    f"{each}={shown(value, as_typed)}: the run in {run} would write outside its folder: type "
-                    f"{each}=..., or the callbacks=... of its command line, to allow it"
-                )
+            ):
+                yield each, value, each in own
+
+
+def _quoted(value: Any) -> str:
+    """Format a value as on the command line, in quotes if Hydra would read it as another one without."""
+    text = as_typed(value)
+    with suppress(HydraException):
+        if OverridesParser.create().parse_override(f"x={text}").value() == value:
+            return text
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:

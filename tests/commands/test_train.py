@@ -18,9 +18,11 @@ from safetensors.numpy import load_file
 
 from cupynet.backend.cuda import gpus
 from cupynet.commands import evaluate, train
+from cupynet.commands.train_job import saved
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import load_weights, save_weights
 from cupynet.runs.checkpoints import Checkpoints
+from cupynet.runs.run import Run
 from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
 from tests.support.mpi import NO_MPI
 from tests.support.resumed_runs import started, trained
@@ -595,6 +597,14 @@ def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path, monkey
     assert (summary["stopped_by"], summary["iterations"], summary["epochs"]) == ("it is enough [bold]", 4, 0)
     assert summary["validation_accuracy"] is not None
     assert "the same as in summary.json" in evaluated(monkeypatch, capsys, run_folder(tmp_path))[1]
+
+
+def test_the_command_that_resumes_a_run_names_what_is_not_stored(tmp_path):
+    run = Run(tmp_path)
+    settings = settings_of("callbacks=mlflow")
+    assert "resume" not in saved(run, settings)
+    (run.checkpoints_path / "step-00000001").mkdir(parents=True)
+    assert saved(run, settings).endswith(f"cupynet train resume={tmp_path} callbacks.mlflow.uri=null")
 
 
 def test_equal_runs_leave_equal_files(tmp_path):

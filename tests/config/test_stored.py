@@ -72,6 +72,18 @@ def test_load_refuses_a_folder_without_a_run(run_folder: Path, tmp_path: Path) -
         config.load(run_folder)
 
 
+def test_what_must_be_typed_again_is_enough_to_resume(tmp_path: Path) -> None:
+    places = ["callbacks.history.path='/tmp/a b, {c}'", "+callbacks.mine={_target_:cupynet.training.MLflow}"]
+    settings = settings_of("callbacks=[mlflow,wandb]", "callbacks.wandb.mode=online", "trusted_modules=[a,b]", *places)
+    stored.keep(tmp_path, settings)
+    again = config.not_stored(settings, tmp_path)
+    assert {"callbacks.mlflow.uri=null", "+callbacks.mine.uri=null", "callbacks.wandb.mode=online"} < {*again}
+    loaded = config.load(tmp_path, again)
+    config.check_outputs(loaded.callbacks, tmp_path, again, loaded.trusted_modules)
+    assert loaded.callbacks.pop("mine") == {**settings.callbacks.pop("mine"), "uri": None} and loaded == settings
+    assert config.not_stored(settings_of(), tmp_path) == []
+
+
 def test_a_reloaded_run_keeps_its_overrides(tmp_path: Path) -> None:
     for overrides, fallback in ((["data=mnist"], None), ([], "auto")):
         folder = tmp_path / f"run-{fallback}"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from cupynet.commands.tune.search import Plan  # needs Optuna
 
 MAY_DIFFER = ("trials", "timeout_s", "trusted_modules")  # when a search is resumed
+PLACE = re.compile(r"callbacks\.\w+\.(uri|path|mode)")  # may differ, too: a stored one is not used, see `check_outputs`
 REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `${`
 
 
@@ -73,12 +74,15 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
         raise DataError(f"{folder / resume.STUDY}: this file is empty, so its trials are lost. Start a new search.")
     stored = config.overrides_of(folder, TuneSettings)
     for each in filter(_is_setting, now):
-        if resume.name_of(each) not in MAY_DIFFER and each not in stored:
+        name = resume.name_of(each)
+        if name not in MAY_DIFFER and not PLACE.fullmatch(name) and each not in stored:
             raise ConfigError(f"{each}: when a search is resumed only {', '.join(MAY_DIFFER)} may change")
     for each in filter(REFERENCE.search, stored):
         raise DataError(f"{folder}: {one_line(each)}: a stored setting must be a plain value")
     changed = [*map(resume.name_of, now), "trusted_modules"]
     kept = [each for each in stored if resume.name_of(each) not in changed]
+    added = [resume.name_of(each) for each in stored if each.startswith("+")]  # no longer: they are in `changed`
+    now = [f"++{each.lstrip('+')}" if resume.name_of(each) in added and each[0] != "~" else each for each in now]
     return [*kept, *now, f"hydra.run.dir={resume.quoted(folder)}"], folder
 
 

@@ -103,7 +103,8 @@ def search(plan: Plan, folder: Path) -> float:
     except optuna.exceptions.StorageInternalError as error:
         raise OutputError(f"{folder / resume.STUDY}: cannot be written ({one_line(error)})") from error
     except KeyboardInterrupt as stopped:
-        done, command = len(study.get_trials(states=DONE)), shlex.join(["cupynet", "tune", f"resume={near(folder)}"])
+        done, again = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
+        command = shlex.join(["cupynet", "tune", f"resume={near(folder)}", *again])
         raise Interrupted.by(stopped, f"{done} of {settings.trials} trials are done. Resume with: {command}") from None
     text = summary(plan, folder, best, test)
     log.info("%s", text)

@@ -23,14 +23,16 @@ pytest.importorskip("optuna")
 from cupynet import config
 from cupynet.commands import compare, evaluate
 from cupynet.commands.tune import command
+from cupynet.commands.tune import search as tune_search
 from cupynet.commands.tune.command import for_hydra, prepare
 from cupynet.commands.tune.search import Plan, PruningCallback, search, summary
 from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import TuneSettings
 from cupynet.core.checks import percent
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError, DataError, Interrupted
 from cupynet.runs.run import Run
 from cupynet.training import Evaluation
+from cupynet.training.callbacks.loggers import base
 from tests.support.commands import environment, run
 from tests.support.resumed_runs import trained
 from tests.support.settings import settings_of, settings_of_command
@@ -305,6 +307,31 @@ def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -
         prepared(f"resume={tmp_path}")
     if not searched:
         assert prepared(f"resume={tmp_path}", path).resumed == tmp_path  # typed again
+
+
+@pytest.mark.usefixtures("fast_compose")
+def test_a_search_can_be_resumed_as_its_message_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a callback writes to places that are never taken from a stored search."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt(signal.SIGTERM)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tune_search, "run_trials", stop)
+    monkeypatch.setattr(base, "find_spec", lambda name: "there")
+    mine = ["+callbacks.mine._target_=cupynet.training.WandB", "+callbacks.mine.mode=online"]
+    typed = [*TINY, RATE, "callbacks=mlflow", "callbacks.history.path=/tmp/a b", *mine]
+    folder = Path("there")
+    config.keep(folder, tune_settings_of(for_hydra(typed)[0]), for_hydra(typed)[0])
+    with pytest.raises(Interrupted) as stopped:
+        search(prepared(*typed), folder)
+    again = shlex.split(str(stopped.value).partition("cupynet tune ")[2])
+    assert again[0] == "resume=there" and "callbacks.mlflow.uri=null" in again
+    plan = prepared(*again)
+    assert plan.resumed == folder and plan.experiment({"optimizer.learning_rate": 0.1}).settings.callbacks["mlflow"]
+    assert prepared("resume=there", *again[1:], "callbacks.mlflow.uri=sqlite:///other.db").resumed == folder
+    with pytest.raises(ConfigError, match=r"callbacks\.mlflow\.name"):
+        prepared(*again, "callbacks.mlflow.name=other")
 
 
 @pytest.mark.usefixtures("fast_compose")
