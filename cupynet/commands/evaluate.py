@@ -10,6 +10,7 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings
 from cupynet.core.checks import shown
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.exits import Arguments, leave_after
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
             print("summary.json has no accuracy on test images")
         else:
             print("the same as in summary.json" if same else f"summary.json says {before.test_accuracy}")
+            reason = "" if same else changed(path, overrides)
+            if reason:
+                print(f"the test images may differ from those of the run: {reason}")
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, str, tuple[str, ...]]:
@@ -96,6 +100,20 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
         except ConfigError as error:
             raise DataError(f"{path}: {error}") from error
         return wrapper.evaluate(experiment.evaluation_loader(data.test)), data.name, wrapper.model.class_names
+
+
+def changed(path: Path, overrides: Sequence[str]) -> str:
+    """Return why a run of an earlier version may have had other test images; "" if it had not, or they are chosen."""
+    from cupynet.config.load_model import Trained
+    from cupynet.training.checkpointing import found
+
+    if any(name_of(override).split(".")[0] == "data" for override in overrides):
+        return ""
+    trained = Trained(path)
+    with suppress(CupynetError):  # it has no checkpoint, or a damaged one
+        if found(trained.run.checkpoints_path, warn=False).state.get("data"):
+            return ""  # a run of this version
+    return Trained(path, trained.settings(overrides).trusted_modules).source.changed()
 
 
 def without_training(settings: Settings) -> Settings:

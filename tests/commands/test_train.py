@@ -27,6 +27,7 @@ from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_fol
 from tests.support.mpi import NO_MPI
 from tests.support.resumed_runs import started, trained
 from tests.support.settings import settings_of
+from tests.support.user_files import digits, write_npz
 
 TINY = [*QUICK, *SMALL]
 
@@ -225,7 +226,7 @@ def test_evaluate_prints_json_and_takes_checkpoints(finished, monkeypatch, capsy
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"test_accuracy": None, "test_loss": None}, "says None"),
+        ({"test_accuracy": None, "test_loss": None}, "has no accuracy on test images"),
         ({"test_accuracy": 0.5}, "says 0.5"),
     ],
 )
@@ -235,6 +236,18 @@ def test_evaluate_says_what_it_is_compared_with(changed, said, finished, tmp_pat
     (copy / "summary.json").write_text(json.dumps(summary | changed))
     code, out, _ = evaluated(monkeypatch, capsys, copy)
     assert code == 0 and out.splitlines()[-1] == f"summary.json {said}"
+
+
+@pytest.mark.parametrize(("checkpoint", "said"), [("callbacks.checkpoint=null", True), ("epochs=1", False)])
+def test_evaluate_says_that_an_earlier_version_chose_other_images(checkpoint, said, tmp_path, monkeypatch, capsys):
+    """Its checkpoints do not identify its images, and a limit kept the first of them."""
+    data = ["data=npz", f"data.file={write_npz(tmp_path / 'digits.npz', digits(100, 90))}", "data.limit=20"]
+    trained(tmp_path / "run", *data, "model=mlp", "backend=numpy", "workers=1", "epochs=1", checkpoint)
+    assert evaluated(monkeypatch, capsys, tmp_path / "run")[1].endswith("the same as in summary.json\n")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary | {"test_accuracy": 1.0}))
+    assert ("limit=20" in evaluated(monkeypatch, capsys, tmp_path / "run")[1]) == said
+    assert "limit=20" not in evaluated(monkeypatch, capsys, tmp_path / "run", "data.limit=20")[1]
 
 
 def test_a_summary_is_not_a_setting(finished, tmp_path, monkeypatch, capsys):
