@@ -284,6 +284,7 @@ class ParallelWrapper:
         self.model.pixels, self.model.trained_on_pixels = pixels, True
         try:
             if not self.warm:
+                self.on_workers(lambda trainer: trainer.emit("check_fit"))
                 self.warm_up(self._batch_size)
             self.on_workers(task, batch_size=loader.batch_size)
         except CupynetError as error:

@@ -46,6 +46,9 @@ class Callback:
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
 
+    def check_fit(self, trainer: Trainer) -> None:
+        """Refuse a fit before kernels are compiled for it; not called if there is nothing to compile. ConfigError."""
+
     def on_fit_start(self, trainer: Trainer) -> None:
         """Before the first iteration of a `fit`. It continues a restored fit if `trainer.resumes(self)` is true."""
 

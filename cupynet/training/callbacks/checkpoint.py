@@ -75,6 +75,7 @@ class Checkpoint(Callback):
     def start(self, trainer: Trainer, run: Run | None) -> None:
         own = None if run is None else run.checkpoints_path
         self._store = Checkpoints(self._path or own or "checkpoints")
+        self._alone = own is None
         self._elsewhere = own is None or self._store.folder.resolve() != own.resolve()
         self._identity, self._unknown = uuid.uuid4().hex, False
         self._written, self._counted = 0, -1  # number of checkpoints; iteration of the last one
@@ -92,12 +93,16 @@ class Checkpoint(Callback):
             self._hold.release()
             self._hold = None
 
-    def on_fit_start(self, trainer: Trainer) -> None:
-        self._saved = None
+    def check_fit(self, trainer: Trainer) -> None:
         if trainer.rank == 0 and self._elsewhere:
             owner = self._store.owner() or (self._identity if self._unknown else None)
             if self._store.steps() and owner != self._identity:
-                raise _taken(self._store.folder)
+                raise _taken(self._store.folder, in_python=self._alone)
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self.check_fit(trainer)
+        self._saved = None
+        if trainer.rank == 0 and self._elsewhere:
             self._store.claim(self._identity)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -152,5 +157,11 @@ class Checkpoint(Callback):
             self._store.keep({*newest, *self._permanent, self._best_step})
 
 
-def _taken(folder: Path) -> ConfigError:
-    return ConfigError(f"path={folder}: holds the checkpoints of another run: name another folder, or remove it")
+def _taken(folder: Path, *, in_python: bool = False) -> ConfigError:
+    remedies = "name another folder, or remove it"
+    if in_python:
+        remedies = (
+            f"continue it with wrapper.restore({str(folder)!r}), or choose another folder, by Checkpoint(path=...) or "
+            "run=... of the wrapper"
+        )
+    return ConfigError(f"path={folder}: holds the checkpoints of another run: {remedies}")

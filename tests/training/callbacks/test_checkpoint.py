@@ -298,6 +298,21 @@ def test_the_checkpoints_of_another_run_are_never_removed(tmp_path, made_by):
         Checkpoint(path=ck).check_new()
 
 
+def test_a_second_training_in_the_default_folder_is_refused_before_kernels_are_compiled(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data = small_dataset(40)
+    with saving(None) as wrapper:
+        wrapper.fit(data, 1, batch_size=4)
+    with saving(None) as wrapper, pytest.raises(ConfigError, match=r"restore\('checkpoints'\).*path=.*run="):
+        wrapper.warm = False
+        monkeypatch.setattr(wrapper, "warm_up", lambda batch_size: pytest.fail("compiled"))
+        wrapper.fit(data, 1, batch_size=4)
+    with saving(None) as wrapper:
+        wrapper.restore("checkpoints")
+        wrapper.fit(data, 1, batch_size=4)
+    assert Checkpoints("checkpoints").steps() == [10, 20]
+
+
 def two_iterations(wrapper: ParallelWrapper) -> int:
     """The iterations of a wrapper that may be closed."""
     return sum(trainer.iteration for trainer in wrapper._trainers if trainer is not None)
