@@ -71,20 +71,25 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
 def mark_latest(folder: Path) -> None:
     """Link outputs/latest to a run inside outputs/, or to its sweep or search. Do nothing if that is impossible."""
     with contextlib.suppress(OSError, ValueError):  # outside outputs/, or links are not permitted
-        inside = (_above(folder, SWEEP, STUDY) or folder).resolve().relative_to(LATEST.parent.resolve())
+        outputs, above = LATEST.parent.resolve(), _above(folder, SWEEP, STUDY)
+        inside = (folder if above in (None, outputs) else above).resolve().relative_to(outputs)
         if inside.parts and (LATEST.is_symlink() or not LATEST.exists()):
             LATEST.unlink(missing_ok=True)
             LATEST.symlink_to(inside, target_is_directory=True)
 
 
 def _above(run: Path, *names: str) -> Path | None:
-    """Return the nearest folder above a run, and below outputs/, that holds one of these files; None if there is none.
+    """Return the nearest folder above a run that holds one of these files, resolved; None if there is none.
 
-    A job may be several folders below its sweep: hydra.sweep.subdir may contain slashes.
+    A job may be several folders below its sweep: hydra.sweep.subdir may contain slashes. This looks into the folder
+    above the run, and into those further up that are below outputs/ or, for a run elsewhere, below the current folder.
+    outputs/ and the current folder may hold such a file of another sweep.
     """
+    parent, *others = run.resolve().parents
     outputs = LATEST.parent.resolve()
-    above = [each for each in run.resolve().parents if outputs in each.parents]
-    return next((each for each in above if any((each / name).is_file() for name in names)), None)
+    top = outputs if outputs in others else Path.cwd()
+    found = [parent, *(each for each in others if top in each.parents)]
+    return next((each for each in found if any((each / name).is_file() for name in names)), None)
 
 
 def finished(folder: Path) -> bool:

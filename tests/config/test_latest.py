@@ -217,6 +217,34 @@ def test_a_diverged_job_several_folders_below_its_sweep_is_finished(here):
     assert resume.find("latest", []) is None
 
 
+@pytest.mark.parametrize(
+    ("job", "sweep"),
+    [
+        ("elsewhere/sw/0", "elsewhere/sw"),
+        ("elsewhere/sw/seed/1/0", "elsewhere/sw"),
+        ("0", "."),
+        ("outputs/0", "outputs"),
+        ("../beside/0", "../beside"),
+    ],
+)
+def test_a_diverged_job_of_a_sweep_anywhere_is_finished(job, sweep, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    run = made(job)
+    (run / "summary.json").write_text('{"stop_reason": "diverged", "iterations": 4}')
+    assert not resume.finished(run)
+    Path(sweep, "multirun.yaml").write_text("")
+    assert resume.finished(run)
+
+
+def test_a_file_of_another_sweep_far_above_does_not_finish_a_run(here):
+    run = made("outputs/day/time")
+    (run / "summary.json").write_text('{"stop_reason": "diverged", "iterations": 4}')
+    for folder in (".", "outputs"):
+        Path(folder, "multirun.yaml").write_text("")
+    assert resume.find("latest", []) == run and not resume.finished(run)
+
+
 def test_a_pipe_in_place_of_a_summary_is_not_waited_for(here):
     run = made("outputs/day/one")
     os.mkfifo(run / "summary.json")
