@@ -28,6 +28,7 @@ SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a
 # what W&B leaves in the folder of one of its runs, and never opens again: links to its cache and to uploaded files
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
+MAY_BE_SET = ("data.channels",)  # if the run left it open; a value other than that of the images needs another network
 
 
 def asked(arguments: Sequence[str]) -> str | None:
@@ -162,7 +163,8 @@ def checkpoint_of(path: Path) -> Path:
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
     """Refuse settings, by dotted keys, that differ from those of the run and must not. ConfigError."""
     for key in sorted(given.keys() | stored.keys()):
-        if given.get(key) != stored.get(key) and key.partition(".")[0] not in MAY_DIFFER:
+        free = key.partition(".")[0] in MAY_DIFFER or (key in MAY_BE_SET and stored.get(key) is None)
+        if given.get(key) != stored.get(key) and not free:
             # a number may take the place of a part, which has settings of its own, or the other way round
             place = next(above for above in _with_above(key) if above in given or above in stored)
             then = _value(stored, place)

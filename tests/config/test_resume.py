@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from cupynet import config
 from cupynet.commands import train
@@ -23,6 +24,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.commands import QUICK, SMALL, run
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, started, trained
+from tests.support.user_files import digits, write_pictures
 
 RUN = Path("outputs/day/run")
 
@@ -144,6 +146,24 @@ def test_a_refused_setting_names_what_the_run_was_made_with(given, stored, named
     with pytest.raises(ConfigError) as refused:
         resume.refuse_other({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
     assert str(refused.value).startswith(named) and made in str(refused.value)
+
+
+@pytest.mark.usefixtures("minimal_conf")
+def test_a_run_on_grey_pictures_of_several_kinds_goes_on_as_its_message_says(in_folder, command):
+    """An earlier version trained on them without a number of channels."""
+    pictures = write_pictures(in_folder / "pictures", digits(20, 10))
+    trained(
+        Path("run"), "data=folder", f"data.folder={pictures}", "model=mlp", "backend=numpy", "workers=1", "epochs=1"
+    )
+    path = max(pictures.rglob("*.png"))
+    with Image.open(path) as opened:
+        opened.convert("P").save(path)
+    again = ["resume=run", "epochs=2"]
+    assert command(*again, task=train_job)[0] == 65
+    assert command(*again, "data.channels=3", task=train_job)[0] == 2  # of another network
+    assert command(*again, "data.channels=1", task=train_job)[0] == 0
+    assert config.load("run").data["channels"] == 1
+    assert command("resume=run", "epochs=3", "data.channels=null", task=train_job)[0] == 2
 
 
 def test_a_running_run_cannot_be_resumed(stopped, command, capsys, monkeypatch):
