@@ -99,7 +99,7 @@ class TrainJob:
         return summary.scores.test_accuracy if self.data.validation is None else summary.scores.validation_accuracy
 
     def begin(self, trainer: Trainer) -> None:
-        """On rank 0 when training begins: from now on a resumed run is another one than before. OutputError."""
+        """Called on rank 0 when training begins: a resumed run now replaces its earlier state. OutputError."""
         if self.settings.resume is not None:
             self.run.reopen(trainer.iteration)
         config.training_begins()
@@ -122,20 +122,18 @@ class TrainJob:
         return True
 
     def _check_data(self, path: Path, trained: tuple[int, int] | None) -> None:
-        """Refuse to resume on other images, or in another order, than before. DataError.
+        """Raise DataError if the training data changed since the checkpoint.
 
         Args:
-            trained: `Loader.identity` of the data before; None for a checkpoint of 0.1.0.
+            trained: `Loader.identity` of the data that the checkpoint was trained on; None in a checkpoint of 0.1.0.
         """
         if self.settings.fast_dev_run:
-            return  # its data depend on the number of workers
+            return  # the data of a fast dev run depend on the number of workers
         reason = self.experiment.source.changed() if trained is None else ""
         if trained is not None and trained != self.experiment.train_loader(self.data).identity:
-            reason = "its training images had other labels, or another order"
+            reason = "the labels or the order of the training images differ"
         if reason:
-            raise DataError(
-                f"{path}: this run cannot continue with the data as they are now: {reason}. Begin a new run"
-            )
+            raise DataError(f"{path}: cannot resume, because the data have changed ({reason}). Start a new run")
 
     def _train_and_evaluate(self) -> tuple[Summary, Evaluation | None]:
         """Train, evaluate and save; return the results, and the evaluation on the test images."""
@@ -262,7 +260,7 @@ class TrainJob:
 
 
 class _Beginning(Callback):
-    """Begins a job when training begins: after all other callbacks have accepted it."""
+    """Begins a job when training begins, after all other callbacks."""
 
     last = True
 
@@ -296,9 +294,9 @@ class _Signals:
 
 
 def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
-    """Warn if the learning rate of a resumed run was another one before, because fewer or more epochs were planned.
+    """Warn if a change of `epochs` changed the learning rates of past iterations.
 
-    Most schedules span a fit. They then give other rates to its past iterations, too.
+    Most schedules span a fit, so its length determines the rate of every iteration.
     """
     epochs, iteration, start = trainer.total_epochs, trainer.iteration, trainer.fit_start
     if planned in (None, epochs) or start is None or not trainer.rounds:
@@ -308,9 +306,9 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
     past = range(start, iteration, max((iteration - start) // RATES, 1))
     if any(then(each) != trainer.schedule(each) for each in past):
         log.warning(
-            "epochs=%d, and %d were planned: the learning-rate schedule now spans %d epochs, and the rate continues at "
-            "%.4g after %.4g. The result is not that of %d epochs in one go, as it would be with a constant rate, or a "
-            "schedule such as Step that does not depend on the length of training",
+            "epochs=%d instead of the planned %d: the learning-rate schedule now spans %d epochs, and the rate goes on "
+            "at %.4g after %.4g. The result differs from training %d epochs at once. To avoid this, use a constant "
+            "rate, or a schedule such as Step that does not depend on the length of training",
             *(epochs, planned, epochs, trainer.schedule(iteration), then(iteration - 1), epochs),
         )
 

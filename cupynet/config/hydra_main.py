@@ -107,7 +107,7 @@ def in_sweep() -> bool:
 def training_begins() -> None:
     """Store the changed settings of a resumed run or search, and link outputs/latest to it. OutputError.
 
-    A job calls this when nothing but training itself can fail any more. Does nothing if no command runs.
+    A job calls this after all checks have passed. Does nothing if no command runs.
     """
     if _command is not None:
         _command.training_begins()
@@ -145,7 +145,7 @@ def _folder(config: DictConfig, key: str) -> Path:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Return the folders that will be created with this one, the innermost first."""
+    """Return the missing folders of a path, the innermost first."""
     return [each for each in (folder, *folder.parents) if not os.path.exists(each)]
 
 
@@ -172,8 +172,8 @@ class _Command(Generic[S, T]):
         sweep: folder of the sweep; None for a single run.
         resumed: the run or the checkpoint to resume; None for a new run.
         changes: overrides of the resumed run.
-        postponed: work that is done when training begins.
-        arguments: of the command line, as Hydra reads it.
+        postponed: functions to call when training begins.
+        arguments: the arguments that Hydra parses.
         ranks: all ranks, once MPI was started; None before, and without mpiexec.
     """
 
@@ -240,7 +240,7 @@ class _Command(Generic[S, T]):
         if started() is not None and self.join is not None:
             self.ranks = self.join()  # a rank without MPI ends all others, before rank 0 has a folder
         given = self._resuming(given)
-        if self.rank:  # a folder that exists, and no log
+        if self.rank:  # only rank 0 has a log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
         return given
 
@@ -272,7 +272,7 @@ class _Command(Generic[S, T]):
     # a job ----------------------------------------------------------------------------------------------------------
 
     def job(self, config: DictConfig) -> float | None:
-        """Run the job, perhaps in a process of Hydra's launcher. Its errors are reported here and never reach Hydra."""
+        """Run the job, in this process or one of Hydra's launcher. Its errors are reported here, not by Hydra."""
         from cupynet.config import sweep_record
 
         global _command
@@ -339,7 +339,7 @@ class _Command(Generic[S, T]):
         ranks = self.ranks
         if not known:  # each rank already has a folder and a log
             raise ConfigError(
-                f"parallel.launcher=mpi: {ranks.size} ranks were started, but no variable of the environment says so: "
+                f"parallel.launcher=mpi: {ranks.size} ranks were started, but no environment variable shows it: "
                 f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
             )
         ranks.ranks.timeout_s = settings.parallel.timeout_s
@@ -388,7 +388,7 @@ class _Command(Generic[S, T]):
             _log.warning("%s", hold.warning)
 
     def training_begins(self) -> None:
-        """Do what was postponed. OutputError."""
+        """Call the postponed functions. OutputError."""
         postponed, self.postponed = self.postponed, []
         for work in postponed:
             work()
@@ -403,7 +403,7 @@ class _Command(Generic[S, T]):
         try:
             ranks = self.join()
             speaks = ranks.speaks(error)
-        except ConfigError:  # MPI cannot be used here, perhaps on this rank alone
+        except ConfigError:  # MPI cannot be used, at least on this rank
             return tell(error, log, f"rank {self.rank}: ")
         if speaks:
             tell(error, log, f"rank {self.rank}: " if self.rank else label)

@@ -23,9 +23,9 @@ from cupynet.core.terminal import near
 STEP = re.compile(r"step-\d+")
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 SUMMARY, TRIAL = "summary.json", "FAST_DEV_RUN.txt"  # in the folder of a finished run, and of a fast dev run
-REOPENED = "unfinished.txt"  # beside the summary of a run that trains further
+REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
 SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
-# what W&B leaves in the folder of one of its runs, and never opens again: links to its cache and to uploaded files
+# W&B leaves these links in its folders and never opens them again: to its cache and to uploaded files
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
 MAY_BE_SET = ("data.channels",)  # if the run left it open; a value other than that of the images needs another network
@@ -61,7 +61,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
             return None
     else:
         path = Path(value)
-        if not value or not os.path.isfile(run_of(path) / ".hydra" / "config.yaml"):  # accepts impossible names
+        if not value or not os.path.isfile(run_of(path) / ".hydra" / "config.yaml"):  # False for invalid names
             raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
         if run_of(path).is_symlink():  # which may lead to another run later
             path = Path(near(path.resolve()))
@@ -133,14 +133,14 @@ def _below(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
                 yield Path(entry.path), os.lstat(entry.path)
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(Path(entry.path))
-        except FileNotFoundError:  # removed meanwhile by a run in progress, which the lock refuses
+        except FileNotFoundError:  # a running process removed it; the lock refuses to resume that run
             continue
         except OSError as error:
             raise DataError(f"{each}: cannot be read ({error.strerror})") from error
 
 
 def is_inside(path: str | Path, folder: Path) -> bool:
-    """Return True if a path leads to a place inside a folder, with all links followed."""
+    """Return True if a path leads to a place inside a folder, after resolving links."""
     place, root = Path(os.path.realpath(path)), Path(os.path.realpath(folder))
     return place != root and place.is_relative_to(root)
 

@@ -127,7 +127,7 @@ def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> None:
     """Store the settings of a run in `folder`, each file whole or not at all. OutputError."""
-    from cupynet.core.files import require_folder, write_whole  # bring NumPy, which --help can do without
+    from cupynet.core.files import require_folder, write_whole  # they import NumPy, which --help does not need
 
     require_folder(folder / ".hydra")
     for name, content in (("config.yaml", asdict(settings)), ("overrides.yaml", list(overrides))):
@@ -198,7 +198,7 @@ def _quoted(value: Any) -> str:
 
 
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
-    """Return True if the command line sets a setting: alone, in a mapping, or by the file of its group."""
+    """Return True if the command line sets a setting: by itself, in a mapping, or by a file of its group."""
     group = key.partition(".")[0]
     typed = [each for each in overrides if name_of(each).partition(".")[0] == group]
     for each in OverridesParser.create().parse_overrides(typed):
@@ -210,13 +210,16 @@ def _is_typed(key: str, overrides: Sequence[str]) -> bool:
 
 
 def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
-    """Refuse a stored `data.folder` into which data would be downloaded, and data that are no `Source`. ConfigError.
+    """Refuse a stored `data.folder` into which data would be downloaded, and a class of data that is not a `Source`.
 
     Args:
         run: the folder of the run.
         overrides: of the command line, which may name any place.
+
+    Raises:
+        ConfigError: the folder or the class is refused.
     """
-    from cupynet.data import Source  # brings NumPy, which --help can do without
+    from cupynet.data import Source  # imports NumPy, which --help does not need
 
     source: Any = build_as(Source, settings.data, "data", settings.trusted_modules)  # type: ignore[type-abstract]
     named = settings.data.get("folder")

@@ -105,7 +105,7 @@ class Layer:
         return "identity"
 
     def saved_values(self) -> int:
-        """Return the number of large values that a pass in training keeps per example, besides the output."""
+        """Return the number of values that a training pass saves per sample, besides the output."""
         return 0
 
     def multiply_adds(self) -> int:

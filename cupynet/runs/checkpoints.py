@@ -6,7 +6,7 @@
             weights.safetensors     arrays; equal arrays of several workers are stored once
             state.safetensors
             manifest.json           size and SHA-256 of the other files, and of itself
-        run.json                    the owner, if the folder is not that of a run
+        run.json                    the owner of a folder outside of a run
 
 A checkpoint is written into a folder with a temporary name. Its files and the folder are flushed to disk, the folder is
 renamed, and its parent is flushed. A checkpoint is renamed before it is removed. Every folder called `step-...` is
@@ -34,7 +34,7 @@ from cupynet.core.files import load_weights, read_object, save_weights, write_js
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
-OWNER = "run.json"  # the run that a folder outside the run's belongs to
+OWNER = "run.json"  # identity of the run that owns a folder outside of its own
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ class Checkpoints:
         return str(read_object(path).get("run")) if os.path.lexists(path) else None
 
     def claim(self, run: str) -> None:
-        """Mark this folder as that of the run with this identity. OutputError."""
+        """Record the identity of the run that owns this folder. OutputError."""
         write_json(self.folder / OWNER, {"run": run})
 
     def clean(self) -> None:

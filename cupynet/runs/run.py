@@ -16,7 +16,7 @@ from cupynet.core.errors import DataError, OutputError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 
-PRUNED = "pruned"  # begins `stopped_by` of a run that was stopped because others were better
+PRUNED = "pruned"  # prefix of `stopped_by` for pruned trials
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,12 +249,12 @@ class Run:
         files.write_whole(self.trial_path, text.encode())
 
     def reopen(self, iteration: int) -> None:
-        """Begin to train this run further, from a checkpoint. OutputError.
+        """Continue the training of this run from a checkpoint. OutputError.
 
-        The results, if there are some, are marked as those from before, until `save`. Later checkpoints are removed.
+        Existing results are marked as out of date until `save`. Later checkpoints are removed.
         """
         if self.summary_path.exists():
-            text = "This run has been resumed: summary.json and the weights are from before, until it ends.\n"
+            text = "This run has been resumed: summary.json and the weights predate this until the run ends.\n"
             files.write_whole(self.reopened_path, text.encode())
         store = Checkpoints(self.checkpoints_path)
         store.keep([step for step in store.steps() if step <= iteration])
