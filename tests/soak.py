@@ -72,7 +72,8 @@ PLACES = {
 }
 MOMENTS = 6
 KINDS = [*PLACES, *["moment"] * MOMENTS]
-TIMES = re.compile(r"_s$|^bytes")  # bytes: of traffic (a resumed run sends more) and of the history file
+# times; bytes of traffic (a resumed run sends more) and of the history file; the random identity of a run
+VARIES = re.compile(r"_s$|^bytes|^identity$")
 STRAY = re.compile(r"\.tmp-\d|\.old-\d|\.part$")
 
 
@@ -223,10 +224,10 @@ def die_at(place: str, number: int) -> Callable[[], None]:
 
 
 def timeless(value: Any) -> Any:
-    """Remove times, which differ between equal runs."""
+    """Remove what differs between equal runs."""
     if isinstance(value, dict):
         history = {name: json.loads(each) for name, each in value.items() if name == "rows"}  # of `Rows`, as text
-        return {name: timeless(each) for name, each in (value | history).items() if not TIMES.search(name)}
+        return {name: timeless(each) for name, each in (value | history).items() if not VARIES.search(name)}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
