@@ -183,15 +183,22 @@ def test_a_pipe_is_written_to_if_something_reads_it(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OutputError, match="pipe: cannot be written"):
         write_output(tmp_path / "pipe", b"new")
-    content, read = bytes(200_000), []
+    content, read = bytes(200_000), bytearray()
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    writer = os.open(tmp_path / "pipe", os.O_WRONLY)  # without any writer the pipe is at its end
     os.set_blocking(reader, True)
-    thread = threading.Thread(target=lambda: read.extend(iter(lambda: os.read(reader, 1 << 16), b"")))
+
+    def collect() -> None:
+        while len(read) < len(content):
+            read.extend(os.read(reader, 1 << 16))
+
+    thread = threading.Thread(target=collect, daemon=True)
     thread.start()
     write_output(tmp_path / "pipe", content)
     thread.join(timeout=10)
     os.close(reader)
-    assert b"".join(read) == content and (tmp_path / "pipe").is_fifo()
+    os.close(writer)
+    assert bytes(read) == content and (tmp_path / "pipe").is_fifo()
 
 
 def test_a_device_is_written_to(tmp_path: Path) -> None:
