@@ -44,7 +44,7 @@ def trained(folder: Path, *settings: str, callbacks: tuple[Callback, ...] = ()) 
 def test_an_interrupted_run_has_a_page_which_the_resumed_run_replaces(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     folder = Path("run")
-    text = trained(folder, "epochs=1", callbacks=(Interrupting(),))
+    text = trained(folder, "epochs=2", callbacks=(Interrupting(),))
     assert ">stopped<" in text and "SIGINT" in text
     text = trained(folder, "epochs=2", "resume=run")
     assert re.search(r"^report +run/report.html$", capsys.readouterr().out, re.MULTILINE)
