@@ -64,13 +64,12 @@ PLACES = {
     "before rename": "the folder is flushed, and still has its temporary name",
     "after rename": "the folder has its name",
     "before the parent's fsync": "the parent folder is not flushed",
-    "mid-replacement": "one of the same iteration was moved away, and nothing has its name",
     "mid-prune": "half of an old checkpoint is removed",
     "mid-removal": "the next process has half removed the files of a killed one",
     "mid-results": "half of the final weights, or of the summary, is written",
     "mid-settings": "a resumed run has written half of the settings in .hydra/",
 }
-MOMENTS = 6
+MOMENTS = 7
 KINDS = [*PLACES, *["moment"] * MOMENTS]
 # times; bytes of traffic (a resumed run sends more) and of the history file; the random identity of a run
 VARIES = re.compile(r"_s$|^bytes|^identity$")
@@ -198,9 +197,6 @@ def die_at(place: str, number: int) -> Callable[[], None]:
         if place == "before rename" and of_checkpoint and now():
             die()
         real_rename(source, target, **named)
-        replaced = ".old-" in str(target) and any(Path(target).parent.glob("*.tmp-*"))
-        if place == "mid-replacement" and replaced and now():
-            die()
         if place == "after rename" and of_checkpoint and now():
             die()
 
@@ -350,7 +346,7 @@ class Soak:
             left = "after rename" if kind == "mid-settings" else "before rename"  # something to resume, or to remove
             there = killed(left, reference.saves) and killed(kind, 2 if kind == "mid-settings" else 1)
         else:
-            often = {"mid-results": 2, "mid-replacement": reference.epochs, "mid-prune": reference.saves // 2}
+            often = {"mid-results": 2, "mid-prune": reference.saves // 2}
             files = 4 if kind in ("temporary file open", "mid-write", "before fsync") else 1
             there = killed(kind, often.get(kind, files * reference.saves))
         if not there:
