@@ -271,7 +271,7 @@ def test_a_whole_run_of_four_workers_learns_what_it_learns_on_the_cpu(
 
 
 def test_a_command_without_enough_memory_says_what_to_lower(tmp_path: Path) -> None:
-    done = command(tmp_path, "workers=4", "memory.device_pool_limit=12MiB")
+    done = command(tmp_path, "workers=4", "memory.device_pool_limit=16MiB")
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("cupynet: "))
     assert " has no memory left: " in line and "batch_size=32, workers there: 2; lower batch_size, " in line
