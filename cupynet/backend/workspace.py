@@ -34,7 +34,7 @@ class Buffer:
     """Memory of a pool, lent or not.
 
     Attributes:
-        memory: an array that nobody else has.
+        memory: the underlying array, which has no other reference.
         key: its shape without the first axis, and its dtype.
         rows: the length of its first axis.
         interface: NumPy's description of the memory; None on a GPU.

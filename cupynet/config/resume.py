@@ -165,7 +165,7 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
     for key in sorted(given.keys() | stored.keys()):
         free = key.partition(".")[0] in MAY_DIFFER or (key in MAY_BE_SET and stored.get(key) is None)
         if given.get(key) != stored.get(key) and not free:
-            # a number may take the place of a part, which has settings of its own, or the other way round
+            # a part with its own settings may replace a number, or a number a part
             place = next(above for above in _with_above(key) if above in given or above in stored)
             then = _value(stored, place)
             made = "without it" if then is None else f"with {written(then)}"

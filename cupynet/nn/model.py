@@ -171,7 +171,7 @@ class Model:
         if self._warned or not self.trained_on_pixels or not images.size:
             return
         least, most, raw = float(images.min()), float(images.max()), images.dtype == np.uint8
-        low, high = self.pixels.range
+        low, high = (each + 0.0 for each in self.pixels.range)  # without the sign of -0.0
         scale = max(self.pixels.scale) if raw else 1.0
         outside = not raw and (most > 2 * high - low or least < 2 * low - high)
         if outside or 0 < scale * (most - least) < FLAT:
