@@ -81,11 +81,10 @@ def operations(experiment: Experiment, ceiling: float) -> list[Row]:
 
     def task(trainer: Trainer) -> list[Row]:
         replica, step = trainer.replica, training_step(experiment, trainer)
-        trainer.launch_singly(True)
+        trainer.replica.launch_singly(True)
         for _ in range(WARM_UP):
             step()
-        timer = Timer(replica.backend)
-        timer.begin(replica.pieces(), trainer.model)
+        timer = Timer(replica.backend, trainer.statistics.clock, trainer.model)
         for _ in range(PROFILED):
             step()
         timer.end()
@@ -120,7 +119,7 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
         replica = trainer.replica
         step = training_step(experiment, trainer)
         rate = experiment.settings.batch_size / timed(step, replica.backend, seconds)
-        replica.settle()
+        replica.complete()
         if isinstance(replica, GraphReplica) and replica.refused:
             raise ConfigError(f"{replica.refused}: the step cannot be captured as a graph")
         return float(trainer.world.gather_numbers(rate).sum())
@@ -139,11 +138,15 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
     images = backend.load_images(pixels, samples)
     batch = Batch(index=0, epoch=0, images=images, labels=labels, samples=samples, steady=True)
     replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
-    replica.begin(run_ahead=True)  # as in training without averages
+    replica.begin(lambda iteration: batch)  # with this a GPU may run ahead, as in training without averages
+    measure = trainer.statistics.clock.measure
 
     def step() -> None:
         with np.errstate(over="ignore", invalid="ignore"):  # always the same batch: it may diverge
-            replica.update(next(iterations), replica.gradient(batch).squared_norm)
+            with measure("compute", "forward and backward"):
+                found = replica.gradient(batch)
+            with measure("compute", "update"):
+                replica.update(next(iterations), found)
 
     return step
 

@@ -206,7 +206,7 @@ class TrainJob:
     def _summary(self, test: Evaluation | None, validation: Evaluation | None) -> Summary:
         """Return the results of the run. test, validation: None if they were not evaluated."""
         trainer, callbacks = self.wrapper.trainer, self.wrapper.callbacks
-        clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.spent
+        clock, measured, spent = trainer.statistics.clock, trainer.statistics.measured, trainer.statistics.spent
         stop = trainer.stopped
         outcome = Outcome(
             epochs=trainer.epoch,
@@ -219,7 +219,7 @@ class TrainJob:
             divergence=None if measured is None else finite(measured.divergence),
             divergence_by_layer=None if measured is None else dict(measured.by_layer),
             left_out=sum(each.left_out for each in callbacks if isinstance(each, NonFinite)),
-            skipped_steps=trainer.skipped_steps,
+            skipped_steps=trainer.statistics.skipped_steps,
             advice=None if spent is None or self.settings.fast_dev_run else self._advice(spent),
         )
         cost = Cost(
@@ -298,11 +298,11 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
 
     Most schedules span a fit, so its length determines the rate of every iteration.
     """
-    epochs, iteration, start = trainer.total_epochs, trainer.iteration, trainer.fit_start
-    if planned in (None, epochs) or start is None or not trainer.rounds:
+    epochs, iteration, start = trainer.plan.epochs, trainer.iteration, trainer.plan.start
+    if planned in (None, epochs) or start is None or not trainer.plan.rounds:
         return
     then = copy.deepcopy(trainer.schedule)
-    then.span(start, trainer.total_iterations + (planned - epochs) * trainer.rounds, trainer.rounds, planned)
+    then.span(start, trainer.plan.iterations + (planned - epochs) * trainer.plan.rounds, trainer.plan.rounds, planned)
     past = range(start, iteration, max((iteration - start) // RATES, 1))
     if any(then(each) != trainer.schedule(each) for each in past):
         log.warning(

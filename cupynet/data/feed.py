@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from contextlib import nullcontext, suppress
 
@@ -26,9 +25,6 @@ class BatchFeed:
         on_device: True to keep images on the device, see `Backend.transfer`.
         shared: shared by the workers of this process on the devices; nothing by default.
 
-    Attributes:
-        waited_s: seconds that the worker has waited for batches so far.
-
     Raises:
         ConfigError: the images must stay on the device but do not fit.
         DataError: a file cannot be read.
@@ -46,7 +42,7 @@ class BatchFeed:
         on_device: bool | str = "auto",
         shared: Shared | None = None,
     ) -> None:
-        self.loader, self.waited_s = loader, 0.0
+        self.loader = loader
         self._backend, self._rank, self._size = backend, rank, size
         self._rounds = loader.rounds(size)
         self._made: Prefetcher[Made] = Prefetcher((), 0)  # batches of the current epoch
@@ -72,13 +68,12 @@ class BatchFeed:
         """Yield the batch of each round, sent to the device; None for rounds after this worker's last batch."""
         with made:
             for _ in range(rounds):
-                began, batch = time.perf_counter(), None
+                batch = None
                 found = next(made, None)
                 if found is not None:
                     index, content, samples = found
                     images, labels = self._transfer.send(*content)
                     batch = Batch(index, images, labels, samples, epoch, self._transfer.steady)
-                self.waited_s += time.perf_counter() - began
                 yield batch
 
     def reload(self, epoch: int, number: int) -> Batch:

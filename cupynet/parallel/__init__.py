@@ -5,6 +5,7 @@ from cupynet.parallel.communicators.base import (
     Groups,
     PeerFailed,
     SerialCommunicator,
+    Traffic,
     WorkerTimeout,
 )
 from cupynet.parallel.communicators.devices import check_reduce
@@ -17,7 +18,7 @@ from cupynet.parallel.synchronizers.base import Average, Synchronizer
 from cupynet.parallel.synchronizers.elastic import ElasticAveraging
 from cupynet.parallel.synchronizers.gradients import GradientSharing
 from cupynet.parallel.synchronizers.outer import DiLoCo, Outer, SlowMo
-from cupynet.parallel.synchronizers.replica_view import is_finite
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally, is_finite
 from cupynet.parallel.synchronizers.schedule import Adaptive, AveragingSchedule, Moment, PostLocal
 from cupynet.parallel.synchronizers.threshold import (
     AdaptiveThreshold,
@@ -46,12 +47,15 @@ __all__ = [
     "Pipeline",
     "Placement",
     "PostLocal",
+    "ReplicaView",
     "SerialCommunicator",
     "SlowMo",
     "Synchronizer",
+    "Tally",
     "TargetSparsity",
     "ThreadLauncher",
     "ThresholdEncoding",
+    "Traffic",
     "AveragingSchedule",
     "WorkerTimeout",
     "is_finite",

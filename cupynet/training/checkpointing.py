@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
-from cupynet.training.callbacks.base import by_class_name
+from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, regrouped, shares, trained_again
 from cupynet.training.state_tree import (
@@ -35,9 +35,7 @@ from cupynet.training.state_tree import (
     send,
     together,
 )
-
-if TYPE_CHECKING:
-    from cupynet.training.trainer import Trainer
+from cupynet.training.trainer import Trainer
 
 WEIGHTS = "replica/weights/"
 
@@ -54,7 +52,7 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
             "iteration": trainer.iteration,
             "epoch": trainer.epoch,
             "made_by": made_by(trainer),
-            "model": seen_by(trainer.whole),
+            "model": seen_by(trainer.replica.whole),
             "data": None if trainer.data is None else list(trainer.data),
             "workers": workers,
         }
@@ -111,7 +109,7 @@ def resume(trainer: Trainer, path: str | Path) -> None:
 
 def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
     """Return the state of every worker; `regrouped` is 1 if another number of workers saved the checkpoint."""
-    size, stages, states = trainer.workers, trainer.groups.stages.size, _states(stored)
+    size, stages, states = trainer.world.size, trainer.groups.stages.size, _states(stored)
     check_stages(stored, stages)
     then, now = stored.state.get("made_by", {}), made_by(trainer)
     log.info("%s: %s", stored.path, differences(then, now) or "continues bit for bit")
@@ -190,7 +188,7 @@ def made_by(trainer: Trainer) -> dict[str, Any]:
     threads = sorted({each["num_threads"] for each in machine["blas"]})
     versions = {name: machine["versions"].get(name) for name in ("cupynet", "numpy", "numba")}
     return {
-        "workers": trainer.workers,
+        "workers": trainer.world.size,
         "backend": backend.name,
         "dtype": backend.policy.name,
         "processor": machine["cpu"],

@@ -5,17 +5,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cupynet.backend.array import Array
-from cupynet.parallel import Average
+from cupynet.parallel import Average, Tally, Traffic
 from cupynet.training.events import SPENT, EpochRecord, Report, Spent
 
 UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
+
+
+class Timer(Protocol):
+    """Receives the spans of a clock, see `Profile`."""
+
+    def span(self, name: str, kind: str) -> AbstractContextManager[None]:
+        """Return a context that times what is done inside."""
 
 
 @dataclass
@@ -23,90 +30,93 @@ class Clock:
     """Where this worker's time goes.
 
     Attributes:
-        rounds_s: seconds in rounds and in the averages that end epochs, evaluation excluded.
-        compute_s, data_s, averaging_s, waiting_s: their parts: gradients and updates, waiting for batches, the
-            synchronizer, waiting for other stages of a pipeline.
-        images: of all replicas; samples: of this worker.
-        bytes_sent: to other workers, as of the last report or epoch.
+        compute_s, data_s, averaging_s, waiting_s: seconds in gradients and updates, waiting for batches, in the
+            synchronizer, and waiting for other stages of a pipeline.
         evaluate_s: seconds in evaluations.
+        callbacks_s: seconds in callbacks.
         compile_s: seconds before training until the kernels were ready.
-        timed_s, timed_images: seconds and images in the rounds after the first 10.
+        images: of all replicas; samples: of this worker, as of the last report or epoch.
+        bytes_sent: to other workers, as of the last report or epoch.
+        warm_s, warm_images: `rounds_s` and `images` after the first 10 rounds.
+        timer: also receives every span while a profile is made.
     """
 
-    rounds_s: float = 0.0
     compute_s: float = 0.0
     data_s: float = 0.0
     averaging_s: float = 0.0
     waiting_s: float = 0.0
     evaluate_s: float = 0.0
+    callbacks_s: float = 0.0
     compile_s: float = 0.0
     images: int = 0
-    timed_s: float = 0.0
-    timed_images: int = 0
     samples: int = 0
     bytes_sent: int = 0
+    warm_s: float = 0.0
+    warm_images: int = 0
+
+    def __post_init__(self) -> None:
+        self.timer: Timer | None = None
+        self.inside: list[float] = []  # for each open span, the seconds of the spans inside it
+
+    @property
+    def rounds_s(self) -> float:
+        """Seconds in rounds and in the averages that end epochs, without evaluations and callbacks."""
+        return self.compute_s + self.data_s + self.averaging_s + self.waiting_s
 
     @property
     def images_per_s(self) -> float:
         """Training images of all replicas per second, after the first 10 rounds if there were more."""
-        if self.timed_images:
-            return self.timed_images / self.timed_s
-        return self.images / self.rounds_s if self.rounds_s else 0.0
+        seconds = self.rounds_s
+        if self.warm_images < self.images:
+            return (self.images - self.warm_images) / (seconds - self.warm_s)
+        return self.images / seconds if seconds else 0.0
 
-    def count(self, iteration: int, images: int, seconds: float) -> None:
-        """Count round `iteration` (from 1): the images of all replicas in it, and its seconds."""
-        self.rounds_s, self.images = self.rounds_s + seconds, self.images + images
-        if iteration > UNTIMED_ROUNDS:
-            self.timed_s, self.timed_images = self.timed_s + seconds, self.timed_images + images
+    def measure(self, part: str, name: str) -> AbstractContextManager[None]:
+        """Return a context that adds its seconds to a part, such as `compute`. Contexts may be nested.
 
-    def lap(self, part: str, began: float) -> float:
-        """Add the seconds since `began` to a part of the round, such as `compute_s`; return the time now."""
-        now = time.perf_counter()
-        setattr(self, part, getattr(self, part) + (now - began))
-        return now
+        Seconds inside an inner context count for its part alone. name: in a profile.
+        """
+        return _Span(self, part, name)
 
-    def extend(self, part: str, began: float) -> None:
-        """Add the seconds since `began` to a part of the last round, and to the round itself."""
-        seconds = self.lap(part, began) - began
-        self.rounds_s += seconds
-        if self.timed_images:
-            self.timed_s += seconds
+    def count(self, iteration: int, images: int) -> None:
+        """Count the images of all replicas in round `iteration` (from 1), at its end."""
+        self.images += images
+        if iteration <= UNTIMED_ROUNDS:
+            self.warm_s, self.warm_images = self.rounds_s, self.images
 
     def since(self, start: Clock) -> Clock:
         """Return the counts since `start`, an earlier copy of this clock."""
         return Clock(**{each.name: getattr(self, each.name) - getattr(start, each.name) for each in fields(self)})
 
-    def spent(self) -> list[float]:
-        """Return the attributes of `Spent`, in its order."""
-        return [getattr(self, name) for name in SPENT]
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Clock:
+        """Return the clock of a checkpoint. Earlier versions stored the time of the rounds after the first 10."""
+        clock = cls(**{each.name: stored[each.name] for each in fields(cls) if each.name in stored})
+        if "timed_s" in stored:
+            clock.warm_s, clock.warm_images = clock.rounds_s - stored["timed_s"], clock.images - stored["timed_images"]
+        return clock
 
 
-@dataclass
-class Losses:
-    """The losses of this replica's samples, summed on the device and read only when needed.
+class _Span(AbstractContextManager[None]):
+    """A context that `Clock.measure` returns. It is entered several times in each round, so it is a plain class."""
 
-    Attributes:
-        samples, unread: samples since the last reading, and the sum of their losses, on the device.
-        epoch_samples, epoch_losses: those read in this epoch.
-        mean: of all workers in the last complete epoch; NaN if there was none.
-    """
+    __slots__ = ("_began", "_clock", "_part", "_timed")
 
-    samples: int = 0
-    unread: Array = 0.0
-    epoch_samples: int = 0
-    epoch_losses: float = 0.0
-    mean: float = math.nan
+    def __init__(self, clock: Clock, part: str, name: str) -> None:
+        self._clock, self._part = clock, f"{part}_s"
+        self._timed = nullcontext() if clock.timer is None else clock.timer.span(name, part)
 
-    def read(self) -> tuple[int, float]:
-        """Return the number of samples since the last reading, and the sum of their losses."""
-        samples, losses = self.samples, float(self.unread)
-        self.epoch_samples, self.epoch_losses = self.epoch_samples + samples, self.epoch_losses + losses
-        self.samples, self.unread = 0, 0.0
-        return samples, losses
+    def __enter__(self) -> None:
+        self._clock.inside.append(0.0)
+        self._began = time.perf_counter()
+        self._timed.__enter__()
 
-    def state(self) -> dict[str, float]:
-        """Return the state for a checkpoint. It does not `read`: partial sums would change the last bits of the sum."""
-        return {**vars(self), "unread": float(self.unread)}
+    def __exit__(self, *error: Any) -> None:
+        self._timed.__exit__(*error)
+        took, clock = time.perf_counter() - self._began, self._clock
+        setattr(clock, self._part, getattr(clock, self._part) + took - clock.inside.pop())
+        if clock.inside:
+            clock.inside[-1] += took
 
 
 @dataclass
@@ -131,37 +141,48 @@ class Since:
 class Statistics:
     """The statistics of one worker: time, losses, and measurements of averages.
 
+    Args:
+        tally: of this worker's replica.
+        traffic: what the worker has sent.
+
     Attributes:
         clock: this worker's times and counts.
         measured: the last average with a divergence, of all stages of a pipeline; None if there is none.
+        loss: the training loss of the last complete epoch, see `EpochRecord`; NaN if there was none.
+        spent: the times of all workers at the end of the last fit; None before.
+        skipped_steps: steps that any replica skipped because a gradient overflowed, at the end of the last fit.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tally: Tally | None = None, traffic: Traffic | None = None) -> None:
         self.clock = Clock()
         self.measured: Average | None = None
-        self._since, self._epoch_start, self._losses = Since(Clock()), Clock(), Losses()
-
-    @property
-    def loss(self) -> float:
-        """The training loss of the last complete epoch, see `EpochRecord`; NaN if there was none."""
-        return self._losses.mean
-
-    def count(self, samples: int, losses: Array | None) -> None:
-        """Count a step. losses: the sum over its samples, on the device; None if another worker has it."""
-        self.clock.samples += samples
-        if samples and losses is not None:
-            self._losses.samples, self._losses.unread = self._losses.samples + samples, self._losses.unread + losses
+        self.loss = math.nan
+        self.spent: Spent | None = None
+        self.skipped_steps = 0
+        self._tally = Tally() if tally is None else tally  # not read yet
+        self._traffic = Traffic() if traffic is None else traffic
+        self._since, self._epoch_start = Since(Clock()), Clock()
+        self._epoch_samples, self._epoch_losses = 0, 0.0  # read in this epoch
 
     def begin_epoch(self) -> None:
         """Begin an epoch at its first round."""
-        self._epoch_start = replace(self.clock)
         self.read_losses()  # of an interrupted epoch that is not continued
-        self._losses.epoch_samples, self._losses.epoch_losses = 0, 0.0
+        self._epoch_start = replace(self.clock)
+        self._epoch_samples, self._epoch_losses = 0, 0.0
+
+    def count(self) -> None:
+        """Update the samples and the bytes of the clock. Sums of losses stay unread: how they are split is visible."""
+        self._tally.complete()
+        self.clock.samples, self._tally.samples = self.clock.samples + self._tally.samples, 0
+        self.clock.bytes_sent = self._traffic.bytes_sent
 
     def read_losses(self) -> None:
         """Read the losses from the device."""
-        samples, losses = self._losses.read()
+        self.count()
+        samples, losses = self._tally.scored, float(self._tally.losses)
         self._since.samples, self._since.losses = self._since.samples + samples, self._since.losses + losses
+        self._epoch_samples, self._epoch_losses = self._epoch_samples + samples, self._epoch_losses + losses
+        self._tally.clear()
 
     def averaged(self, average: Average) -> None:
         """Record an average for the next report."""
@@ -190,22 +211,23 @@ class Statistics:
 
     def epoch(self) -> list[float]:
         """Return the figures of this epoch that workers exchange: those of `SPENT`, samples, losses, all bytes sent."""
-        spent = self.clock.since(self._epoch_start).spent()
-        return [*spent, self._losses.epoch_samples, self._losses.epoch_losses, self.clock.bytes_sent]
+        self.count()
+        spent = self.clock.since(self._epoch_start)
+        return [*figures(spent), self._epoch_samples, self._epoch_losses, self.clock.bytes_sent]
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
         """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 3); known: its other fields."""
         last = np.arange(len(table)) % stages == stages - 1  # the stages that compute the loss
         counts, sums = (np.where(last, each, 0) for each in table.T[-3:-1])
         losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
-        self._losses.mean = float(sums.sum() / counts.sum()) if counts.any() else math.nan
+        self.loss = float(sums.sum() / counts.sum()) if counts.any() else math.nan
         epoch = self.clock.since(self._epoch_start)
         return EpochRecord(
             samples=epoch.images,
             train_s=epoch.rounds_s,
             spent=Spent.of(table[:, :-3]),
             bytes_sent=int(table[:, -1].sum()),
-            loss=self._losses.mean,
+            loss=self.loss,
             losses=losses,
             divergence=self._since.divergence,
             divergence_by_layer=self._since.divergence_by_layer,
@@ -214,17 +236,37 @@ class Statistics:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
+        self.count()
+        losses = {
+            "samples": self._tally.scored,
+            "unread": float(self._tally.losses),
+            "epoch_samples": self._epoch_samples,
+            "epoch_losses": self._epoch_losses,
+            "mean": self.loss,
+        }
         return {
             "clock": asdict(self.clock),
             "epoch_start": asdict(self._epoch_start),
             "since": asdict(self._since),
-            "losses": self._losses.state(),
+            "losses": losses,
             "measured": {} if self.measured is None else asdict(self.measured),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.clock, self._epoch_start = Clock(**state["clock"]), Clock(**state["epoch_start"])
-        self._since = Since(**{**state["since"], "start": Clock(**state["since"]["start"])})
-        self._losses = Losses(**state["losses"])
+        for each in fields(Clock):  # the replica has the clock too
+            setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
+        self._epoch_start = Clock.of(state["epoch_start"])
+        self._since = Since(**{**state["since"], "start": Clock.of(state["since"]["start"])})
+        losses = state["losses"]
+        self._tally.clear()
+        self._tally.scored, self._tally.losses = losses["samples"], losses["unread"]
+        self._epoch_samples, self._epoch_losses = losses["epoch_samples"], losses["epoch_losses"]
+        self.loss = losses["mean"]
         self.measured = Average(**state["measured"]) if state["measured"] else None
+        self._traffic.bytes_sent = self.clock.bytes_sent
+
+
+def figures(clock: Clock) -> list[float]:
+    """Return the attributes of `Spent` from a clock, in its order."""
+    return [getattr(clock, name) for name in SPENT]

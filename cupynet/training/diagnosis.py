@@ -14,12 +14,12 @@ from cupynet.training.replica import Replica
 MAX_SAMPLES = 5  # of a batch that a message lists
 
 
-def diagnose(rank: int, replica: Replica, batch: Batch) -> str:
+def diagnose(replica: Replica, batch: Batch) -> str:
     """Describe the first value that is not finite: the worker, the batch, its samples and the layer.
 
     Repeats the forward pass of the batch, layer by layer, with its own statistics and dropout.
     """
-    at = f"of worker {rank} at batch {batch.index} of epoch {batch.epoch + 1}"
+    at = f"of worker {replica.groups.world.rank} at batch {batch.index} of epoch {batch.epoch + 1}"
     for name, values in replica.params.views(replica.params.master):
         if not _finite(replica, values).all():
             return f"the weights of layer '{name.partition('.')[0]}' {at} are not finite"

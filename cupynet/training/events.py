@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, TypeAlias
+from typing import Any
 
 from numpy.typing import NDArray
 
@@ -154,8 +154,3 @@ class Stop:
     def interrupts(self) -> bool:
         """True if the fit was cut short, so that its last weights can be trained further; else it has its result."""
         return self.reason in (StopReason.REQUEST, StopReason.SIGNAL)
-
-
-# A method call that the profile times: the object, its method, its name in the table, and its kind: `data`, `forward`,
-# `backward`, `update`, `averaging`, `evaluation`, `waiting` or `training`, the rest.
-Piece: TypeAlias = tuple[object, str, str, str]

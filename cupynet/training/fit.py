@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,7 @@ from cupynet.core.checks import integer, layout_hint, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Labelled, Loader
 from cupynet.nn import BatchNorm, Layer, Model, check_output
-from cupynet.optim import Schedule
 from cupynet.parallel import Communicator, Synchronizer
-from cupynet.training.callbacks.base import Callback
 
 
 @dataclass
@@ -41,7 +40,7 @@ class Fit:
         self.evaluate_every = integer("evaluate_every", self.evaluate_every, 1)
         self.split = one_of("split", self.split, ("test", "validation"))
 
-    def check_validation(self, parts: Sequence[Callback | Schedule], synchronizer: Synchronizer, workers: int) -> None:
+    def check_validation(self, parts: Sequence[Any], synchronizer: Synchronizer, workers: int) -> None:
         """Refuse a fit without the evaluations that a callback or the learning-rate schedule needs. ConfigError."""
         evaluated = self.evaluate_on is not None and self.split == "validation"
         for part in parts:

@@ -22,7 +22,9 @@ from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import Context, Model
 from cupynet.optim import Optimizer
-from cupynet.training.replica import Replica, Settled, Step
+from cupynet.parallel import Groups, Synchronizer
+from cupynet.training.clock import Clock
+from cupynet.training.replica import Replica, Step, StepCheck
 
 if TYPE_CHECKING:
     from cupynet.backend.cuda.graph_capture import Recorder
@@ -53,28 +55,35 @@ class GraphReplica(Replica):
         self._workspace: Workspace | None = None  # of the thread that captured the graphs
         self._scale: float | None = None  # on the device; None if unknown
         self._batch: Batch | None = None  # of the step that `update` launches
-        self._launched: dict[int, bool] = {}  # since `settle`: iteration -> had a batch
+        self._reload: Callable[[int], Batch] | None = None
+        self._rounds = 0  # that ran ahead since `complete`
+        self._launched: list[int] = []  # their iterations, without those that had no batch
         self._loss: Array = None
         self.refused = ""
-        self._wanted_ahead = self._singly = False
+        self._scheduled = self._singly = False
         self._norm: Array | None = None  # of the gradient, for the update
 
     # gradient and update, each launched as a whole --------------------------------------------------------------------
 
-    def begin(self, *, run_ahead: bool = False) -> None:
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
+        """See `Replica.join`. Only synchronizers with a schedule leave rounds in which nothing is exchanged."""
+        super().join(groups, synchronizer, clock, check)
+        self._scheduled = synchronizer.schedule is not None
+
+    def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
         """See `Replica.begin`."""
         super().begin()
-        self._wanted_ahead = run_ahead
-        self._launched, self._scale = {}, None
+        self._reload = reload
+        self._rounds, self._launched, self._scale = 0, [], None
         if self._workspace is not self.backend.workspace:  # graphs use the buffers of another thread
             self._workspace, self._launchers = self.backend.workspace, {}
 
     def gradient(self, batch: Batch | None) -> Step:
-        """See `Replica.gradient`. If steps run ahead, `update` computes the gradient too."""
+        """See `Replica.gradient`. If rounds run ahead, `update` computes the gradient too."""
         if not self._ahead:
             return super().gradient(batch)
-        self._batch = batch
-        return Step(batch, ahead=True)
+        self._batch, self._rounds = batch, self._rounds + 1
+        return Step(batch, 0 if batch is None else len(batch))
 
     def backpropagate(self, batch: Batch | None) -> int:
         """See `Replica.backpropagate`."""
@@ -85,12 +94,12 @@ class GraphReplica(Replica):
         self.losses = self._loss
         return len(batch)
 
-    def update(self, iteration: int, squared_norm: Array | None = None) -> None:
+    def update(self, iteration: int, step: Step | None = None) -> None:
         """See `Replica.update`."""
-        if self._ahead:
-            self._launch_ahead(iteration)
+        if self._ahead and self._batch is not None:
+            self._launch_ahead(iteration, self._batch)
         else:
-            super().update(iteration, squared_norm)
+            super().update(iteration, step)
 
     def _optimize(self, iteration: int, squared_norm: Array | None) -> None:
         self._send_scale()
@@ -102,37 +111,58 @@ class GraphReplica(Replica):
 
     @property
     def _ahead(self) -> bool:
-        return self._wanted_ahead and not self._singly
+        return self._reload is not None and self._scheduled and self.check.may_wait and not self._singly
 
     def launch_singly(self, wanted: bool) -> None:
+        self.complete()
         self._singly, self._scale = wanted, None  # write the loss scale to the device again
 
-    def _launch_ahead(self, iteration: int) -> None:
-        batch, self._batch = self._batch, None
-        self._launched[iteration] = batch is not None
-        if batch is not None:
-            self._send_scale()
-            self._recorder.steer(self.optimizer.numbers(iteration))
-            self._run("step", self._load(batch), self._step)
-            self.updates += 1
+    def _launch_ahead(self, iteration: int, batch: Batch) -> None:
+        self._batch = None
+        self._launched.append(iteration)
+        self._send_scale()
+        self._recorder.steer(self.optimizer.numbers(iteration))
+        self._run("step", self._load(batch), self._step)
+        self.updates += 1
 
-    def settle(self) -> Settled | None:
-        """See `Replica.settle`."""
-        launched, self._launched = self._launched, {}
-        if not launched:
-            return None
-        made = [iteration for iteration, had_batch in launched.items() if had_batch]
-        if not made:
-            return Settled(len(launched), 0, 0.0, None)
+    def complete(self) -> None:
+        """See `Replica.complete`.
+
+        Raises:
+            DivergedError: the replica halted at one of the steps.
+        """
+        rounds, self._rounds = self._rounds, 0
+        if rounds:
+            with self.clock.measure("compute", "steps that ran ahead"):
+                samples = self._read() if self._launched else 0
+            self._count(rounds, samples)
+
+    def _read(self) -> int:
+        """Wait for the launched steps, and return the number of samples of those that were completed."""
+        launched, self._launched = self._launched, []
         controls = self._recorder.read()
         self._scale = self.backend.loss_scale = controls[Control.SCALE]
         self.updates -= int(controls[Control.SKIPPED])
         if self.scaler is not None:
             self.scaler.count(int(controls[Control.STEADY]), int(controls[Control.SKIPPED]))
         self._write(used=controls[Control.USED])
-        halted = int(controls[Control.HALTED])
-        halt = made[halted - 1] if halted else None
-        return Settled(len(launched), int(controls[Control.SAMPLES]), controls[Control.LOSSES], halt)
+        if halted := int(controls[Control.HALTED]):
+            self._diverge(launched[halted - 1])
+        self.losses = controls[Control.LOSSES]
+        return int(controls[Control.SAMPLES])
+
+    def _diverge(self, iteration: int) -> None:
+        """Make the step of `iteration`, which was not finite, once more, and check it."""
+        assert self._reload is not None
+        super().begin()
+        self._scale = None
+        batch = self._reload(iteration)
+        self.check(self, Step(batch, self.backpropagate(batch), finite=False))
+
+    def state(self) -> dict[str, Any]:
+        """See `Replica.state`."""
+        self.complete()
+        return super().state()
 
     # the captured step ----------------------------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ from cupynet.parallel import (
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 from cupynet.runs.run import Run
-from cupynet.training.callbacks.base import Callback, by_class_name, check_decisions
+from cupynet.training.callback_list import by_class_name
+from cupynet.training.callbacks.base import Callback, check_decisions
 from cupynet.training.callbacks.history import Rows
 from cupynet.training.callbacks.profile import Profile
 from cupynet.training.callbacks.progress import STYLES, Progress, say
@@ -436,7 +437,7 @@ class ParallelWrapper:
     def pipeline_speed(self) -> dict[str, Any] | None:
         """Return the speed of the pipeline and its bound, from the times of its stages; None without one or a `fit`."""
         stages, trainer = self.placement.stages, self.trainer
-        spent, rate = trainer.spent, trainer.statistics.clock.images_per_s
+        spent, rate = trainer.statistics.spent, trainer.statistics.clock.images_per_s
         if stages == 1 or self.pipeline is None or spent is None or not rate:
             return None
         batch_size, samples = self._batch_size, sum(spent.samples[::stages])

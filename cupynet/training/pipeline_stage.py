@@ -5,7 +5,6 @@ parallel/pipeline.py has the cut of the network and the order of work of a stage
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,8 +17,7 @@ from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model, Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
-from cupynet.training.events import Piece
-from cupynet.training.replica import Replica, Scores
+from cupynet.training.replica import Replica, Scores, blank_batch
 
 
 class Stage(Replica):
@@ -43,7 +41,6 @@ class Stage(Replica):
         number, count: index of this stage, from 0, and number of stages.
         first, last: True if this stage receives the images, and if it computes the output and the loss.
         losses: the sum of the last batch's losses on the first and the last stage, None on the others.
-        waited_s: seconds of the last round spent waiting for other stages.
     """
 
     def __init__(
@@ -55,12 +52,12 @@ class Stage(Replica):
         layers: Sequence[Sequence[str]],
         micro_batches: int,
     ) -> None:
-        self.groups, self.number, self.count = groups, groups.stages.rank, groups.stages.size
+        self.number, self.count = groups.stages.rank, groups.stages.size
         self.first, self.last = self.number == 0, self.number == self.count - 1
         self.layers, self.micro_batches = [list(names) for names in layers], micro_batches
         names = self.layers[self.number]
         super().__init__(whole.part(names, backend), optimizer)
-        self.whole, self.needs_images = whole, self.first
+        self.groups, self.whole, self.needs_images = groups, whole, self.first
         self.place = f"stage {self.number + 1} of {self.count}, {' '.join(names)}; {self.place}"
         self.losses: Array | None = 0.0 if self.first or self.last else None
         self._restored = False  # since `begin`: this stage's weights replace the user's
@@ -70,7 +67,6 @@ class Stage(Replica):
     def backpropagate(self, batch: Batch | None) -> int:
         """See `Replica.backpropagate`. All stages of a replica are called with the same batch."""
         self.losses = 0.0 if self.first or self.last else None
-        self.waited_s = 0.0
         self.params.snapshot_buffers()
         if batch is None:
             return 0
@@ -121,9 +117,8 @@ class Stage(Replica):
 
     def _receive(self, array: Array, source: int) -> None:
         """Receive `array` from another stage, and count the seconds."""
-        began = time.perf_counter()
-        self.groups.stages.recv(array, source)
-        self.waited_s += time.perf_counter() - began
+        with self.clock.measure("waiting", "waiting for a stage"):
+            self.groups.stages.recv(array, source)
 
     def _share_losses(self) -> None:
         """Send the losses to the first stage, as rank 0 makes the reports."""
@@ -137,12 +132,10 @@ class Stage(Replica):
                 self.losses = losses.sum()
 
     def whole_squared_norm(self, part: Array) -> Array:
-        began = time.perf_counter()
-        norm = self.groups.stages.gather_numbers(float(part)).sum()
-        self.waited_s += time.perf_counter() - began
-        return norm
+        with self.clock.measure("waiting", "waiting for a stage"):
+            return self.groups.stages.gather_numbers(float(part)).sum()
 
-    # evaluation, profile, warm-up -------------------------------------------------------------------------------------
+    # evaluation and warm-up -------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch) -> Scores | None:
         """See `Replica.scores`. A stage works on a batch while the next one works on the one before."""
@@ -150,7 +143,8 @@ class Stage(Replica):
         taken = np.zeros(1, np.uint8)  # a stage waits until its output is received: batches do not pile up
         x = batch.images
         if not self.first:
-            x = self._received((len(batch), *self.model.input.shape), self.number - 1)
+            x = self.backend.borrow((len(batch), *self.model.input.shape))
+            stages.recv(x, self.number - 1)
             stages.send(taken, self.number - 1)
         if self.last:
             return self._scores(x, batch.labels)
@@ -159,24 +153,11 @@ class Stage(Replica):
         stages.recv(taken, self.number + 1)
         return None
 
-    def pieces(self) -> list[Piece]:
-        return [*super().pieces(), (self, "_receive", "waiting for a stage", "waiting")]
-
-    def warm_up(self, batch_size: int, average: Callable[[Replica], None] = lambda scratch: None) -> float:
-        """See `Replica.warm_up`. Does not exchange anything with other stages."""
-        began = time.perf_counter()
-        self.backend.prepare()
-        scratch = self._scratch()
-        with np.errstate(over="ignore", invalid="ignore"):  # as in `Replica.warm_up`
-            self._warm_up(scratch, -(-batch_size // min(batch_size, self.micro_batches)))
-            average(scratch)
-        self.backend.synchronize()
-        return time.perf_counter() - began
-
-    def _warm_up(self, scratch: Replica, samples: int) -> None:
-        """Compute a micro-batch and an update on a copy."""
+    def _rehearse(self, scratch: Replica, batch_size: int) -> None:
+        """Compute a micro-batch and an update on a copy. Does not exchange anything with other stages."""
+        samples = -(-batch_size // min(batch_size, self.micro_batches))
         model, backend, zeros = scratch.model, self.backend, np.zeros((samples, *scratch.model.input.shape))
-        x = self._blank(samples).images if self.first else backend.asarray(zeros, backend.policy.storage)
+        x = blank_batch(model, samples).images if self.first else backend.asarray(zeros, backend.policy.storage)
         y, derivative = model.forward(x, Context(train=True, samples=np.arange(samples)))
         if self.last:
             _, dy = model.loss(backend, y, backend.asarray(np.zeros(samples, np.int64)))
@@ -188,7 +169,7 @@ class Stage(Replica):
 
     # the whole network ----------------------------------------------------------------------------------------------
 
-    def begin(self, *, run_ahead: bool = False) -> None:
+    def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
         """Begin a fit or an evaluation: take the weights of rank 0's whole network, or give it the restored ones."""
         super().begin()
         self._copy_weights(collect=self._restored)

@@ -6,7 +6,6 @@ import copy
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,9 +17,9 @@ from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Layer, Model
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, Groups, Pipeline, parts
+from cupynet.parallel import Communicator, Groups, Pipeline, Synchronizer, Tally, parts
 from cupynet.parallel.synchronizers.replica_view import by_name, take_by_name
-from cupynet.training.events import Piece
+from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler
 
 Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
@@ -53,11 +52,11 @@ class Step(NamedTuple):
 
     Attributes:
         batch: None if the worker had none.
-        samples: 0 without a batch, and if the batch was left out: the gradient is zero then.
+        samples: 0 without a batch, and if the batch was left out: the gradient is zero then. If rounds run ahead of the
+            host, the size of the batch, whether it will be left out or not.
         squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
         finite: True if the loss and the gradient are.
         overflowed: the step is skipped, for a smaller loss scale.
-        ahead: gradient and update run ahead of the host: `Replica.settle` returns their result.
     """
 
     batch: Batch | None
@@ -65,23 +64,21 @@ class Step(NamedTuple):
     squared_norm: Array | None = None
     finite: bool = True
     overflowed: bool = False
-    ahead: bool = False
 
 
-@dataclass(frozen=True)
-class Settled:
-    """The result of the steps that ran ahead of the host.
+class StepCheck:
+    """Looks at each step before it is used; this base class accepts all.
 
     Attributes:
-        rounds: the number of their rounds.
-        samples, losses: samples of the completed steps, and the sum of their losses.
-        halted: the iteration of the first step that was not finite; None if all were.
+        may_wait: True if rounds may run ahead of the host: then it is called only for the first step that is not
+            finite, when the host learns of it, and must raise an error.
     """
 
-    rounds: int
-    samples: int
-    losses: float
-    halted: int | None
+    may_wait = True
+
+    def __call__(self, replica: Replica, step: Step) -> Step:
+        """Return the step, or one without samples if its batch is left out. Called on all workers in every round."""
+        return step
 
 
 class Replica:
@@ -103,36 +100,48 @@ class Replica:
         scaler: finds the loss scale, if 16 bits are stored and `join` was called; else None.
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
             pipeline that has none.)
-        waited_s: seconds of the last round spent waiting for other stages of the same replica.
+        groups: the communicators of this worker.
+        clock: receives the seconds of waiting for other stages and for rounds that run ahead.
+        check: looks at each step before it is used.
+        optimizer_state: name -> (P,) vector; the optimizer's own dictionary.
     """
 
     needs_images = True
-    waited_s = 0.0
 
     def __init__(self, model: Model, optimizer: Optimizer, accumulate: int = 1) -> None:
         self.model, self.optimizer, self.accumulate = model, optimizer, accumulate
         self.whole, self.params, self.backend = model, model.params, model.backend
         self.place = f"{self.backend.name}, device {self.backend.device}"
         self.updates = 0
+        self.groups = Groups.of()
         self.replicas: Communicator | None = None
         self.scaler: LossScaler | None = None
+        self.clock, self.check = Clock(), StepCheck()
         self.losses: Array | None = 0.0
+        self._tallies: list[Tally] = []
+        self._shares_gradients = False
         optimizer.init(model.params, model.backend)
+        self.optimizer_state: Mapping[str, Array] = optimizer.state
 
-    @property
-    def optimizer_state(self) -> Mapping[str, Array]:
-        """Name -> (P,) vector; the optimizer's own dictionary."""
-        return self.optimizer.state
-
-    def join(self, groups: Groups, *, shares_gradients: bool) -> None:
+    def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
         """Train together with others."""
-        self.replicas = groups.replicas
-        self.scaler = LossScaler.of(self.backend, groups, shared=shares_gradients)
+        self.groups, self.replicas, self.clock, self.check = groups, groups.replicas, clock, check
+        self._shares_gradients = synchronizer.shares_gradients
+        self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
 
-    def begin(self, *, run_ahead: bool = False) -> None:
+    def tally(self, *, losses: bool = True) -> Tally:
+        """Return a tally to which this replica adds its rounds. losses: whether to sum them too."""
+        tally = Tally(self.complete, losses=losses)
+        self._tallies.append(tally)
+        return tally
+
+    def complete(self) -> None:
+        """Wait for rounds that run ahead of the host, and count them. Only a `GraphReplica` has any."""
+
+    def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
         """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed round may have left.
 
-        run_ahead: let steps run ahead of the host, if the device can do that.
+        reload: returns the batch of an earlier iteration again; None outside a fit.
         """
         self.params.grad[...] = 0
 
@@ -142,7 +151,15 @@ class Replica:
     # a round --------------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute the gradient of a round; skip it if the loss scale made it overflow. Every worker calls it."""
+        """Compute the gradient of a round, check it and count its samples. Every worker calls it.
+
+        If the loss scale made the gradient overflow, the step is skipped.
+        """
+        step = self.check(self, self._unchecked(batch))
+        self._count(1, step.samples)
+        return step
+
+    def _unchecked(self, batch: Batch | None) -> Step:
         if self.scaler is not None:
             self.scaler.grow()
         samples = self.backpropagate(batch)
@@ -158,6 +175,10 @@ class Replica:
                 return Step(batch, overflowed=True)
         return step
 
+    def _count(self, rounds: int, samples: int) -> None:
+        for tally in self._tallies:
+            tally.add(rounds, samples, self.losses)
+
     @property
     def loss_is_finite(self) -> bool:
         """True if the loss of the last batch is finite, or is held by another stage."""
@@ -170,8 +191,7 @@ class Replica:
         """
         self.params.snapshot_buffers()
         if batch is None:
-            if self._syncs:
-                self._pass_dummy()
+            self._pass_without_batch()
             self.losses = 0.0
             return 0
         self.losses = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
@@ -207,23 +227,14 @@ class Replica:
             counts=counts,
         )
 
-    @property
-    def _syncs(self) -> bool:
-        """True if a layer exchanges values with the other replicas in a training pass."""
-        several = self.replicas is not None and self.replicas.size > 1
-        return several and any(layer.syncs_replicas for layer in self.model.network.walk())
-
-    def _pass_dummy(self) -> None:
-        """Without a batch, make the calls that the others make, with an example that does not count."""
-        dummy = self._blank(1)
-        self._passes(dummy.images, dummy.labels, lambda part: self._context(dummy, part, counts=False))
+    def _pass_without_batch(self) -> None:
+        """If layers exchange values with other replicas, make the same calls, with an example that does not count."""
+        alone = self.replicas is None or self.replicas.size == 1
+        if alone or not any(layer.syncs_replicas for layer in self.model.network.walk()):
+            return
+        blank = blank_batch(self.model, 1)
+        self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
         self.params.grad[...] = 0
-
-    def _blank(self, size: int) -> Batch:
-        """Return a batch of black images."""
-        samples = np.zeros(size, np.int64)
-        images = self.backend.load_images(np.zeros((1, *self.model.input.shape), np.uint8), samples)
-        return Batch(0, images, self.backend.asarray(samples), samples)
 
     def forget(self) -> None:
         """Undo `gradient`: no gradient, no loss, the buffers as before."""
@@ -231,14 +242,15 @@ class Replica:
         self.params.restore_buffers()
         self.losses = None if self.losses is None else 0.0
 
-    def update(self, iteration: int, squared_norm: Array | None = None) -> None:
+    def update(self, iteration: int, step: Step | None = None) -> None:
         """Update the weights at the learning rate of `iteration`, and set the gradient to zero.
 
-        squared_norm: `Step.squared_norm`, if the gradient is still the same; else it is computed.
+        step: that of `gradient`; without it the norm of the gradient is computed again.
         """
         if self.scaler is not None and self.scaler.skipping:
             return
-        self._optimize(iteration, squared_norm)
+        changed = step is None or self._shares_gradients
+        self._optimize(iteration, None if changed or step is None else step.squared_norm)
         self.updates += 1
 
     def _optimize(self, iteration: int, squared_norm: Array | None) -> None:
@@ -252,16 +264,10 @@ class Replica:
         """Return |gradient|² of the whole network; part: that of this replica's weights."""
         return part
 
-    # ahead of the host: only a GraphReplica can ----------------------------------------------------------------------
-
     def launch_singly(self, wanted: bool) -> None:
-        """Launch each operation by itself, or captured graphs again. No step may be running ahead."""
+        """Launch each operation by itself from now on, or captured graphs again. Results do not change."""
 
-    def settle(self) -> Settled | None:
-        """Wait for the steps that run ahead and return their result; None if there were none since the last call."""
-        return None
-
-    # evaluation, profile, warm-up -------------------------------------------------------------------------------------
+    # evaluation and warm-up -------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch) -> Scores | None:
         """Return scores (N, classes) and losses (N,) of a batch, on the host; None in all stages but the last."""
@@ -274,14 +280,6 @@ class Replica:
         scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
         return scores, backend.to_host(losses)
 
-    def pieces(self) -> list[Piece]:
-        """Return the replica's part of `Trainer.pieces`."""
-        return [
-            (self, "gradient", "forward and backward", "training"),
-            (self, "update", "update", "update"),
-            (self, "scores", "evaluation of a batch", "evaluation"),
-        ]
-
     def warm_up(self, batch_size: int, average: Callable[[Replica], None] = lambda scratch: None) -> float:
         """Compile or load every kernel that training needs, on a copy; return the seconds.
 
@@ -289,23 +287,23 @@ class Replica:
         """
         began = time.perf_counter()
         self.backend.prepare()
-        scratch = self._scratch()
-        with np.errstate(over="ignore", invalid="ignore"):  # training finds weights that are not finite
-            scratch.backpropagate(self._blank(batch_size))
-            scratch.update(0)
-        for vector in scratch.params.vectors:
-            moved(vector, vector)  # a fit ends with it
-        average(scratch)
-        self.backend.synchronize()
-        return time.perf_counter() - began
-
-    def _scratch(self) -> Replica:
-        """Return a copy with a copy of the optimizer in its first iteration."""
         optimizer = copy.copy(self.optimizer)
         optimizer.state = {}  # `init` creates a new one
         optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
         optimizer.learning_rate.span(0, 1, epoch=1, epochs=1)
-        return Replica(self.model.replicate(self.backend), optimizer, self.accumulate)
+        scratch = Replica(self.model.replicate(self.backend), optimizer, self.accumulate)
+        with np.errstate(over="ignore", invalid="ignore"):  # training finds weights that are not finite
+            self._rehearse(scratch, batch_size)
+            for vector in scratch.params.vectors:
+                moved(vector, vector)  # a fit ends with it
+            average(scratch)
+        self.backend.synchronize()
+        return time.perf_counter() - began
+
+    def _rehearse(self, scratch: Replica, batch_size: int) -> None:
+        """Make a step on a copy."""
+        scratch.backpropagate(blank_batch(self.model, batch_size))
+        scratch.update(0)
 
     # resuming -------------------------------------------------------------------------------------------------------
 
@@ -328,3 +326,10 @@ class Replica:
         for name, vector in self.optimizer_state.items():
             take_by_name(self, vector, state["optimizer"][name])
         self.updates = state["updates"]
+
+
+def blank_batch(model: Model, size: int) -> Batch:
+    """Return a batch of black images."""
+    backend, samples = model.backend, np.zeros(size, np.int64)
+    images = backend.load_images(np.zeros((1, *model.input.shape), np.uint8), samples)
+    return Batch(0, images, backend.asarray(samples), samples)

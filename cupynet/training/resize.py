@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 
 from cupynet.parallel import Synchronizer
-from cupynet.training.callbacks.base import Callback
+from cupynet.training.callback_list import Listener
 from cupynet.training.clock import Statistics
 from cupynet.training.state_tree import Tree
 
 
 def regrouped(
-    states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Callback]
+    states: Sequence[Tree], size: int, stages: int, synchronizer: Synchronizer, callbacks: Mapping[str, Listener]
 ) -> list[Tree]:
     """Return the states of `size` workers, replicas of `stages` each, computed from those of others.
 
@@ -92,7 +92,7 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
     }
 
 
-def _of_callbacks(states: Sequence[Tree], callbacks: Mapping[str, Callback]) -> Tree:
+def _of_callbacks(states: Sequence[Tree], callbacks: Mapping[str, Listener]) -> Tree:
     """Return the merged states of callbacks, by name, for all replicas of one stage."""
     merged = {}
     for name, callback in callbacks.items():

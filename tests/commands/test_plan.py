@@ -56,7 +56,7 @@ def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
     with experiment.wrapper(callbacks=(), workers=2, synchronizer=ParameterAveraging(1)) as wrapper:
         wrapper.fit(experiment.train_loader(experiment.load()), 1)
         averages = wrapper.trainer.iteration + 1  # the last is that of the end
-        sent = wrapper.trainer.spent.bytes_sent
+        sent = wrapper.trainer.statistics.spent.bytes_sent
     assert sent[0] / averages == pytest.approx(plan.averaged_bytes(experiment), rel=0.01)
 
 

@@ -146,7 +146,7 @@ class Diverge(Callback):
     every_rank = True
 
     def on_iteration_end(self, trainer):
-        if (trainer.rank, trainer.iteration) == (trainer.workers - 1, 25):
+        if (trainer.rank, trainer.iteration) == (trainer.world.size - 1, 25):
             trainer.params.master[0] = float("nan")
 """
 

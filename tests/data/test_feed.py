@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -145,20 +144,6 @@ def test_a_round_without_a_batch_is_none(on_device: bool, ahead: int) -> None:
         for start in range(4):
             batches = [None if batch is None else batch.index for batch in feed.epoch(0, start)]
             assert batches == [2, 5, 8, None][start:]
-
-
-@every_way
-def test_waiting_for_batches_is_counted(on_device: bool, ahead: int) -> None:
-    class Slow(Loader):
-        def load(self, *given: Any) -> Any:
-            for batch in super().load(*given):
-                time.sleep(0.02)
-                yield batch
-
-    with BatchFeed(Slow(pictures(16), 4), worker(), prefetch=ahead, on_device=on_device) as feed:
-        assert feed.waited_s == 0
-        waited = [feed.waited_s for _ in feed.epoch(0)]
-        assert waited == sorted(waited) and waited[0] > 0 and feed.waited_s > 0.05
 
 
 # memory ---------------------------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def train_on_device(
         return {
             "weights": model.weights(),
             "updates": trainer.replica.updates,
-            "samples": trainer.spent.samples,
-            "skipped": trainer.skipped_steps,
+            "samples": trainer.statistics.spent.samples,
+            "skipped": trainer.statistics.skipped_steps,
             "ahead": getattr(trainer.replica, "_ahead", False),
             "refused": getattr(trainer.replica, "refused", None),
             "losses": np.array(seen.losses),

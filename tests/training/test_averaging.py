@@ -255,7 +255,7 @@ def test_scores_are_weighted_by_samples(backend):
 
 def test_schedules_count_rounds_and_know_the_end():
     run = train(3, lambda: Nesterov(OneCycle(0.1)), samples=60, epochs=2)
-    assert run.trainers[0].total_iterations == 10
+    assert run.trainers[0].plan.iterations == 10
     assert run.trainers[0].replica.optimizer.learning_rate.stop == 10
     rates = [report.learning_rate for report in run.recorders[0].reports]  # after iterations 2, 4, 6, 8, 10
     assert rates[1] == max(rates) and rates[-1] == pytest.approx(0.1 / 1000)

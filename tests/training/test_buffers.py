@@ -471,7 +471,7 @@ def wrapped(dtype: str, workers: int, monkeypatch: pytest.MonkeyPatch | None, **
             monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
         training.fit(Loader(small_dataset(76), 8, seed=3), 3)
         ahead = getattr(training.trainer.replica, "_ahead", False)
-        return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.skipped_steps}
+        return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.statistics.skipped_steps}
 
 
 @pytest.mark.standin

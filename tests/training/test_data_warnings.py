@@ -139,7 +139,7 @@ def test_other_data_in_a_restored_fit(tmp_path: Path, caplog: pytest.LogCaptureF
     for used, warned in ((data, False), (other, True)):
         with ParallelWrapper(model(), 1, progress="none") as wrapper:
             wrapper.restore(path)
-            wrapper.trainer.fit_start = 0  # as if saved in the middle of a fit
+            wrapper.trainer.plan.start = 0  # as if saved in the middle of a fit
             warnings_of(caplog)
             wrapper.fit(Loader(used, 4), epochs=1)
             assert bool(warnings_of(caplog)) == warned

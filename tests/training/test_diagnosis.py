@@ -27,8 +27,8 @@ def test_layers_are_examined_with_the_statistics_of_the_batch(accumulate, sample
     estimates[...] = np.nan
     (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, model.backend)
     replica.gradient(batch)
-    assert diagnose(2, replica, batch) == (
-        f"the loss of worker 2 at batch 0 of epoch 1 is not finite, for {samples}, first in the output of layer "
+    assert diagnose(replica, batch) == (
+        f"the loss of worker 0 at batch 0 of epoch 1 is not finite, for {samples}, first in the output of layer "
         "'poisoned'"
     )
     assert model.backend.workspace.on_loan == 0
@@ -41,4 +41,4 @@ def test_a_network_that_is_not_sequential_is_examined_as_one_layer():
     replica = Replica(model, SGD(0.1))
     (batch,) = Loader(DATA, 97, shuffle=False).epoch(0, model.backend)
     replica.gradient(batch)
-    assert diagnose(0, replica, batch).endswith("for sample 17, first in the output of layer 'network'")
+    assert diagnose(replica, batch).endswith("for sample 17, first in the output of layer 'network'")

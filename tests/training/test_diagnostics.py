@@ -30,7 +30,7 @@ def test_an_epoch_records_the_time_of_each_worker(workers):
             parts = spent.compute_s[rank] + spent.data_s[rank] + spent.averaging_s[rank]
             assert 0 < spent.compute_s[rank] < parts <= spent.rounds_s[rank]
         assert record.spent.rounds_s[0] == pytest.approx(record.train_s)
-    whole = [trainer.spent for trainer in run.trainers]
+    whole = [trainer.statistics.spent for trainer in run.trainers]
     assert all(each == whole[0] for each in whole) and sum(whole[0].samples) == 122
     for rank, trainer in enumerate(run.trainers):
         assert whole[0].compute_s[rank] == trainer.statistics.clock.compute_s
@@ -45,7 +45,7 @@ def test_a_slow_worker_shows_in_the_times():
 
     with ParallelWrapper(small_model(), 2, 1, callbacks=[Slow()]) as wrapper:
         wrapper.fit(Loader(small_dataset(80), 4), 1)
-        spent = wrapper.trainer.spent
+        spent = wrapper.trainer.statistics.spent
         assert spent.averaging_s[0] > 9 * 0.02 > spent.averaging_s[1] - spent.averaging_s[0]  # 0 waited for 1
         assert spent.share("averaging_s") == [
             part / whole for part, whole in zip(spent.averaging_s, spent.rounds_s, strict=True)
@@ -60,7 +60,7 @@ def test_traffic_is_counted_over_all_workers(workers, frequency):
         small_model(), workers, synchronizer=averaging, callbacks=[recorder], optimizer=SGD(0.05), report_every=2
     ) as wrapper:
         wrapper.fit(Loader(small_dataset(workers * 4 * 8), 4), 2)
-        spent, vector = wrapper.trainer.spent, wrapper.model.params.master.nbytes
+        spent, vector = wrapper.trainer.statistics.spent, wrapper.model.params.master.nbytes
     vectors = 16 // frequency * 2 * (workers - 1) * vector  # SGD: the weights alone
     start = workers * (workers - 1) * vector  # at most, to begin alike
     assert vectors < sum(spent.bytes_sent) < vectors + start + 16 * 1000 * workers
@@ -73,21 +73,21 @@ def test_traffic_is_counted_over_all_workers(workers, frequency):
 
 def test_one_worker_alone_sends_nothing():
     run = train(1, lambda: SGD(0.05), samples=40)
-    assert run.trainers[0].spent.bytes_sent == [0]
+    assert run.trainers[0].statistics.spent.bytes_sent == [0]
     assert run.recorders[0].reports and {report.bytes_sent for report in run.recorders[0].reports} == {0}
 
 
 def test_traffic_is_counted_over_fits_and_resumed_runs():
     with ParallelWrapper(small_model(), 2, 1) as wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 1)
-        first, state = sum(wrapper.trainer.spent.bytes_sent), wrapper.trainer.state()
+        first, state = sum(wrapper.trainer.statistics.spent.bytes_sent), wrapper.trainer.state()
         wrapper.fit(Loader(small_dataset(40), 4), 1)
-        second = sum(wrapper.trainer.spent.bytes_sent)
+        second = sum(wrapper.trainer.statistics.spent.bytes_sent)
     assert second > 1.5 * first
     with ParallelWrapper(small_model(), 2, 1) as wrapper:
         wrapper.on_workers(lambda trainer: trainer.restore(state))
         wrapper.fit(Loader(small_dataset(40), 4), 1)
-        assert sum(wrapper.trainer.spent.bytes_sent) > 1.5 * first
+        assert sum(wrapper.trainer.statistics.spent.bytes_sent) > 1.5 * first
 
 
 class Layers(ParameterAveraging):

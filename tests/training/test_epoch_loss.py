@@ -37,6 +37,7 @@ class Summed(Callback):
         self._seen = 0
 
     def on_iteration_end(self, trainer):
+        trainer.statistics.count()
         samples, self._seen = trainer.statistics.clock.samples - self._seen, trainer.statistics.clock.samples
         found = self.sums.setdefault(trainer.epoch, [0, 0.0])
         found[0] += samples

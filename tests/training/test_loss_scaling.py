@@ -53,7 +53,7 @@ def test_the_loss_scale_grows_and_shrinks(monkeypatch):
     assert scales.scales[3:5] == [1024.0, 2048.0] and scales.scales[9] == 4096.0
     found = np.array(scales.scales)
     falls = np.flatnonzero(found[1:] < found[:-1])
-    assert 0 < len(falls) == trainer.skipped_steps and (found[falls + 1] == found[falls] / 2).all()
+    assert 0 < len(falls) == trainer.statistics.skipped_steps and (found[falls + 1] == found[falls] / 2).all()
     assert np.isfinite(trainer.params.master).all() and trainer.iteration == 100
 
 
@@ -65,7 +65,7 @@ def test_training_does_not_depend_on_the_loss_scale(monkeypatch):
         model.backend.loss_scale = first
         trainer = alone(model, Nesterov(0.01, 0.9))
         trainer.fit(Fit(loader(), 1))
-        assert trainer.replica.scaler.scale == first and trainer.skipped_steps == 0
+        assert trainer.replica.scaler.scale == first and trainer.statistics.skipped_steps == 0
         found.append(model.params.master.copy())
     np.testing.assert_allclose(*found, atol=2e-4)
 
@@ -74,7 +74,7 @@ def test_a_skipped_step_changes_no_weight():
     """One batch in each epoch overflows at every scale; training is as without it."""
     poisoned = alone(network_with(Poisoned(17, backwards=True), "half"), Nesterov(0.01))
     poisoned.fit(Fit(loader(), 2))
-    assert poisoned.skipped_steps == 2 and poisoned.replica.scaler.scale == 256.0
+    assert poisoned.statistics.skipped_steps == 2 and poisoned.replica.scaler.scale == 256.0
     guarded = alone(network_with(Poisoned(17, backwards=True), "float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
     guarded.fit(Fit(loader(), 2))
     for name, weights in poisoned.model.weights().items():
@@ -107,7 +107,7 @@ def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_sh
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=[mine])
         trainer.fit(Fit(loader(), 1))
         scales[communicator.rank] = mine.scales
-        return fingerprint(trainer.model), trainer.skipped_steps
+        return fingerprint(trainer.model), trainer.statistics.skipped_steps
 
     found = on_threads(3, task)
     assert len(set(found)) == 1 and found[0][1] == 1  # known on every worker, counted once
@@ -157,7 +157,9 @@ def test_stages_leave_a_step_out_together():
         network_with(Poisoned(17, backwards=True), "half"), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20
     ) as wrapper:
         wrapper.fit(loader(), 2)
-        wrapper.on_workers(lambda trainer: seen.append((trainer.replica.scaler.skipped, trainer.skipped_steps)))
+        wrapper.on_workers(
+            lambda trainer: seen.append((trainer.replica.scaler.skipped, trainer.statistics.skipped_steps))
+        )
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert sum(skipped for skipped, _ in seen) == 4 and {steps for _, steps in seen} == {2}
 
@@ -169,17 +171,21 @@ def test_a_checkpoint_holds_the_loss_scale(tmp_path):
 
     with wrapper(2, Checkpoint(every_iterations=24, keep_last=100, path=tmp_path)) as whole:
         whole.fit(loader(), 2)
-        wanted, steps = fingerprint(whole.model), whole.trainer.skipped_steps
+        wanted, steps = fingerprint(whole.model), whole.trainer.statistics.skipped_steps
     for workers in (2, 3):
         with wrapper(workers) as again:
             again.restore(tmp_path / "step-00000024")
             assert again.trainer.replica.scaler.scale < 1024.0
             again.fit(loader(), 2 - again.trainer.epoch)
             if workers == 2:
-                assert fingerprint(again.model) == wanted and again.trainer.skipped_steps == steps == 2
+                assert fingerprint(again.model) == wanted and again.trainer.statistics.skipped_steps == steps == 2
 
 
 def test_wider_dtypes_have_no_loss_scale():
     for dtype in ("float", "double"):
         trainer = alone(small_model(dtype), Nesterov(0.01))
-        assert trainer.replica.scaler is None and trainer.state()["scaling"] == {} and trainer.skipped_steps == 0
+        assert (
+            trainer.replica.scaler is None
+            and trainer.state()["scaling"] == {}
+            and trainer.statistics.skipped_steps == 0
+        )

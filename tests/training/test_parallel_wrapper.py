@@ -61,9 +61,9 @@ def test_two_fits_equal_one():
 def test_a_second_fit_has_its_own_total_of_iterations():
     with ParallelWrapper(small_model(), 2, 1, optimizer=Nesterov(OneCycle(0.1))) as wrapper:
         wrapper.fit(Loader(small_dataset(80), 4), 2)
-        assert wrapper.trainer.total_iterations == wrapper.trainer.iteration == 20
+        assert wrapper.trainer.plan.iterations == wrapper.trainer.iteration == 20
         wrapper.fit(Loader(small_dataset(16), 4), 1)
-        assert wrapper.trainer.total_iterations == wrapper.trainer.iteration == 22
+        assert wrapper.trainer.plan.iterations == wrapper.trainer.iteration == 22
 
 
 def test_the_first_device_must_be_the_models(monkeypatch):

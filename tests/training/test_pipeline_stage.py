@@ -366,7 +366,7 @@ def test_warm_up_changes_nothing_and_training_measures_the_stages():
         assert wrapper.warm_up(10) > 0 and wrapper.pipeline_speed() is None
         assert fingerprint(model) == before
         wrapper.fit(Loader(small_dataset(200), 10), 2)
-        speed, spent = wrapper.pipeline_speed(), wrapper.trainer.spent
+        speed, spent = wrapper.pipeline_speed(), wrapper.trainer.statistics.spent
         assert speed["layers"] == [["conv1", "pool1"], ["dense1", "output"]] and speed["micro_batches"] == 4
         first = (spent.compute_s[0] + spent.compute_s[2]) / 40 / 4  # two replicas, 40 batches in all
         assert speed["work_s"][0] == pytest.approx(first) and min(speed["work_s"]) > 0
@@ -389,7 +389,7 @@ def test_waiting_for_another_stage_is_not_counted_as_computing():
     recorder = Recorder()
     with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), callbacks=[recorder], report_every=2) as wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 1, evaluate_on=small_dataset(40))
-        spent, clocks = wrapper.trainer.spent, [trainer.statistics.clock for trainer in wrapper._trainers]
+        spent, clocks = wrapper.trainer.statistics.spent, [trainer.statistics.clock for trainer in wrapper._trainers]
     slept = 10 * 2 * 0.01  # rounds, micro-batches
     assert spent.waiting_s[0] > 0.9 * slept > spent.waiting_s[1]
     assert spent.compute_s[0] < spent.waiting_s[0] and spent.compute_s[1] > 0.9 * slept
@@ -402,7 +402,7 @@ def test_waiting_for_another_stage_is_not_counted_as_computing():
 
 def test_whole_replicas_have_no_waiting_time():
     run = train(2, lambda: SGD(0.05), samples=20)
-    assert run.trainers[0].spent.waiting_s == [0.0, 0.0]
+    assert run.trainers[0].statistics.spent.waiting_s == [0.0, 0.0]
 
 
 def test_a_pipeline_warmed_up_trains_the_same_bits():

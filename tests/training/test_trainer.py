@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 
+import cupynet.training.clock as clock_module
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.update import NumbaUpdate
 from cupynet.core.errors import ConfigError, OutputError
@@ -100,8 +101,40 @@ def test_reports_add_up():
         assert report.divergence > 0 and report.score_after_averaging > 0
     clock = run.trainers[0].statistics.clock
     assert clock.images == 128
-    assert clock.timed_images == (16 - 10) * 8
-    assert clock.compute_s + clock.data_s + clock.averaging_s <= clock.rounds_s
+    assert clock.images - clock.warm_images == (16 - 10) * 8
+
+
+def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch):
+    """Seconds of a clock that only moves where something is slow: loading, gradients, averages, callbacks, tests."""
+    now = [0.0]
+    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now[0])
+
+    def slow(seconds, call):
+        def slowly(*args, **kwargs):
+            now[0] += seconds
+            return call(*args, **kwargs)
+
+        return slowly
+
+    class Slow(Callback):
+        on_iteration_end = slow(1.0, Callback.on_iteration_end)
+
+    class SlowLoader(Loader):
+        def load(self, *given):
+            return (slow(2.0, lambda made: made)(each) for each in super().load(*given))
+
+    replica = Replica(small_model(), SGD(0.01))
+    replica.update, replica.backpropagate = slow(4.0, replica.update), slow(8.0, replica.backpropagate)
+    replica.scores = slow(16.0, replica.scores)
+    averaging = ParameterAveraging(1)
+    averaging.after_update = slow(32.0, averaging.after_update)
+    trainer = Trainer(replica, synchronizer=averaging, callbacks=[Slow()], prefetch_buffer=0)
+    held_out = Loader(small_dataset(4), 4, shuffle=False)
+    trainer.fit(Fit(SlowLoader(small_dataset(12), 4), 1, held_out))
+    clock = trainer.statistics.clock
+    assert (clock.data_s, clock.compute_s, clock.averaging_s) == (3 * 2, 3 * (4 + 8), 3 * 32)
+    assert (clock.callbacks_s, clock.evaluate_s) == (3, 16)
+    assert clock.rounds_s == 3 * (2 + 4 + 8 + 32)
 
 
 def test_an_epoch_without_reports_has_the_divergence():
@@ -290,8 +323,8 @@ def test_the_rate_includes_the_average_at_the_end():
         def on_iteration_end(self, trainer):
             if trainer.rank == 1 and trainer.iteration > 10:
                 others_done.wait(30)
-            if trainer.rank == 0 and trainer.iteration == trainer.total_iterations:
-                rounds_s.append(trainer.statistics.clock.timed_s)
+            if trainer.rank == 0 and trainer.iteration == trainer.plan.iterations:
+                rounds_s.append(trainer.statistics.clock.rounds_s)
                 others_done.set()
 
         def on_epoch_end(self, trainer, record):
@@ -310,7 +343,7 @@ def test_the_rate_includes_the_average_at_the_end():
         return trainer.statistics.clock
 
     clock = on_threads(2, task)[0]
-    assert clock.timed_s > rounds_s[0] and clock.averaging_s > 0
+    assert clock.rounds_s > rounds_s[0] and 0 < clock.warm_s < clock.rounds_s and clock.averaging_s > 0
     assert records[0].train_s == clock.rounds_s
 
 
@@ -424,7 +457,7 @@ def test_an_interrupted_epoch_is_continued():
 
     class StopAt(Callback):
         def on_fit_start(self, trainer):
-            totals.append(trainer.total_iterations)
+            totals.append(trainer.plan.iterations)
 
         def on_iteration_end(self, trainer):
             if trainer.iteration == 2:
@@ -455,7 +488,7 @@ def test_other_data_after_a_stop_start_a_new_epoch():
     trainer = alone(small_model(), SGD(0.01), callbacks=[StopAt()])
     trainer.fit(Fit(Loader(small_dataset(20), 4), 1))
     trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
-    assert (trainer.iteration, trainer.total_iterations) == (5, 5)
+    assert (trainer.iteration, trainer.plan.iterations) == (5, 5)
 
 
 def test_a_schedule_spans_each_fit():

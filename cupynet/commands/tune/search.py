@@ -306,7 +306,7 @@ class PruningCallback(Callback):
         if not math.isfinite(figure):
             return
         self._trial.report(figure, record.epoch)
-        if trainer.iteration < trainer.total_iterations and self._trial.should_prune():
+        if trainer.iteration < trainer.plan.iterations and self._trial.should_prune():
             self.pruned = True
             trainer.stop(f"{PRUNED}: other trials were better after as many epochs", StopReason.EARLY)
 

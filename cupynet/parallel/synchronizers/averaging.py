@@ -19,7 +19,7 @@ from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
 from cupynet.parallel.synchronizers.half_precision import RESOLUTION, WIRES, half_mean
 from cupynet.parallel.synchronizers.outer import Mean, Outer, outer_step
-from cupynet.parallel.synchronizers.replica_view import ReplicaView, RoundStatistics, by_name, distance, take_by_name
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally, by_name, distance, take_by_name
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment, averaging_schedule
 
 Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # `divergence` and `by_layer` of `Average`
@@ -68,13 +68,14 @@ class ParameterAveraging(Synchronizer):
         self.measure_every = integer("measure_every", measure_every, 0)
         self.wire = one_of("wire", wire, WIRES)
         self.outer = outer_step(outer)
-        self._statistics = RoundStatistics(score=self.report_score)
+        self._tally = Tally()  # since the last average
         self._measured = -1  # index of the last `measure_every` period with a measurement
         self._common: list[Array] = []  # the shared vectors after the last average, if they are needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
         self._replica = replica
+        self._tally = replica.tally(losses=self.report_score)
         if communicator.size > 1:
             self.outer.start(replica)
             if self.wire == "half":
@@ -87,22 +88,22 @@ class ParameterAveraging(Synchronizer):
         if self.identical:
             self._remember(replica)
 
-    def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        self._statistics.add(replica, samples)
-        return samples > 0
-
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
-        due = self.schedule.after(iteration)
-        return self._average(replica, iteration) if due and self._statistics.rounds else None
+        if not self.schedule.after(iteration):
+            return None
+        if self.communicator.size > 1:  # a single replica need not be waited for
+            replica.complete()
+        return self._average(replica, iteration) if self._tally.rounds else None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        average = self._average(replica, None) if self._statistics.rounds and self.schedule.at(moment) else None
+        replica.complete()
+        average = self._average(replica, None) if self._tally.rounds and self.schedule.at(moment) else None
         self.schedule.ended(moment)
         return average
 
     @property
     def identical(self) -> bool:
-        return self._statistics.rounds == 0 or self.communicator.size == 1
+        return self._tally.rounds == 0 or self.communicator.size == 1
 
     def __str__(self) -> str:
         outer = "" if isinstance(self.outer, Mean) else f", outer step {self.outer}"
@@ -112,7 +113,7 @@ class ParameterAveraging(Synchronizer):
         common = {str(i): by_name(self._replica, vector) for i, vector in enumerate(self._common)}
         return {
             "measured": self._measured,
-            "tally": self._statistics.state(),
+            "tally": self._tally.state(),
             "when": self.schedule.state(),
             "outer": self.outer.state() if self.communicator.size > 1 else {},
             "common": common,
@@ -120,7 +121,7 @@ class ParameterAveraging(Synchronizer):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._measured = state["measured"]
-        self._statistics.restore(state["tally"])
+        self._tally.restore(state["tally"])
         self.schedule.restore(state["when"])
         if self.communicator.size > 1:
             self.outer.restore(state["outer"])
@@ -128,17 +129,17 @@ class ParameterAveraging(Synchronizer):
             take_by_name(self._replica, vector, state["common"][str(i)])
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-        return float(state["tally"]["samples"]), {**state, "tally": RoundStatistics(score=self.report_score).state()}
+        return float(state["tally"]["samples"]), {**state, "tally": Tally().state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
         """Average. iteration: the one just trained; None at the end of an epoch or of the fit."""
-        score = self._statistics.gather(replica, self.communicator, iteration)
+        score = self._tally.gather(replica, self.communicator, iteration)
         measure = self._measure(iteration)
         if self.communicator.size == 1:
             average = Average(score, 0.0 if measure else math.nan)
         else:
             average = Average(score, *self._meet(replica, measure=measure))
-        self._statistics.clear()
+        self._tally.clear()
         self.schedule.averaged(average.divergence)
         return average
 
@@ -156,8 +157,8 @@ class ParameterAveraging(Synchronizer):
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
         """Average the replicas, take the outer step and publish the weights."""
         own = replica.params.master.copy() if measure else None
-        self._mean(self.shared(replica), self._statistics.samples, exact=replica.params.running)
-        samples, mean = self._statistics.samples, replica.params.master
+        self._mean(self.shared(replica), self._tally.samples, exact=replica.params.running)
+        samples, mean = self._tally.samples, replica.params.master
         found = UNMEASURED if own is None else spread(self.communicator, replica, own, mean, samples)
         if self._common:
             self.outer.step(self._common[0], replica.params.master)

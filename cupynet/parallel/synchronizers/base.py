@@ -7,9 +7,13 @@ without one, because each may contain collective operations.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
@@ -32,6 +36,15 @@ class Average:
     score: float
     divergence: float
     by_layer: Mapping[str, float] = field(default_factory=dict)
+
+    def over(self, stages: Communicator) -> Average:
+        """Return the layers of all stages, and their largest divergence: an upper bound of the whole network's."""
+        if stages.size == 1 or math.isnan(self.divergence):
+            return self
+        own = json.dumps([self.divergence, {name: float(apart) for name, apart in self.by_layer.items()}])
+        found = [json.loads(each.tobytes()) for each in stages.all_gather(np.frombuffer(own.encode(), np.uint8))]
+        layers = {name: apart for _, layers in found for name, apart in layers.items()}
+        return Average(self.score, max(apart for apart, _ in found), layers)
 
 
 class Synchronizer:
@@ -111,14 +124,6 @@ class Synchronizer:
         samples: the size of this worker's batch; 0 without one, and the gradients are zero.
         """
         return samples > 0
-
-    def looks(self, iteration: int) -> bool:
-        """Return True if `after_update` reads the replica, or its counts, after this iteration (from 0).
-
-        If it does not, and replicas share no gradients, a GPU may run ahead of the host: `before_update` is then called
-        for several rounds at once, before the next `after_update` that looks, and before `finish`.
-        """
-        return self.schedule is None or (self.communicator.size > 1 and self.schedule.due(iteration))
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         """Called after iteration `iteration` (from 0). Return the average, if any; the same on every worker."""

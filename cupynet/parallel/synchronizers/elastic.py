@@ -11,7 +11,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.averaging import UNMEASURED, ParameterAveraging, Spread, spread
 from cupynet.parallel.synchronizers.base import Average
-from cupynet.parallel.synchronizers.replica_view import ReplicaView
+from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
 
 SHARE = 0.9  # of the way to the mean that the centre moves by default; beta in the paper
@@ -54,8 +54,7 @@ class ElasticAveraging(ParameterAveraging):
         )
         self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
         self._alpha = self.pull or 0.0  # 0: unknown before `start`
-        self._apart = 0  # rounds since all replicas adopted the centre: the same on every worker
-        self._seen = 0  # this replica's samples since then
+        self._apart = Tally(losses=False)  # since all replicas adopted the centre
 
     def check(self, workers: int, stages: int = 1) -> None:
         super().check(workers, stages)
@@ -67,16 +66,14 @@ class ElasticAveraging(ParameterAveraging):
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
+        self._apart = replica.tally(losses=False)
         self._alpha = SHARE / communicator.size if self.pull is None else self.pull
         if communicator.size > 1:
             self._common = [replica.params.master.copy()]  # the centre
 
-    def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        self._apart, self._seen = self._apart + 1, self._seen + samples
-        return super().before_update(replica, samples)
-
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        gather = self._apart and self.schedule.at(moment)
+        replica.complete()
+        gather = self._apart.rounds and self.schedule.at(moment)
         average = super().finish(replica, moment)
         if gather:
             if self.communicator.size > 1:
@@ -85,24 +82,24 @@ class ElasticAveraging(ParameterAveraging):
                 _, *states = self.shared(replica)
                 states += replica.params.running
                 if states:
-                    self.communicator.allreduce_mean(states, self._seen)
-            self._apart = self._seen = 0
+                    self.communicator.allreduce_mean(states, self._apart.samples)
+            self._apart.clear()
         return average
 
     @property
     def identical(self) -> bool:
-        return self._apart == 0 or self.communicator.size == 1
+        return self._apart.rounds == 0 or self.communicator.size == 1
 
     def __str__(self) -> str:
         pull = f"{self._alpha:.3g}" if self._alpha else "0.9 / workers"
         return f"pulled to a centre by {pull} {self.schedule}{', sent as half' * (self.wire == 'half')}"
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "apart": self._apart, "seen": self._seen}
+        return {**super().state(), "apart": self._apart.rounds, "seen": self._apart.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)
-        self._apart, self._seen = state["apart"], state["seen"]
+        self._apart.rounds, self._apart.samples = state["apart"], state["seen"]
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         return float(state["seen"]), {**super().merge(state)[1], "apart": 0, "seen": 0}
@@ -111,8 +108,8 @@ class ElasticAveraging(ParameterAveraging):
         """Pull replica and centre towards each other."""
         own, (centre,) = replica.params.master, self._common
         mean: Array = own.copy()
-        self._mean([mean], self._statistics.samples)
-        found = spread(self.communicator, replica, own, mean, self._statistics.samples) if measure else UNMEASURED
+        self._mean([mean], self._tally.samples)
+        found = spread(self.communicator, replica, own, mean, self._tally.samples) if measure else UNMEASURED
         own += self._alpha * (centre - own)
         centre += self._alpha * self.communicator.size * (mean - centre)
         replica.params.publish()

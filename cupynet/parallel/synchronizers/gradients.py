@@ -18,7 +18,7 @@ from cupynet.parallel.synchronizers.base import Average, Synchronizer
 from cupynet.parallel.synchronizers.half_precision import WIRES, half_mean
 from cupynet.parallel.synchronizers.replica_view import (
     ReplicaView,
-    RoundStatistics,
+    Tally,
     by_name,
     is_finite,
     refuse_divergence,
@@ -75,13 +75,14 @@ class GradientSharing(Synchronizer):
             raise ConfigError(f"wire={wire}: is for exact gradients, but encoded updates are small: leave it out")
         self.report_score = flag("report_score", report_score)
         self.score_every = integer("score_every", score_every, 1)
-        self._statistics = RoundStatistics(score=self.report_score)
+        self._tally = Tally()  # since the last score
         self._next = 0  # iteration
         self._samples = 0  # of this worker's batch
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
         self._replica = replica
+        self._tally = replica.tally(losses=self.report_score)
         if self.encoding is not None and communicator.size > 1:
             master = replica.params.master
             self.encoding.start(len(master), replica.params.count, master.dtype)
@@ -106,7 +107,6 @@ class GradientSharing(Synchronizer):
         return super().shared(replica) if self._encoder is None else [replica.params.master]
 
     def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        self._statistics.add(replica, samples)
         self._samples = samples
         if self.communicator.size == 1 or self._encoder is not None:
             return samples > 0
@@ -120,7 +120,7 @@ class GradientSharing(Synchronizer):
         return self._score(replica, iteration) if (iteration + 1) % self.score_every == 0 else None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        return self._score(replica, None) if self._statistics.rounds and moment != "epoch" else None
+        return self._score(replica, None) if self._tally.rounds and moment != "epoch" else None
 
     def __str__(self) -> str:
         what = f"gradients{' sent as half' * (self.wire == 'half')}"
@@ -129,7 +129,7 @@ class GradientSharing(Synchronizer):
         return f"{what}, {'averaged' if self.reduce == 'mean' else 'added up'} in every iteration"
 
     def state(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"next": self._next, "tally": self._statistics.state()}
+        found: dict[str, Any] = {"next": self._next, "tally": self._tally.state()}
         if self._encoder is not None:
             residual = by_name(self._replica, self._encoder.residual)
             found["encoding"] = {**self._encoder.state(), "residual": residual}
@@ -137,14 +137,14 @@ class GradientSharing(Synchronizer):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._next = state["next"]
-        self._statistics.restore(state["tally"])
+        self._tally.restore(state["tally"])
         if self._encoder is not None:
             self._encoder.restore(state["encoding"])
             take_by_name(self._replica, self._encoder.residual, state["encoding"]["residual"])
             self._remember(self._replica)  # the weights are restored already
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-        return 1.0, {**state, "tally": RoundStatistics(score=self.report_score).state()}
+        return 1.0, {**state, "tally": Tally().state()}
 
     def _share_gradients(self, params: Params, samples: int) -> None:
         """Overwrite the gradients (P,) with those of all workers, and the buffers with their mean."""
@@ -181,6 +181,6 @@ class GradientSharing(Synchronizer):
 
     def _score(self, replica: ReplicaView, iteration: int | None) -> Average:
         """Return the score of all replicas since the last one."""
-        score = self._statistics.gather(replica, self.communicator, iteration)
-        self._statistics.clear()
+        score = self._tally.gather(replica, self.communicator, iteration)
+        self._tally.clear()
         return Average(score, math.nan)

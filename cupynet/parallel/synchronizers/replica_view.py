@@ -1,9 +1,9 @@
-"""A synchronizer's view of a replica: its vectors, their checkpoint form, and counts since the last average."""
+"""A synchronizer's view of a replica: its vectors, their checkpoint form, and what it has trained on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,12 +31,11 @@ class ReplicaView(Protocol):
     def optimizer_state(self) -> Mapping[str, Array]:
         """Name -> (P,) vector of the optimizer."""
 
-    @property
-    def losses(self) -> Array | None:
-        """The sum of the last batch's losses: a number, or a 0-d array on the device.
+    def tally(self, *, losses: bool = True) -> Tally:
+        """Return a tally to which the replica adds its rounds from now on. losses: whether to sum them too."""
 
-        0 without a batch; None if another stage has them.
-        """
+    def complete(self) -> None:
+        """Wait for rounds that run ahead of the host, so that all tallies are complete."""
 
 
 def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
@@ -93,28 +92,33 @@ def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str 
         )
 
 
-class RoundStatistics:
-    """Counts since the last average.
+class Tally:
+    """What a replica has trained on since the last `clear`. The replica adds each round.
+
+    On a GPU a replica may run ahead of the host. Its rounds are then added later, at the latest by `complete`.
 
     Args:
-        score: True to sum losses too.
+        complete: waits for rounds that run ahead.
+        losses: True to sum losses too.
 
     Attributes:
-        rounds: rounds since then; the same on every worker.
-        samples: samples that this replica has trained on since then.
+        rounds: the same on every worker.
+        samples: of this replica.
+        scored: samples whose losses this worker has.
+        losses: their sum: a number, or 0-d on the device.
     """
 
-    def __init__(self, *, score: bool) -> None:
-        self.score = score
-        self.rounds = self.samples = 0
-        self._scored = 0  # samples whose losses this worker has; `_losses` is their sum
-        self._losses: Array = 0.0
+    def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
+        self.complete = complete
+        self._sums = losses
+        self.rounds = self.samples = self.scored = 0
+        self.losses: Array = 0.0
 
-    def add(self, replica: ReplicaView, samples: int) -> None:
-        """Count a round of this replica, with this many samples."""
-        self.rounds, self.samples = self.rounds + 1, self.samples + samples
-        if self.score and samples and replica.losses is not None:
-            self._scored, self._losses = self._scored + samples, self._losses + replica.losses
+    def add(self, rounds: int, samples: int, losses: Array | None) -> None:
+        """Add rounds. losses: the sum over their samples; None if another worker has it."""
+        self.rounds, self.samples = self.rounds + rounds, self.samples + samples
+        if self._sums and samples and losses is not None:
+            self.scored, self.losses = self.scored + samples, self.losses + losses
 
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
         """Return the mean loss of all samples of all replicas since the last average; NaN if no worker has it.
@@ -124,24 +128,23 @@ class RoundStatistics:
         Raises:
             DivergedError: on every worker, if any replica is not finite.
         """
-        loss = float(self._losses)
+        loss = float(self.losses)
         finite = math.isfinite(loss) and is_finite(*replica.params.vectors)
-        gathered = communicator.gather_numbers(self._scored, loss, finite).tolist()  # (W, 3)
+        gathered = communicator.gather_numbers(self.scored, loss, finite).tolist()  # (W, 3)
         refuse_divergence([fine for _, _, fine in gathered], iteration)
         scored = sum(count for count, _, _ in gathered)
         return sum(total for _, total, _ in gathered) / scored if scored else math.nan
 
     def clear(self) -> None:
         """Reset all counts."""
-        self.rounds = self.samples = self._scored = 0
-        self._losses = 0.0
+        self.rounds = self.samples = self.scored = 0
+        self.losses = 0.0
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""
-        counts = {"rounds": self.rounds, "samples": self.samples}
-        return {**counts, "scored": self._scored, "losses": float(self._losses)}
+        return {"rounds": self.rounds, "samples": self.samples, "scored": self.scored, "losses": float(self.losses)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
         self.rounds, self.samples = state["rounds"], state["samples"]
-        self._scored, self._losses = state["scored"], state["losses"]
+        self.scored, self.losses = state["scored"], state["losses"]

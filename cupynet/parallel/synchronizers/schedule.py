@@ -33,13 +33,6 @@ class AveragingSchedule:
         """Return True if an average follows iteration `iteration` (from 0). Called once after each."""
         raise NotImplementedError
 
-    def due(self, iteration: int) -> bool:
-        """Return True if `after` will return True for this iteration, or if that is not known yet.
-
-        Replicas that run ahead of the host are then waited for. The schedule's state does not change.
-        """
-        return True
-
     def at(self, moment: Moment) -> bool:
         """Return True if replicas that have trained since the last average are averaged at this moment."""
         return moment != "epoch"
@@ -81,9 +74,6 @@ class Every(AveragingSchedule):
     def after(self, iteration: int) -> bool:
         return (iteration + 1) % self.frequency == 0
 
-    def due(self, iteration: int) -> bool:
-        return self.after(iteration)
-
 
 class AtMoments(AveragingSchedule):
     """After every epoch, or once at the end of a fit. Before that replicas differ, so they cannot be evaluated.
@@ -99,9 +89,6 @@ class AtMoments(AveragingSchedule):
         return "after every epoch" if self.frequency == "epoch" else "at the end"
 
     def after(self, iteration: int) -> bool:
-        return False
-
-    def due(self, iteration: int) -> bool:
         return False
 
     def at(self, moment: Moment) -> bool:
@@ -137,9 +124,6 @@ class PostLocal(AveragingSchedule):
     def after(self, iteration: int) -> bool:
         self._rounds += 1
         return self._often or self.later.after(iteration)
-
-    def due(self, iteration: int) -> bool:
-        return self._often or self.later.due(iteration)
 
     def at(self, moment: Moment) -> bool:
         return self._often or self.later.at(moment)
@@ -199,9 +183,6 @@ class Adaptive(AveragingSchedule):
     def after(self, iteration: int) -> bool:
         self._rounds += 1
         return self._rounds >= int(self.period)
-
-    def due(self, iteration: int) -> bool:
-        return self._rounds + 1 >= int(self.period)
 
     def averaged(self, divergence: float) -> None:
         whole, self._rounds = self._rounds >= int(self.period), 0

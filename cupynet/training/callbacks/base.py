@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
 from cupynet.training.events import EpochRecord, Report
-
-if TYPE_CHECKING:
-    from cupynet.training.trainer import Trainer
+from cupynet.training.trainer import Trainer
 
 FINAL_WEIGHTS = "the final weights"  # for `Callback.decides`
 
@@ -98,16 +96,6 @@ class Callback:
         states: the saved states of the replicas, in order.
         """
         return None
-
-
-def by_class_name(callbacks: Iterable[Callback]) -> dict[str, Callback]:
-    """Return callbacks by class name, followed by a number if there are several of the class."""
-    named: dict[str, Callback] = {}
-    for callback in callbacks:
-        kind = type(callback).__name__
-        number = sum(type(each).__name__ == kind for each in named.values()) + 1
-        named[kind if number == 1 else f"{kind}{number}"] = callback
-    return named
 
 
 def check_decisions(callbacks: Mapping[str, Callback]) -> None:

@@ -223,7 +223,8 @@ class EarlyStopping(Callback):
             self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
-        self._conclude(trainer, "diverged", text, restore=trainer.whole is trainer.model)  # a stage has only its part
+        whole = trainer.replica.whole is trainer.model  # a stage has only its part
+        self._conclude(trainer, "diverged", text, restore=whole)
 
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
         """Restore the best weights, if there are any, and log the result."""

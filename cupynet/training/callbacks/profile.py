@@ -7,7 +7,7 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from cupynet.core.terminal import near
 from cupynet.nn import Context, Model
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import Piece
+from cupynet.training.clock import Clock
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -65,21 +65,20 @@ class Profile(Callback):
 
     def on_fit_start(self, trainer: Trainer) -> None:
         if self._timer is None:
-            self._first = trainer.iteration + min(self.after, (trainer.total_iterations - trainer.iteration) // 4)
+            self._first = trainer.iteration + min(self.after, (trainer.plan.iterations - trainer.iteration) // 4)
             self.on_iteration_end(trainer)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self._timer is None and trainer.iteration >= self._first:
-            trainer.launch_singly(True)
+            trainer.replica.launch_singly(True)
             trainer.world.barrier()  # the timers of all workers begin together
-            self._timer = Timer(trainer.backend)
-            self._timer.begin(trainer.pieces(), trainer.model)
+            self._timer = Timer(trainer.backend, trainer.statistics.clock, trainer.model)
         elif self._timer is not None and not self._timed and trainer.iteration >= self._first + self.rounds:
             self._end(trainer, self._timer)
 
     def _end(self, trainer: Trainer, timer: Timer) -> None:
         timer.end()
-        trainer.launch_singly(False)
+        trainer.replica.launch_singly(False)
         self._timed = trainer.iteration - self._first
 
     def on_fit_end(self, trainer: Trainer) -> None:
@@ -124,40 +123,35 @@ class Span(NamedTuple):
 
 
 class Timer:
-    """Times the calls of one worker by replacing their methods, so that other rounds cost nothing.
+    """Records the spans of a worker's clock, and those of the layers of its model, until `end`.
 
-    Every call waits for the device before and after, so that its span covers the work that it launches.
+    The device is waited for before and after each span, so that it covers the work that it launches.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, clock: Clock, model: Model) -> None:
         self.spans: list[Span] = []
         self._wait, self._zero = backend.synchronize, time.perf_counter_ns()
-        self._inside: list[int] = []  # nanoseconds of the spans inside each open call
-        self._restore: list[Callable[[], None]] = []
-
-    def begin(self, pieces: Iterable[Piece], model: Model) -> None:
-        """Time these calls from now on, and the layers of the model."""
-        for owner, method, name, kind in pieces:
-            self._replace(owner, method, functools.partial(self.measure, name, kind))
-        for layer in model.network.walk():
-            for step in (layer, *layer.fused):
-                self._replace(step, "forward", functools.partial(self._layer, step.path or "network"))
+        self._inside: list[int] = []  # nanoseconds of the spans inside each open span
+        self._clock = clock
+        self._layers = [step for layer in model.network.walk() for step in (layer, *layer.fused)]
+        for step in self._layers:
+            forward = functools.partial(self._forward, step.path or "network", step.forward)
+            setattr(step, "forward", forward)  # noqa: B010 - hides the method of the class until `end`
+        clock.timer = self
 
     def end(self) -> None:
-        """Restore the original methods. The calls that are still open are not recorded."""
-        self._inside = []
-        while self._restore:
-            self._restore.pop()()
+        """Record no further spans. Those that are still open are not recorded."""
+        self._inside, self._clock.timer = [], None
+        while self._layers:
+            del self._layers.pop().forward
 
-    def _replace(self, owner: object, name: str, timed: Callable[..., Any]) -> None:
-        setattr(owner, name, functools.partial(timed, getattr(owner, name)))
-        self._restore.append(lambda: delattr(owner, name))
-
-    def measure(self, name: str, kind: str, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    @contextlib.contextmanager
+    def span(self, name: str, kind: str) -> Iterator[None]:
+        """Context of a span."""
         self._wait()
         inside, began = self._inside, time.perf_counter_ns()
         inside.append(0)
-        result = call(*args, **kwargs)
+        yield
         self._wait()
         took = time.perf_counter_ns() - began
         if inside is self._inside:  # otherwise `end` was called meanwhile
@@ -165,13 +159,18 @@ class Timer:
             if inside:
                 inside[-1] += took
             self.spans.append(Span(name, kind, began - self._zero, took, own))
-        return result
 
-    def _layer(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:
+    def _forward(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:
+        with self.span(path, "forward" if context.train else "evaluation"):
+            found = forward(x, context)
         if not context.train:
-            return self.measure(path, "evaluation", forward, x, context)
-        y, backward = self.measure(path, "forward", forward, x, context)
-        return y, functools.partial(self.measure, path, "backward", backward)
+            return found
+        y, backward = found
+        return y, functools.partial(self._backward, path, backward)
+
+    def _backward(self, path: str, backward: Callable[..., Any], dy: Any) -> Any:
+        with self.span(path, "backward"):
+            return backward(dy)
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:

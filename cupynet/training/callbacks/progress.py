@@ -52,14 +52,14 @@ class Progress(Callback):
     def on_fit_start(self, trainer: Trainer) -> None:
         if self.style != "bar":
             return
-        epochs = max(trainer.total_epochs - trainer.epoch, 1)
-        rounds = (trainer.total_iterations - trainer.iteration + trainer.round) // epochs
+        epochs = max(trainer.plan.epochs - trainer.epoch, 1)
+        rounds = (trainer.plan.iterations - trainer.iteration + trainer.round) // epochs
         figures = TextColumn(
             "{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="crop")
         )
         screen = _Screen()
         width = WIDE_BAR if screen.width >= WIDE else NARROW_BAR
-        epoch = f"epoch {trainer.total_epochs}/{trainer.total_epochs}"
+        epoch = f"epoch {trainer.plan.epochs}/{trainer.plan.epochs}"
         self._room = screen.width - len(epoch) - width - len(OTHER_COLUMNS)
         self._bar = Bar(
             TextColumn("epoch {task.fields[epoch]}"),
@@ -83,11 +83,11 @@ class Progress(Callback):
         self._note(report.loss, report.images_per_s)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        say(log, describe(record, trainer.total_epochs), printed=self.style != "none")
+        say(log, describe(record, trainer.plan.epochs), printed=self.style != "none")
         if record.evaluation is not None:
             self._accuracy = f"accuracy {percent(record.evaluation.accuracy)}"
         self._note(record.loss, record.images_per_s)
-        self._draw(trainer, restart=trainer.epoch < trainer.total_epochs)
+        self._draw(trainer, restart=trainer.epoch < trainer.plan.epochs)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         self.close()
@@ -111,8 +111,8 @@ class Progress(Callback):
         if self._bar is None:
             return
         self._drawn = time.monotonic()
-        complete = trainer.epoch == trainer.total_epochs
-        epoch = f"{trainer.epoch + (not complete)}/{trainer.total_epochs}"
+        complete = trainer.epoch == trainer.plan.epochs
+        epoch = f"{trainer.epoch + (not complete)}/{trainer.plan.epochs}"
         done = self._bar.tasks[0].total if complete else trainer.round
         try:
             if restart:

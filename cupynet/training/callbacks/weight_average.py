@@ -110,7 +110,7 @@ class WeightAverage(Callback):
             if trainer.rank == 0:
                 log.warning("WeightAverage: nothing was averaged: lower after=%d or every=%d", self.after, self.every)
             return
-        trainer.replicas.allreduce_mean(self._means, 1.0)
+        trainer.groups.replicas.allreduce_mean(self._means, 1.0)
         with self._backend.here():
             for vector, mean in zip(self._params.vectors, self._means, strict=True):
                 vector[...] = mean

@@ -498,7 +498,7 @@ class Poison(Callback):
             self.best = fingerprint(self.model)
 
     def on_iteration_end(self, trainer):
-        if trainer.epoch == 3 and trainer.rank == trainer.workers - 1:
+        if trainer.epoch == 3 and trainer.rank == trainer.world.size - 1:
             trainer.params.master[0] = np.nan
 
 

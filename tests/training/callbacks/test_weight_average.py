@@ -26,7 +26,7 @@ from cupynet.training import (
     Trainer,
     WeightAverage,
 )
-from cupynet.training.callbacks.base import by_class_name
+from cupynet.training.callback_list import by_class_name
 from cupynet.training.fit import Fit
 from tests.support.training import KeepState, StopAfter, fingerprint, on_threads, small_dataset, small_model
 

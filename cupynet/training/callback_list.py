@@ -1,0 +1,85 @@
+"""The callbacks of one worker, as the trainer sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol, TypeVar
+
+from cupynet.runs.run import Run
+
+
+class Listener(Protocol):
+    """The part of a `Callback` that does not depend on the trainer. The other methods are events, called by name."""
+
+    every_rank: bool
+
+    def start(self, trainer: Any, run: Run | None) -> None:
+        """See `Callback.start`."""
+
+    def close(self) -> None:
+        """See `Callback.close`."""
+
+    def state(self) -> dict[str, Any]:
+        """See `Callback.state`."""
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """See `Callback.restore`."""
+
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """See `Callback.merge`."""
+
+
+L = TypeVar("L", bound=Listener)
+
+
+class CallbackList(list[Listener]):
+    """The callbacks of one worker, in the order in which they receive events.
+
+    Attributes:
+        resuming: those whose state was restored for the current fit.
+    """
+
+    def __init__(self, callbacks: Iterable[Listener] = ()) -> None:
+        super().__init__(callbacks)
+        self.resuming: list[Listener] = []
+        self._closing = ExitStack()
+
+    def start(self, trainer: Any, run: Run | None) -> None:
+        """Start them all. If one fails, close it and those before it."""
+        with ExitStack() as started:
+            for callback in self:
+                started.callback(callback.close)
+                callback.start(trainer, run)
+            self._closing = started.pop_all()
+
+    def emit(self, event: str, *arguments: Any) -> None:
+        """Call the method of this name of all callbacks."""
+        for callback in self:
+            getattr(callback, event)(*arguments)
+
+    def close(self) -> None:
+        """Close them all once, even if one of them fails."""
+        self._closing.close()
+
+    def state(self) -> dict[str, Any]:
+        """Return their states by class name, see `by_class_name`."""
+        return {name: callback.state() for name, callback in by_class_name(self).items()}
+
+    def restore(self, states: dict[str, Any]) -> None:
+        """Restore what `state` returned. Callbacks that were not there then start afresh."""
+        self.resuming = []
+        for name, callback in by_class_name(self).items():
+            if name in states:
+                callback.restore(states[name])
+                self.resuming.append(callback)
+
+
+def by_class_name(callbacks: Iterable[L]) -> dict[str, L]:
+    """Return callbacks by class name, followed by a number if there are several of the class."""
+    named: dict[str, L] = {}
+    for callback in callbacks:
+        kind = type(callback).__name__
+        number = sum(type(each).__name__ == kind for each in named.values()) + 1
+        named[kind if number == 1 else f"{kind}{number}"] = callback
+    return named

@@ -1,0 +1,70 @@
+"""The batches of one worker: of the training data, and of the data that are evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from cupynet.backend import Shared
+from cupynet.data import BatchFeed, Loader
+from cupynet.parallel import Communicator
+from cupynet.training.replica import Replica
+
+
+class Feeds:
+    """Opens the batches of data sets for one worker.
+
+    Args:
+        replica: uses the batches.
+        replicas: the workers among which batches are divided.
+        prefetch, on_device, shared: see `BatchFeed`.
+
+    Attributes:
+        training: the training batches of the current fit; None between fits.
+    """
+
+    def __init__(
+        self, replica: Replica, replicas: Communicator, *, prefetch: int, on_device: bool | str, shared: Shared
+    ) -> None:
+        self._replica, self._replicas = replica, replicas
+        self._prefetch, self._on_device, self._shared = prefetch, on_device, shared
+        self.training: BatchFeed | None = None
+        self._evaluated: Loader | None = None
+        self._evaluation: BatchFeed | None = None  # its batches, once they were needed
+        self._closing = ExitStack()
+
+    @contextmanager
+    def of_fit(self, train: Loader, evaluated: Loader | None) -> Iterator[BatchFeed]:
+        """During this context the training batches are open, and those to evaluate on from their first use on.
+
+        A GPU then receives the images of each data set once.
+        """
+        with ExitStack() as self._closing:
+            self.training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated
+            try:
+                yield self.training
+            finally:
+                self.training = self._evaluated = self._evaluation = None
+
+    @contextmanager
+    def of_evaluation(self, loader: Loader) -> Iterator[BatchFeed]:
+        """During this context the batches of a loader are open."""
+        if loader is not self._evaluated:
+            with self._new(loader) as feed:
+                yield feed
+            return
+        if self._evaluation is None:
+            self._evaluation = self._closing.enter_context(self._new(loader))
+        yield self._evaluation
+
+    def _new(self, loader: Loader) -> BatchFeed:
+        return BatchFeed(
+            loader,
+            self._replica.backend,
+            self._replicas.rank,
+            self._replicas.size,
+            prefetch=self._prefetch,
+            images=self._replica.needs_images,
+            on_device=self._on_device,
+            shared=self._shared,
+        )

@@ -1,0 +1,69 @@
+"""Losses and gradients that are not finite: checked before they are used.
+
+Each worker checks the loss and the squared gradient norm of its own batch. A value that is not finite therefore never
+changes a weight and is never averaged into other replicas.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from cupynet.core.checks import counted, setting
+from cupynet.core.errors import DivergedError
+from cupynet.parallel import is_finite
+from cupynet.training.diagnosis import diagnose
+from cupynet.training.replica import Replica, Step, StepCheck
+
+REMEDY = ": lower learning_rate, train in a wider dtype, or leave such batches out: " + setting(
+    "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
+)
+
+log = logging.getLogger(__name__)
+
+
+class StopAtNonFinite(StepCheck):
+    """Raises DivergedError, which names the worker, the batch, its samples and the layer."""
+
+    def __call__(self, replica: Replica, step: Step) -> Step:
+        if step.finite or step.batch is None:
+            return step
+        text = diagnose(replica, step.batch)
+        replica.forget()
+        raise DivergedError(text + REMEDY)
+
+
+class SkipNonFinite(StepCheck):
+    """Leaves the batch out, on its worker alone, as if the worker had had none, and logs a warning.
+
+    Raises DivergedError if the weights themselves are not finite.
+
+    Args:
+        most_skipped: maximum number of batches that a worker may leave out; one more is a DivergedError.
+        skipped: epoch and index of the batches that this worker has left out; extended here.
+    """
+
+    may_wait = False
+
+    def __init__(self, most_skipped: int, skipped: list[tuple[int, int]]) -> None:
+        self.most_skipped, self.skipped = most_skipped, skipped
+
+    def __call__(self, replica: Replica, step: Step) -> Step:
+        """Return the step, or one without samples if its batch is left out. All workers call it in every round."""
+        if step.overflowed:
+            return step
+        stages, batch = replica.groups.stages, step.batch
+        text = diagnose(replica, batch) if batch is not None and not step.finite else ""
+        broken = bool(text) if stages.size == 1 else bool(stages.gather_numbers(bool(text)).any())
+        if not broken or batch is None:
+            return step
+        reason = text or "another stage of the replica is not finite"
+        if not stages.gather_numbers(is_finite(*replica.params.vectors)).all():
+            raise DivergedError(reason + REMEDY)
+        if len(self.skipped) >= self.most_skipped:
+            before = f"{counted(self.most_skipped, 'batch')} already left out by this worker"
+            raise DivergedError(f"{reason}; {before}{REMEDY}")
+        if text:
+            log.warning("%s; the batch is left out", text)
+        self.skipped.append((batch.epoch, batch.index))
+        replica.forget()
+        return Step(batch)
