@@ -552,10 +552,11 @@ def warm() -> None:
     from cupynet import Image, Model, create_backend
     from cupynet.optim import Nesterov
     from cupynet.training import Replica
+    from cupynet.training.warm_up import warm_up
     from tests.support.warm import import_all
 
     import_all()
-    Replica(Model(network(), Image(28, 28, 1), create_backend("auto"), 1), Nesterov(0.01)).warm_up(16)
+    warm_up(Replica(Model(network(), Image(28, 28, 1), create_backend("auto"), 1), Nesterov(0.01)), 16)
 
 
 def main(given: Sequence[str] | None = None) -> int:

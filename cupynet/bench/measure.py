@@ -120,8 +120,8 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
         step = training_step(experiment, trainer)
         rate = experiment.settings.batch_size / timed(step, replica.backend, seconds)
         replica.complete()
-        if isinstance(replica, GraphReplica) and replica.refused:
-            raise ConfigError(f"{replica.refused}: the step cannot be captured as a graph")
+        if isinstance(replica, GraphReplica) and replica.graphs.refused:
+            raise ConfigError(f"{replica.graphs.refused}: the step cannot be captured as a graph")
         return float(trainer.world.gather_numbers(rate).sum())
 
     with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from cupynet.backend import Shared
-from cupynet.data import BatchFeed, Loader
+from cupynet.data import Batch, BatchFeed, Loader
 from cupynet.parallel import Communicator
 from cupynet.training.replica import Replica
 
@@ -18,9 +18,6 @@ class Feeds:
         replica: uses the batches.
         replicas: the workers among which batches are divided.
         prefetch, on_device, shared: see `BatchFeed`.
-
-    Attributes:
-        training: the training batches of the current fit; None between fits.
     """
 
     def __init__(
@@ -28,7 +25,7 @@ class Feeds:
     ) -> None:
         self._replica, self._replicas = replica, replicas
         self._prefetch, self._on_device, self._shared = prefetch, on_device, shared
-        self.training: BatchFeed | None = None
+        self._training: BatchFeed | None = None  # of the current fit
         self._evaluated: Loader | None = None
         self._evaluation: BatchFeed | None = None  # its batches, once they were needed
         self._closing = ExitStack()
@@ -40,11 +37,16 @@ class Feeds:
         A GPU then receives the images of each data set once.
         """
         with ExitStack() as self._closing:
-            self.training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated
+            self._training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated
             try:
-                yield self.training
+                yield self._training
             finally:
-                self.training = self._evaluated = self._evaluation = None
+                self._training = self._evaluated = self._evaluation = None
+
+    def reload(self, epoch: int, number: int) -> Batch:
+        """See `BatchFeed.reload`, of the training batches."""
+        assert self._training is not None
+        return self._training.reload(epoch, number)
 
     @contextmanager
     def of_evaluation(self, loader: Loader) -> Iterator[BatchFeed]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynet.backend import Control, Scaling, Workspace
+from cupynet.backend import Backend, Control, Scaling, Workspace
 from cupynet.backend.array import Array
 from cupynet.data import Batch
 from cupynet.nn import Context, Model
@@ -32,35 +32,119 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+class Graphs:
+    """Captured work of one device, launched as a whole.
+
+    Attributes:
+        refused: the work that could not be captured, and the reason; "" if all was captured.
+        singly: True to launch each operation by itself.
+    """
+
+    def __init__(self, backend: Backend, recorder: Recorder) -> None:
+        self._backend, self._recorder = backend, recorder
+        self._launchers: dict[tuple[str, int], Callable[[], None]] = {}  # by name and batch size
+        self._workspace: Workspace | None = None  # of the thread that captured the graphs
+        self.refused, self.singly = "", False
+
+    def begin(self) -> None:
+        """Forget the graphs of another thread, whose buffers they use."""
+        if self._workspace is not self._backend.workspace:
+            self._workspace, self._launchers = self._backend.workspace, {}
+
+    def run(self, name: str, size: int, work: Callable[[int], None]) -> None:
+        """Do `work(size)`: operation by operation the first time, capture it the second time, then launch the graph."""
+
+        def plainly() -> None:
+            with self._recorder.steered():
+                work(size)
+
+        key = name, size
+        if self.singly:
+            plainly()
+        elif key in self._launchers:
+            self._launchers[key]()
+        else:
+            with self._recorder.first():
+                plainly()
+            self._launchers[key] = lambda: self._capture(key, plainly)
+
+    def _capture(self, key: tuple[str, int], plainly: Callable[[], None]) -> None:
+        """Capture a graph and launch it. If that fails, launch operation by operation from now on."""
+        try:
+            self._launchers[key] = self._recorder.record(plainly)
+        except Exception as error:
+            failure = self._backend.failure(error, self._backend.device)
+            if failure is not None and failure.of_memory:
+                raise
+            if not self.refused:
+                log.warning("operations are launched one by one: %s cannot be recorded (%s)", key[0], error)
+            self._launchers[key], self.refused = plainly, f"{key[0]} cannot be recorded ({error})"
+        self._launchers[key]()
+
+
+class Inputs:
+    """The arrays from which captured steps read a batch, by its size.
+
+    Args:
+        draws: True if a layer uses random numbers, which sample numbers and the epoch seed.
+
+    Attributes:
+        epoch: (1,), on the device.
+    """
+
+    def __init__(self, backend: Backend, *, draws: bool) -> None:
+        self._backend, self.draws = backend, draws
+        self._images: dict[int, Array] = {}
+        self._labels: dict[int, Array] = {}
+        self._samples: dict[int, Array] = {}
+        self.epoch: Array = backend.asarray(np.zeros(1, np.int64))
+        self._epoch = 0  # on the device
+
+    def of(self, size: int) -> tuple[Array, Array, Array | None]:
+        """Return images, labels, and the numbers of the samples if a layer draws."""
+        return self._images[size], self._labels[size], self._samples.get(size)
+
+    def load(self, batch: Batch) -> int:
+        """Copy a batch to the arrays, unless it is there; return its size."""
+        size, backend = len(batch), self._backend
+        if size not in self._images:
+            self._images[size] = (
+                batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
+            )
+            self._labels[size] = backend.allocate(batch.labels.shape, batch.labels.dtype)
+        images, labels = self._images[size], self._labels[size]
+        if backend.address(images) != backend.address(batch.images):
+            images[...] = batch.images
+        labels[...] = batch.labels
+        if self.draws:
+            samples = backend.asarray(np.asarray(batch.samples, np.int64))
+            there: Array = self._samples.setdefault(size, samples)
+            there[...] = samples
+            if batch.epoch != self._epoch:
+                self.epoch[...] = self._epoch = batch.epoch
+        return size
+
+
 class GraphReplica(Replica):
     """A replica that launches its steps as CUDA graphs, see the top of this file.
 
     Args:
         model, optimizer: all layers, the loss and the optimizer must be `recordable`.
         recorder: of the model's backend.
-
-    Attributes:
-        refused: the step that could not be captured, and the reason; "" if all were captured.
     """
 
     def __init__(self, model: Model, optimizer: Optimizer, recorder: Recorder) -> None:
         super().__init__(model, optimizer)
         self._recorder = recorder
-        self._inputs: dict[int, tuple[Array, Array]] = {}  # images and labels by batch size
-        self._draws = any(layer.uses_rng for layer in model.network.walk())
-        self._samples: dict[int, Array] = {}  # by batch size, if a layer uses random numbers
-        self._epoch: Array = model.backend.asarray(np.zeros(1, np.int64))
-        self._epoch_on_device = 0
-        self._launchers: dict[tuple[str, int], Callable[[], None]] = {}  # by name and batch size
-        self._workspace: Workspace | None = None  # of the thread that captured the graphs
+        self.graphs = Graphs(model.backend, recorder)
+        self._inputs = Inputs(model.backend, draws=any(layer.uses_rng for layer in model.network.walk()))
         self._scale: float | None = None  # on the device; None if unknown
         self._batch: Batch | None = None  # of the step that `update` launches
         self._reload: Callable[[int], Batch] | None = None
         self._rounds = 0  # that ran ahead since `complete`
         self._launched: list[int] = []  # their iterations, without those that had no batch
         self._loss: Array = None
-        self.refused = ""
-        self._scheduled = self._singly = False
+        self._scheduled = False
         self._norm: Array | None = None  # of the gradient, for the update
 
     # gradient and update, each launched as a whole --------------------------------------------------------------------
@@ -75,8 +159,7 @@ class GraphReplica(Replica):
         super().begin()
         self._reload = reload
         self._rounds, self._launched, self._scale = 0, [], None
-        if self._workspace is not self.backend.workspace:  # graphs use the buffers of another thread
-            self._workspace, self._launchers = self.backend.workspace, {}
+        self.graphs.begin()
 
     def gradient(self, batch: Batch | None) -> Step:
         """See `Replica.gradient`. If rounds run ahead, `update` computes the gradient too."""
@@ -90,7 +173,7 @@ class GraphReplica(Replica):
         if batch is None:
             return super().backpropagate(None)
         self._send_scale()
-        self._run("gradient", self._load(batch), self._gradient)
+        self.graphs.run("gradient", self._inputs.load(batch), self._gradient)
         self.losses = self._loss
         return len(batch)
 
@@ -105,24 +188,24 @@ class GraphReplica(Replica):
         self._send_scale()
         self._recorder.steer(self.optimizer.numbers(iteration))
         self._norm = None if self.optimizer.max_grad_norm is None else squared_norm
-        self._run("update" if self._norm is None else "clipped update", 0, self._update)
+        self.graphs.run("update" if self._norm is None else "clipped update", 0, self._update)
 
     # ahead of the host ----------------------------------------------------------------------------------------------
 
     @property
     def _ahead(self) -> bool:
-        return self._reload is not None and self._scheduled and self.check.may_wait and not self._singly
+        return self._reload is not None and self._scheduled and self.check.may_wait and not self.graphs.singly
 
     def launch_singly(self, wanted: bool) -> None:
         self.complete()
-        self._singly, self._scale = wanted, None  # write the loss scale to the device again
+        self.graphs.singly, self._scale = wanted, None  # write the loss scale to the device again
 
     def _launch_ahead(self, iteration: int, batch: Batch) -> None:
         self._batch = None
         self._launched.append(iteration)
         self._send_scale()
         self._recorder.steer(self.optimizer.numbers(iteration))
-        self._run("step", self._load(batch), self._step)
+        self.graphs.run("step", self._inputs.load(batch), self._step)
         self.updates += 1
 
     def complete(self) -> None:
@@ -168,13 +251,9 @@ class GraphReplica(Replica):
 
     def _gradient(self, size: int) -> None:
         self.params.snapshot_buffers()
-        images, labels = self._inputs[size]
-        samples = self._samples[size] if self._draws else None
-        context = GraphContext(train=True, seed=self.model.seed, epoch=self._epoch, samples=samples)
+        images, labels, samples = self._inputs.of(size)
+        context = GraphContext(train=True, seed=self.model.seed, epoch=self._inputs.epoch, samples=samples)
         self._loss = self._passes(images, labels, lambda part: context)
-
-    def _add(self, losses: Array, total: Array) -> Array:
-        return self.backend.total(losses)  # in the same memory each time
 
     def _update(self, size: int = 0) -> None:
         self.optimizer.move(self.params, squared_norm=self._norm)
@@ -187,61 +266,6 @@ class GraphReplica(Replica):
         for buffers in self.params.running:
             self._recorder.undo(buffers, self.params.buffer_snapshot)
         self._update()
-
-    # capture and launch ---------------------------------------------------------------------------------------------
-
-    def _load(self, batch: Batch) -> int:
-        """Copy a batch to the inputs of the graphs; return its size."""
-        size, backend = len(batch), self.backend
-        if size not in self._inputs:
-            images = batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
-            self._inputs[size] = images, backend.allocate(batch.labels.shape, batch.labels.dtype)
-        images, labels = self._inputs[size]
-        if backend.address(images) != backend.address(batch.images):
-            images[...] = batch.images
-        labels[...] = batch.labels
-        if self._draws:
-            self._load_numbers(batch)
-        return size
-
-    def _load_numbers(self, batch: Batch) -> None:
-        """Copy the epoch and the sample numbers, which seed random numbers, to the device."""
-        samples = self.backend.asarray(np.asarray(batch.samples, np.int64))
-        there: Array = self._samples.setdefault(len(batch), samples)
-        there[...] = samples
-        if batch.epoch != self._epoch_on_device:
-            self._epoch[...] = batch.epoch
-            self._epoch_on_device = batch.epoch
-
-    def _run(self, name: str, size: int, work: Callable[[int], None]) -> None:
-        """Do `work(size)`: operation by operation the first time, capture it the second time, then launch the graph."""
-
-        def plainly() -> None:
-            with self._recorder.steered():
-                work(size)
-
-        key = name, size
-        if self._singly:
-            plainly()
-        elif key in self._launchers:
-            self._launchers[key]()
-        else:
-            with self._recorder.first():
-                plainly()
-            self._launchers[key] = lambda: self._capture(key, plainly)
-
-    def _capture(self, key: tuple[str, int], plainly: Callable[[], None]) -> None:
-        """Capture a graph and launch it. If that fails, launch operation by operation from now on."""
-        try:
-            self._launchers[key] = self._recorder.record(plainly)
-        except Exception as error:
-            failure = self.backend.failure(error, self.backend.device)
-            if failure is not None and failure.of_memory:
-                raise
-            if not self.refused:
-                log.warning("operations are launched one by one: %s cannot be recorded (%s)", key[0], error)
-            self._launchers[key], self.refused = plainly, f"{key[0]} cannot be recorded ({error})"
-        self._launchers[key]()
 
     def _send_scale(self) -> None:
         """Write the loss scale to the device if the host has changed it."""

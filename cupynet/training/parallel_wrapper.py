@@ -59,6 +59,7 @@ from cupynet.training.graph_replica import replica_of
 from cupynet.training.pipeline_stage import Stage
 from cupynet.training.replica import Replica, check_accumulate
 from cupynet.training.trainer import Trainer
+from cupynet.training.warm_up import warm_up
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -232,7 +233,7 @@ class ParallelWrapper:
             trainers, self._trainers = self._trainers, [None] * self.placement.ranks
             for trainer in trainers:
                 if trainer is not None:
-                    closing.callback(trainer.close)
+                    closing.callback(trainer.callbacks.close)
             if self._blas is not None:
                 closing.callback(self._blas.close)
             closing.callback(self.model.backend.deactivate)  # a single worker runs in the caller's thread
@@ -264,7 +265,7 @@ class ParallelWrapper:
         pixels, workers = loader.dataset.pixels, self.placement.workers
         loader.rounds(workers)  # raises if the number of shards differs
         held_out = None if evaluate_on is None else self._evaluation_loader(evaluate_on, batch_size, pixels)
-        unfinished = any(trainer is not None and trainer.unfinished for trainer in self._trainers)
+        unfinished = any(trainer is not None and trainer.plan.unfinished for trainer in self._trainers)
         epochs = integer("epochs", epochs, 0 if unfinished else 1)
         fit = Fit(loader, epochs, held_out, evaluate_every, split)
         fit.check_validation([*self.callbacks, self.optimizer.learning_rate], self.synchronizer, workers)
@@ -274,7 +275,7 @@ class ParallelWrapper:
         if loader.batches < workers and self._launcher.first == 0:
             idle = workers - loader.batches
             log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
-        restored = [each.data for each in self._trainers if each is not None and each.unfinished]
+        restored = [each.data for each in self._trainers if each is not None and each.plan.unfinished]
         self._warnings.of_fit(loader, held_out, restored[0] if restored else None)
 
         def task(trainer: Trainer) -> None:
@@ -366,7 +367,12 @@ class ParallelWrapper:
         The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
         """
         self._say("compiling kernels (once) ...")
-        seconds = self.on_workers(lambda trainer: trainer.warm_up(batch_size), batch_size=batch_size) or 0.0
+        seconds = (
+            self.on_workers(
+                lambda trainer: warm_up(trainer.replica, batch_size, trainer.synchronizer), batch_size=batch_size
+            )
+            or 0.0
+        )
         self._say(f"kernels ready after {seconds:.1f} s")
         self.warm = True
         return seconds

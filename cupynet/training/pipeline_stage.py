@@ -17,7 +17,7 @@ from cupynet.data import Batch
 from cupynet.nn import INFERENCE, Context, Model, Params
 from cupynet.optim import Optimizer
 from cupynet.parallel import Groups, one_forward_one_backward, parts
-from cupynet.training.replica import Replica, Scores, blank_batch
+from cupynet.training.replica import Replica, Scores, blank_batch, scores_of
 
 
 class Stage(Replica):
@@ -147,14 +147,14 @@ class Stage(Replica):
             stages.recv(x, self.number - 1)
             stages.send(taken, self.number - 1)
         if self.last:
-            return self._scores(x, batch.labels)
+            return scores_of(self.model, x, batch.labels)
         y, _ = self.model.forward(x, INFERENCE)
         stages.send(y, self.number + 1)
         stages.recv(taken, self.number + 1)
         return None
 
-    def _rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """Compute a micro-batch and an update on a copy. Does not exchange anything with other stages."""
+    def rehearse(self, scratch: Replica, batch_size: int) -> None:
+        """See `Replica.rehearse`."""
         samples = -(-batch_size // min(batch_size, self.micro_batches))
         model, backend, zeros = scratch.model, self.backend, np.zeros((samples, *scratch.model.input.shape))
         x = blank_batch(model, samples).images if self.first else backend.asarray(zeros, backend.policy.storage)

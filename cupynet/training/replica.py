@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -155,47 +153,44 @@ class Replica:
 
         If the loss scale made the gradient overflow, the step is skipped.
         """
-        step = self.check(self, self._unchecked(batch))
-        self._count(1, step.samples)
-        return step
-
-    def _unchecked(self, batch: Batch | None) -> Step:
         if self.scaler is not None:
             self.scaler.grow()
+        step, loss_is_finite = Step(None), True
         samples = self.backpropagate(batch)
-        if batch is None:
-            step = Step(None)
-        else:
+        if batch is not None:
             norm = self.backend.squared_norm(self.params.grad)
-            step = Step(batch, samples, norm, math.isfinite(float(norm)) and self.loss_is_finite)
+            loss_is_finite = self.losses is None or math.isfinite(float(self.losses))  # None: another stage has it
+            step = Step(batch, samples, norm, math.isfinite(float(norm)) and loss_is_finite)
         if self.scaler is not None:
-            overflow = not step.finite and self.loss_is_finite
+            overflow = not step.finite and loss_is_finite
             if self.scaler.skips(overflow=overflow, failed=not step.finite and not overflow):
                 self.forget()
-                return Step(batch, overflowed=True)
+                step = Step(batch, overflowed=True)
+        step = self.check(self, step)
+        self._count(1, step.samples)
         return step
 
     def _count(self, rounds: int, samples: int) -> None:
         for tally in self._tallies:
             tally.add(rounds, samples, self.losses)
 
-    @property
-    def loss_is_finite(self) -> bool:
-        """True if the loss of the last batch is finite, or is held by another stage."""
-        return self.losses is None or math.isfinite(float(self.losses))
-
     def backpropagate(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
 
-        Return the number of samples; 0 without a batch.
+        Return the number of samples; 0 without a batch. If layers exchange values with other replicas, a worker without
+        a batch makes the same calls, with an example that does not count.
         """
         self.params.snapshot_buffers()
-        if batch is None:
-            self._pass_without_batch()
-            self.losses = 0.0
-            return 0
-        self.losses = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
-        return len(batch)
+        if batch is not None:
+            self.losses = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
+            return len(batch)
+        several = self.replicas is not None and self.replicas.size > 1
+        if several and any(layer.syncs_replicas for layer in self.model.network.walk()):
+            blank = blank_batch(self.model, 1)
+            self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
+            self.params.grad[...] = 0
+        self.losses = 0.0
+        return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> Array:
         """Add the gradient, part by part, and return the sum of the losses."""
@@ -209,12 +204,8 @@ class Replica:
                 handed[0] *= (part.stop - part.start) / whole  # of the mean over the whole batch
             backward(handed.pop())
             del backward
-            total = self._add(losses, total)
+            total = backend.total(losses) if self.accumulate == 1 else total + losses.sum()
         return total
-
-    def _add(self, losses: Array, total: Array) -> Array:
-        """Return the sum of losses (N,) and the total of the earlier parts."""
-        return total + losses.sum()
 
     def _context(self, batch: Batch, part: slice = slice(None), *, counts: bool = True) -> Context:
         return Context(
@@ -226,15 +217,6 @@ class Replica:
             replicas=self.replicas,
             counts=counts,
         )
-
-    def _pass_without_batch(self) -> None:
-        """If layers exchange values with other replicas, make the same calls, with an example that does not count."""
-        alone = self.replicas is None or self.replicas.size == 1
-        if alone or not any(layer.syncs_replicas for layer in self.model.network.walk()):
-            return
-        blank = blank_batch(self.model, 1)
-        self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
-        self.params.grad[...] = 0
 
     def forget(self) -> None:
         """Undo `gradient`: no gradient, no loss, the buffers as before."""
@@ -271,37 +253,10 @@ class Replica:
 
     def scores(self, batch: Batch) -> Scores | None:
         """Return scores (N, classes) and losses (N,) of a batch, on the host; None in all stages but the last."""
-        return self._scores(batch.images, batch.labels)
+        return scores_of(self.model, batch.images, batch.labels)
 
-    def _scores(self, x: Array, labels: Array) -> Scores:
-        model, backend = self.model, self.backend
-        logits, _ = model.forward(x, INFERENCE)
-        losses, _ = model.loss(backend, logits, labels)
-        scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
-        return scores, backend.to_host(losses)
-
-    def warm_up(self, batch_size: int, average: Callable[[Replica], None] = lambda scratch: None) -> float:
-        """Compile or load every kernel that training needs, on a copy; return the seconds.
-
-        average: averages the copies of all workers.
-        """
-        began = time.perf_counter()
-        self.backend.prepare()
-        optimizer = copy.copy(self.optimizer)
-        optimizer.state = {}  # `init` creates a new one
-        optimizer.learning_rate = copy.deepcopy(self.optimizer.learning_rate)
-        optimizer.learning_rate.span(0, 1, epoch=1, epochs=1)
-        scratch = Replica(self.model.replicate(self.backend), optimizer, self.accumulate)
-        with np.errstate(over="ignore", invalid="ignore"):  # training finds weights that are not finite
-            self._rehearse(scratch, batch_size)
-            for vector in scratch.params.vectors:
-                moved(vector, vector)  # a fit ends with it
-            average(scratch)
-        self.backend.synchronize()
-        return time.perf_counter() - began
-
-    def _rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """Make a step on a copy."""
+    def rehearse(self, scratch: Replica, batch_size: int) -> None:
+        """Make a step on a copy, without a word to other workers, so that all kernels are compiled or loaded."""
         scratch.backpropagate(blank_batch(self.model, batch_size))
         scratch.update(0)
 
@@ -333,3 +288,12 @@ def blank_batch(model: Model, size: int) -> Batch:
     backend, samples = model.backend, np.zeros(size, np.int64)
     images = backend.load_images(np.zeros((1, *model.input.shape), np.uint8), samples)
     return Batch(0, images, backend.asarray(samples), samples)
+
+
+def scores_of(model: Model, x: Array, labels: Array) -> Scores:
+    """Return the scores (N, classes) and losses (N,) of a model, on the host."""
+    backend = model.backend
+    logits, _ = model.forward(x, INFERENCE)
+    losses, _ = model.loss(backend, logits, labels)
+    scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
+    return scores, backend.to_host(losses)

@@ -20,7 +20,6 @@ from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.data import Batch, BatchFeed, Loader
 from cupynet.optim import Schedule
 from cupynet.parallel import Average, Groups, Moment, Synchronizer, is_finite
-from cupynet.parallel.synchronizers.replica_view import distance
 from cupynet.runs.run import Run
 from cupynet.training.callback_list import CallbackList, Listener
 from cupynet.training.clock import Statistics, figures
@@ -51,6 +50,11 @@ class Plan:
     epochs: int = 0
     deal: tuple[int, ...] = ()
     averaged: bool = True
+
+    @property
+    def unfinished(self) -> bool:
+        """True while a fit is in progress, either running or restored from a checkpoint."""
+        return self.start is not None
 
 
 class Trainer:
@@ -125,11 +129,6 @@ class Trainer:
         schedule: Schedule = self.replica.optimizer.learning_rate
         return schedule
 
-    @property
-    def unfinished(self) -> bool:
-        """True while a fit is in progress, either running or restored from a checkpoint."""
-        return self.plan.start is not None
-
     def resumes(self, callback: Listener) -> bool:
         """Return True if the fit continues a restored one and this callback's state was restored too."""
         return callback in self.callbacks.resuming
@@ -142,10 +141,6 @@ class Trainer:
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
         """Request that all workers stop after the same round. Callable from any thread, callback or signal handler."""
         self.consensus.propose(Stop(StopReason(reason), text))
-
-    def close(self) -> None:
-        """Close all callbacks once, even if one of them fails."""
-        self.callbacks.close()
 
     # training -------------------------------------------------------------------------------------------------------
 
@@ -167,7 +162,9 @@ class Trainer:
                 np.errstate(over="ignore", invalid="ignore", divide="ignore"),
                 self.feeds.of_fit(fit.train, fit.evaluate_on) as feed,
             ):
-                self.replica.begin(self._reload)
+                self.replica.begin(
+                    lambda iteration: self.feeds.reload(self.epoch, self.round + iteration - self.iteration)
+                )
                 self.synchronizer.begin(self.replica)
                 self.emit("on_fit_start")
                 self.stopped = self.consensus.exchange()
@@ -175,7 +172,6 @@ class Trainer:
                     self._epoch(fit, feed)
                     self.stopped = self.consensus.exchange()
                 self._finish(fit)
-            self._sum_up()
             self.emit("on_fit_end")
         finally:
             self.consensus.request = self.plan.start = None  # these belong to one fit
@@ -188,7 +184,7 @@ class Trainer:
             self.round, plan.deal = 0, deal
         self.data = fit.train.identity
         self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
-        plan.averaged = plan.averaged and self.unfinished and not fit.epochs  # restored after its last average
+        plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # restored after its last average
         if plan.start is None:
             plan.start, self.callbacks.resuming = self.iteration, []
         plan.rounds, plan.epochs = rounds, self.epoch + fit.epochs
@@ -261,11 +257,6 @@ class Trainer:
             with self.statistics.clock.measure("averaging", "agreement"):
                 self.stopped = self.consensus.exchange()
 
-    def _reload(self, iteration: int) -> Batch:
-        """Return the batch of an earlier iteration of this epoch again."""
-        assert self.feeds.training is not None
-        return self.feeds.training.reload(self.epoch, self.round - (self.iteration - iteration))
-
     # averages, and the ends of epochs and fits ------------------------------------------------------------------------
 
     def _average(self, moment: Moment) -> None:
@@ -274,6 +265,8 @@ class Trainer:
         Raises:
             DivergedError: the weights are not finite.
         """
+        if moment == "fit":
+            self.plan.averaged = True
         with self.statistics.clock.measure("averaging", "averaging of weights"):
             average = self.synchronizer.finish(self.replica, moment)
         if average is not None:
@@ -283,6 +276,8 @@ class Trainer:
                 f"the replica of worker {self.rank} is not finite after iteration {self.iteration}: "
                 "lower learning_rate, or train in a wider dtype"
             )
+        if moment == "fit":
+            self.replica.assemble()
 
     def _averaged(self, average: Average) -> None:
         """After an average, agree on a loss scale and record the measurements for the next report."""
@@ -290,21 +285,11 @@ class Trainer:
             self.replica.scaler.agree(self.groups.replicas)
         self.statistics.averaged(average.over(self.groups.stages))
 
-    def _last_average(self) -> None:
-        """Make the last average of a fit, once."""
-        if not self.plan.averaged:
-            self.plan.averaged = True
-            self._average("fit")
-            self.replica.assemble()
-
     def _end_epoch(self, fit: Fit) -> None:
         """Make the average that the rules ask for here, then evaluate replicas that are identical."""
         last, rate = self.epoch == self.plan.epochs, self.schedule(self.iteration - 1)
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
-        if last:
-            self._last_average()
-        else:
-            self._average("evaluation" if due else "epoch")
+        self._average("fit" if last else "evaluation" if due else "epoch")
         if due and fit.evaluate_on is not None and self.synchronizer.identical:
             self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
@@ -322,13 +307,14 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def _finish(self, fit: Fit) -> None:
-        """Make the last average, and let callbacks replace the weights.
+        """Make the last average, let callbacks replace the weights, and gather the statistics of all workers.
 
         New weights are evaluated, except after a signal, which is urgent.
         """
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
-        self._last_average()
+        if not self.plan.averaged:
+            self._average("fit")
         if self.epoch == self.plan.epochs:
             self.stopped = None  # the request came after the last round
         copies = [vector.copy() for vector in self.params.vectors]
@@ -338,9 +324,6 @@ class Trainer:
             self.replica.assemble()
             urgent = self.stopped is not None and self.stopped.urgent
             self.evaluation = None if fit.evaluate_on is None or urgent else self.evaluate(fit.evaluate_on)
-
-    def _sum_up(self) -> None:
-        """Gather the statistics of all workers at the end of a fit."""
         if self.replica.scaler is not None:
             self.statistics.skipped_steps = self.replica.scaler.of_all(self.groups.replicas)
         self.statistics.count()
@@ -357,7 +340,7 @@ class Trainer:
         self.backend.synchronize()
         self.backend.deactivate()
 
-    # evaluation and warm-up -------------------------------------------------------------------------------------------
+    # evaluation -------------------------------------------------------------------------------------------------------
 
     def evaluate(self, loader: Loader) -> Evaluation:
         """Evaluate a data set in parallel: each worker its own batches; the same result on all of them."""
@@ -384,19 +367,6 @@ class Trainer:
                 whole.merge(packed)
         return whole
 
-    def warm_up(self, batch_size: int) -> float:
-        """See `Replica.warm_up`; count the seconds. Every worker calls it."""
-        seconds = self.replica.warm_up(batch_size, self._average_once)
-        self.statistics.clock.compile_s += seconds
-        return seconds
-
-    def _average_once(self, scratch: Replica) -> None:
-        """Average copies of the replicas and measure their distance, to load the kernels. No traffic is counted."""
-        if self.groups.replicas.size > 1:
-            with self.world.traffic.uncounted():
-                self.groups.replicas.allreduce_mean([*self.synchronizer.shared(scratch), *scratch.params.running], 1.0)
-            distance(self.backend, [(scratch.params.master, self.params.master)])
-
     # checkpoints ------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
@@ -413,7 +383,7 @@ class Trainer:
                 "iteration": self.iteration,
                 "epoch": self.epoch,
                 "round": self.round,
-                "fitting": int(self.unfinished),
+                "fitting": int(self.plan.unfinished),
                 "finished": int(self.plan.averaged),
                 "span_start": self.plan.start or 0,
                 "deal": np.array(self.plan.deal, np.int64),

@@ -11,6 +11,7 @@ from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging, Synchronizer
 from cupynet.training import Callback, ParallelWrapper
+from cupynet.training.graph_replica import GraphReplica
 from tests.support.training import small_dataset, small_model
 
 DATA = small_dataset(53)
@@ -73,7 +74,7 @@ def train_on_device(
             "samples": trainer.statistics.spent.samples,
             "skipped": trainer.statistics.skipped_steps,
             "ahead": getattr(trainer.replica, "_ahead", False),
-            "refused": getattr(trainer.replica, "refused", None),
+            "refused": trainer.replica.graphs.refused if isinstance(trainer.replica, GraphReplica) else None,
             "losses": np.array(seen.losses),
             "scores": np.array(seen.scores),
             "epochs": np.array(seen.epochs),

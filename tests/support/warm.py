@@ -122,6 +122,7 @@ def import_all() -> None:
     from cupynet import Image, Model, config, create_backend
     from cupynet.config.experiment import Experiment
     from cupynet.training import Replica
+    from cupynet.training.warm_up import warm_up
 
     for name in IMPORTED:
         with contextlib.suppress(ImportError):  # not all are installed everywhere
@@ -129,7 +130,7 @@ def import_all() -> None:
     Plugins.instance()
     experiment = Experiment(config.compose(["data=synthetic", "workers=1", "hydra.run.dir=run"]))
     model = Model(experiment.network, Image(28, 28, 1), create_backend("auto"), 1)
-    Replica(model, experiment.optimizer).warm_up(4)
+    warm_up(Replica(model, experiment.optimizer), 4)
 
 
 def _become(request: dict[str, Any]) -> None:

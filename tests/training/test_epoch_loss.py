@@ -148,7 +148,7 @@ def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path):
         report_every=0,
     )
     trainer.fit(Fit(Loader(small_dataset(20), 4), 3))
-    trainer.close()
+    trainer.callbacks.close()
     assert [record.learning_rate for record in recorder.epochs] == [0.1, 0.05, 0.025]
     rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
     for row, record in zip(rows, recorder.epochs, strict=True):

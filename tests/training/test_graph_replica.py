@@ -94,14 +94,15 @@ def plainly(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("on_device", [True, False])
 def test_later_fits_train_on_the_inputs_of_the_first(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step copies its labels and no images, also after evaluations with batches of the same size."""
-    copies, load = list[int](), graph_replica.GraphReplica._load
+    copies, load = list[int](), graph_replica.Inputs.load
 
     def counted(self: Any, batch: Any) -> int:
-        images = self._inputs.get(len(batch), [None])[0]
-        copies.append(images is not None and self.backend.address(images) != self.backend.address(batch.images))
-        return load(self, batch)
+        size = load(self, batch)
+        images, _, _ = self.of(size)
+        copies.append(images.data.ptr != batch.images.data.ptr)
+        return size
 
-    monkeypatch.setattr(graph_replica.GraphReplica, "_load", counted)
+    monkeypatch.setattr(graph_replica.Inputs, "load", counted)
     with ParallelWrapper(small_model(backend="cupy"), 2, data_on_device=on_device, devices=[0]) as wrapper:
         for _ in range(3):
             wrapper.fit(Loader(DATA, 8, seed=1), 2, evaluate_on=Loader(DATA, 8, shuffle=False))
@@ -238,14 +239,14 @@ def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("on_device", [True, False])
 def test_a_batch_in_the_captured_buffer_is_not_copied(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs: list[Any] = []
-    load = graph_replica.GraphReplica._load
+    load = graph_replica.Inputs.load
 
     def seen(self: Any, batch: Any) -> int:
         size = load(self, batch)
-        inputs.append(self.backend.address(self._inputs[size][0]) == self.backend.address(batch.images))
+        inputs.append(self.of(size)[0].data.ptr == batch.images.data.ptr)
         return size
 
-    monkeypatch.setattr(graph_replica.GraphReplica, "_load", seen)
+    monkeypatch.setattr(graph_replica.Inputs, "load", seen)
     with ParallelWrapper(small_model("float", "cupy"), 1, 3, data_on_device=on_device, timeout_s=60) as training:
         training.fit(Loader(DATA, 8, seed=3), 2)
     assert inputs and all(inputs)
@@ -606,7 +607,7 @@ def test_no_kernel_or_handle_is_created_during_another_threads_capture(monkeypat
 
     with ParallelWrapper(small_model("float", "cupy"), 3, callbacks=[Late()], devices=[0], report_every=0) as wrapper:
         wrapper.fit(Loader(data, 4, shuffle=False), 1)
-        assert all(replica.refused == "" for replica in [wrapper.trainer.replica])  # type: ignore[attr-defined]
+        assert all(replica.graphs.refused == "" for replica in [wrapper.trainer.replica])  # type: ignore[attr-defined]
     assert wrong == []
 
 

@@ -19,6 +19,7 @@ from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
 from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.fit import Fit
+from cupynet.training.warm_up import warm_up
 from tests.support.networks import lenet
 from tests.support.training import (
     Recorder,
@@ -386,7 +387,7 @@ def test_warming_up_changes_nothing(optimizer):
     model = small_model("float", "numba")
     before = fingerprint(model)
     replica = Replica(model, optimizer(OneCycle(0.1)))
-    assert replica.warm_up(4) > 0
+    assert warm_up(replica, 4) > 0
     assert fingerprint(model) == before and replica.updates == 0
     assert not any(vector.any() for vector in replica.optimizer_state.values())
     assert not model.params.grad.any()
