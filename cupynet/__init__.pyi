@@ -108,8 +108,8 @@ from cupynet.parallel import SlowMo as SlowMo
 from cupynet.parallel import Synchronizer as Synchronizer
 from cupynet.parallel import TargetSparsity as TargetSparsity
 from cupynet.parallel import ThresholdEncoding as ThresholdEncoding
-from cupynet.runs import Run as Run
-from cupynet.runs import Summary as Summary
+from cupynet.runs.run import Run as Run
+from cupynet.runs.run import Summary as Summary
 from cupynet.training import Callback as Callback
 from cupynet.training import Checkpoint as Checkpoint
 from cupynet.training import EarlyStopping as EarlyStopping

@@ -62,6 +62,7 @@ def stored_dtype(name: str) -> np.dtype[Any]:
     try:
         from ml_dtypes import bfloat16
     except ImportError as error:
-        raise ConfigError(f"dtype=bfloat16: ml_dtypes is not installed ({error}): pip install ml_dtypes") from error
+        reason = f"ml_dtypes is not installed ({error}): pip install ml_dtypes"
+        raise ConfigError(reason, "dtype", "bfloat16") from error
     found: np.dtype[Any] = np.dtype(bfloat16)
     return found

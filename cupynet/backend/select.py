@@ -41,7 +41,7 @@ def select_backend(
     missing = _missing(name, device)
     if missing is not None:
         brings = f": {CUPY}" if missing.startswith(NOT_INSTALLED) else ""
-        raise ConfigError(f"backend={name}: {missing}{brings}; backend=auto uses what works here")
+        raise ConfigError(f"{missing}{brings}; backend=auto uses what works here", "backend", name)
     return name, None
 
 

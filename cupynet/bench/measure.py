@@ -177,8 +177,10 @@ def torch_network(experiment: Experiment) -> str:
     model, optimizer = experiment.model(), type(experiment.optimizer).__name__
     if optimizer not in OPTIMIZERS or type(model.loss) is not SoftmaxNLL:
         raise ConfigError(
-            f"peers=torch: PyTorch is measured with softmax and cross-entropy and one of {', '.join(OPTIMIZERS)}, not "
-            f"with {type(model.loss).__name__} and {optimizer}"
+            f"PyTorch is measured with softmax and cross-entropy and one of {', '.join(OPTIMIZERS)}, not with "
+            f"{type(model.loss).__name__} and {optimizer}",
+            setting="peers",
+            value="torch",
         )
     return torch_source(model)
 
@@ -203,8 +205,8 @@ def torch_images_per_s(experiment: Experiment, *options: object) -> float:
         try:
             done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=PEER_S)
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"peers=torch: PyTorch takes more than {PEER_S} s") from None
+            raise ConfigError(f"PyTorch takes more than {PEER_S} s", "peers", "torch") from None
     if done.returncode:
         reason = done.stderr.strip().rpartition("\n")[2] or f"it ended with status {done.returncode}"  # killed: silent
-        raise ConfigError(f"peers=torch: PyTorch could not be measured: {reason}")
+        raise ConfigError(f"PyTorch could not be measured: {reason}", "peers", "torch")
     return float(done.stdout)

@@ -41,17 +41,17 @@ def prepare(settings: BenchSettings) -> Bench:
 
     refuse_fast_dev_run(settings, "bench")
     if settings.parallel.launcher == "mpi":
-        raise ConfigError("launcher=mpi: bench measures threads of one process; leave it out")
+        raise ConfigError("bench measures threads of one process; leave it out", "parallel.launcher", "mpi")
     if settings.accumulate > 1:
-        raise ConfigError(f"accumulate={settings.accumulate}: bench measures whole batches: use 1")
+        raise ConfigError("bench measures whole batches: use 1", "accumulate", str(settings.accumulate))
     experiment = Experiment(settings)
     experiment.check_batches()
     experiment.check_memory()
     if settings.gpu and not experiment.placement.devices:
-        raise ConfigError(f"gpu=true: no GPU is used: {experiment.backend_reason or 'backend=cupy'}")
+        raise ConfigError(f"no GPU is used: {experiment.backend_reason or 'backend=cupy'}", "gpu", "true")
     if settings.peers == "torch":
         if find_spec("torch") is None:
-            raise ConfigError("peers=torch: PyTorch is not installed; install torch, or use peers=null")
+            raise ConfigError("PyTorch is not installed; install torch, or use peers=null", "peers", "torch")
         torch_network(experiment)
     return Bench(settings, experiment)
 

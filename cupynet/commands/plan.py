@@ -50,9 +50,10 @@ def prepare(settings: PlanSettings) -> Plan:
 
     refuse_fast_dev_run(settings, "plan")
     if settings.check and max(settings.asked) > MOST_WORKERS:
-        raise ConfigError(f"workers={max(settings.asked)}: check=true starts them all. Use at most {MOST_WORKERS}.")
+        reason = f"check=true starts them all. Use at most {MOST_WORKERS}."
+        raise ConfigError(reason, "workers", str(max(settings.asked)))
     if settings.parallel.launcher == "mpi":
-        raise ConfigError("launcher=mpi: plan measures threads of one process. Omit it.")
+        raise ConfigError("plan measures threads of one process. Omit it.", "parallel.launcher", "mpi")
     experiment = Experiment(settings.run(None))
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
         raise ConfigError("parallel: only averaging is forecast. Leave parallel= out, and train to see other speeds.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from cupynet.config import resume
 from cupynet.config.schema import Settings
 from cupynet.core import signals
-from cupynet.core.errors import Interrupted, signal_of
+from cupynet.core.errors import Interrupted, exit_code, signal_of
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
@@ -75,5 +75,9 @@ def train(experiment: Experiment, folder: Path) -> float | None:
         if not signal_of(stopped):  # a callback raised it
             raise
         raise Interrupted.by(stopped, saved(run, experiment.settings)) from None
+    except Exception as error:
+        if experiment.rank == 0 and not isinstance(error, Interrupted):
+            run.fail(exit_code(error))
+        raise
     finally:
         experiment.release_memory()

@@ -22,6 +22,7 @@ from cupynet.core import signals
 from cupynet.core.checks import finite
 from cupynet.core.errors import CupynetError, DataError, Interrupted
 from cupynet.data import Data
+from cupynet.runs.layout import checkpoints
 from cupynet.runs.run import Cost, Outcome, Run, Scores, Setup, Start, Summary
 from cupynet.training import (
     Callback,
@@ -192,7 +193,7 @@ class TrainJob:
             stages=placement.stages,
             seed=settings.seed,
             batch_size=settings.batch_size,
-            averaging_frequency=self.experiment.synchronizer.frequency,
+            averaging_frequency=self.experiment.synchronizer.averaging_frequency,
             synchronizer=str(self.wrapper.synchronizer),
             parameters=model.params.count,
             image_shape=list(model.input.shape),
@@ -315,7 +316,7 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
 
 def saved(run: Run, settings: Settings) -> str:
     """Describe what an interrupted run has saved, and how to resume it."""
-    steps = any(run.checkpoints_path.glob("step-*"))
+    steps = bool(checkpoints(run.checkpoints_path))
     if not run.saved and not steps:
         return "nothing of this run was saved"
     command = shlex.join(["cupynet", "train", f"resume={run}", *config.not_stored(settings, run.folder)])

@@ -8,7 +8,7 @@ records the jobs of a sweep, process_launcher.py runs them side by side (plugins
 search_space.py reads the search space of `tune`, equal_settings.py finds runs that are repetitions of each other.
 """
 
-from cupynet.config.composing import GROUPS, compose, conf_folder, flat, own_folder
+from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder
 from cupynet.config.equal_settings import effective, is_alone
 from cupynet.config.hydra_main import Entry, in_sweep, run, training_begins
 from cupynet.config.search_space import search_space, split
@@ -22,7 +22,6 @@ __all__ = [
     "compose",
     "conf_folder",
     "effective",
-    "flat",
     "in_sweep",
     "is_alone",
     "keep",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -10,19 +11,27 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.config.instantiate import for_chosen_classes
-from cupynet.config.messages import message
-from cupynet.config.removed import refuse_removed
+from cupynet.config.messages import refusal
 from cupynet.config.resume import name_of, quoted
 from cupynet.config.schema import Settings, read
+from cupynet.core.checks import written
 from cupynet.core.errors import ConfigError
+from cupynet.core.settings import flat
 
 S = TypeVar("S", bound=Settings)
 
+# setting of `parallel` -> argument of the synchronizer that refers to it
+ARGUMENTS = {
+    "averaging_frequency": "averaging_frequency",
+    "average_updaters": "average_updaters",
+    "report_score_after_averaging": "report_score",
+}
 GROUPS = ("backend", "memory", "data", "model", "loss", "optimizer", "parallel", "callbacks", "experiment")
 
 
@@ -51,11 +60,10 @@ def compose(overrides: Sequence[str] = (), folder: Path | None = None) -> Settin
 
     folder: a folder with more configuration files, as --config-dir.
     """
-    refuse_removed(overrides)
     try:
         config = composed(overrides, folder)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(message(error, Settings)) from error
+        raise refusal(error, Settings) from error
     return settings_of(config, overrides, Settings)
 
 
@@ -82,7 +90,8 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
-        raise ConfigError(message(error, schema)) from error
+        raise refusal(error, schema) from error
+    refuse_contradictions(plain, overrides)
     asked = [name_of(each) for each in overrides]
     for_chosen_classes(plain, asked)
     data = plain.get("data")
@@ -91,13 +100,32 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
     return read(schema, plain)
 
 
-def flat(values: Mapping[str, Any], leave_out: Sequence[str] = (), above: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted keys."""
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        key = f"{above}{name}"
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, leave_out, f"{key}.")
-        elif key not in leave_out:
-            found[key] = value
-    return found
+def typed(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the settings that overrides set, by their dotted keys, also those inside a mapping."""
+    parsed = OverridesParser.create().parse_overrides([*overrides])
+    return flat({each.key_or_group: each.value() for each in parsed})
+
+
+def refuse_contradictions(plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a setting of `parallel` typed beside another value of the argument that refers to it. ConfigError.
+
+    A setting that a part does not use is accepted: another job of a sweep may use it.
+    """
+    given = typed(overrides)
+    parallel: Any = plain.get("parallel")
+    for name, argument in ARGUMENTS.items():
+        key, other = f"parallel.{name}", f"parallel.synchronizer.{argument}"
+        below = {each: value for each, value in given.items() if each == other or each.startswith(f"{other}.")}
+        replaced = other in below or f"{other}._target_" in below
+        if not replaced or key not in given or f"${{{key}}}" in map(str, below.values()):
+            continue
+        mine, its = parallel[name], parallel["synchronizer"].get(argument)
+        if mine != its:
+            raise ConfigError(f"contradicts {other}={written(its)}: leave one of them out", key, written(mine))
+
+
+def as_typed(error: ConfigError, config: DictConfig) -> ConfigError:
+    """Return an error about a setting that refers to another one as an error about that one, which users type."""
+    plain = flat(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False)))
+    reference = re.fullmatch(r"\$\{([\w.]+)\}", str(plain.get(error.setting)))
+    return error if reference is None else ConfigError(error.reason, reference[1], error.value)

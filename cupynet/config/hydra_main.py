@@ -17,6 +17,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -31,18 +32,19 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.config import resume
-from cupynet.config.composing import conf_folder, flat, own_folder, register, settings_of
-from cupynet.config.messages import message
-from cupynet.config.removed import refuse_removed
+from cupynet.config.composing import as_typed, conf_folder, own_folder, register, settings_of
+from cupynet.config.messages import refusal
 from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
 from cupynet.core.checks import nearest, one_line
-from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, exit_code
+from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, described, exit_code
 from cupynet.core.exits import BROKEN_PIPE, Console, quiet, stdout_is_gone, steady_streams, tell
 from cupynet.core.lock import Hold
 from cupynet.core.mpiexec import rank, started
+from cupynet.core.settings import flat
 from cupynet.core.terminal import near
 from cupynet.core.version import __version__
+from cupynet.runs.layout import STUDY
 
 if TYPE_CHECKING:
     from cupynet.parallel import MpiJob
@@ -85,14 +87,14 @@ def run(
     Raises:
         SystemExit: unless the exit code is 0. In a sweep it is the code of the first job that failed.
     """
-    global _command
     steady_streams()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises errors instead of printing them and exiting
-    command = _command = _Command(task, prepare, schema, join)
+    command = _Command(task, prepare, schema, join)
+    before = _command.set(command)
     try:
         code = command.main(config_name)
     finally:
-        _command = None
+        _command.reset(before)
     if stdout_is_gone() and command.code is None:
         code = BROKEN_PIPE
     if code:
@@ -109,8 +111,9 @@ def training_begins() -> None:
 
     A job calls this after all checks have passed. Does nothing if no command runs.
     """
-    if _command is not None:
-        _command.training_begins()
+    command = _command.get()
+    if command is not None:
+        command.training_begins()
 
 
 class Entry(Callback):
@@ -121,21 +124,23 @@ class Entry(Callback):
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Note which folders Hydra will create for the run."""
-        assert _command is not None
-        _command.created = _missing(_folder(config, "hydra.run.dir"))
+        command = _command.get()
+        assert command is not None
+        command.created = _missing(_folder(config, "hydra.run.dir"))
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Begin the record of a sweep. SystemExit if its folder holds another run or sweep."""
         from cupynet.config import sweep_record
 
-        assert _command is not None
+        command = _command.get()
+        assert command is not None
         folder = _folder(config, "hydra.sweep.dir")
-        _command.created = _missing(folder)
+        command.created = _missing(folder)
         try:
             sweep_record.begin(folder)
         except (CupynetError, OSError) as error:
-            raise SystemExit(tell(_as_ours(error, _command.schema))) from error
-        _command.sweep = folder
+            raise SystemExit(tell(_as_ours(error, command.schema))) from error
+        command.sweep = folder
 
 
 def _folder(config: DictConfig, key: str) -> Path:
@@ -152,7 +157,7 @@ def _missing(folder: Path) -> list[Path]:
 def _as_ours(error: BaseException, schema: type[Settings]) -> BaseException:
     """Convert an error of Hydra, of a YAML file or of the run's folder to a CupynetError; return others unchanged."""
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return ConfigError(message(error, schema))
+        return refusal(error, schema)
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         return OutputError(f"the run's folder: {one_line(error)}")
     if isinstance(error, yaml.YAMLError):
@@ -230,13 +235,15 @@ class _Command(Generic[S, T]):
     def read(self, arguments: Sequence[str]) -> list[str]:
         """Return the command line for Hydra. ConfigError, DataError; SystemExit if there is nothing left to resume."""
         given = sorted(arguments, key=lambda each: OVERRIDE.match(each) is None)  # Hydra's parser wants options last
-        refuse_removed(given)
+        if resume.given(given, "hydra.output_subdir") is not None:
+            reason = "settings are stored in .hydra of the run's folder, which hydra.run.dir names"
+            raise ConfigError(reason, "hydra.output_subdir")
         for option in (each.partition("=")[0] for each in given if each.startswith("-")):
             longer = [each for each in LONG if option.startswith("--") and each.startswith(option)]
             if not longer and option not in SHORT and option[:2] not in VALUED:
-                raise ConfigError(f"{option}: there is no such option{nearest(option, LONG)} (--help shows all)")
+                raise ConfigError(f"there is no such option{nearest(option, LONG)} (--help shows all)", option)
         if started() is not None and SWEEP & set(given):
-            raise ConfigError("-m: a sweep does not run under mpiexec: start mpiexec once for each of its jobs")
+            raise ConfigError("a sweep does not run under mpiexec: start mpiexec once for each of its jobs", "-m")
         if started() is not None and self.join is not None:
             self.ranks = self.join()  # a rank without MPI ends all others, before rank 0 has a folder
         given = self._resuming(given)
@@ -250,9 +257,9 @@ class _Command(Generic[S, T]):
         if value is None:
             return given
         if self.schema is not Settings:
-            raise ConfigError(f"resume={value}: only cupynet train resumes runs: leave it out")
+            raise ConfigError("only cupynet train resumes runs: leave it out", "resume", value)
         if SWEEP & set(given):
-            raise ConfigError(f"resume={value}: resumes one run: leave out -m")
+            raise ConfigError("resumes one run: leave out -m", "resume", value)
         self.resumed = resume.find(value, given)
         if self.resumed is None:
             own = resume.given(given, "hydra.run.dir")
@@ -273,46 +280,65 @@ class _Command(Generic[S, T]):
 
     def job(self, config: DictConfig) -> float | None:
         """Run the job, in this process or one of Hydra's launcher. Its errors are reported here, not by Hydra."""
+        elsewhere = _command.get() is not self
+        _command.set(self)
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        if in_sweep():
+            return self._job_of_sweep(config, folder, elsewhere)
+        result, _ = self._attempt(config, folder)
+        return result
+
+    def _job_of_sweep(self, config: DictConfig, folder: Path, elsewhere: bool) -> float | None:
+        """Run a job and record it. SystemExit, which ends the sweep, if a signal stopped it."""
         from cupynet.config import sweep_record
 
-        global _command
-        elsewhere, _command = _command is not self, self
         now = HydraConfig.get()
-        folder, here = Path(now.runtime.output_dir), Path(now.runtime.cwd)
-        sweep = here / now.sweep.dir if in_sweep() else None
-        begun, result, error = False, None, ""
-        if sweep is not None:
-            shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
-            record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
-            sweep_record.began(sweep, record, self.arguments)
-            Console.label = f"job {now.job.num}: " if elsewhere else ""  # others may run at the same time
-            quiet()
+        here = Path(now.runtime.cwd)
+        sweep, label = here / now.sweep.dir, f"job {now.job.num}: "
+        self.created = [each for each in (folder, *folder.parents) if sweep in each.parents]
+        shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
+        record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
+        sweep_record.began(sweep, record, self.arguments)
+        Console.label = label if elsewhere else ""  # others may run at the same time
+        quiet()
+        try:
+            result, error = self._attempt(config, folder, label)
+        finally:
+            Console.label = ""
+        sweep_record.ended(sweep, replace(record, code=self.code, error="" if error is None else described(error)))
+        if isinstance(error, KeyboardInterrupt | Interrupted):
+            raise SystemExit(self.code) from error
+        return result
+
+    def _attempt(self, config: DictConfig, folder: Path, label: str = "") -> tuple[float | None, BaseException | None]:
+        """Read the settings, check them, and run the task. Return its result and the error that ended it, reported."""
+        begun = False
         with contextlib.ExitStack() as locks:
             try:
                 settings = self._settings(config)
                 ranks = self._joined(settings)
-                prepared = self.prepare(settings)
+                prepared = self._prepared(settings, config)
                 if ranks is not None:  # all ranks have accepted their settings
                     folder = Path(ranks.share(str(folder)))
                 self._begin(settings, folder, ranks, locks)
                 begun = True
                 result = self.task(prepared, folder)
                 self.code = 0
+                return result, None
             except BaseException as raised:
-                code = self.tell(raised, _log if begun else None, f"job {now.job.num}: " if sweep else "")
+                error = raised
+                code = self.tell(error, _log if begun else None, label)
                 self.code = code if isinstance(code, int) else 1
-                error = str(raised) if isinstance(raised, CupynetError) else f"{type(raised).__name__}: {raised}"
-                if sweep and isinstance(raised, KeyboardInterrupt | Interrupted):
-                    raise SystemExit(self.code) from raised  # it ends the sweep
-            finally:
-                Console.label = ""
-                if sweep is not None:
-                    sweep_record.ended(sweep, replace(record, code=self.code or 0, error=error))
         if not begun:
-            if sweep is not None:
-                self.created = [each for each in (folder, *folder.parents) if sweep in each.parents]
             self.clean_up()
-        return result
+        return None, error
+
+    def _prepared(self, settings: S, config: DictConfig) -> T:
+        """Return what the task needs. ConfigError, about the key that the user typed."""
+        try:
+            return self.prepare(settings)
+        except ConfigError as error:
+            raise as_typed(error, config) from error
 
     def _settings(self, config: DictConfig) -> S:
         """Return the valid settings of the job. ConfigError, DataError."""
@@ -339,11 +365,14 @@ class _Command(Generic[S, T]):
         ranks = self.ranks
         if not known:  # each rank already has a folder and a log
             raise ConfigError(
-                f"parallel.launcher=mpi: {ranks.size} ranks were started, but no environment variable shows it: "
-                f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
+                f"{ranks.size} ranks were started, but no environment variable shows it: use the mpiexec of "
+                f"{ranks.library}, or set PMI_RANK and PMI_SIZE for each of them",
+                setting="parallel.launcher",
+                value="mpi",
             )
         ranks.ranks.timeout_s = settings.parallel.timeout_s
-        ranks.agree({"the version of cupynet": __version__, **flat(asdict(settings), leave_out=PER_MACHINE)})
+        own = {key: value for key, value in flat(asdict(settings)).items() if key not in PER_MACHINE}
+        ranks.agree({"the version of cupynet": __version__, **own})
         return ranks
 
     def _begin(self, settings: S, folder: Path, ranks: MpiJob | None, locks: contextlib.ExitStack) -> None:
@@ -373,7 +402,7 @@ class _Command(Generic[S, T]):
             now = {resume.name_of(each) for each in self.changes}
             overrides = [*(each for each in overrides_of(folder) if resume.name_of(each) not in now), *self.changes]
         store = functools.partial(keep, folder, settings, overrides)
-        if self.resumed is not None or (folder / resume.STUDY).is_file():
+        if self.resumed is not None or (folder / STUDY).is_file():
             self.postponed = [store]
         else:
             store()
@@ -410,7 +439,8 @@ class _Command(Generic[S, T]):
         return ranks.exit_code
 
 
-_command: _Command[Any, Any] | None = None  # of this process: Hydra creates `Entry` without arguments
+# the running command: Hydra creates `Entry` without arguments
+_command: ContextVar[_Command[Any, Any] | None] = ContextVar("command", default=None)
 
 
 def _without(arguments: Sequence[str], *names: str) -> list[str]:

@@ -9,9 +9,8 @@ created (`cupynet.core.lock.Hold`).
 from __future__ import annotations
 
 import inspect
-import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -31,11 +30,6 @@ PACKAGES = tuple(
         *("reporting.callback", "training.callbacks"),
     )
 )
-# former public names of classes that have moved: users' files and stored runs keep working
-ALIASES = {
-    "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
-    **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
-}
 
 
 def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] = ()) -> T:
@@ -43,7 +37,7 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
     part = build(node, key, trusted_modules)
     if isinstance(part, kind):
         return part
-    raise ConfigError(f"{key}: must be {one(kind.__name__)}, got {type(part).__name__}: give it a _target_")
+    raise ConfigError(f"must be {one(kind.__name__)}, got {type(part).__name__}: give it a _target_", key)
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
@@ -52,7 +46,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
     Args:
         node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
             mappings and lists are built item by item; everything else is returned unchanged.
-        key: the node's dotted key, with which messages begin.
+        key: the node's dotted key, for errors.
         trusted_modules: further modules with classes that may be built, and their submodules.
 
     Raises:
@@ -68,8 +62,10 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         arguments = {name: build(item, f"{key}.{name}", trusted) for name, item in items.items()}
         try:
             return cls(**arguments)
-        except (ConfigError, TypeError, ValueError) as error:
-            raise ConfigError(under(key, items, error)) from error
+        except ConfigError as error:
+            raise error.under(key, items) from error
+        except (TypeError, ValueError) as error:
+            raise ConfigError(one_line(error), key) from error
     if isinstance(node, list | tuple):
         return [build(item, f"{key}[{index}]", trusted) for index, item in enumerate(node)]
     return node
@@ -80,26 +76,13 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type
     return _find(target, key, ("cupynet", *trusted_modules))
 
 
-def under(key: str, node: Any, error: BaseException) -> str:
-    """Put the setting before a constructor's error: `limit=0: ...` and `Conv2D kernel=0: ...` -> `data.limit=0: ...`.
-
-    Args:
-        node: the arguments; an error that names none of them gets `key`.
-    """
-    text = one_line(error)
-    about = re.match(r"(?:[A-Z]\w* )?(?P<rest>(?P<name>\w+)=.*)", text)
-    if about is not None and isinstance(node, Mapping) and about["name"] in node:
-        return f"{key}.{about['rest']}"
-    return text if text.startswith((f"{key}:", f"{key}.", f"{key}=")) else f"{key}: {text}"
-
-
 @contextmanager
-def naming(key: str, node: Any = None) -> Iterator[None]:
-    """Context that puts the setting before a constructor's or a check's error, see `under`."""
+def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
+    """Context that names the setting in errors of a part with the key `key`, see `ConfigError.under`."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(under(key, node, error)) from error
+        raise error.under(key, arguments) from error
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
@@ -129,7 +112,7 @@ def check_modules(names: Sequence[str]) -> None:
     """Refuse trusted modules that do not exist. Nothing is imported. ConfigError."""
     for package in (name.partition(".")[0] for name in names):
         if not package or (package not in sys.modules and find_spec(package) is None):
-            raise ConfigError(f"trusted_modules={written(names)}: there is no module '{package}'")
+            raise ConfigError(f"there is no module '{package}'", "trusted_modules", written(names))
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:
@@ -139,23 +122,26 @@ def _lies_in(name: str, modules: Iterable[str]) -> bool:
 
 def _find(target: Any, key: str, trusted: tuple[str, ...]) -> type:
     """Return the class that `_target_` names. ConfigError unless it is defined in a trusted module."""
-    where = f"{key}._target_={one_line(target)}"
+
+    def refused(reason: object) -> ConfigError:
+        return ConfigError(str(reason), f"{key}._target_", one_line(target))
+
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")) or "." not in target:
-        raise ConfigError(f"{where}: must be a class with its module, such as cupynet.nn.Conv2D")
+        raise refused("must be a class with its module, such as cupynet.nn.Conv2D")
     if not _lies_in(target, trusted):  # nothing outside is even imported
         mine = f"list '{target.partition('.')[0]}' in trusted_modules if it is yours"
-        raise ConfigError(f"{where}: only classes of {listed(trusted, 'and')} are built; {mine}")
-    module_name, _, name = ALIASES.get(target, target).rpartition(".")
+        raise refused(f"only classes of {listed(trusted, 'and')} are built; {mine}")
+    module_name, _, name = target.rpartition(".")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{where}: {error}") from error
+        raise refused(error) from error
     found = getattr(module, name, None)
     if not isinstance(found, type):
         classes = [other for other in getattr(module, "__all__", dir(module)) if other[0].isupper()]
-        raise ConfigError(f"{where}: there is no class '{name}' in {module_name}{nearest(name, classes)}")
+        raise refused(f"there is no class '{name}' in {module_name}{nearest(name, classes)}")
     if not _lies_in(found.__module__, (*PACKAGES, *(name for name in trusted if name != "cupynet"))):
-        raise ConfigError(f"{where}: is a class of {found.__module__}, which is not trusted")
+        raise refused(f"is a class of {found.__module__}, which is not trusted")
     return found
 
 
@@ -172,7 +158,8 @@ def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
     named, takes_any = arguments(cls)
     for name in given:
         if name not in named and not takes_any:
-            raise ConfigError(f"{key}.{name}: {cls.__name__} has no argument '{name}'{nearest(str(name), named)}")
+            reason = f"{cls.__name__} has no argument '{name}'{nearest(str(name), named)}"
+            raise ConfigError(reason, f"{key}.{name}")
     for name, each in named.items():
         if each.default is Parameter.empty and name not in given:
-            raise ConfigError(f"{key}.{name}: is missing: {cls.__name__} needs it")
+            raise ConfigError(f"is missing: {cls.__name__} needs it", f"{key}.{name}")

@@ -1,4 +1,4 @@
-"""Errors of Hydra and OmegaConf as one message: the setting, what is wrong, and the nearest valid name."""
+"""Errors of Hydra and OmegaConf as a ConfigError: the setting, what is wrong, and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -11,25 +11,30 @@ from cupynet.core.checks import listed, nearest, one_line
 from cupynet.core.errors import ConfigError, causes
 
 
-def message(error: BaseException, schema: type[Settings]) -> str:
-    """One line about an error of the composition."""
+def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
+    """Return an error of the composition as a ConfigError."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: is not written as key=value, or needs quotes: {one_line(error.message)}"
+        reason = f"is not written as key=value, or needs quotes: {one_line(error.message)}"
+        return ConfigError(f"{error.override}: {reason}")
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")
         if group:
-            return f"{group}={name}: there is no such file in conf/{group}{nearest(name, error.options or ())}"
+            return ConfigError(
+                f"there is no such file in conf/{group}{nearest(name, error.options or ())}", group, name
+            )
     all_errors = list(causes(error))
     ours = next((each for each in all_errors if isinstance(each, ConfigError)), None)
     if ours is not None:  # raised while an interpolation was resolved
-        return one_line(ours)
+        return ours
     found = next((each for each in all_errors if isinstance(each, OmegaConfBaseException) and each.full_key), None)
     if found is None:
-        return one_line(error)
+        return ConfigError(one_line(error))
     key = str(found.full_key)
     if isinstance(found, ConfigKeyError | ConfigAttributeError):
-        return f"{_file(error)}{key}: there is no setting '{key}'{_hint(found, key, schema)}"
-    return f"{_file(error)}{key}: {one_line((found.msg or str(found)).partition('full_key:')[0])}"
+        reason = f"there is no setting '{key}'{_hint(found, key, schema)}"
+    else:
+        reason = one_line((found.msg or str(found)).partition("full_key:")[0])
+    return ConfigError(reason, f"{_file(error)}{key}")
 
 
 def _file(error: BaseException) -> str:

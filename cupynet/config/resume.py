@@ -19,12 +19,9 @@ from cupynet.core.checks import written
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
+from cupynet.runs.layout import CHECKPOINTS, REOPENED, STEP, STUDY, SUMMARY, SWEEP, TRIAL, checkpoints
 
-STEP = re.compile(r"step-\d+")
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
-SUMMARY, TRIAL = "summary.json", "FAST_DEV_RUN.txt"  # in the folder of a finished run, and of a fast dev run
-REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
-SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
 # W&B leaves these links in its folders and never opens them again: to its cache and to uploaded files
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
@@ -57,12 +54,12 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
     if value == "latest":
         own = given(arguments, "hydra.run.dir")
         path = _unfinished() if own is None else Path(own)
-        if path is None or not _checkpoints(path):
+        if path is None or not checkpoints(path / CHECKPOINTS):
             return None
     else:
         path = Path(value)
         if not value or not os.path.isfile(run_of(path) / ".hydra" / "config.yaml"):  # False for invalid names
-            raise ConfigError(f"resume={value!r}: is neither the folder of a run nor one of its checkpoints")
+            raise ConfigError("is neither the folder of a run nor one of its checkpoints", "resume", repr(value))
         if run_of(path).is_symlink():  # which may lead to another run later
             path = Path(near(path.resolve()))
     require_plain_files(run_of(path))
@@ -151,13 +148,13 @@ def run_of(path: Path) -> Path:
         return path
     if STEP.fullmatch(path.name):
         path = path.parent
-    return path.parent if path.name == "checkpoints" else path
+    return path.parent if path.name == CHECKPOINTS else path
 
 
 def checkpoint_of(path: Path) -> Path:
     """Return the checkpoint that a path names, or the run's folder of checkpoints."""
     run = run_of(path)
-    return path if STEP.fullmatch(path.name) and run != path else run / "checkpoints"
+    return path if STEP.fullmatch(path.name) and run != path else run / CHECKPOINTS
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
@@ -170,8 +167,10 @@ def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path
             then = _value(stored, place)
             made = "without it" if then is None else f"with {written(then)}"
             raise ConfigError(
-                f"{place}={written(_value(given, place))}: the run in {run_of(path)} was made {made}: "
-                f"leave it out, or begin a new run; a resumed run may only change {', '.join(MAY_DIFFER[:6])}"
+                f"the run in {run_of(path)} was made {made}: leave it out, or begin a new run; a resumed run may only "
+                f"change {', '.join(MAY_DIFFER[:6])}",
+                setting=place,
+                value=written(_value(given, place)),
             )
 
 
@@ -206,7 +205,7 @@ def refuse_taken(folder: Path) -> None:
         ConfigError: it holds another.
         DataError: the files of the fast dev run cannot be removed safely, see `require_plain_files`.
     """
-    run = (folder / SUMMARY).is_file() or bool(_checkpoints(folder))
+    run = (folder / SUMMARY).is_file() or bool(checkpoints(folder / CHECKPOINTS))
     if (folder / SWEEP).is_file() or (run and not (folder / TRIAL).is_file()):
         hint = f"cupynet train {shlex.quote(f'resume={folder}')}"
         raise ConfigError(f"{folder}: already holds a run or a sweep: name another folder; to resume a run: {hint}")
@@ -219,20 +218,15 @@ def _unfinished() -> Path | None:
 
     Links are not followed. Trials of a search are left out, because the search resumes them.
     """
-    folders = [path for path in LATEST.parent.glob("**/checkpoints") if not (path.parents[2] / STUDY).is_file()]
+    folders = [path for path in LATEST.parent.glob(f"**/{CHECKPOINTS}") if not (path.parents[2] / STUDY).is_file()]
     runs = sorted((path.parent for path in folders), key=_written, reverse=True)
-    return next((run for run in runs if _checkpoints(run) and _goes_on(run) and not at_work(run)), None)
-
-
-def _checkpoints(run: Path) -> list[Path]:
-    found = (run / "checkpoints").glob("step-*")
-    return [entry for entry in found if STEP.match(entry.name) and ".tmp" not in entry.name]
+    return next((run for run in runs if checkpoints(run / CHECKPOINTS) and _goes_on(run) and not at_work(run)), None)
 
 
 def _written(run: Path) -> float:
     """Return the time at which the newest checkpoint of a run was written; 0 if it has none."""
     with contextlib.suppress(OSError):  # they may be removed meanwhile
-        return max((path.stat().st_mtime for path in _checkpoints(run)), default=0.0)
+        return max((path.stat().st_mtime for path in checkpoints(run / CHECKPOINTS).values()), default=0.0)
     return 0.0
 
 
@@ -250,4 +244,4 @@ def _goes_on(run: Path) -> bool:
         return True
     if reason in ("signal", "request") or (reason == "diverged" and _above(run, SWEEP) is None):
         return True
-    return any(int(path.name.split("-")[1].split(".")[0]) > iterations for path in _checkpoints(run))
+    return any(step > iterations for step in checkpoints(run / CHECKPOINTS))

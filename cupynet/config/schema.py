@@ -15,7 +15,7 @@ from threading import TIMEOUT_MAX
 from typing import Any, TypeVar
 
 from cupynet.core import checks
-from cupynet.core.checks import nearest, refusal, shown, written
+from cupynet.core.checks import nearest, shown, written
 from cupynet.core.errors import ConfigError
 
 Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> the value to keep, or a ConfigError
@@ -69,7 +69,7 @@ def memory(key: str, value: Any, *, share: bool = False) -> Any:
         size(value, share)
     except ValueError:
         form = f"bytes, an amount such as 2GiB{', a share of the device such as 80%' * share}, or null"
-        raise refusal(key, shown(value, written), f"must be {form}") from None
+        raise ConfigError(f"must be {form}", key, shown(value, written)) from None
     return value
 
 
@@ -270,14 +270,14 @@ def read(kind: type[G], given: Mapping[str, Any], above: str = "") -> G:
     for name in (name for name in given if name not in known):  # Hydra adds them with +
         key = _below(above, name)
         hint = nearest(key, (_below(above, other) for other in known))
-        raise ConfigError(f"{key}={shown(given[name], written)}: there is no setting '{key}'{hint}")
+        raise ConfigError(f"there is no setting '{key}'{hint}", key, shown(given[name], written))
     values = {}
     for each in known.values():
         key = _below(above, each.name)
         if each.name in given:
             values[each.name] = each.metadata["rule"](key, given[each.name])
         elif each.default is MISSING and each.default_factory is MISSING:
-            raise ConfigError(f"{key}: is missing")
+            raise ConfigError("is missing", key)
     return kind(**values)
 
 

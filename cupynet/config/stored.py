@@ -17,20 +17,21 @@ from typing import Any, cast
 import yaml
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.config.composing import GROUPS, composed, flat, settings_of
+from cupynet.config.composing import GROUPS, composed, settings_of, typed
 from cupynet.config.instantiate import build_as, class_of
-from cupynet.config.messages import message
-from cupynet.config.removed import refuse_removed, without_removed
-from cupynet.config.resume import is_inside, name_of
+from cupynet.config.messages import refusal
+from cupynet.config.removed import translated
+from cupynet.config.resume import is_inside
 from cupynet.config.schema import Settings
 from cupynet.core.checks import one_line, shown
 from cupynet.core.checks import written as as_typed
 from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.settings import flat
 
 OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
 FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # of a group, or its settings
@@ -58,30 +59,34 @@ def load(
     path = Path(run_folder) / ".hydra" / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{run_folder}: is not the folder of a run: there is no {path}")
-    stored = without_removed(_plain(_read(path), path))
+    stored = translated(_plain(_read(path), path))
     stored["trusted_modules"] = list(trusted_modules)
-    refuse_removed(overrides)
     config: DictConfig = OmegaConf.structured(Settings)
     try:
         config.merge_with(stored)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {message(error, Settings)}: was this run made by another version?") from error
+        raise ConfigError(f"{path}: {refusal(error, Settings)}: was this run made by another version?") from error
     OmegaConf.set_struct(config, True)
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, as Hydra does
-            key, value = each.key_or_group, each.value()
-            if each.is_sweep_override() or (each.is_delete() and value is not None):
-                raise ConfigError(f"{each.input_line}: only single settings can be changed here, as key=value")
-            if key in GROUPS and isinstance(value, str | list):
-                config[key] = composed([str(each.input_line)], folder)[key]
-            elif not each.is_delete():
-                OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
-            elif OmegaConf.select(config, key) is not None:
-                OmegaConf.update(config, key, None)
+            _change(config, each, folder)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(message(error, Settings)) from error
+        raise refusal(error, Settings) from error
     return settings_of(config, overrides, Settings)
+
+
+def _change(config: DictConfig, override: Override, folder: Path | None) -> None:
+    """Apply an override to stored settings. ConfigError; Hydra's and OmegaConf's errors."""
+    key, value = override.key_or_group, override.value()
+    if override.is_sweep_override() or (override.is_delete() and value is not None):
+        raise ConfigError(f"{override.input_line}: only single settings can be changed here, as key=value")
+    if key in GROUPS and isinstance(value, str | list):
+        config[key] = composed([str(override.input_line)], folder)[key]
+    elif not override.is_delete():
+        OmegaConf.update(config, key, value, merge=True, force_add=override.is_add() or override.is_force_add())
+    elif OmegaConf.select(config, key) is not None:
+        OmegaConf.update(config, key, None)
 
 
 def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[str]:
@@ -120,7 +125,7 @@ def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
         chosen = chosen.get(key) if isinstance(chosen, dict) else None
     choices = chosen if isinstance(chosen, dict) else {}
     return (
-        flat({str(key): value for key, value in plain.items()}),
+        flat(translated({str(key): value for key, value in plain.items()})),
         {name: str(choices[name]) for name in GROUPS if choices.get(name) is not None},
     )
 
@@ -154,8 +159,10 @@ def check_outputs(
     for key, value, _ in _places(parts, run, trusted_modules):
         if not _is_typed(key, overrides):
             raise ConfigError(
-                f"{key}={shown(value, as_typed)}: the run in {run} would write outside its folder: type "
-                f"{key}=..., or the callbacks=... of its command line, to allow it"
+                f"the run in {run} would write outside its folder: type {key}=..., or the callbacks=... of its command "
+                "line, to allow it",
+                setting=key,
+                value=shown(value, as_typed),
             )
 
 
@@ -199,14 +206,8 @@ def _quoted(value: Any) -> str:
 
 def _is_typed(key: str, overrides: Sequence[str]) -> bool:
     """Return True if the command line sets a setting: by itself, in a mapping, or by a file of its group."""
-    group = key.partition(".")[0]
-    typed = [each for each in overrides if name_of(each).partition(".")[0] == group]
-    for each in OverridesParser.create().parse_overrides(typed):
-        name, value = each.key_or_group, each.value()
-        from_file = name == group and isinstance(value, str | list)  # it replaces the stored callbacks, see `load`
-        if from_file or key == name or (key.startswith(f"{name}.") and key in flat({name: value})):
-            return True
-    return False
+    given = typed(overrides)
+    return key in given or isinstance(given.get(key.partition(".")[0]), str | list)  # the file replaces stored ones
 
 
 def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> None:
@@ -225,8 +226,9 @@ def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> 
     named = settings.data.get("folder")
     if named is not None and getattr(source, "missing", None) and not _is_typed("data.folder", overrides):
         raise ConfigError(
-            f"data.folder={one_line(named)}: the run in {run} would download its data to {source.place}: type "
-            "data.folder=... to allow it"
+            f"the run in {run} would download its data to {source.place}: type data.folder=... to allow it",
+            setting="data.folder",
+            value=one_line(named),
         )
 
 

@@ -27,11 +27,6 @@ LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.bench.cost_mo
 OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # of validation images; 1: more is better
 
 
-def refusal(name: str, value: str, reason: str) -> ConfigError:
-    """Make the error about a value, given as text."""
-    return ConfigError(f"{name}={value}: {reason}")
-
-
 def integer(
     name: str, value: Any, minimum: int | None = None, also: str = "", *, most: int = LONGEST - 1, why: str = ""
 ) -> int:
@@ -47,9 +42,9 @@ def integer(
         number = None
     if number is None or number < (-LONGEST if minimum is None else minimum):
         least = "" if minimum is None else f" of at least {minimum}"
-        raise refusal(name, shown(value), f"must be an integer{least}{also}")
+        raise ConfigError(f"must be an integer{least}{also}", name, shown(value))
     if number > most:
-        raise refusal(name, shown(value), f"must be at most {most}{also}{why and f': {why}'}")
+        raise ConfigError(f"must be at most {most}{also}{why and f': {why}'}", name, shown(value))
     return number
 
 
@@ -83,14 +78,14 @@ def number(
         bounds = {"above": above, "of at least": minimum, "below": below if below < math.inf else None}
         limits = " and ".join(f"{how} {bound:g}" for how, bound in bounds.items() if bound is not None)
         what = f"number of {unit} {limits}" if unit else f"number {limits}"
-        raise refusal(name, shown(value), f"must be a {what.rstrip()}{also}")
+        raise ConfigError(f"must be a {what.rstrip()}{also}", name, shown(value))
     return real
 
 
 def flag(name: str, value: Any) -> bool:
     """Return `value` as a bool."""
     if not is_bool(value):
-        raise refusal(name, shown(value), "must be true or false")
+        raise ConfigError("must be true or false", name, shown(value))
     return bool(value)
 
 
@@ -98,7 +93,7 @@ def one_of(name: str, value: Any, names: Iterable[str]) -> str:
     """Return `value` if it is one of `names`."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
-        raise refusal(name, shown(value, str), f"must be one of {', '.join(known)}{guess(value, known)}")
+        raise ConfigError(f"must be one of {', '.join(known)}{guess(value, known)}", name, shown(value, str))
     return value
 
 
@@ -107,9 +102,9 @@ def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
     if isinstance(value, str) and value == "auto":
         return value
     if not is_bool(value):
-        raise refusal(name, shown(value, str), "must be auto, true or false")
+        raise ConfigError("must be auto, true or false", name, shown(value, str))
     if value and backend != "cupy":
-        raise refusal(name, "true", f"is for GPUs, and {backend} computes on the CPU: leave it out")
+        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", name, "true")
     return bool(value)
 
 
@@ -131,9 +126,10 @@ def grid_size(name: str, value: Any) -> int | None:
 def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
     """Return `value` as a bool: True to use TF32, which needs a GPU and dtype=float."""
     if flag(name, value) and backend != "cupy":
-        raise refusal(name, "true", f"is for GPUs, and {backend} computes on the CPU: leave it out")
+        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", name, "true")
     if value and DTYPE_ALIASES.get(dtype, dtype) != "float":
-        raise refusal(name, "true", f"is a way to multiply floats, and dtype={dtype}: leave it out, or use dtype=float")
+        reason = f"is a way to multiply floats, and dtype={dtype}: leave it out, or use dtype=float"
+        raise ConfigError(reason, name, "true")
     return bool(value)
 
 
@@ -170,7 +166,7 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
     if isinstance(value, kind):
         return value
     own = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
-    raise ConfigError(f"{name} is {own}: must be {one(kind.__name__)}, such as {example}")
+    raise ConfigError(f"must be {one(kind.__name__)}, such as {example}", name, f"<{own}>")
 
 
 def finite(value: Any) -> float | None:

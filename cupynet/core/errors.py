@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from cupynet.core.terminal import printable
 
@@ -35,9 +35,38 @@ class CupynetError(Exception):
 
 
 class ConfigError(CupynetError, ValueError):
-    """A setting, an argument or a shape that cannot work; raised before any work is done."""
+    """A setting, an argument or a shape that cannot work; raised before any work is done.
+
+    The text is `setting=value: reason`, `setting: reason`, or the reason alone.
+
+    Args:
+        reason: what is wrong, and what to do.
+        setting: the argument, after the name of its class if it has one (`Conv2D filters`), or the dotted key.
+        value: the refused value as text; None to leave it out.
+
+    Attributes:
+        owner: the name of the class before the argument; "" if there is none.
+        setting: the argument or key alone; "" if the error is about no single one.
+        value, reason: the arguments.
+    """
 
     exit_code = 2
+
+    def __init__(self, reason: str = "", setting: str = "", value: str | None = None) -> None:
+        self.owner, _, self.setting = setting.rpartition(" ")
+        self.value, self.reason = value, reason
+        about = setting if value is None else f"{setting}={value}"
+        super().__init__(f"{about}: {reason}" if about else reason)
+
+    def under(self, key: str, arguments: Container[str] = ()) -> ConfigError:
+        """Return this error with the key of a part of the configuration, which replaces the name of its class.
+
+        Args:
+            arguments: of the part. An error about none of them is about the part as a whole.
+        """
+        if self.setting.partition(".")[0] in arguments:
+            return ConfigError(self.reason, f"{key}.{self.setting}", self.value)
+        return ConfigError(str(self), key)
 
 
 class DivergedError(CupynetError):
@@ -104,6 +133,12 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, OSError) and error.errno in FULL:
         return OutputError.exit_code
     return error.exit_code if isinstance(error, CupynetError) else 1
+
+
+def described(error: BaseException) -> str:
+    """Return the text of an error in one line, after the name of its class unless it is a CupynetError."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, CupynetError) else f"{type(error).__name__}: {text}"
 
 
 def annotate(error: BaseException, note: str) -> None:

@@ -82,7 +82,7 @@ def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, .
     """Check the argument `augment` of a source or a loader. ConfigError."""
     if not isinstance(given, list | tuple | None) or not all(isinstance(each, Augmentation) for each in given or ()):
         must = "must be a list of augmentations, such as cupynet.data.Shift, or [] for none"
-        raise ConfigError(f"augment={checks.shown(given, checks.written)}: {must}")
+        raise ConfigError(must, "augment", checks.shown(given, checks.written))
     return tuple(given or ())
 
 
@@ -113,7 +113,8 @@ class Shift(Augmentation):
         _, height, width, _ = images.shape
         most = self.pixels
         if most >= min(height, width):
-            raise ConfigError(f"Shift pixels={most}: must be below {min(height, width)}, the length of an image's side")
+            reason = f"must be below {min(height, width)}, the length of an image's side"
+            raise ConfigError(reason, "Shift pixels", str(most))
         padded = np.pad(images, ((0, 0), (most, most), (most, most), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, (height, width), axis=(1, 2))  # (N, y, x, C, H, W)
         down, across = draws.integers(0, 2 * most), draws.integers(0, 2 * most)
@@ -126,7 +127,7 @@ class HorizontalFlip(Augmentation):
     def __init__(self, probability: float = 0.5) -> None:
         self.probability = checks.number("HorizontalFlip probability", probability, minimum=0)
         if self.probability > 1:
-            raise ConfigError(f"HorizontalFlip probability={self.probability}: must be a number from 0 to 1")
+            raise ConfigError("must be a number from 0 to 1", "HorizontalFlip probability", str(self.probability))
 
     def __call__(self, images: Array, draws: Draws) -> Array:
         chosen = draws.uniform(0, 1) < self.probability  # (N,)
@@ -189,7 +190,8 @@ class Elastic(Augmentation):
     def __call__(self, images: Array, draws: Draws) -> Array:
         _, height, width, _ = images.shape
         if self.sigma > max(height, width):
-            raise ConfigError(f"Elastic sigma={self.sigma:g}: must be at most {max(height, width)}, an image's side")
+            reason = f"must be at most {max(height, width)}, an image's side"
+            raise ConfigError(reason, "Elastic sigma", f"{self.sigma:g}")
         field = draws.uniform(-self.alpha, self.alpha, 2, height, width)
         field = self._smooth(self._smooth(field, 2), 3)  # (N, 2, H, W)
         field[:, 0] += np.arange(height, dtype=np.float32)[:, np.newaxis]

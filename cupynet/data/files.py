@@ -134,7 +134,7 @@ def map_npy(path: Path) -> Array:
 def checked_path(name: str, value: FilePath | None) -> FilePath | None:
     """Return the argument `name`, a path or None. ConfigError."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value)):
-        raise ConfigError(f"{name}={checks.shown(value)}: must be a path, or null")
+        raise ConfigError("must be a path, or null", name, checks.shown(value))
     return value
 
 

@@ -150,7 +150,7 @@ class Loader:
     def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> list[tuple[int, Array, Array]]:
         """Return the batches of worker `rank` of `size` from round `start` on: index, rows in its part, samples."""
         if not 0 <= rank < size:
-            raise ConfigError(f"rank={rank}: must be from 0 to below size={size}, the number of workers")
+            raise ConfigError(f"must be from 0 to below size={size}, the number of workers", "rank", str(rank))
         many, samples = self.batch_size, None
         if isinstance(self.dataset, Shards):
             self.dataset.check_workers(size)

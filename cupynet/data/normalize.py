@@ -32,7 +32,7 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
             raise ValueError
     except (TypeError, ValueError) as error:
         ways = "null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
-        raise ConfigError(f"normalize={checks.shown(normalize, checks.written)}: must be {ways}") from error
+        raise ConfigError(f"must be {ways}", "normalize", checks.shown(normalize, checks.written)) from error
     return {"mean": mean, "deviation": deviation}
 
 

@@ -53,7 +53,7 @@ class Shards:
         most: int | None = None,
     ) -> None:
         if not isinstance(folder, str | os.PathLike):
-            raise ConfigError(f"shards={checks.shown(folder)}: must be the folder of the shards")
+            raise ConfigError("must be the folder of the shards", "shards", checks.shown(folder))
         self.folder = expanded(folder)
         self.name, self.pixels, self._most = self.folder.resolve().name, pixels, most
         paths = self._paths()

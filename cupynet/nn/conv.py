@@ -72,10 +72,8 @@ class Conv2D(Layer):
         self.window = window_on(input, self.kernel, self.stride, self.padding, self.dilation)
         image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel or more padding")
         if image.channels % self.groups or self.filters % self.groups:
-            raise ConfigError(
-                f"Conv2D '{params.layer}' groups={self.groups}: must divide its {image.channels} channels in and "
-                f"{self.filters} filters"
-            )
+            reason = f"must divide its {image.channels} channels in and {self.filters} filters"
+            raise ConfigError(reason, f"Conv2D '{params.layer}' groups", str(self.groups))
         shape = (*self.kernel, image.channels // self.groups, self.filters)
         self.weight = params.add("weight", shape, grouped(self._init, self.groups))
         self.bias = params.add("bias", (self.filters,), self._bias_init, decay=False) if self.use_bias else None

@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import guess, number, one_of, refusal, shown
+from cupynet.core.checks import guess, number, one_of, shown
 from cupynet.core.errors import ConfigError
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
@@ -184,7 +184,7 @@ def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
         return INITIALIZERS[init]
     names = list(INITIALIZERS)
     reason = f"must be one of {', '.join(names)}, or such an object{guess(init, names)}"
-    raise refusal(argument, shown(init, str), reason)
+    raise ConfigError(reason, argument, shown(init, str))
 
 
 def bias_initializer(argument: str, init: float | str | Initializer) -> Initializer:

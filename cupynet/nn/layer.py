@@ -174,15 +174,13 @@ class Sequential(Layer):
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:
-            found = checks.shown(layers)
-            raise ConfigError(
-                f"Sequential layers={found}: must map names to layers, or list layers: at least one layer"
-            )
+            reason = "must map names to layers, or list layers: at least one layer"
+            raise ConfigError(reason, "Sequential layers", checks.shown(layers))
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         for name, layer in named.items():
             if not isinstance(name, str) or "." in name or not name or not name.isprintable():
                 raise ConfigError(f"layer name {name!r}: must be printable text, not empty, without a dot")
-            checks.instance(f"layer '{name}'", layer, Layer, EXAMPLE)
+            checks.instance(f"Sequential layers.{name}", layer, Layer, EXAMPLE)
         self.layers: dict[str, Layer] = named
 
     def __iter__(self) -> Iterator[tuple[str, Layer]]:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import number, refusal, shown
+from cupynet.core.checks import number, shown
 from cupynet.core.errors import ConfigError
 
 Weights: TypeAlias = "Sequence[float] | Array"
@@ -63,9 +63,8 @@ class SoftmaxNLL(Loss):
 
     def check(self, classes: int) -> None:
         if self.class_weights is not None and len(self.class_weights) != classes:
-            raise ConfigError(
-                f"SoftmaxNLL class_weights: {len(self.class_weights)} weights for {classes} classes: set one for each"
-            )
+            reason = f"{len(self.class_weights)} weights for {classes} classes: set one for each"
+            raise ConfigError(reason, "SoftmaxNLL class_weights")
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""
@@ -81,7 +80,7 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
     name = "SoftmaxNLL class_weights"
     weights = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(weights, list | tuple) or not weights:
-        raise refusal(name, shown(given), "must be a list of numbers, one for each class, or null")
+        raise ConfigError("must be a list of numbers, one for each class, or null", name, shown(given))
     found = tuple(number(name, each, minimum=0) for each in weights)
     return found
 

@@ -63,7 +63,7 @@ class Model:
     ) -> None:
         self._description = checks.instance("network", network, Layer, "Sequential([Dense(10)])")
         if not isinstance(input, Image | Flat):
-            raise ConfigError(f"input={checks.shown(input)}: must be an Image or a Flat, such as Image(28, 28, 1)")
+            raise ConfigError("must be an Image or a Flat, such as Image(28, 28, 1)", "input", checks.shown(input))
         self.input = input
         self.backend = checks.instance("backend", backend, Backend, "create_backend('numba')")
         self.seed = checks.seed("seed", seed)

@@ -61,9 +61,8 @@ class Pool(Layer):
         self.stride = self.kernel if stride is None else checks.pair(f"{kind} stride", stride, 1)
         self.padding = padding_of(kind, padding)
         if self.padding is not None and any(p >= k for p, k in zip(self.padding, self.kernel, strict=True)):
-            raise ConfigError(
-                f"{kind} padding={self.padding}: must be smaller than kernel={self.kernel}: a window would see no pixel"
-            )
+            reason = f"must be smaller than kernel={self.kernel}: a window would see no pixel"
+            raise ConfigError(reason, f"{kind} padding", str(self.padding))
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.window = window_on(input, self.kernel, self.stride, self.padding)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cupynet.core.checks import integer, number, one_of, refusal, shown
+from cupynet.core.checks import integer, number, one_of, shown
+from cupynet.core.errors import ConfigError
 from cupynet.optim.schedules import Schedule
 
 
@@ -74,7 +75,7 @@ class Map(Counted):
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:
         super().__init__(by)
         if not isinstance(rates, Mapping) or 0 not in rates:
-            raise refusal("Map rates", shown(rates), "must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it")
+            raise ConfigError("must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it", "Map rates", shown(rates))
         found = {integer("Map rates from", n, 0): number("Map rates", rate, above=0) for n, rate in rates.items()}
         self.rates = dict(sorted(found.items()))
 

@@ -82,10 +82,8 @@ class Optimizer:
             if value is not each.default and "check" in each.metadata:
                 setattr(self, each.name, each.metadata["check"](f"{owner} {each.name}", value))
         if self.l2 and self.weight_decay:
-            raise ConfigError(
-                f"{owner} l2={self.l2:g} and weight_decay={self.weight_decay:g}: both shrink the weights: set one of "
-                "them to 0"
-            )
+            reason = f"shrinks the weights as weight_decay={self.weight_decay:g} does: set one of them to 0"
+            raise ConfigError(reason, f"{owner} l2", f"{self.l2:g}")
         self.factors = self.constants()
         self.state: dict[str, Array] = {}
         self._layers: Layers | None = None  # for `clip_layer_norm`

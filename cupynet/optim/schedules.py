@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.core.checks import instance, integer, learning_rate_scale, number, refusal, shown
+from cupynet.core.checks import instance, integer, learning_rate_scale, number, shown
+from cupynet.core.errors import ConfigError
 
 
 class Schedule:
@@ -144,7 +145,7 @@ class Cosine(Spanning):
         self.cycle = None if cycle is None else integer("Cosine cycle", cycle, 1, ", or null")
         self.growth = integer("Cosine growth", growth, 1)
         if self.growth > 1 and self.cycle is None:
-            raise refusal("Cosine growth", shown(growth), "needs several cycles: set cycle too")
+            raise ConfigError("needs several cycles: set cycle too", "Cosine growth", shown(growth))
 
     def __call__(self, iteration: int) -> float:
         done, length = self.done(iteration)

@@ -66,14 +66,12 @@ class Pipeline:
                 )
         if isinstance(self.stages, list):
             if [name for stage in self.stages for name in stage] != names or [] in self.stages:
-                raise ConfigError(
-                    f"stages={shown(self.stages)}: name every layer once, in the network's order: {', '.join(names)}"
-                )
+                reason = f"name every layer once, in the network's order: {', '.join(names)}"
+                raise ConfigError(reason, "stages", shown(self.stages))
         elif self.stages is not None and self.stages > len(together):
             shown_together = " | ".join(" ".join(group) for group in together)
-            raise ConfigError(
-                f"stages={self.stages}: this network has at most {len(together)} ({shown_together}): use fewer, or auto"
-            )
+            reason = f"this network has at most {len(together)} ({shown_together}): use fewer, or auto"
+            raise ConfigError(reason, "stages", str(self.stages))
         layers = dict(chain)
         return max(1, sum(any(layers[name].declared for name in group) for group in together))
 

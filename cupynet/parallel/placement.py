@@ -56,12 +56,14 @@ class Placement:
         """
         there = device_count(backend_name)
         if devices is not None:
-            shown = f"devices={list(devices)}"
+            shown = str(list(devices))
             if not there:
-                raise ConfigError(f"{shown}: backend {backend_name} runs on the CPU and has none; leave devices out")
+                reason = f"backend {backend_name} runs on the CPU and has none; leave devices out"
+                raise ConfigError(reason, "devices", shown)
             asked = [integer("devices", device, 0) for device in devices]
             if not asked or len(set(asked)) < len(asked) or max(asked) >= there:
-                raise ConfigError(f"{shown}: name at least one of the devices 0 to {there - 1}, and no device twice")
+                reason = f"name at least one of the devices 0 to {there - 1}, and no device twice"
+                raise ConfigError(reason, "devices", shown)
         else:
             asked = sorted(range(there), key=lambda device: (device != first, device))
         started = None if seats is None else len(seats)
@@ -76,8 +78,10 @@ class Placement:
         if started is not None and workers * stages != started:
             each = f" of {stages} stages" if stages > 1 else ""
             raise ConfigError(
-                f"workers={workers}: {workers} replicas{each} need {workers * stages} ranks, and {started} were "
-                f"started: mpiexec -n {workers * stages}, or leave workers out"
+                f"{workers} replicas{each} need {workers * stages} ranks, and {started} were started: "
+                f"mpiexec -n {workers * stages}, or leave workers out",
+                setting="workers",
+                value=str(workers),
             )
         return cls(workers, tuple(asked), stages, tuple(seats or ()))
 

@@ -6,7 +6,7 @@ import logging
 import sys
 
 from cupynet.core.checks import flag, one_line
-from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.trainer import Trainer
@@ -36,13 +36,12 @@ class ReportPage(Callback):
     def close(self) -> None:
         run, self._run = self._run, None
         error = sys.exc_info()[1]
-        if run is None or not self.enabled or (error is not None and not isinstance(error, Exception)):
+        if run is None or not self.enabled or not isinstance(error, Exception | None):
             return  # a KeyboardInterrupt or SystemExit ends the process at once
-        name = "" if isinstance(error, CupynetError) else f"{type(error).__name__}: "
         try:
             from cupynet.reporting.page import write_page  # imports Jinja and, for charts, matplotlib
 
-            _, missing = write_page(run.folder, over=True, error="" if error is None else name + one_line(error))
+            _, missing = write_page(run.folder, over=True, error=error)
             if missing:
                 log.info("%s", missing)
         except ConfigError:

@@ -15,7 +15,7 @@ from typing import Any
 
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
 from cupynet.core.checks import one_line
-from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.core.errors import ConfigError, CupynetError, described, exit_code
 from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
 from cupynet.runs.run import Run
@@ -38,6 +38,7 @@ class RunData:
         rows: the rows of history.jsonl.
         reports, epochs: those of these kinds.
         error: the error that ended the run; "" if none did.
+        code: its exit code; None if it was not stored, as in runs of earlier versions.
         damaged: what could not be read, and why.
     """
 
@@ -49,6 +50,7 @@ class RunData:
     reports: list[dict[str, Any]] = field(default_factory=list)
     epochs: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
+    code: int | None = None
     damaged: list[str] = field(default_factory=list)
 
     def read(self, path: Path, how: Callable[[Path], Any]) -> Any:
@@ -74,13 +76,13 @@ class RunData:
         return default if found is None else found
 
 
-def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunData:
+def read_run(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> RunData:
     """Read what is in the folder of a run, without weights and pictures.
 
     Args:
         folder: of the run.
         over: the run has ended, even if its process still locks the folder.
-        error: the error that ended it, if it is not in the log yet.
+        error: the error that ended it, if it is not stored yet.
 
     Raises:
         ConfigError: `folder` is not the folder of a run.
@@ -95,7 +97,11 @@ def read_run(folder: str | Path, *, over: bool = False, error: str = "") -> RunD
     data.rows = data.read(run.history_path, lambda _: run.history()) or []
     data.reports = [row for row in data.rows if row.get("kind") == "report"]
     data.epochs = [row for row in data.rows if row.get("kind") == "epoch"]
-    data.error = error or data.read(run.folder / "train.log", _last_error) or ""
+    if error is None:
+        data.error = data.read(run.folder / "train.log", _last_error) or ""
+        data.code = (data.read(run.failed_path, read_object) or {}).get("exit_code")
+    else:
+        data.error, data.code = described(error), exit_code(error)
     return data
 
 

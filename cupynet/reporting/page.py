@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.core.checks import amount, counted, percent
+from cupynet.core.errors import DivergedError
 from cupynet.core.files import load_weights, write_whole
 from cupynet.core.version import __version__
 from cupynet.reporting import charts, pictures
@@ -24,13 +25,13 @@ MAX_FILES = 60
 NONE = "–"
 
 
-def write_page(folder: str | Path, *, over: bool = False, error: str = "") -> tuple[Path, str]:
+def write_page(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> tuple[Path, str]:
     """Write report.html and curves.png of a run.
 
     Args:
         folder: of the run.
         over: the run has ended, even if its process still locks the folder.
-        error: the error that ended it, if it is not in the log yet.
+        error: the error that ended it, if it is not stored yet.
 
     Returns:
         The path of the page, and why it has no charts; "" if it has them, or if there is nothing to draw yet.
@@ -71,7 +72,7 @@ def state(data: RunData) -> tuple[str, str, str]:
         return "running", "live", f"{after} complete."
     if not data.summary or _last_iteration(data) > data.summary["iterations"]:  # resumed after it had results
         if data.error:
-            return "diverged" if "finite" in data.error or "diverged" in data.error else "failed", "bad", data.error
+            return "diverged" if data.code == DivergedError.exit_code else "failed", "bad", data.error
         return "killed", "bad", f"The run was killed after {after}: resume={data.run} continues from a checkpoint."
     reason, stopped = data.get("stop_reason"), data.get("stopped_by")
     if not stopped:

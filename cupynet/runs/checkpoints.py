@@ -20,7 +20,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import shutil
 import stat
 from collections.abc import Collection, Mapping
@@ -31,6 +30,7 @@ from typing import Any
 from cupynet.core.checks import shown
 from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import load_weights, read_object, save_weights, write_json, write_whole
+from cupynet.runs.layout import STEP, checkpoints, step_name
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
@@ -62,20 +62,11 @@ class Checkpoints:
 
     def path(self, step: int) -> Path:
         """Return the folder of the checkpoint after iteration `step`."""
-        return self.folder / f"step-{step:08d}"
+        return self.folder / step_name(step)
 
     def steps(self) -> list[int]:
         """Return the iterations of the checkpoints, in order."""
-        return sorted(self._places())
-
-    def _places(self) -> dict[int, Path]:
-        """Return the folder of each step: `step-...`, or `.old-...` if a save was killed between two renames."""
-        places: dict[int, Path] = {}
-        for entry in self.folder.iterdir() if self.folder.is_dir() else ():
-            match = re.fullmatch(r"step-(\d{8,})(\.old-\d+)?", entry.name)
-            if match and (not match[2] or int(match[1]) not in places):
-                places[int(match[1])] = entry
-        return places
+        return sorted(checkpoints(self.folder))
 
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
         """Write the checkpoint of iteration `step`, replacing an existing one; return its folder.
@@ -131,7 +122,7 @@ class Checkpoints:
             DataError: all are damaged.
         """
         first: DataError | None = None
-        for _, place in sorted(self._places().items(), reverse=True):
+        for _, place in sorted(checkpoints(self.folder).items(), reverse=True):
             try:
                 return read(place)
             except DataError as error:
@@ -155,10 +146,10 @@ class Checkpoints:
         """Remove leftovers of killed processes; restore a checkpoint that was about to be replaced. OSError."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
-                match = re.fullmatch(r"(step-\d{8,})\.(tmp|old)-\d+", entry.name)
-                if match and match[2] == "old" and not (self.folder / match[1]).exists():
-                    os.rename(entry, self.folder / match[1])
-                elif match:
+                match = STEP.fullmatch(entry.name)
+                if match and match[2] == "old" and not self.path(int(match[1])).exists():
+                    os.rename(entry, self.path(int(match[1])))
+                elif match and match[2]:
                     shutil.rmtree(entry, ignore_errors=True)
 
 

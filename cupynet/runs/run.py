@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from cupynet.core import files
 from cupynet.core.checks import finite, shown
 from cupynet.core.errors import DataError, OutputError
+from cupynet.runs import layout
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
 
@@ -203,6 +204,7 @@ class Run:
         examples_path: the images of the most confident mistakes.
         trial_path: a file that marks the results of a trial run.
         reopened_path: a file that marks results from before training was resumed.
+        failed_path: the exit code of the error that ended the run.
         saved: True if this object has written results.
         settings: of the run, nested; None if unknown.
     """
@@ -210,14 +212,15 @@ class Run:
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         self.folder, self.saved, self.settings = Path(folder), False, settings
         self.started_path = self.folder / "started.json"
-        self.summary_path = self.folder / "summary.json"
+        self.summary_path = self.folder / layout.SUMMARY
         self.weights_path = self.folder / "weights.safetensors"
         self.history_path = self.folder / "history.jsonl"
         self.examples_path = self.folder / "examples.safetensors"
         self.report_path, self.curves_path = self.folder / "report.html", self.folder / "curves.png"
-        self.checkpoints_path = self.folder / "checkpoints"
-        self.trial_path = self.folder / "FAST_DEV_RUN.txt"
-        self.reopened_path = self.folder / "unfinished.txt"
+        self.checkpoints_path = self.folder / layout.CHECKPOINTS
+        self.trial_path = self.folder / layout.TRIAL
+        self.reopened_path = self.folder / layout.REOPENED
+        self.failed_path = self.folder / layout.FAILED
 
     @classmethod
     def of(cls, run: Run | str | Path, *, create: bool = True) -> Run:
@@ -238,7 +241,8 @@ class Run:
         """Remove the results of an earlier run in this folder. OutputError."""
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
-        for path in (*results, self.started_path, self.reopened_path, self.report_path, self.curves_path):
+        marks = (self.started_path, self.reopened_path, self.failed_path)
+        for path in (*results, *marks, self.report_path, self.curves_path):
             with contextlib.suppress(IsADirectoryError):
                 path.unlink(missing_ok=True)
         Checkpoints(self.checkpoints_path).keep(())
@@ -256,6 +260,7 @@ class Run:
         if self.summary_path.exists():
             text = "This run has been resumed: summary.json and the weights predate this until the run ends.\n"
             files.write_whole(self.reopened_path, text.encode())
+        self.failed_path.unlink(missing_ok=True)
         store = Checkpoints(self.checkpoints_path)
         store.keep([step for step in store.steps() if step <= iteration])
 
@@ -285,6 +290,11 @@ class Run:
         """Write started.json. OutputError."""
         known = asdict(start)
         files.write_json(self.started_path, {**known.pop("setup"), **known})
+
+    def fail(self, code: int) -> None:
+        """Record the exit code of the error that ends this run, if that is possible."""
+        with contextlib.suppress(OutputError):
+            files.write_json(self.failed_path, {"exit_code": code})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
         """Write the results, the summary last. OutputError.

@@ -21,6 +21,7 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read
+from cupynet.runs.layout import STEP
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.clock import Statistics
 from cupynet.training.resize import mean, regrouped, shares, trained_again
@@ -69,7 +70,7 @@ def found(path: str | Path, *, warn: bool = True) -> Stored:
         DataError: it is damaged, or all of them are.
     """
     path = Path(path)
-    if (path / MANIFEST).exists() or path.name.startswith("step-"):
+    if (path / MANIFEST).exists() or STEP.fullmatch(path.name):
         return read(path)
     newest = Checkpoints(path).newest(warn=warn)
     if newest is None:
@@ -176,8 +177,10 @@ def check_epochs(stored: Stored, epochs: int) -> None:
         begun = position["epoch"] + (position["round"] > 0)
     if begun > epochs:
         raise ConfigError(
-            f"epochs={epochs}: {stored.path} has already been trained for {begun} epochs: use epochs={begun} or more, "
-            "or resume from an earlier checkpoint"
+            f"{stored.path} has already been trained for {begun} epochs: use epochs={begun} or more, or resume from an "
+            "earlier checkpoint",
+            setting="epochs",
+            value=str(epochs),
         )
 
 

@@ -157,7 +157,7 @@ class ParallelWrapper:
         self.synchronizer = instance("synchronizer", synchronizer, Synchronizer, "ParameterAveraging(3)")
         self.pipeline = None if pipeline is None else instance("pipeline", pipeline, Pipeline, "Pipeline(stages=2)")
         for each in callbacks:
-            instance("a callback", each, Callback, "History('history.jsonl')")
+            instance("callbacks", each, Callback, "History('history.jsonl')")
         check_decisions(by_class_name(callbacks))
         self.callbacks = sorted(callbacks, key=lambda each: each.last)
         self.data_on_device = on_device("data_on_device", data_on_device, model.backend.name)
@@ -188,8 +188,10 @@ class ParallelWrapper:
         self._launcher = MpiLauncher(timeout_s) if processes else ThreadLauncher(self.placement.ranks, timeout_s)
         if self.placement.devices and self.placement.device(self._launcher.first) != backend.device:
             raise ConfigError(
-                f"devices={list(self.placement.devices)}: replica {self._launcher.first} is the model itself, which is "
-                f"on device {backend.device}: name it first"
+                f"replica {self._launcher.first} is the model itself, which is on device {backend.device}: name it "
+                "first",
+                setting="devices",
+                value=str(list(self.placement.devices)),
             )
         if blas_threads is None:
             blas_threads = blas.threads_per_worker(backend.name, self._launcher.sharing)

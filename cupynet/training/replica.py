@@ -33,14 +33,17 @@ def check_accumulate(accumulate: int, network: Layer, pipeline: Pipeline | None 
     accumulate = integer("accumulate", accumulate, 1)
     if pipeline is not None and accumulate > 1:
         raise ConfigError(
-            f"accumulate={accumulate}: a pipeline cuts batches into micro-batches already. Leave it at 1, and set "
-            "Pipeline(micro_batches=...)"
+            "a pipeline cuts batches into micro-batches already. Leave it at 1, and set Pipeline(micro_batches=...)",
+            setting="accumulate",
+            value=str(accumulate),
         )
     syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)
     if accumulate > 1 and syncing is not None:  # replicas may have batches of different numbers of parts
         raise ConfigError(
-            f"accumulate={accumulate}: layer '{syncing.path}' exchanges statistics of whole batches with the other "
-            "replicas. Use accumulate=1, or sync=false in that layer"
+            f"layer '{syncing.path}' exchanges statistics of whole batches with the other replicas. Use accumulate=1, "
+            "or sync=false in that layer",
+            setting="accumulate",
+            value=str(accumulate),
         )
     return accumulate
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,6 @@ import pytest
 from cupynet.bench.cost_model import LINKS, forecast
 from cupynet.commands import plan
 from cupynet.config.experiment import Experiment
-from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import PlanSettings, Settings, own_names, read
 from cupynet.core.errors import ConfigError
 from cupynet.parallel import ParameterAveraging
@@ -124,14 +122,6 @@ def test_bad_settings_are_refused_before_anything_is_measured(setting: str, line
     with pytest.raises(ConfigError) as refused:
         plan.prepare(settings_of_command("plan", PlanSettings, *setting.split()))
     assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    "setting", ["modes=[pipeline]", "stages=2", "micro_batches=4", "all_reduce=ring", "link=measured"]
-)
-def test_removed_settings_are_refused(setting: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{re.escape(setting)}: was removed; "):
-        refuse_removed([setting])
 
 
 def test_a_bad_setting_is_refused_in_one_line(tmp_path: Path) -> None:

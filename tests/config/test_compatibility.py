@@ -15,7 +15,7 @@ import pytest
 
 from cupynet import load_model
 from cupynet.config.instantiate import build
-from cupynet.config.removed import without_removed
+from cupynet.config.removed import translated
 from cupynet.core.errors import ConfigError
 from tests.support.commands import run
 
@@ -35,7 +35,7 @@ def classes(node: Any, made: Any) -> list[tuple[str, str]]:
 def test_every_part_of_the_former_conf_is_built() -> None:
     for file, stored in NODES.items():
         group = file.split("/")[0]
-        node = without_removed({group: stored})[group]  # as settings of a stored run are read
+        node = translated({group: stored})[group]  # as settings of a stored run are read
         if file in USERS_FILES:
             with pytest.raises(ConfigError, match=r"^data\.(folder|file)=null"):
                 build(node, group)

@@ -154,7 +154,7 @@ def test_defaults_of_the_contract() -> None:
     settings = settings_of()
     parallel = plain(settings)["parallel"]
     assert parallel.pop("synchronizer") == {
-        **{"_target_": "cupynet.parallel.ParameterAveraging", "frequency": 3, "average_updaters": True},
+        **{"_target_": "cupynet.parallel.ParameterAveraging", "averaging_frequency": 3, "average_updaters": True},
         **{"report_score": True, "measure_every": 50, "wire": "exact", "outer": "mean"},
     }
     assert parallel == {
@@ -184,7 +184,7 @@ def test_defaults_of_the_contract() -> None:
 def test_the_synchronizer_follows_the_settings_of_its_group() -> None:
     settings = settings_of("parallel.averaging_frequency=end", "parallel.average_updaters=false")
     found = settings.parallel.synchronizer
-    assert (found["frequency"], found["average_updaters"], found["report_score"]) == ("end", False, True)
+    assert (found["averaging_frequency"], found["average_updaters"], found["report_score"]) == ("end", False, True)
 
 
 def test_experiments() -> None:
@@ -245,15 +245,16 @@ def test_backends(name: str) -> None:
     [
         # the file's own class, a subclass, another class that shares some arguments, one that shares none
         (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging"],
-         {"frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50,
+         {"averaging_frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50,
           "wire": "exact", "outer": "mean"}),
         ([f"trusted_modules=[{__name__}]", f"parallel.synchronizer._target_={__name__}.Own"],
-         {"frequency": 10}),
+         {"averaging_frequency": 10}),
         (["trusted_modules=[tests]",
           "parallel.synchronizer._target_=tests.guides.extending.gradient_mean.GradientMean"],
          {}),
-        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging", "parallel.synchronizer.frequency=7"],
-         {"frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50,
+        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging",
+          "parallel.synchronizer.averaging_frequency=7"],
+         {"averaging_frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50,
           "wire": "exact", "outer": "mean"}),
     ],
     ids=["same", "own", "another", "asked"],
@@ -281,9 +282,9 @@ def test_another_optimizer_keeps_the_learning_rate() -> None:
 def test_frequency_sets_the_period_of_every_synchronizer(name: str, frequency: int | None) -> None:
     settings = with_file("parallel", name, "parallel.averaging_frequency=7")
     built = build(settings.parallel.synchronizer, "parallel.synchronizer")
-    assert built.frequency == frequency
+    assert built.averaging_frequency == frequency
     if name == "post_local":
-        assert built.schedule.later.frequency == 7
+        assert built.schedule.later.averaging_frequency == 7
     if name == "adaptive":
         assert built.schedule.first == 7
 

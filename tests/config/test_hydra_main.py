@@ -65,7 +65,8 @@ WRONG = {
     "averaging_frequency=3": "did you mean 'parallel.averaging_frequency'",
     "callbacks=loud": "early_stopping",
     "parallel={timeout:1}": "did you mean 'parallel.timeout_s'",
-    "parallel.synchronizer.frequency=${parallel.every}": "parallel.every",
+    "parallel.synchronizer.averaging_frequency=${parallel.every}": "parallel.every",
+    "parallel.synchronizer.frequency=3": "did you mean 'parallel.synchronizer.averaging_frequency'",
     "~parallel.nothing": "parallel.nothing",
     "~optimizer": "optimizer",
     "callbacks=[tensorboard,nope]": "nope",
@@ -88,7 +89,7 @@ def test_refused_with_one_message_and_no_folder(
 SMALL_CONF = {
     "config": {
         **{group: MINIMAL[group] for group in ("backend", "memory", "loss")},
-        "parallel": {"synchronizer": {"frequency": 3}},
+        "parallel": {"synchronizer": {"averaging_frequency": 3}},
         "defaults": [
             *("spine", {"data": "mnist"}, {"model": "lenet"}, {"optimizer": "nesterov"}, {"callbacks": "default"}),
             *("_self_", {"experiment": None}),

@@ -23,9 +23,9 @@ def run_folder(tmp_path: Path) -> Path:
 def test_load(run_folder: Path) -> None:
     settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"], ["mine"])
     assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
-    assert settings.parallel.synchronizer["frequency"] == settings.parallel.averaging_frequency == 3
+    assert settings.parallel.synchronizer["averaging_frequency"] == settings.parallel.averaging_frequency == 3
     other = config.load(str(run_folder), ["parallel.averaging_frequency=7", "parallel=averaging"])
-    assert other.parallel.synchronizer["frequency"] == 7 and other.trusted_modules == []
+    assert other.parallel.synchronizer["averaging_frequency"] == 7 and other.trusted_modules == []
     assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
     assert settings.trusted_modules == ["mine"]
     assert config.load(run_folder, ["trusted_modules=[mine]"]).trusted_modules == ["mine"]

@@ -172,10 +172,10 @@ def test_one_of_accepts_only_the_given_names() -> None:
 
 def test_an_object_of_a_class() -> None:
     assert checks.instance("n", True, int, "1") is True
-    assert refusal(checks.instance, "rate", "x", float, "0.1") == "rate is a str: must be a float, such as 0.1"
-    assert refusal(checks.instance, "rate", 3, float, "0.1") == "rate is an int: must be a float, such as 0.1"
-    assert refusal(checks.instance, "n", None, int, "1") == "n is a NoneType: must be an int, such as 1"
-    expected = "opt is the class Decimal: must be a Decimal, such as Decimal(1)"
+    assert refusal(checks.instance, "rate", "x", float, "0.1") == "rate=<a str>: must be a float, such as 0.1"
+    assert refusal(checks.instance, "rate", 3, float, "0.1") == "rate=<an int>: must be a float, such as 0.1"
+    assert refusal(checks.instance, "n", None, int, "1") == "n=<a NoneType>: must be an int, such as 1"
+    expected = "opt=<the class Decimal>: must be a Decimal, such as Decimal(1)"
     assert refusal(checks.instance, "opt", Decimal, Decimal, "Decimal(1)") == expected
 
 

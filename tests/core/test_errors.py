@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from cupynet.core.errors import causes
+import copy
+import pickle
+
+import pytest
+
+from cupynet.core.errors import ConfigError, causes
 
 
 def test_causes_are_yielded_from_the_outermost_error_inwards() -> None:
@@ -10,3 +15,34 @@ def test_causes_are_yielded_from_the_outermost_error_inwards() -> None:
     first.__cause__, first.__context__, second.__context__ = second, third, third
     assert list(causes(first)) == [first, second, third]
     assert list(causes(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "fields"),
+    [
+        (("is odd",), "is odd", ("", "", None)),
+        (("is missing", "data.folder"), "data.folder: is missing", ("", "data.folder", None)),
+        (("is odd", "limit", "0"), "limit=0: is odd", ("", "limit", "0")),
+        (("is odd", "Conv2D kernel", "0"), "Conv2D kernel=0: is odd", ("Conv2D", "kernel", "0")),
+    ],
+)
+def test_the_fields_of_a_config_error_survive_pickling(
+    arguments: tuple[str, ...], text: str, fields: tuple[str, str, str | None]
+) -> None:
+    error = ConfigError(*arguments)
+    for each in (error, pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
+        assert (str(each), each.owner, each.setting, each.value, each.reason) == (text, *fields, arguments[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "setting"),
+    [
+        (("is odd", "Conv2D kernel", "0"), "model.kernel=0: is odd", "model.kernel"),
+        (("is odd", "sha256.images", "0"), "model.sha256.images=0: is odd", "model.sha256.images"),
+        (("is odd", "Conv2D depth", "0"), "model: Conv2D depth=0: is odd", "model"),
+        (("is odd",), "model: is odd", "model"),
+    ],
+)
+def test_a_part_puts_its_key_before_the_setting(arguments: tuple[str, ...], text: str, setting: str) -> None:
+    error = ConfigError(*arguments).under("model", {"kernel": 0, "sha256": {}})
+    assert (str(error), error.setting, error.owner) == (text, setting, "")

@@ -373,9 +373,11 @@ def test_invalid_layers_are_refused() -> None:
     for name in ("a.b", "", 3, "a\x1b[2J"):
         with pytest.raises(ConfigError, match="layer name .*: must be printable text, not empty, without a dot"):
             Sequential({name: Flatten()})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="layer 'a' is a str: must be a Layer, such as Dense"):
+    with pytest.raises(ConfigError, match="Sequential layers.a=<a str>: must be a Layer, such as Dense"):
         Sequential({"a": "Dense"})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="layer 'dense1' is the class Dense: must be a Layer, such as Dense\\(10\\)"):
+    with pytest.raises(
+        ConfigError, match="Sequential layers.dense1=<the class Dense>: must be a Layer, such as Dense\\(10\\)"
+    ):
         Sequential({"dense1": Dense})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="at least one layer"):
         Sequential([])

@@ -386,11 +386,11 @@ def test_softmax_is_not_applied_twice(network: Sequential) -> None:
         ({"seed": -1}, "seed=-1: must be an integer"),
         ({"seed": 1.5}, "seed=1.5: must be an integer"),
         ({"seed": 2**64}, "seed=18446744073709551616: must be at most"),
-        ({"loss": SoftmaxNLL}, "loss is the class SoftmaxNLL: must be a Loss, such as SoftmaxNLL()"),
-        ({"network": Dense}, "network is the class Dense: must be a Layer, such as Sequential([Dense(10)])"),
-        ({"network": [Dense(3)]}, "network is a list: must be a Layer"),
+        ({"loss": SoftmaxNLL}, "loss=<the class SoftmaxNLL>: must be a Loss, such as SoftmaxNLL()"),
+        ({"network": Dense}, "network=<the class Dense>: must be a Layer, such as Sequential([Dense(10)])"),
+        ({"network": [Dense(3)]}, "network=<a list>: must be a Layer"),
         ({"input": (28, 28, 1)}, "input=(28, 28, 1): must be an Image or a Flat, such as Image(28, 28, 1)"),
-        ({"backend": "numba"}, "backend is a str: must be a Backend, such as create_backend('numba')"),
+        ({"backend": "numba"}, "backend=<a str>: must be a Backend, such as create_backend('numba')"),
     ],
 )
 def test_arguments_are_checked(change: dict[str, Any], message: str) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ConfigError, OutputError
+from cupynet.core.errors import ConfigError, DivergedError, OutputError
 from cupynet.core.files import save_weights
 from cupynet.core.lock import Hold
 from cupynet.reporting.folder import read_run
 from cupynet.reporting.page import clock, page_values, repeat, state, write_page
 from cupynet.reporting.render import render
+from cupynet.runs.run import Run
 from tests.support.pages import Page, check_alone
 from tests.support.run_folders import HOSTILE, finished, history, start, summary, unfinished
 
@@ -113,16 +114,25 @@ def test_a_run_without_results_was_killed_or_failed(tmp_path):
     data = read_run(unfinished(tmp_path, name="killed", rows=history(2)))
     assert state(data)[:2] == ("killed", "bad") and "after 2 of 3 epochs: resume=" in state(data)[2]
     line = "2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: iteration 7: the loss is not finite\n"
-    data = read_run(unfinished(tmp_path, name="diverged", log=line + "Traceback\n  more\n"))
-    assert state(data) == ("diverged", "bad", "iteration 7: the loss is not finite")
-    data = read_run(unfinished(tmp_path, name="failed", log=line.replace("not finite", "odd")))
-    assert state(data)[0] == "failed"
+    folder = unfinished(tmp_path, name="diverged", log=line + "Traceback\n  more\n")
+    assert state(read_run(folder)) == ("failed", "bad", "iteration 7: the loss is not finite")  # of an earlier version
+    Run(folder).fail(DivergedError.exit_code)
+    assert state(read_run(folder)) == ("diverged", "bad", "iteration 7: the loss is not finite")
     resumed = line + "2026-05-01 12:00:00,000 INFO __main__: a second process began\n"
     folder = unfinished(tmp_path, name="again", log=resumed)
     assert state(read_run(folder))[0] == "killed"
-    assert state(read_run(folder, error="the disk is full")) == ("failed", "bad", "the disk is full")
+    full = OutputError("outputs/infinite_mnist: the disk is full, and diverged")
+    assert state(read_run(folder, error=full)) == ("failed", "bad", str(full))
+    assert state(read_run(folder, error=DivergedError("the loss is odd"))) == ("diverged", "bad", "the loss is odd")
     resumed_run = finished(tmp_path, name="resumed", iterations=200)  # of the 300 in its history
-    assert state(read_run(resumed_run, error="the disk is full"))[0] == "failed"
+    assert state(read_run(resumed_run, error=full))[0] == "failed"
+
+
+def test_the_stored_exit_code_decides_whether_a_run_diverged(tmp_path):
+    line = "2026-05-01 12:00:00,000 ERROR cupynet.config.hydra_main: outputs/infinite_mnist: the disk is full\n"
+    folder = unfinished(tmp_path, name="full", log=line)
+    Run(folder).fail(OutputError.exit_code)
+    assert state(read_run(folder))[0] == "failed"
 
 
 def test_the_end_of_a_long_log_is_read(tmp_path):

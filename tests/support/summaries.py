@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cupynet.runs import Summary
+from cupynet.runs.run import Summary
 
 FIGURES: dict[str, Any] = {
     "dataset": "mnist",

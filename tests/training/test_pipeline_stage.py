@@ -439,7 +439,7 @@ def test_automatic_numbers_of_workers_and_stages(monkeypatch):
 def test_bad_arguments_are_refused():
     with pytest.raises(ConfigError, match="stages=9: this network has at most 4"):
         ParallelWrapper(small_model(), pipeline=Pipeline(9))
-    with pytest.raises(ConfigError, match="pipeline is an int: must be a Pipeline, such as"):
+    with pytest.raises(ConfigError, match="pipeline=<an int>: must be a Pipeline, such as"):
         ParallelWrapper(small_model(), pipeline=2)
     with (
         ParallelWrapper(small_model(), 1, pipeline=Pipeline(2)) as wrapper,

@@ -204,7 +204,8 @@ class CudaDevice(Device):
         there = None
         if data.images is not None and on_device:
             if data.edited and on_device is True:
-                raise ConfigError("data_on_device=true: images are augmented on the host. Use auto, or no augmentation")
+                reason = "images are augmented on the host. Use auto, or no augmentation"
+                raise ConfigError(reason, "data_on_device", "true")
             there = None if data.edited else resident(self, data.images, on_device, shared)
         return CudaTransfer(self, data, batch_size, there)
 

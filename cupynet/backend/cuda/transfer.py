@@ -111,8 +111,10 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
             if on_device == "auto":  # other programs may use memory of this device too
                 return None
             raise ConfigError(
-                f"data_on_device=true: {amount(images.nbytes)} of images do not fit on device {backend.device} "
-                "besides the data already there: use auto or false"
+                f"{amount(images.nbytes)} of images do not fit on device {backend.device} besides the data already "
+                "there: use auto or false",
+                setting="data_on_device",
+                value="true",
             ) from error
         return found
 

@@ -24,6 +24,7 @@ from cupynet.core import signals
 from cupynet.core.checks import kept_out, one_line
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import leave_after
+from cupynet.runs.layout import STUDY
 
 if TYPE_CHECKING:
     from cupynet.commands.tune.search import Plan  # needs Optuna
@@ -67,11 +68,11 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
     if value is None:
         return config.split(now), None
     folder = Path(value)
-    if not os.path.isfile(folder / resume.STUDY):  # False for invalid names
-        raise ConfigError(f"resume={value}: is not the folder of a search: name one under outputs/tune/")
+    if not os.path.isfile(folder / STUDY):  # False for invalid names
+        raise ConfigError("is not the folder of a search: name one under outputs/tune/", "resume", value)
     resume.require_plain_files(folder)
-    if not (folder / resume.STUDY).stat().st_size:
-        raise DataError(f"{folder / resume.STUDY}: this file is empty, so its trials are lost. Start a new search.")
+    if not (folder / STUDY).stat().st_size:
+        raise DataError(f"{folder / STUDY}: this file is empty, so its trials are lost. Start a new search.")
     stored = config.overrides_of(folder, TuneSettings)
     for each in filter(_is_setting, now):
         name = resume.name_of(each)
@@ -97,10 +98,10 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     from cupynet.commands.tune.search import Plan
 
     folder = resume.given(arguments, "hydra.run.dir")
-    if resumed is None and folder is not None and os.path.exists(Path(folder, resume.STUDY)):
+    if resumed is None and folder is not None and os.path.exists(Path(folder, STUDY)):
         raise ConfigError(f"{folder}: holds a search: resume it with resume={folder}, or use another folder")
     if resumed is None and folder is not None and Path(folder, TRIALS).exists():
-        raise ConfigError(f"{folder}: holds the trials of a search whose {resume.STUDY} is missing: use another folder")
+        raise ConfigError(f"{folder}: holds the trials of a search whose {STUDY} is missing: use another folder")
     space = config.search_space(settings.search)
     if not space:
         raise ConfigError("nothing is searched: write a setting as a range, such as seed='range(1,9)' (see --help)")

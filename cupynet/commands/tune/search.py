@@ -28,7 +28,7 @@ from cupynet.commands import train
 from cupynet.commands.evaluate import evaluated
 from cupynet.commands.tune import TRIALS
 from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
-from cupynet.config import resume, sweep_record
+from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
 from cupynet.config.search_space import written
@@ -38,7 +38,9 @@ from cupynet.core.checks import OBJECTIVES, one_line, percent
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.exits import quiet
 from cupynet.core.files import write_whole
+from cupynet.core.settings import flat
 from cupynet.core.terminal import near, printable
+from cupynet.runs.layout import STUDY, TRIAL
 from cupynet.runs.run import PRUNED
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
 
@@ -91,7 +93,7 @@ def search(plan: Plan, folder: Path) -> float:
     Returns the best value of the objective.
     """
     settings = plan.settings
-    study = open_study(folder / resume.STUDY, plan.space, settings, resumed=plan.resumed is not None)
+    study = open_study(folder / STUDY, plan.space, settings, resumed=plan.resumed is not None)
     quiet()  # the records of trials are in train.log
     _say(f"searched: {' '.join(settings.search)}; the same for all trials: {' '.join(plan.shared)}")
     try:
@@ -101,7 +103,7 @@ def search(plan: Plan, folder: Path) -> float:
             trusted = ",".join(settings.trusted_modules)
             test, _, _ = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
     except optuna.exceptions.StorageInternalError as error:
-        raise OutputError(f"{folder / resume.STUDY}: cannot be written ({one_line(error)})") from error
+        raise OutputError(f"{folder / STUDY}: cannot be written ({one_line(error)})") from error
     except KeyboardInterrupt as stopped:
         done, again = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
         command = shlex.join(["cupynet", "tune", f"resume={near(folder)}", *again])
@@ -153,7 +155,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
 def storage(path: Path) -> RDBStorage:
     """Return the SQLite storage of a study. Its path may contain characters that are reserved in URLs."""
     creator = partial(sqlite3.connect, path, check_same_thread=False)
-    return RDBStorage(f"sqlite:///{resume.STUDY}", engine_kwargs={"creator": creator})
+    return RDBStorage(f"sqlite:///{STUDY}", engine_kwargs={"creator": creator})
 
 
 def run_trials(plan: Plan, folder: Path, study: Study) -> bool:
@@ -211,7 +213,7 @@ def run_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
     try:
         _suggest(plan, trial)
     except (TypeError, ValueError) as error:  # invalid settings of a queued trial in the file
-        raise DataError(f"{folder / resume.STUDY}: trial {trial.number}: {one_line(error)}") from error
+        raise DataError(f"{folder / STUDY}: trial {trial.number}: {one_line(error)}") from error
     try:
         return train_trial(plan, folder, study, trial)
     except (KeyboardInterrupt, Interrupted, DataError, OutputError) as error:
@@ -270,7 +272,7 @@ def train_trial(plan: Plan, folder: Path, study: Study, trial: Trial) -> float:
 
 def same_settings(experiment: Experiment, study: Study, trial: Trial) -> FrozenTrial | None:
     """Return an earlier trial with equivalent settings, or None. Store a digest of the settings for later trials."""
-    settings = config.flat(asdict(experiment.settings))
+    settings = flat(asdict(experiment.settings))
     kept = config.effective(settings, experiment.placement.workers, experiment.backend_name)
     digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
     for each in study.get_trials(states=DONE):
@@ -369,7 +371,7 @@ def _form(plan: Plan) -> Any:
 
 def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation) -> str:
     """Return lines about the best trial, and the command that trains it again."""
-    if (folder_of(folder, best) / resume.TRIAL).is_file():
+    if (folder_of(folder, best) / TRIAL).is_file():
         return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
     lines = (

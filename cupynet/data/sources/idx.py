@@ -46,7 +46,7 @@ class Idx(UserArrays):
             checked_path(name, getattr(self, name))
         if not isinstance(self.sha256, Mapping | None) or not {*(self.sha256 or ())} <= {*IDX_NAMES}:
             must = f"must map some of {', '.join(IDX_NAMES)} to digests, or be null"
-            raise ConfigError(f"sha256={checks.shown(self.sha256, checks.written)}: {must}")
+            raise ConfigError(must, "sha256", checks.shown(self.sha256, checks.written))
         self._digests = {part: checked_sha256(f"sha256.{part}", each) for part, each in (self.sha256 or {}).items()}
         self.place = expanded(self.folder or self.train_images or "idx")
         self.name = self.place.resolve().name.partition(".")[0]
@@ -56,8 +56,7 @@ class Idx(UserArrays):
         """Return the path of one of the four files. ConfigError, DataError."""
         given = getattr(self, part)
         if self.folder is None and given is None:
-            unnamed = checks.setting("data", "folder", None)
-            raise ConfigError(f"{unnamed}: name the folder with the four IDX files, or the files one by one")
+            raise ConfigError("name the folder with the four IDX files, or the files one by one", "folder", "null")
         folder = expanded(self.folder or ".")
         names = [expanded(given)] if given else [f"{IDX_NAMES[part]}.gz", IDX_NAMES[part]]
         return next((folder / name for name in names if os.path.lexists(folder / name)), folder / names[0])

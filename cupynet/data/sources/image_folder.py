@@ -41,7 +41,7 @@ class Folder(UserFiles):
         if self.size is not None:
             self.size = checks.pair("size", self.size, 1, ", or null for that of the first image")
         if self.channels not in (None, 1, 3) or checks.is_bool(self.channels):
-            raise ConfigError(f"channels={checks.shown(self.channels)}: must be 1 (grey), 3 (colours), or null")
+            raise ConfigError("must be 1 (grey), 3 (colours), or null", "channels", checks.shown(self.channels))
         what = "the folder that holds train/ and test/, with a folder for each class"
         self.place = required_path("folder", self.folder, what)
         self.name = self.place.resolve().name

@@ -69,7 +69,8 @@ class MNIST(IdxSet):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.fallback not in ("auto", "synthetic", None):
-            raise ConfigError(f"fallback={self.fallback!r}: must be 'auto', 'synthetic', or null for an error instead")
+            reason = "must be 'auto', 'synthetic', or null for an error instead"
+            raise ConfigError(reason, "fallback", repr(self.fallback))
 
     @property
     def may_stand_in(self) -> bool:

@@ -34,7 +34,7 @@ class Sharded(Source):
         super().__init__(seed=seed, normalize=normalize, augment=augment)
         self.folder = required_path("folder", folder, "the folder that holds the shards")
         if self.normalize == "auto":
-            raise ConfigError("normalize=auto: would read all shards: set mean and deviation")
+            raise ConfigError("would read all shards: set mean and deviation", "normalize", "auto")
         self.shards = Shards(self.folder, classes, pixels_for(self.normalize, None))
         self.image_shape, self.classes, self.name = self.shards.image_shape, self.shards.classes, self.shards.name
 

@@ -103,7 +103,7 @@ class Source(ABC):
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
             images = f"images have {checks.counted(channels, 'channel')}"
-            raise ConfigError(f"normalize={checks.written(self.normalize)}: {images}: give a number for each")
+            raise ConfigError(f"{images}: give a number for each", "normalize", checks.written(self.normalize))
         check_augmentations(self.augment, self.image_shape)
         if self.validation:
             self._check_validation(self.expected().get("train", self.validation + 1))
@@ -116,7 +116,7 @@ class Source(ABC):
         """Raise ConfigError if there would be no training images left."""
         if self.validation >= available:
             images = checks.counted(available, "training image")
-            raise ConfigError(f"validation={self.validation}: must be below the {images} that it is taken from")
+            raise ConfigError(f"must be below the {images} that it is taken from", "validation", str(self.validation))
 
     def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
         """Return `Data` with validation images taken out of `train` and the limit applied; samples keep their order."""

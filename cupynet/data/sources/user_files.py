@@ -110,12 +110,12 @@ def required_path(name: str, value: FilePath | None, what: str) -> Path:
     """Return the argument `name`, the path of `what`. ConfigError if it is not given."""
     path = checked_path(name, value)
     if path is None:
-        raise ConfigError(f"{checks.setting('data', name, None)}: name {what}")
+        raise ConfigError(f"name {what}", name, "null")
     return expanded(path)
 
 
 def checked_sha256(name: str, value: str | None) -> str:
     """Return the argument `name`, a SHA-256 in hexadecimal, in lower case; "" for None. ConfigError."""
     if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value)):
-        raise ConfigError(f"{name}={checks.shown(value)}: must be a SHA-256, 64 hexadecimal digits, or null")
+        raise ConfigError("must be a SHA-256, 64 hexadecimal digits, or null", name, checks.shown(value))
     return (value or "").lower()

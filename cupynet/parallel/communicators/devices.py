@@ -52,18 +52,20 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
-        raise ConfigError(f"reduce={reduce}: is for GPUs, and {backend} computes on the CPU: leave it out")
+        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", "reduce", reduce)
     if reduce == "device" and processes:
-        raise ConfigError("reduce=device: processes cannot read each other's arrays: use reduce=nccl or reduce=host")
+        raise ConfigError("processes cannot read each other's arrays: use reduce=nccl or reduce=host", "reduce", reduce)
     if reduce == "nccl" and (why := nccl.missing()):
         way_out = "install the extra of your CuPy's CUDA version, cuda12x or cuda13x, or use reduce=host"
-        raise ConfigError(f"reduce=nccl: {why}: {way_out}")
+        raise ConfigError(f"{why}: {way_out}", "reduce", reduce)
     if stages == 1 or processes or backend != "cupy":
         return reduce
     if reduce == "nccl":
         raise ConfigError(
-            f"reduce=nccl: {stages} stages in threads average at different times, and NCCL can wait forever: use "
-            "reduce=device, or processes (launcher=mpi)"
+            f"{stages} stages in threads average at different times, and NCCL can wait forever: use reduce=device, or "
+            "processes (launcher=mpi)",
+            setting="reduce",
+            value=reduce,
         )
     return "device" if reduce == "auto" else reduce
 
@@ -267,7 +269,7 @@ def means_of_ranks(communicator: Communicator, backend: Backend, reduce: str) ->
     if not missing and shared:
         missing = [f"several ranks share a GPU ({shared[0]})"]
     if missing and reduce == "nccl":
-        raise ConfigError(f"reduce=nccl: {missing[0]}: start one rank for each GPU, with NCCL, or use reduce=host")
+        raise ConfigError(f"{missing[0]}: start one rank for each GPU, with NCCL, or use reduce=host", "reduce", "nccl")
     if missing:
         if communicator.rank == 0:
             log.info("averages are computed in host memory: %s", missing[0])

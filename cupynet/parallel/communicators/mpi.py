@@ -47,8 +47,10 @@ def library() -> Any:
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
-            f"launcher=mpi: MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', "
-            "or mpi4py for the MPI of this machine"
+            f"MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', or mpi4py for the "
+            "MPI of this machine",
+            setting="launcher",
+            value="mpi",
         ) from error
     return MPI
 

@@ -79,8 +79,9 @@ class MpiJob:
                 first, other = given[0].get(key, "missing"), each.get(key, "missing")
                 if first != other:
                     raise ConfigError(
-                        f"{key}: is {json.dumps(first)} on rank 0, {json.dumps(other)} on rank {rank}: all ranks must "
-                        "have the same settings and version of cupynet"
+                        f"is {json.dumps(first)} on rank 0, {json.dumps(other)} on rank {rank}: all ranks must have "
+                        "the same settings and version of cupynet",
+                        setting=key,
                     )
 
     def share(self, text: str) -> str:

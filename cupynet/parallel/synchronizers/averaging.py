@@ -32,9 +32,9 @@ class ParameterAveraging(Synchronizer):
     One replica alone is never averaged: no outer step, and nothing is sent.
 
     Args:
-        frequency: k: after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`; or a schedule such as
-            `PostLocal` or `Adaptive`. The end of a fit always averages, and so does the end of an evaluated epoch
-            (except with `end`, which allows an evaluation only at the end of the fit).
+        averaging_frequency: k: after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`; or a schedule
+            such as `PostLocal` or `Adaptive`. The end of a fit always averages, and so does the end of an evaluated
+            epoch (except with `end`, which allows an evaluation only at the end of the fit).
         average_updaters: average the optimizer state with the weights.
         report_score: compute `Average.score` (reads the losses from the device, once per average).
         measure_every: the divergence is measured at the first average in each period of this many iterations, and at
@@ -54,7 +54,7 @@ class ParameterAveraging(Synchronizer):
 
     def __init__(
         self,
-        frequency: int | str | AveragingSchedule = 1,
+        averaging_frequency: int | str | AveragingSchedule = 1,
         *,
         average_updaters: bool = True,
         report_score: bool = True,
@@ -62,7 +62,7 @@ class ParameterAveraging(Synchronizer):
         wire: str = "exact",
         outer: str | Outer = "mean",
     ) -> None:
-        self.schedule = averaging_schedule(frequency)
+        self.schedule = averaging_schedule(averaging_frequency)
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)

@@ -73,9 +73,9 @@ class Synchronizer:
     shares_gradients: bool = True
 
     @property
-    def frequency(self) -> int | str | None:
+    def averaging_frequency(self) -> int | str | None:
         """Iterations between averages, or `epoch`, or `end`; None if there is no such rule."""
-        return None if self.schedule is None else self.schedule.frequency
+        return None if self.schedule is None else self.schedule.averaging_frequency
 
     @property
     def evaluates(self) -> bool:

@@ -26,8 +26,8 @@ class ElasticAveraging(ParameterAveraging):
     Buffers are not pulled; the centre gets their mean, weighted by the samples since the last such moment.
 
     Args:
-        frequency, report_score, measure_every, wire: see `ParameterAveraging`; `half` sends differences from the
-            centre.
+        averaging_frequency, report_score, measure_every, wire: see `ParameterAveraging`; `half` sends differences
+            from the centre.
         pull: alpha, at most 1 / workers; None: 0.9 / workers, as in the paper.
         average_updaters: average the optimizer state when all replicas get the centre.
 
@@ -37,7 +37,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def __init__(
         self,
-        frequency: int | str | AveragingSchedule = 1,
+        averaging_frequency: int | str | AveragingSchedule = 1,
         pull: float | None = None,
         *,
         average_updaters: bool = True,
@@ -46,7 +46,7 @@ class ElasticAveraging(ParameterAveraging):
         wire: str = "exact",
     ) -> None:
         super().__init__(
-            frequency,
+            averaging_frequency,
             average_updaters=average_updaters,
             report_score=report_score,
             measure_every=measure_every,
@@ -60,8 +60,10 @@ class ElasticAveraging(ParameterAveraging):
         super().check(workers, stages)
         if self.pull is not None and workers > 1 and self.pull * workers > 1:
             raise ConfigError(
-                f"pull={self.pull:g}: with {workers} workers at most {1 / workers:g}: the centre moves {workers} "
-                "times as far, and would overshoot the mean of the replicas"
+                f"with {workers} workers at most {1 / workers:g}: the centre moves {workers} times as far, and would "
+                "overshoot the mean of the replicas",
+                setting="pull",
+                value=f"{self.pull:g}",
             )
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:

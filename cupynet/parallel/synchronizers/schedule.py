@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, TypeAlias
 
-from cupynet.core.checks import guess, integer, number, refusal, shown
+from cupynet.core.checks import guess, integer, number, shown
+from cupynet.core.errors import ConfigError
 
 Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 
@@ -22,11 +23,11 @@ class AveragingSchedule:
     A subclass decides after which iterations. The end of a fit and the end of an evaluated epoch always average.
 
     Attributes:
-        frequency: iterations between averages, or `epoch`, or `end`; None if it is neither.
+        averaging_frequency: iterations between averages, or `epoch`, or `end`; None if it is neither.
         measures: True if every average must measure the divergence, because the schedule adapts to it.
     """
 
-    frequency: int | str | None = None
+    averaging_frequency: int | str | None = None
     measures = False
 
     def after(self, iteration: int) -> bool:
@@ -60,39 +61,39 @@ class Every(AveragingSchedule):
     """After iterations k, 2k, 3k ... of the whole training.
 
     Args:
-        iterations: k.
+        averaging_frequency: k.
     """
 
-    frequency: int
+    averaging_frequency: int
 
-    def __init__(self, iterations: int) -> None:
-        self.frequency = integer("averaging_frequency", iterations, 1)
+    def __init__(self, averaging_frequency: int) -> None:
+        self.averaging_frequency = integer("averaging_frequency", averaging_frequency, 1, ", epoch or end")
 
     def __str__(self) -> str:
-        return "in every iteration" if self.frequency == 1 else f"every {self.frequency} iterations"
+        return "in every iteration" if self.averaging_frequency == 1 else f"every {self.averaging_frequency} iterations"
 
     def after(self, iteration: int) -> bool:
-        return (iteration + 1) % self.frequency == 0
+        return (iteration + 1) % self.averaging_frequency == 0
 
 
 class AtMoments(AveragingSchedule):
     """After every epoch, or once at the end of a fit. Before that replicas differ, so they cannot be evaluated.
 
     Args:
-        frequency: `epoch` or `end`.
+        averaging_frequency: `epoch` or `end`.
     """
 
-    def __init__(self, frequency: str) -> None:
-        self.frequency = frequency
+    def __init__(self, averaging_frequency: str) -> None:
+        self.averaging_frequency = averaging_frequency
 
     def __str__(self) -> str:
-        return "after every epoch" if self.frequency == "epoch" else "at the end"
+        return "after every epoch" if self.averaging_frequency == "epoch" else "at the end"
 
     def after(self, iteration: int) -> bool:
         return False
 
     def at(self, moment: Moment) -> bool:
-        return self.frequency == "epoch" or moment == "fit"
+        return self.averaging_frequency == "epoch" or moment == "fit"
 
 
 class PostLocal(AveragingSchedule):
@@ -100,15 +101,15 @@ class PostLocal(AveragingSchedule):
 
     Args:
         epochs: the number of epochs with an average in every iteration. The end of a fit counts as the end of an epoch.
-        frequency: after that: iterations between averages, or `epoch`, or `end`, or another schedule.
+        averaging_frequency: after that: iterations between averages, or `epoch`, or `end`, or another schedule.
 
     Raises:
         ConfigError: an argument is invalid.
     """
 
-    def __init__(self, epochs: int, frequency: int | str | AveragingSchedule) -> None:
+    def __init__(self, epochs: int, averaging_frequency: int | str | AveragingSchedule) -> None:
         self.epochs = integer("PostLocal epochs", epochs, 0)
-        self.later = averaging_schedule(frequency)
+        self.later = averaging_schedule(averaging_frequency)
         self.measures = self.later.measures
         self._complete = 0
         self._rounds = 0  # of the epoch that is not complete
@@ -198,13 +199,13 @@ class Adaptive(AveragingSchedule):
         self.period, self._rounds = state["period"], state["rounds"]
 
 
-def averaging_schedule(frequency: int | str | AveragingSchedule) -> AveragingSchedule:
+def averaging_schedule(averaging_frequency: int | str | AveragingSchedule) -> AveragingSchedule:
     """Return the schedule for a number of iterations, `epoch` or `end`, or the given schedule. ConfigError."""
-    if isinstance(frequency, AveragingSchedule):
-        return frequency
-    if isinstance(frequency, str):
-        if frequency not in MOMENTS:
-            also = f"must be an integer of at least 1, epoch or end{guess(frequency, MOMENTS)}"
-            raise refusal("averaging_frequency", shown(frequency), also)
-        return AtMoments(frequency)
-    return Every(integer("averaging_frequency", frequency, 1, ", epoch or end"))
+    if isinstance(averaging_frequency, AveragingSchedule):
+        return averaging_frequency
+    if not isinstance(averaging_frequency, str):
+        return Every(averaging_frequency)
+    if averaging_frequency not in MOMENTS:
+        reason = f"must be an integer of at least 1, epoch or end{guess(averaging_frequency, MOMENTS)}"
+        raise ConfigError(reason, "averaging_frequency", shown(averaging_frequency))
+    return AtMoments(averaging_frequency)

@@ -147,7 +147,7 @@ class AdaptiveThreshold(Threshold):
         self.most = number("AdaptiveThreshold most", most, above=0, below=1)
         self.decay = number("AdaptiveThreshold decay", decay, above=0, below=1)
         if self.fewest > self.most:
-            raise ConfigError(f"AdaptiveThreshold fewest={fewest:g}: must be at most `most`, which is {most:g}")
+            raise ConfigError(f"must be at most `most`, which is {most:g}", "AdaptiveThreshold fewest", f"{fewest:g}")
 
     def __str__(self) -> str:
         return f"{self.fewest:.2g} to {self.most:.2g} of the weights sent"

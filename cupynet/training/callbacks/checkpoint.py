@@ -164,4 +164,4 @@ def _taken(folder: Path, *, in_python: bool = False) -> ConfigError:
             f"continue it with wrapper.restore({str(folder)!r}), or choose another folder, by Checkpoint(path=...) or "
             "run=... of the wrapper"
         )
-    return ConfigError(f"path={folder}: holds the checkpoints of another run: {remedies}")
+    return ConfigError(f"holds the checkpoints of another run: {remedies}", "path", str(folder))

@@ -38,7 +38,9 @@ class History(Callback):
 
     def check_new(self) -> None:
         if self._path is not None and self._path.is_file() and self._path.stat().st_size:
-            raise ConfigError(f"path={self._path}: holds the history of another run: name another file, or remove it")
+            raise ConfigError(
+                "holds the history of another run: name another file, or remove it", "path", str(self._path)
+            )
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._file = _open(self._path or (Path("history.jsonl") if run is None else run.history_path))

@@ -26,7 +26,6 @@ from cupynet.commands.tune import command
 from cupynet.commands.tune import search as tune_search
 from cupynet.commands.tune.command import for_hydra, prepare
 from cupynet.commands.tune.search import Plan, PruningCallback, search, summary
-from cupynet.config.removed import refuse_removed
 from cupynet.config.schema import TuneSettings
 from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError, DataError, Interrupted
@@ -232,11 +231,6 @@ def test_trials_that_cannot_be_composed_are_refused_before_the_first() -> None:
     assert "did you mean 'batch_size'" in refusal("batch_sise=32,64")
     assert "'16.0' of type 'float'" in refusal("batch_size=interval(16,64)")
     assert "optimizer=adum" in refusal("optimizer=choice(adum,adam)")
-
-
-def test_a_removed_setting_is_refused() -> None:
-    with pytest.raises(ConfigError, match="^jobs=2: was removed"):
-        refuse_removed([*TINY, RATE, "jobs=2"])
 
 
 def test_without_optuna_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

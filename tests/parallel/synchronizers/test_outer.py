@@ -70,7 +70,7 @@ def test_outer_optimizers_have_names() -> None:
     ("make", "message"),
     [
         (lambda: outer_step("diloko"), "outer=.*diloko.*must be one of mean, slowmo, diloco.*did you mean 'diloco'"),
-        (lambda: outer_step(DiLoCo), "outer is the class DiLoCo: must be an Outer"),  # type: ignore[arg-type]
+        (lambda: outer_step(DiLoCo), "outer=<the class DiLoCo>: must be an Outer"),  # type: ignore[arg-type]
         (lambda: SlowMo(0.0), "SlowMo learning_rate=0.0: must be a number above 0"),
         (lambda: DiLoCo(0.7, 1.0), "DiLoCo momentum=1.0: must be a number of at least 0 and below 1"),
     ],

@@ -35,7 +35,7 @@ def test_numbers_and_names(frequency: Any, found: list[int], moments: list[str],
     when = averaging_schedule(frequency)
     assert averages(when, 7) == found
     assert [m for m in ("epoch", "evaluation", "fit") if when.at(m)] == moments
-    assert (str(when), when.frequency, when.measures) == (words, frequency, False)
+    assert (str(when), when.averaging_frequency, when.measures) == (words, frequency, False)
     assert averaging_schedule(when) is when
 
 

@@ -158,10 +158,10 @@ def test_an_encoding_resumes_from_its_state() -> None:
         (lambda: TargetSparsity(1.0), "TargetSparsity target=1.0: must be a number above 0 and below 1"),
         (lambda: AdaptiveThreshold(decay=1.0), "AdaptiveThreshold decay=1.0: must be a number"),
         (lambda: AdaptiveThreshold(fewest=0.2, most=0.1), "AdaptiveThreshold fewest=0.2: must be at most `most`"),
-        (lambda: ThresholdEncoding(FixedThreshold), "algorithm is the class FixedThreshold"),  # type: ignore[arg-type]
+        (lambda: ThresholdEncoding(FixedThreshold), "algorithm=<the class FixedThreshold>"),  # type: ignore[arg-type]
         (lambda: ThresholdEncoding(clip_residual=0.5), "clip_residual=0.5: must be a number of at least 1"),
         (lambda: encoding("treshold"), "encoding=.*treshold.*: must be .*threshold.*did you mean 'threshold'"),
-        (lambda: encoding(3), "encoding is an int: must be a ThresholdEncoding"),  # type: ignore[arg-type]
+        (lambda: encoding(3), "encoding=<an int>: must be a ThresholdEncoding"),  # type: ignore[arg-type]
     ],
 )
 def test_invalid_arguments_are_refused(make: Any, message: str) -> None:

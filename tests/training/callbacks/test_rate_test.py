@@ -135,7 +135,7 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate(loader: Loader) -> None:
     [
         ({"iterations": 9}, "iterations=9: must be an integer of at least 10"),
         ({"lowest": 1.0, "highest": 0.1}, "highest=0.1: must be a number above 1"),
-        ({"optimizer": Adam}, "optimizer is the class Adam"),
+        ({"optimizer": Adam}, "optimizer=<the class Adam>"),
     ],
     ids=["iterations", "range", "optimizer"],
 )

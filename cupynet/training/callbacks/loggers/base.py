@@ -13,6 +13,7 @@ from typing import Any
 
 from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
+from cupynet.core.settings import flat
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report
@@ -67,7 +68,7 @@ class Logger(Callback):
         """Open the log.
 
         Args:
-            hyperparameters: see `flat`.
+            hyperparameters: see `hyperparameters`.
             iteration: that of the checkpoint to resume; 0 for a new run.
         """
         raise NotImplementedError
@@ -90,8 +91,8 @@ class Logger(Callback):
         self._status = "failed"  # until the fit ends
         if not self._open:
             self._open = True
-            settings = None if self._run is None else self._run.settings
-            self._attempt(self._begin, flat(settings or {}), trainer.iteration)
+            settings = (None if self._run is None else self._run.settings) or {}
+            self._attempt(self._begin, hyperparameters(settings), trainer.iteration)
 
     def on_report(self, trainer: Trainer, report: Report) -> None:
         self._log(report.iteration, of_report(report))
@@ -164,12 +165,7 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
     return figures
 
 
-def flat(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def hyperparameters(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested settings by dotted keys: numbers, bools and strings as they are, others as JSON."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{above}{name}.")
-        else:
-            found[f"{above}{name}"] = value if isinstance(value, bool | int | float | str) else json.dumps(value)
-    return found
+    plain = (bool, int, float, str)
+    return {key: value if isinstance(value, plain) else json.dumps(value) for key, value in flat(settings).items()}

@@ -24,7 +24,6 @@ from cupynet.optim import Nesterov
 from cupynet.runs.run import Run
 from cupynet.training import Checkpoint, History, NonFinite, ParallelWrapper, StopReason
 from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base, mlflow
-from cupynet.training.callbacks.loggers.base import flat
 from tests.support.logger_files import (
     Figures,
     expected,
@@ -139,7 +138,7 @@ def test_hyperparameters_are_flat(trained: tuple[Run, str]) -> None:
     run, store = trained
     wanted = {"workers": 2, "resume": "null", "optimizer.learning_rate": 0.05, "optimizer.name": "nesterov"}
     wanted |= {"devices": "[0, 1]"}
-    assert flat(SETTINGS) == wanted
+    assert base.hyperparameters(SETTINGS) == wanted
     assert mlflow_run(store)[0].data.params == {name: str(value) for name, value in wanted.items()}
     (path,) = run.folder.glob("wandb/offline-run-*/*.wandb")
     (made,) = [record.run for record in wandb_records(path) if record.HasField("run")]

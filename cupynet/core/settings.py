@@ -1,0 +1,15 @@
+"""Nested settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted keys."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{above}{name}"
+        found |= flat(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+    return found
