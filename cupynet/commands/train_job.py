@@ -7,6 +7,7 @@ import logging
 import shlex
 import signal
 import time
+from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class TrainJob:
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
         self.first, self.began = experiment.rank == 0, time.perf_counter()
+        self._context = copy_context()  # of the command; the thread of a worker has another
 
     def train(self) -> float | None:
         """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
@@ -103,7 +105,7 @@ class TrainJob:
         """Called on rank 0 when training begins: a resumed run now replaces its earlier state. OutputError."""
         if self.settings.resume is not None:
             self.run.reopen(trainer.iteration)
-        config.training_begins()
+        self._context.run(config.training_begins)
         if self.settings.resume is not None:
             warn_of_other_rates(trainer, self.run.planned_epochs())
             self.run.describe(self._start())

@@ -252,10 +252,9 @@ def test_backends(name: str) -> None:
         (["trusted_modules=[tests]",
           "parallel.synchronizer._target_=tests.guides.extending.gradient_mean.GradientMean"],
          {}),
-        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging",
-          "parallel.synchronizer.averaging_frequency=7"],
-         {"averaging_frequency": 7, "average_updaters": True, "report_score": True, "measure_every": 50,
-          "wire": "exact", "outer": "mean"}),
+        (["parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging", "parallel.synchronizer.wire=half"],
+         {"averaging_frequency": 10, "average_updaters": True, "report_score": True, "measure_every": 50,
+          "wire": "half", "outer": "mean"}),
     ],
     ids=["same", "own", "another", "asked"],
 )  # fmt: skip
@@ -265,8 +264,8 @@ def test_an_overridden_class_keeps_the_arguments_it_accepts(overrides: list[str]
 
 
 class Own(ParameterAveraging):
-    def __init__(self, frequency: int = 1) -> None:
-        super().__init__(frequency)
+    def __init__(self, averaging_frequency: int = 1) -> None:
+        super().__init__(averaging_frequency)
 
 
 def test_another_optimizer_keeps_the_learning_rate() -> None:

@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 
 from cupynet import config
 from cupynet.config import GROUPS, composing, stored
+from cupynet.config.instantiate import build
 from cupynet.config.schema import (
     BackendSettings,
     BenchSettings,
@@ -143,6 +144,63 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and "ZeroDivisionError: division by zero" in err.splitlines()[-1]
     assert sorted(path.name for path in in_folder.rglob("*")) == ["empty", "full", "precious"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        (("parallel.averaging_frequency=0",), "parallel.averaging_frequency"),
+        (("parallel.synchronizer.averaging_frequency=0",), "parallel.synchronizer.averaging_frequency"),
+        (("parallel=adaptive", "parallel.averaging_frequency=epoch"), "parallel.averaging_frequency"),
+        (("parallel.report_score_after_averaging=true", "parallel.average_updaters=3"), "parallel.average_updaters"),
+    ],
+)
+def test_an_error_names_the_setting_that_was_typed(
+    overrides: tuple[str, ...], setting: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(settings: Settings) -> None:
+        build(settings.parallel.synchronizer, "parallel.synchronizer")
+
+    assert command(*overrides, check=check) == (2, [])
+    assert capsys.readouterr().err.startswith(f"cupynet: {setting}=")
+    assert list(in_folder.iterdir()) == []
+
+
+FREQUENCY = "parallel.averaging_frequency"
+OTHER = "parallel.synchronizer.averaging_frequency"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "setting"),
+    [
+        ((f"{FREQUENCY}=7", f"{OTHER}=3"), FREQUENCY),
+        ((f"{OTHER}=3", f"{FREQUENCY}=7", "workers=1"), FREQUENCY),
+        ((f"{FREQUENCY}=7", "parallel.synchronizer={averaging_frequency:3}"), FREQUENCY),
+        ((f"{FREQUENCY}=7", f"{OTHER}={{_target_:cupynet.parallel.Adaptive,target:0.1}}"), FREQUENCY),
+        (
+            ("parallel.report_score_after_averaging=true", "parallel.synchronizer.report_score=false"),
+            "parallel.report_score_after_averaging",
+        ),
+    ],
+)
+def test_two_values_for_one_argument_are_refused(overrides: tuple[str, ...], setting: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        settings_of(*overrides)
+    assert refused.value.setting == setting
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (f"{FREQUENCY}=7", f"{OTHER}=7"),
+        (f"{FREQUENCY}=7", "workers=1"),
+        (f"{FREQUENCY}=7", "parallel=gradients"),  # another job of a sweep may average
+        (f"{FREQUENCY}=7", "parallel=post_local", f"{OTHER}.epochs=3"),
+        (f"{FREQUENCY}=7", f"{OTHER}={{_target_:cupynet.parallel.Adaptive,target:0.1,first:${{{FREQUENCY}}}}}"),
+    ],
+)
+def test_a_setting_that_is_not_used_is_accepted(overrides: tuple[str, ...]) -> None:
+    assert settings_of(*overrides).parallel.averaging_frequency == 7
 
 
 def leaves(value: Any) -> Iterator[Any]:
@@ -579,6 +637,7 @@ def test_a_broken_pipe_is_not_reported_as_a_bug(
 SCRIPT = """
 import sys
 from cupynet.config import run
+from cupynet.config.instantiate import build
 from cupynet.config.schema import Settings
 
 try:
@@ -608,6 +667,7 @@ def test_help_imports_no_numpy_and_ends_quietly_on_a_broken_pipe(tmp_path: Path)
 COMMAND = """
 from pathlib import Path
 from cupynet import config
+from cupynet.config.instantiate import build
 from cupynet.config.schema import BenchSettings, Settings
 
 class Job:

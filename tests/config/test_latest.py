@@ -102,9 +102,9 @@ def test_the_latest_run_is_found_anywhere_below_outputs(name, here):
 def test_checkpoints_may_disappear_during_the_search(here, monkeypatch):
     """Of a run that is at work, by whoever begins another."""
     run = made("outputs/day/one")
-    monkeypatch.setattr(resume, "_checkpoints", lambda run: [run / "checkpoints" / "step-00000008"])
+    monkeypatch.setattr(resume, "checkpoints", lambda folder: {8: folder / "step-00000008"})
     assert resume.find("latest", []) == run
-    monkeypatch.setattr(resume, "_checkpoints", lambda run: [])
+    monkeypatch.setattr(resume, "checkpoints", lambda folder: {})
     assert resume.find("latest", []) is None
     (run / "summary.json").write_text('{"stop_reason": null, "iterations": 4}')
     assert not resume._goes_on(run)
