@@ -7,6 +7,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Sequence
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from hydra.core.utils import JobReturn, run_job
 from omegaconf import open_dict
 
 from cupynet import config
-from cupynet.config import hydra_main, sweep_record
+from cupynet.config import sweep_record
 from cupynet.config.process_launcher import ProcessLauncher
 from cupynet.config.schema import Settings
 from cupynet.core import lock
@@ -58,18 +59,18 @@ class Elsewhere(ProcessLauncher):
             job = self._loader.load_sweep_config(self._config, [*overrides])
             with open_dict(job):
                 job.hydra.job.num, job.hydra.job.id = number, str(number)
-            here = sys.argv, hydra_main._command, [*sweep_record._ended], HydraConfig.instance().cfg
-            sys.argv, hydra_main._command, sweep_record._ended[:] = ["worker"], None, []
+            here = sys.argv, [*sweep_record._ended], HydraConfig.instance().cfg
+            sys.argv, sweep_record._ended[:] = ["worker"], []
             work = pickle.loads(self._task)
             if number in self.lost:
                 sweep = Path(job.hydra.sweep.dir)
                 sweep_record.began(sweep, sweep_record.Job(number, [*overrides], sweep / str(number), None), ())
             else:
-                run_job(
-                    task_function=work, config=job, job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir",
-                    hydra_context=self._context,
+                Context().run(  # without the running command
+                    run_job, task_function=work, config=job, hydra_context=self._context,
+                    job_dir_key="hydra.sweep.dir", job_subdir_key="hydra.sweep.subdir",
                 )  # fmt: skip
-            sys.argv, hydra_main._command, sweep_record._ended[:], HydraConfig.instance().cfg = here
+            sys.argv, sweep_record._ended[:], HydraConfig.instance().cfg = here
         return []
 
 
