@@ -41,18 +41,17 @@ def prepare(settings: Settings) -> Experiment:
 
     if settings.fast_dev_run:
         settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
-    stored = None
-    if settings.resume is not None:
+    if settings.resume is None:
+        experiment = Experiment(settings)
+        experiment.check_new()
+    else:
         stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
-    experiment = Experiment(settings, None if stored is None else stages_of(stored))
+        experiment = Experiment(settings, stages_of(stored))
+        check_stages(stored, experiment.placement.stages)
+        check_epochs(stored, settings.epochs)
     experiment.check_batches()
     experiment.check_memory()
     experiment.check_shards()
-    if settings.resume is None:
-        experiment.check_new()
-    if stored is not None:
-        check_stages(stored, experiment.placement.stages)
-        check_epochs(stored, settings.epochs)
     return experiment
 
 

@@ -346,7 +346,7 @@ class _Command(Generic[S, T]):
             return settings_of(config, job_overrides(), self.schema)
         run = resume.run_of(self.resumed)
         settings = load(run, self.changes, folder=own_folder())
-        resume.refuse_other(flat(asdict(settings)), flat(asdict(load(run, (), settings.trusted_modules))), self.resumed)
+        resume.refuse_other(asdict(settings), asdict(load(run, (), settings.trusted_modules)), self.resumed)
         check_outputs(settings.callbacks, run, self.changes, settings.trusted_modules)
         check_downloads(settings, run, self.changes)
         return settings  # type: ignore[return-value]  # `schema` is Settings

@@ -158,34 +158,25 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
-    """Refuse settings, by dotted keys, that differ from those of the run and must not. ConfigError."""
-    for key in sorted(given.keys() | stored.keys()):
-        free = key.partition(".")[0] in MAY_DIFFER or (key in MAY_BE_SET and stored.get(key) is None)
-        if given.get(key) != stored.get(key) and not free:
-            # a part with its own settings may replace a number, or a number a part
-            place = next(above for above in _with_above(key) if above in given or above in stored)
-            then = _value(stored, place)
+    """Refuse settings, nested, that differ from those of the run and must not. ConfigError."""
+    for key, now, then in _differences(given, stored):
+        if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
             made = "without it" if then is None else f"with {written(then)}"
-            raise ConfigError(
-                f"the run in {run_of(path)} was made {made}: leave it out, or begin a new run; a resumed run may only "
-                f"change {', '.join(MAY_DIFFER[:6])}",
-                setting=place,
-                value=written(_value(given, place)),
-            )
+            few = ", ".join(MAY_DIFFER[:6])
+            reason = f"leave it out, or begin a new run; a resumed run may only change {few}"
+            raise ConfigError(f"the run in {run_of(path)} was made {made}: {reason}", key, written(now))
 
 
-def _with_above(key: str) -> Iterator[str]:
-    """Yield the dotted keys of the parts that contain a setting, outermost first, and its own."""
-    names = key.split(".")
-    yield from (".".join(names[:count]) for count in range(1, len(names) + 1))
-
-
-def _value(settings: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a setting, or the settings below it, nested; None if there is nothing."""
-    if key in settings:
-        return settings[key]
-    below = [name.removeprefix(f"{key}.").partition(".")[0] for name in settings if name.startswith(f"{key}.")]
-    return {name: _value(settings, f"{key}.{name}") for name in dict.fromkeys(below)} or None
+def _differences(
+    given: Mapping[str, Any], stored: Mapping[str, Any], above: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted key and both values of what differs: a setting, or a part that replaces a number."""
+    for name in sorted(given.keys() | stored.keys()):
+        key, now, then = f"{above}{name}", given.get(name), stored.get(name)
+        if isinstance(now, Mapping) and isinstance(then, Mapping):
+            yield from _differences(now, then, f"{key}.")
+        elif now != then:
+            yield key, now, then
 
 
 def name_of(override: str) -> str:

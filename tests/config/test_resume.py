@@ -124,13 +124,15 @@ def test_invalid_resumes_are_refused(stopped, arguments, said, command, capsys):
 
 
 def test_a_setting_that_only_one_of_two_runs_has_is_refused():
-    for now, then in (({}, {"optimizer.momentum": 0.9}), ({"optimizer.momentum": 0.9}, {})):
+    for now, then in (({}, {"momentum": 0.9}), ({"momentum": 0.9}, {})):
         with pytest.raises(ConfigError, match=r"^optimizer\.momentum="):
-            resume.refuse_other(now, then, RUN)
-    resume.refuse_other({"epochs": 2}, {"epochs": 1, "callbacks.mine.path": "x"}, RUN)
+            resume.refuse_other({"optimizer": now}, {"optimizer": then}, RUN)
+    resume.refuse_other({"epochs": 2}, {"epochs": 1, "callbacks": {"mine": {"path": "x"}}}, RUN)
 
 
-SCHEDULE = {"rate._target_": "cupynet.optim.Warmup", "rate.steps": 9, "rate.then._target_": "A", "rate.then.peak": 0.2}
+THEN = {"_target_": "A", "peak": 0.2}
+SCHEDULE = {"rate": {"_target_": "cupynet.optim.Warmup", "steps": 9, "then": THEN}}
+OTHER = {"rate": {**SCHEDULE["rate"], "then": {**THEN, "peak": 0.1}}}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ SCHEDULE = {"rate._target_": "cupynet.optim.Warmup", "rate.steps": 9, "rate.then
     [
         ({"rate": 0.01}, SCHEDULE, "rate=0.01: ", "{_target_:cupynet.optim.Warmup,steps:9,then:{_target_:A,peak:0.2}}"),
         (SCHEDULE, {"rate": 0.01}, "rate={_target_:cupynet.optim.Warmup,", "with 0.01:"),
-        ({**SCHEDULE, "rate.then.peak": 0.1}, SCHEDULE, "rate.then.peak=0.1: ", "with 0.2:"),
+        (OTHER, SCHEDULE, "rate.then.peak=0.1: ", "with 0.2:"),
         ({"rate": 0.01}, {}, "rate=0.01: ", "without it"),
     ],
 )
