@@ -382,7 +382,7 @@ class _Command(Generic[S, T]):
             ConfigError: another process has the folder, or it holds another run.
             OutputError: the settings cannot be stored.
         """
-        refusal, shown = "", Path(near(folder))
+        refused, shown = "", Path(near(folder))
         if not self.rank:
             try:
                 hold = Hold(shown)
@@ -390,11 +390,11 @@ class _Command(Generic[S, T]):
                 if self.resumed is None:
                     resume.refuse_taken(shown)
             except ConfigError as error:
-                refusal = str(error)
+                refused = str(error)
         if ranks is not None:
-            refusal = ranks.share(refusal)
-        if refusal:
-            raise ConfigError(refusal)
+            refused = ranks.share(refused)
+        if refused:
+            raise ConfigError(refused)
         if self.rank:
             return
         overrides = job_overrides()

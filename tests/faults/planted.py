@@ -1631,6 +1631,49 @@ INTEROP = [
     ),
 ]
 
+SETTINGS = [
+    Fault(
+        "error-of-a-part-loses-its-key",
+        "settings",
+        "cupynet/core/errors.py",
+        'return ConfigError(self.reason, f"{key}.{self.setting}", self.value)',
+        "return ConfigError(self.reason, self.setting, self.value)",
+        ("tests/core/test_errors.py::test_a_part_puts_its_key_before_the_setting",),
+    ),
+    Fault(
+        "second-value-for-one-argument-is-ignored",
+        "settings",
+        "cupynet/config/composing.py",
+        "if mine != its:",
+        "if mine == its:",
+        ("tests/config/test_hydra_main.py::test_two_values_for_one_argument_are_refused",),
+    ),
+    Fault(
+        "error-does-not-name-the-typed-setting",
+        "settings",
+        "cupynet/config/composing.py",
+        "return error if reference is None else ConfigError(error.reason, reference[1], error.value)",
+        "return error",
+        ("tests/config/test_hydra_main.py::test_an_error_names_the_setting_that_was_typed",),
+    ),
+    Fault(
+        "renamed-argument-of-a-user-class",
+        "settings",
+        "cupynet/config/removed.py",
+        'if target.startswith("cupynet.") else {}',
+        "if target else {}",
+        ("tests/config/test_removed.py::test_an_argument_of_a_class_of_the_user_keeps_its_name",),
+    ),
+    Fault(
+        "page-guesses-divergence-from-the-message",
+        "settings",
+        "cupynet/reporting/page.py",
+        '"diverged" if data.code == DivergedError.exit_code else "failed"',
+        '"diverged" if "finite" in data.error else "failed"',
+        ("tests/reporting/test_page.py::test_the_stored_exit_code_decides_whether_a_run_diverged",),
+    ),
+]
+
 FAULTS = [
     *REFERENCE,
     *KERNELS,
@@ -1644,4 +1687,5 @@ FAULTS = [
     *FILES,
     *TRUST,
     *INTEROP,
+    *SETTINGS,
 ]
