@@ -56,7 +56,8 @@ def prepare(settings: PlanSettings) -> Plan:
         raise ConfigError("plan measures threads of one process. Omit it.", "parallel.launcher", "mpi")
     experiment = Experiment(settings.run(None))
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
-        raise ConfigError("parallel: only averaging is forecast. Leave parallel= out, and train to see other speeds.")
+        reason = "only averaging is forecast. Leave parallel= out, and train to see other speeds."
+        raise ConfigError(reason, "parallel")
     experiment.check_batches()
     experiment.check_memory()
     cores = len(experiment.placement.devices) or available_cores()

@@ -44,7 +44,7 @@ from cupynet.core.mpiexec import rank, started
 from cupynet.core.settings import flat
 from cupynet.core.terminal import near
 from cupynet.core.version import __version__
-from cupynet.runs.layout import STUDY
+from cupynet.runs.layout import HYDRA, STUDY
 
 if TYPE_CHECKING:
     from cupynet.parallel import MpiJob
@@ -406,7 +406,7 @@ class _Command(Generic[S, T]):
             self.postponed = [store]
         else:
             store()
-            OmegaConf.save(HydraConfig.instance().cfg, folder / ".hydra" / "hydra.yaml")
+            OmegaConf.save(HydraConfig.instance().cfg, folder / HYDRA)
             self.postponed = []
         if self.schema in (Settings, TuneSettings):
             latest = Path(HydraConfig.get().sweep.dir) if in_sweep() else folder

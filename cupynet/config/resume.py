@@ -19,7 +19,7 @@ from cupynet.core.checks import written
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
-from cupynet.runs.layout import CHECKPOINTS, REOPENED, STEP, STUDY, SUMMARY, SWEEP, TRIAL, checkpoints
+from cupynet.runs.layout import CHECKPOINTS, REOPENED, SETTINGS, STEP, STUDY, SUMMARY, SWEEP, TRIAL, checkpoints
 
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 # W&B leaves these links in its folders and never opens them again: to its cache and to uploaded files
@@ -58,7 +58,7 @@ def find(value: str, arguments: Sequence[str]) -> Path | None:
             return None
     else:
         path = Path(value)
-        if not value or not os.path.isfile(run_of(path) / ".hydra" / "config.yaml"):  # False for invalid names
+        if not value or not os.path.isfile(run_of(path) / SETTINGS):  # False for invalid names
             raise ConfigError("is neither the folder of a run nor one of its checkpoints", "resume", repr(value))
         if run_of(path).is_symlink():  # which may lead to another run later
             path = Path(near(path.resolve()))
@@ -144,7 +144,7 @@ def is_inside(path: str | Path, folder: Path) -> bool:
 
 def run_of(path: Path) -> Path:
     """Return the run's folder from a path to it, to its checkpoints or to one of them. A run may have their names."""
-    if os.path.isfile(path / ".hydra" / "config.yaml"):
+    if os.path.isfile(path / SETTINGS):
         return path
     if STEP.fullmatch(path.name):
         path = path.parent

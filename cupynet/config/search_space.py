@@ -72,7 +72,8 @@ def search_space(texts: Sequence[str]) -> dict[str, BaseDistribution]:
                 raise ValueError("is searched twice: write one choice of all its values")
             space[key] = _distribution(override)
         except (HydraException, ValueError, TypeError) as error:
-            raise ConfigError(f"{one_line(text)}: {one_line(error)}") from error
+            setting, _, value = one_line(text).partition("=")
+            raise ConfigError(one_line(error), setting, value or None) from error
     return space
 
 

@@ -32,6 +32,7 @@ from cupynet.core.checks import one_line, shown
 from cupynet.core.checks import written as as_typed
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.settings import flat
+from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
 OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)
 FILES = re.compile(r"[\w/-]*|\[[\w/,-]*\]|\{.*\}", re.DOTALL)  # of a group, or its settings
@@ -56,7 +57,7 @@ def load(
         ConfigError: there are no settings, or they are not valid.
         DataError: the file is damaged, or refers to something outside it.
     """
-    path = Path(run_folder) / ".hydra" / "config.yaml"
+    path = Path(run_folder) / SETTINGS
     if not path.is_file():
         raise ConfigError(f"{run_folder}: is not the folder of a run: there is no {path}")
     stored = translated(_plain(_read(path), path))
@@ -95,7 +96,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     Raises:
         DataError: the file is damaged, or holds something else.
     """
-    path = Path(folder) / ".hydra" / "overrides.yaml"
+    path = Path(folder) / OVERRIDES
     if not path.is_file():
         return []
     found = _read(path)
@@ -115,11 +116,11 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
 
 def written(folder: str | Path) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the stored settings of a run by their dotted keys, and the file of each group. DataError."""
-    path = Path(folder) / ".hydra" / "config.yaml"
+    path = Path(folder) / SETTINGS
     plain = _read(path)
     if not isinstance(plain, dict):
         raise DataError(f"{path}: is not a configuration")
-    path = path.with_name("hydra.yaml")
+    path = Path(folder) / HYDRA
     chosen: Any = _read(path) if path.is_file() else {}
     for key in ("hydra", "runtime", "choices"):
         chosen = chosen.get(key) if isinstance(chosen, dict) else None
@@ -134,10 +135,9 @@ def keep(folder: Path, settings: Settings, overrides: Sequence[str] = ()) -> Non
     """Store the settings of a run in `folder`, each file whole or not at all. OutputError."""
     from cupynet.core.files import require_folder, write_whole  # they import NumPy, which --help does not need
 
-    require_folder(folder / ".hydra")
-    for name, content in (("config.yaml", asdict(settings)), ("overrides.yaml", list(overrides))):
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-        write_whole(folder / ".hydra" / name, text.encode())
+    require_folder((folder / SETTINGS).parent)
+    for name, content in ((SETTINGS, asdict(settings)), (OVERRIDES, list(overrides))):
+        write_whole(folder / name, yaml.safe_dump(content, sort_keys=False, allow_unicode=True).encode())
 
 
 def job_overrides() -> list[str]:

@@ -89,7 +89,7 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
     """
     run = Run(folder)
     found = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))
-    if not found and (not is_plain(config_path(run)) or is_other_command(run)):
+    if not found and (not is_plain(run.settings_path) or is_other_command(run)):
         raise ConfigError(f"{folder}: is not the folder of a run: name one under outputs/")
     data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, read_object) or {}
@@ -105,15 +105,10 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
     return data
 
 
-def config_path(run: Run) -> Path:
-    """Return the path of a run's stored settings."""
-    return run.folder / ".hydra" / "config.yaml"
-
-
 def is_other_command(run: Run) -> bool:
     """Return True for the folder of a search, a benchmark, a forecast or a test of learning rates."""
     try:
-        with config_path(run).open(encoding="utf-8", errors="replace") as file:
+        with run.settings_path.open(encoding="utf-8", errors="replace") as file:
             return OTHER_COMMANDS.search(file.read(MOST_CHARACTERS)) is not None
     except OSError:
         return False

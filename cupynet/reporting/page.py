@@ -15,7 +15,7 @@ from cupynet.core.errors import DivergedError
 from cupynet.core.files import load_weights, write_whole
 from cupynet.core.version import __version__
 from cupynet.reporting import charts, pictures
-from cupynet.reporting.folder import RunData, config_path, read_run, read_text
+from cupynet.reporting.folder import RunData, read_run, read_text
 from cupynet.reporting.render import render
 
 PICTURED = ("Loss", "Accuracy")  # the charts in curves.png
@@ -245,7 +245,7 @@ def _settings(data: RunData) -> dict[str, Any]:
         "given": None if given is None else [setting.partition("=")[::2] for setting in given],
         "command": None if given is None else repeat(data, given),
         "facts": [(name, value) for name, key in rows if (value := data.get(key)) is not None],
-        "config": data.read(config_path(data.run), read_text),
+        "config": data.read(data.run.settings_path, read_text),
     }
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+# settings, overrides as typed, and Hydra's own settings
+SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
 SUMMARY = "summary.json"  # of a run that has ended
 TRIAL = "FAST_DEV_RUN.txt"  # marks the results of a fast dev run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended

@@ -200,7 +200,8 @@ class Run:
 
     Attributes:
         folder: contains `.hydra/`, train.log, the files below, and running.json during the run (lock.py).
-        started_path, summary_path, weights_path, history_path, report_path, curves_path, checkpoints_path: its files.
+        settings_path, started_path, summary_path, weights_path, history_path, report_path, curves_path,
+            checkpoints_path: its files.
         examples_path: the images of the most confident mistakes.
         trial_path: a file that marks the results of a trial run.
         reopened_path: a file that marks results from before training was resumed.
@@ -211,6 +212,7 @@ class Run:
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         self.folder, self.saved, self.settings = Path(folder), False, settings
+        self.settings_path = self.folder / layout.SETTINGS
         self.started_path = self.folder / "started.json"
         self.summary_path = self.folder / layout.SUMMARY
         self.weights_path = self.folder / "weights.safetensors"

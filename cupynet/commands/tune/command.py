@@ -62,7 +62,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
             interpolations.
     """
     if {"-m", "--multirun"} & set(typed):
-        raise ConfigError("-m: a search starts its trials itself: leave -m out")
+        raise ConfigError("a search starts its trials itself: leave it out", "-m")
     value = resume.asked(typed)
     now = [each for each in typed if resume.name_of(each) != "resume"]
     if value is None:
@@ -110,9 +110,10 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     fixed = [resume.name_of(each) for each in shared]
     for name, distribution in ((resume.name_of(key), each) for key, each in space.items()):
         if name in fixed:
-            raise ConfigError(f"{name}: is searched and also has a fixed value: remove one of the two")
+            raise ConfigError("is searched and also has a fixed value: remove one of the two", name)
         if settings.sampler == "grid" and is_continuous(distribution):
-            raise ConfigError(f"sampler=grid: {name} is continuous: write range(..) or choice(..), or sampler=tpe")
+            reason = f"{name} is continuous: write range(..) or choice(..), or sampler=tpe"
+            raise ConfigError(reason, "sampler", "grid")
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
     if not getattr(source, "validation", True):

@@ -17,7 +17,7 @@ from cupynet import config
 from cupynet.core.checks import finite, one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.terminal import printable
-from cupynet.reporting.folder import RunData, config_path, is_other_command, is_plain, read_run
+from cupynet.reporting.folder import RunData, is_other_command, is_plain, read_run
 from cupynet.runs.run import PRUNED, Run
 
 LEFT_OPEN = (("workers", None), ("backend.name", "auto"))
@@ -105,7 +105,7 @@ def natural(text: str) -> list[Any]:
 def is_run(folder: Path) -> bool:
     """Return True for the folder of a run. Other commands also store their settings, but no summary."""
     run = Run(folder)
-    return is_plain(run.summary_path) or (is_plain(config_path(run)) and not is_other_command(run))
+    return is_plain(run.summary_path) or (is_plain(run.settings_path) and not is_other_command(run))
 
 
 def _runs(folder: str) -> Iterator[Path]:
@@ -124,7 +124,7 @@ def read(folder: Path, name: str) -> ComparedRun:
     summary: dict[str, Any] = {}
     unused: frozenset[str] = frozenset()
     try:
-        if is_plain(config_path(data.run)):
+        if is_plain(data.run.settings_path):
             settings, choices = config.written(folder)
         if is_plain(data.run.summary_path):
             summary = data.run.summary().flat()
