@@ -61,7 +61,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         try:
             return cls(**arguments)
         except ConfigError as error:
-            raise error.under(key, items) from error
+            raise under(key, items, error) from error
         except (TypeError, ValueError) as error:
             raise ConfigError(one_line(error), key) from error
     if isinstance(node, list | tuple):
@@ -74,13 +74,24 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type
     return _find(target, key, ("cupynet", *trusted_modules))
 
 
+def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigError:
+    """Return an error of a part with the part's key, which replaces the name of its class.
+
+    Args:
+        arguments: of the part. An error about none of them is about the part as a whole.
+    """
+    if error.setting.partition(".")[0] in arguments:
+        return ConfigError(error.reason, f"{key}.{error.setting}", error.value)
+    return ConfigError(str(error), key)
+
+
 @contextmanager
 def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
-    """Context that names the setting in errors of a part with the key `key`, see `ConfigError.under`."""
+    """Context that names the setting in errors of a part with the key `key`, see `under`."""
     try:
         yield
     except ConfigError as error:
-        raise error.under(key, arguments) from error
+        raise under(key, arguments, error) from error
 
 
 def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 
 from cupynet.core.terminal import printable
 
@@ -57,16 +57,6 @@ class ConfigError(CupynetError, ValueError):
         self.value, self.reason = value, reason
         about = setting if value is None else f"{setting}={value}"
         super().__init__(f"{about}: {reason}" if about else reason)
-
-    def under(self, key: str, arguments: Container[str] = ()) -> ConfigError:
-        """Return this error with the key of a part of the configuration, which replaces the name of its class.
-
-        Args:
-            arguments: of the part. An error about none of them is about the part as a whole.
-        """
-        if self.setting.partition(".")[0] in arguments:
-            return ConfigError(self.reason, f"{key}.{self.setting}", self.value)
-        return ConfigError(str(self), key)
 
 
 class DivergedError(CupynetError):

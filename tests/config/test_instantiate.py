@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cupynet.config.instantiate import build, build_as
+from cupynet.config.instantiate import build, build_as, under
 from cupynet.core.errors import ConfigError
 
 
@@ -134,3 +134,17 @@ def test_a_part_of_the_wrong_kind(node: Any, line: str) -> None:
         build_as(Conv, node, "loss", [HERE])
     assert str(caught.value) == line
     assert type(build_as(Conv, {"_target_": f"{HERE}.Conv", "filters": 2}, "loss", [HERE])) is Conv
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text", "setting"),
+    [
+        (("is odd", "Conv2D kernel", "0"), "model.kernel=0: is odd", "model.kernel"),
+        (("is odd", "sha256.images", "0"), "model.sha256.images=0: is odd", "model.sha256.images"),
+        (("is odd", "Conv2D depth", "0"), "model: Conv2D depth=0: is odd", "model"),
+        (("is odd",), "model: is odd", "model"),
+    ],
+)
+def test_a_part_puts_its_key_before_the_setting(arguments: tuple[str, ...], text: str, setting: str) -> None:
+    error = under("model", {"kernel": 0, "sha256": {}}, ConfigError(*arguments))
+    assert (str(error), error.setting, error.owner) == (text, setting, "")

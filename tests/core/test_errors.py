@@ -32,17 +32,3 @@ def test_the_fields_of_a_config_error_survive_pickling(
     error = ConfigError(*arguments)
     for each in (error, pickle.loads(pickle.dumps(error)), copy.deepcopy(error)):
         assert (str(each), each.owner, each.setting, each.value, each.reason) == (text, *fields, arguments[0])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "text", "setting"),
-    [
-        (("is odd", "Conv2D kernel", "0"), "model.kernel=0: is odd", "model.kernel"),
-        (("is odd", "sha256.images", "0"), "model.sha256.images=0: is odd", "model.sha256.images"),
-        (("is odd", "Conv2D depth", "0"), "model: Conv2D depth=0: is odd", "model"),
-        (("is odd",), "model: is odd", "model"),
-    ],
-)
-def test_a_part_puts_its_key_before_the_setting(arguments: tuple[str, ...], text: str, setting: str) -> None:
-    error = ConfigError(*arguments).under("model", {"kernel": 0, "sha256": {}})
-    assert (str(error), error.setting, error.owner) == (text, setting, "")

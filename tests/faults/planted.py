@@ -1635,10 +1635,10 @@ SETTINGS = [
     Fault(
         "error-of-a-part-loses-its-key",
         "settings",
-        "cupynet/core/errors.py",
-        'return ConfigError(self.reason, f"{key}.{self.setting}", self.value)',
-        "return ConfigError(self.reason, self.setting, self.value)",
-        ("tests/core/test_errors.py::test_a_part_puts_its_key_before_the_setting",),
+        "cupynet/config/instantiate.py",
+        'return ConfigError(error.reason, f"{key}.{error.setting}", error.value)',
+        "return ConfigError(error.reason, error.setting, error.value)",
+        ("tests/config/test_instantiate.py::test_a_part_puts_its_key_before_the_setting",),
     ),
     Fault(
         "second-value-for-one-argument-is-ignored",
