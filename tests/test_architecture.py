@@ -67,7 +67,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "PIL": ("data/pictures.py",),
     "h5py": ("interop/keras.py",),
     "platformdirs": ("data/",),
-    "rich": ("training/callbacks/progress.py", "config/sweep_table.py", "commands/"),
+    "rich": ("training/callbacks/progress.py", "core/table.py", "commands/"),
     "safetensors": ("core/files.py",),
     "mpi4py": ("parallel/communicators/mpi.py",),
     "onnx": ("interop/onnx.py",),

@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cupynet.config.sweep_table import Column, Screen, as_csv, show
 from cupynet.core.errors import ConfigError
 from cupynet.core.exits import Arguments, leave_after
 from cupynet.core.files import write_output, write_whole
+from cupynet.core.table import Column, Screen, as_csv, show
 from cupynet.core.terminal import printable
 from cupynet.reporting.comparison.answer import Answer, answer
 from cupynet.reporting.comparison.groups import Comparison, Group, compared

@@ -6,8 +6,8 @@ import contextlib
 
 from rich.table import Table
 
-from cupynet.config.sweep_table import Screen
 from cupynet.core.checks import amount, counted, percent
+from cupynet.core.table import Screen
 from cupynet.core.terminal import near, printable
 from cupynet.runs.run import Run, Summary
 from cupynet.training.events import Spent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.config import sweep_record
-from cupynet.config.sweep_table import Column, Screen, as_csv, heading, shortened, show
+from cupynet.core.table import Column, Screen, as_csv, heading, shortened, show
 from tests.support.compared_runs import made
 
 JOBS = [

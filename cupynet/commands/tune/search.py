@@ -32,13 +32,13 @@ from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
 from cupynet.config.search_space import written
-from cupynet.config.sweep_table import Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core import signals
 from cupynet.core.checks import OBJECTIVES, one_line, percent
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.exits import quiet
 from cupynet.core.files import write_whole
 from cupynet.core.settings import flat
+from cupynet.core.table import Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.terminal import near, printable
 from cupynet.runs.layout import STUDY, TRIAL
 from cupynet.runs.run import PRUNED

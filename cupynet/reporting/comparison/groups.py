@@ -9,8 +9,8 @@ from typing import Any
 
 from cupynet.config import GROUPS
 from cupynet.config.equal_settings import SYNCHRONIZER
-from cupynet.config.sweep_table import ABSENT, shortened
 from cupynet.core.checks import one_line
+from cupynet.core.table import ABSENT, shortened
 from cupynet.core.terminal import printable
 from cupynet.reporting.comparison.runs import ComparedRun
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from cupynet.config.sweep_table import ABSENT, shortened
+from cupynet.core.table import ABSENT, shortened
 from cupynet.reporting import charts
 from cupynet.reporting.charts import BACKGROUND, PALETTE, Chart, Line
 from cupynet.reporting.comparison.answer import answer
