@@ -364,12 +364,9 @@ class _Command(Generic[S, T]):
             raise ConfigError(f"several processes were started, and each would start a separate run: {way_out}")
         ranks = self.ranks
         if not known:  # each rank already has a folder and a log
-            raise ConfigError(
-                f"{ranks.size} ranks were started, but no environment variable shows it: use the mpiexec of "
-                f"{ranks.library}, or set PMI_RANK and PMI_SIZE for each of them",
-                setting="parallel.launcher",
-                value="mpi",
-            )
+            way_out = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
+            reason = f"{ranks.size} ranks were started, but no environment variable shows it: {way_out}"
+            raise ConfigError(reason, "parallel.launcher", "mpi")
         ranks.ranks.timeout_s = settings.parallel.timeout_s
         own = {key: value for key, value in flat(asdict(settings)).items() if key not in PER_MACHINE}
         ranks.agree({"the version of cupynet": __version__, **own})

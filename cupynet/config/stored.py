@@ -158,12 +158,9 @@ def check_outputs(
     """
     for key, value, _ in _places(parts, run, trusted_modules):
         if not _is_typed(key, overrides):
-            raise ConfigError(
-                f"the run in {run} would write outside its folder: type {key}=..., or the callbacks=... of its command "
-                "line, to allow it",
-                setting=key,
-                value=shown(value, as_typed),
-            )
+            allowed = f"type {key}=..., or the callbacks=... of its command line, to allow it"
+            reason = f"the run in {run} would write outside its folder: {allowed}"
+            raise ConfigError(reason, key, shown(value, as_typed))
 
 
 def not_stored(settings: Settings, run: Path) -> list[str]:
@@ -225,11 +222,8 @@ def check_downloads(settings: Settings, run: Path, overrides: Sequence[str]) -> 
     source: Any = build_as(Source, settings.data, "data", settings.trusted_modules)  # type: ignore[type-abstract]
     named = settings.data.get("folder")
     if named is not None and getattr(source, "missing", None) and not _is_typed("data.folder", overrides):
-        raise ConfigError(
-            f"the run in {run} would download its data to {source.place}: type data.folder=... to allow it",
-            setting="data.folder",
-            value=one_line(named),
-        )
+        reason = f"the run in {run} would download its data to {source.place}: type data.folder=... to allow it"
+        raise ConfigError(reason, "data.folder", one_line(named))
 
 
 def _read(path: Path) -> Any:
