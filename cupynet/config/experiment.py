@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from cupynet.backend import Backend, DtypePolicy, available_cores, blas, create_backend, memory, select_backend
 from cupynet.backend.cuda.gpus import NOT_INSTALLED, has_driver
-from cupynet.config.instantiate import build_as, naming
+from cupynet.config.instantiate import build_as, check_modules, naming
 from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
 from cupynet.core.checks import amount, counted, on_device, written
@@ -56,6 +56,7 @@ class Experiment:
     """
 
     def __init__(self, settings: Settings, stages: int | None = None) -> None:
+        check_modules(settings.trusted_modules)
         self.settings, self.tests = settings, True
         self._open = False  # True if the settings leave the number of stages open
         self.job = job() if settings.parallel.launcher == "mpi" else None

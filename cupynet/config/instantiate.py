@@ -9,13 +9,15 @@ created (`cupynet.core.lock.Hold`).
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import Parameter
 from typing import Any, TypeVar
 
-from cupynet.core.checks import listed, nearest, one, one_line
+from cupynet.core.checks import listed, nearest, one, one_line, written
 from cupynet.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -115,6 +117,13 @@ def for_chosen_classes(plain: dict[str, Any], asked: Sequence[str]) -> None:
             for name in part.keys() - named.keys() - {"_target_"} if not takes_any else ():
                 if not any(key.startswith(f"{place}.{name}") for key in asked):
                     del part[name]
+
+
+def check_modules(names: Sequence[str]) -> None:
+    """Refuse trusted modules that do not exist. Nothing is imported. ConfigError."""
+    for package in (name.partition(".")[0] for name in names):
+        if not package or (package not in sys.modules and find_spec(package) is None):
+            raise ConfigError(f"there is no module '{package}'", "trusted_modules", written(names))
 
 
 def _lies_in(name: str, modules: Iterable[str]) -> bool:

@@ -8,11 +8,9 @@ booleans, because it accepts 2 as true. The arguments of parts are validated by 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
-from importlib.util import find_spec
 from threading import TIMEOUT_MAX
 from typing import Any, TypeVar
 
@@ -96,15 +94,6 @@ def link(key: str, value: Any) -> str | dict[str, float]:
     }
 
 
-def modules(key: str, value: Any) -> list[str]:
-    """Return names of modules that exist. Nothing is imported."""
-    for package in [name.partition(".")[0] for name in value] if isinstance(value, list) else [""]:
-        if not package or (package not in sys.modules and find_spec(package) is None):
-            raise ConfigError(f"must be modules, and there is no module '{package}'", key, written(value))
-    found: list[str] = value
-    return found
-
-
 def size(value: object, share: bool = False) -> int | float:
     """An amount of memory: bytes as an int, from 2147483648 or "2GiB"; with `share` a device's share too, from "80%".
 
@@ -181,7 +170,7 @@ class Settings(Group):
     devices: list[int] | None = setting(None)
     evaluate_every_epochs: int = setting(1, checks.integer, minimum=1)
     report_every_iterations: int = setting(50, checks.integer, minimum=1)
-    trusted_modules: list[str] = setting([], modules)
+    trusted_modules: list[str] = setting([])
     fast_dev_run: Any = setting(False, count_or_flag)
     profile: Any = setting(False, count_or_flag)
     resume: str | None = setting(None)

@@ -114,7 +114,7 @@ def test_impossible_requests_are_refused(key: str, value: object, line: str) -> 
         ("link={bandwidth_gbit_s:1,latency_us:-1}", "link.latency_us=-1: must be a"),
         ("parallel=pipeline", "parallel: only averaging is forecast"),
         ("parallel=gradients", "parallel: only averaging is forecast"),
-        ("parallel.launcher=mpi", "launcher=mpi: "),
+        ("parallel.launcher=mpi", "parallel.launcher=mpi: "),
         ("check=true workers=1024", "workers=1024: check=true starts them all. Use at most 16."),
     ],
 )

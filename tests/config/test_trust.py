@@ -416,7 +416,6 @@ def test_a_stored_path_inside_the_folder_is_kept(path: str, run: Path) -> None:
 
 MLFLOW = [
     "cupynet.training.MLflow",
-    "cupynet.loggers.MLflow",
     "cupynet.training.callbacks.loggers.MLflow",
     "cupynet.training.callbacks.loggers.mlflow.MLflow",
 ]

@@ -13,9 +13,11 @@ from cupynet.backend import create_backend
 from cupynet.commands import train
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.files import read_object
 from cupynet.data import Dataset
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.reporting import ReportPage
+from cupynet.runs.run import Run
 from cupynet.training import History, ParallelWrapper, StopReason
 from cupynet.training.callbacks.base import Callback
 from tests.support.settings import settings_of, settings_of_command
@@ -60,6 +62,7 @@ def test_a_run_that_diverges_says_so_on_its_page(tmp_path):
         trained(tmp_path / "run", "optimizer=sgd", "optimizer.learning_rate=1e30")
     text = (tmp_path / "run" / "report.html").read_text()
     assert ">diverged<" in text and "is not finite" in text
+    assert read_object(Run(tmp_path / "run").failed_path) == {"exit_code": 3}
 
 
 def fit(run: Path | None, *callbacks: Callback) -> None:
