@@ -11,19 +11,23 @@ C-contiguous, activations in `policy.storage`. Weight gradients are accumulated,
 
 from __future__ import annotations
 
-from cupynet.backend.fusion import Convolution, FusedPair
+from typing import TYPE_CHECKING
+
 from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.reference.dropout import DropoutOps
 from cupynet.backend.reference.loss import LossOps
 from cupynet.backend.reference.norm import NormOps
 from cupynet.backend.reference.pool import PoolOps
 from cupynet.backend.reference.update import UpdateOps
-from cupynet.backend.window import Window
+from cupynet.backend.transfer import BatchOps
+
+if TYPE_CHECKING:
+    from cupynet.backend.cuda.graph_capture import Recorder
 
 
-class Backend(ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOps):
+class Backend(BatchOps, ConvOps, PoolOps, NormOps, DropoutOps, LossOps, UpdateOps):
     """A device with every operation of the reference."""
 
-    def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
-        """The convolution and its max-pool as one, or None if they stay two; called when a network is built."""
+    def recorder(self) -> Recorder | None:
+        """Return the recorder that captures steps as graphs; None if the device cannot."""
         return None

@@ -1,4 +1,4 @@
-"""One device: its array module, dtype policy, workspace, streams and transfers."""
+"""One device: its array module, dtype policy, workspace and streams."""
 
 from __future__ import annotations
 
@@ -6,20 +6,16 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.environment import memory
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces, Workspace
 from cupynet.core.checks import amount, one_line
-
-if TYPE_CHECKING:
-    from cupynet.backend.cuda.graph_capture import Recorder
 
 
 @dataclass(frozen=True)
@@ -118,10 +114,6 @@ class Device:
     def prepare(self) -> None:
         """Compile the kernels of a training step in advance. By default this does nothing."""
 
-    def recorder(self) -> Recorder | None:
-        """Return the recorder that captures steps as graphs; None if the device cannot."""
-        return None
-
     def borrow(self, shape: tuple[int, ...], dtype: Any = None) -> Array:
         """Return an array with arbitrary content from the workspace; by default in the storage precision.
 
@@ -135,30 +127,6 @@ class Device:
         if array.dtype != dtype:  # bfloat16, of which NumPy's interface tells only the size
             array = array.view(dtype)
         return array if len(array) == shape[0] else array[: shape[0]]
-
-    def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
-        """The images of a batch, scaled: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
-
-        Not borrowed: a prefetch thread calls this.
-
-        Raises:
-            IndexError: there is no such image.
-        """
-        batch, wide = self.asarray(images[samples]), self.policy.accumulate
-        x = batch * self.asarray(np.array(pixels.scale, wide))
-        if any(pixels.shift):
-            x += self.asarray(np.array(pixels.shift, wide))
-        return x.astype(self.policy.storage)
-
-    def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """Return an object that makes batches of a data set on this device; the worker calls this in its own thread.
-
-        Args:
-            data, batch_size: the data set, and the size of its largest batch.
-            on_device: keep the images on the device: true, false, or `auto`, if they fit.
-            shared: data shared by all workers of the process.
-        """
-        return Transfer(self, data)
 
     def convert(self, source: Array, target: Array) -> None:
         """target = source, of any equal shapes, in the precision of target."""

@@ -9,15 +9,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
 
 from cupynet.backend.array import Array
-
-if TYPE_CHECKING:
-    from cupynet.backend.device import Device
+from cupynet.backend.device import Device
 
 Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same number of images, augmented
 
@@ -91,6 +89,34 @@ class Shared:
         self.streams: dict[int, Any] = {}
 
 
+class BatchOps(Device):
+    """Batches of a data set."""
+
+    def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
+        """The images of a batch, scaled: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
+
+        Not borrowed: a prefetch thread calls this.
+
+        Raises:
+            IndexError: there is no such image.
+        """
+        batch, wide = self.asarray(images[samples]), self.policy.accumulate
+        x = batch * self.asarray(np.array(pixels.scale, wide))
+        if any(pixels.shift):
+            x += self.asarray(np.array(pixels.shift, wide))
+        return x.astype(self.policy.storage)
+
+    def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
+        """Return an object that makes batches of a data set on this device; the worker calls this in its own thread.
+
+        Args:
+            data, batch_size: the data set, and the size of its largest batch.
+            on_device: keep the images on the device: true, false, or `auto`, if they fit.
+            shared: data shared by all workers of the process.
+        """
+        return Transfer(self, data)
+
+
 class Transfer:
     """Copies rows of a data set to a device as batches, for one worker; each batch in memory of its own.
 
@@ -106,7 +132,7 @@ class Transfer:
 
     ahead, steady = True, False
 
-    def __init__(self, device: Device, data: HostData) -> None:
+    def __init__(self, device: BatchOps, data: HostData) -> None:
         self._device, self._data = device, data
 
     def begin(self, rows: Sequence[Array]) -> None:

@@ -412,7 +412,7 @@ KERNELS = [
     Fault(
         "normalized-images-scaled-by-the-first-channel",
         "kernels",
-        "cupynet/backend/cpu/device.py",
+        "cupynet/backend/cpu/numba_backend.py",
         "(np.tile(np.array(each, wide), repeats)",
         "(np.repeat(np.array(each, wide), repeats)",
         (

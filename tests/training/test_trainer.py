@@ -10,7 +10,7 @@ import pytest
 
 import cupynet.training.clock as clock_module
 from cupynet.backend import create_backend
-from cupynet.backend.cpu.update import NumbaUpdate
+from cupynet.backend.cpu.numba_backend import Numba16Backend
 from cupynet.core.errors import ConfigError, OutputError
 from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.nn import Image, Model, SoftmaxNLL
@@ -397,13 +397,13 @@ def test_warming_up_changes_nothing(optimizer):
 @pytest.mark.parametrize("dtype", ["float", "half"])
 def test_warming_up_includes_the_kernels_of_averaging(dtype, monkeypatch):
     """If compiled in the first round, they would count as training and averaging time."""
-    averaged, mean_in_place = [], NumbaUpdate.mean_in_place
+    averaged, mean_in_place = [], Numba16Backend.mean_in_place
 
     def recorded(backend, parts, shares):
         averaged.append((len(parts), parts[0].dtype))
         mean_in_place(backend, parts, shares)
 
-    monkeypatch.setattr(NumbaUpdate, "mean_in_place", recorded)
+    monkeypatch.setattr(Numba16Backend, "mean_in_place", recorded)
     model = small_model(dtype, "numba")
     before = fingerprint(model)
     with ParallelWrapper(model, 2, optimizer=Adam(0.1), progress="none") as wrapper:

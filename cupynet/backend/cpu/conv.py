@@ -6,8 +6,6 @@ An image with padding is copied into a frame of zeros, which stays in the cache,
 from __future__ import annotations
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.dense import NumbaDense
-from cupynet.backend.cpu.device import window_numbers
 from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import depthwise, tiles
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
@@ -16,7 +14,7 @@ from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
 
-class NumbaConv(NumbaDense, ConvOps):
+class NumbaConv(ConvOps):
     """See `ConvOps`."""
 
     def conv2d(
@@ -107,3 +105,9 @@ def _each_filters(x: Array, weight: Array) -> Array:
     """Return the images with the channel of each filter of a depthwise convolution: (N, H, W, O)."""
     repeats = weight.shape[3] // x.shape[3]
     return x if repeats == 1 else x.repeat(repeats, axis=3)
+
+
+def window_numbers(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """Kernel, stride, and padding (above, left), as kernels take them."""
+    (above, _), (left, _) = window.padding
+    return window.kernel, window.stride, (above, left)

@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend import philox
+from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
-from cupynet.backend.cuda.conv import CudaConv
-from cupynet.backend.cuda.conv_pool import ConvPool
-from cupynet.backend.cuda.dropout import CudaDropout
-from cupynet.backend.cuda.loss import CudaLoss
+from cupynet.backend.cuda.conv_pool import CudaConvPool
+from cupynet.backend.cuda.graph_capture import Recorder
 from cupynet.backend.cuda.norm import CudaNorm
-from cupynet.backend.cuda.pool import CudaPool
+from cupynet.backend.cuda.transfer import CudaBatches
 from cupynet.backend.cuda.update import CudaUpdate
-from cupynet.backend.fusion import Convolution, FusedPair
-from cupynet.backend.window import Window
+from cupynet.backend.reference.activation import NAMES
 
 
-class CupyBackend(CudaConv, CudaPool, CudaNorm, CudaDropout, CudaLoss, CudaUpdate, Backend):
-    """Every operation on one GPU, see `CudaDevice`."""
+class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
+    """Every operation on one GPU, see `CudaDevice`.
 
-    def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
-        return ConvPool(self, first, pool) if first.groups == 1 else None
+    A label that is not a class makes its loss NaN: the host does not wait to check.
+    """
+
+    def recorder(self) -> Recorder:
+        return Recorder(self)
+
+    def relu(self, x: Array) -> Array:
+        self._flat(f"relu_{self._kind}", x.size, x)
+        return x
+
+    def relu_backward(self, dy: Array, y: Array) -> Array:
+        self._flat(f"relu_backward_{self._kind}", dy.size, dy, y)
+        return dy
+
+    def softmax(self, x: Array) -> Array:
+        columns = x.shape[-1]
+        rows = x.size // max(columns, 1)
+        self.kernels.rows(f"softmax_{self._kind}", rows, columns, x, rows, columns)
+        return x
+
+    def softmax_backward(self, dy: Array, y: Array) -> Array:
+        columns = y.shape[-1]
+        rows = y.size // max(columns, 1)
+        self.kernels.rows(f"softmax_backward_{self._kind}", rows, columns, dy, y, rows, columns)
+        return dy
+
+    def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
+        self._flat(f"pointwise_{self._kind}", x.size, x, out, NAMES.index(name), slope)
+        return out
+
+    def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
+        self._flat(f"pointwise_backward_{self._kind}", dy.size, dy, kept, NAMES.index(name), slope)
+        return dy
+
+    def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
+        out = self.borrow(x.shape) if out is None else out
+        size = x.size // max(len(x), 1)
+        when = self.asarray(np.full(1, epoch, np.int64)) if isinstance(epoch, int) else epoch
+        draw = key & philox.MASK, key >> 32, philox.dropped_below(rate), 1 / (1 - rate)
+        arguments = x, out, self.asarray(samples), when, *draw, len(x), size
+        self.kernels.images(f"dropout_{self._kind}", len(x), -(-size // 4), *arguments)
+        return out
+
+    def softmax_cross_entropy(
+        self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
+    ) -> tuple[Array, Array]:
+        own = None if weights is None else self._constants(weights)
+        return self._loss("softmax_cross_entropy", logits, labels, (own,), smoothing, len(logits))
+
+    def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
+        return self._loss(f"{kind}_loss", prediction, labels, (), parameter, prediction.size)
+
+    def _loss(
+        self, name: str, prediction: Array, labels: Array, more: tuple[Any, ...], parameter: float, count: int
+    ) -> tuple[Array, Array]:
+        """Return the losses (N,) and the gradient (N, O) from a kernel. count: number of values in the mean."""
+        n, outputs = prediction.shape
+        labels = self.asarray(labels, np.int64)
+        if n not in self._losses:  # never freed: a captured step writes to it
+            self._losses[n] = self.allocate((n,), self.policy.accumulate)
+        losses = self._losses[n]
+        gradient = self.borrow(prediction.shape)
+        scale = (self.loss_scale if self.controls is None else 1) / max(count, 1)
+        arguments = prediction, labels, *more, losses, gradient, parameter, scale, self.controls, n, outputs
+        self.kernels.rows(f"{name}_{self._kind}", n, outputs, *arguments)
+        return losses, gradient

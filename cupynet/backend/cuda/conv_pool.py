@@ -11,24 +11,29 @@ nor its output (kernels/pool.cu).
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from cupynet.backend.array import Array
+from cupynet.backend.cuda.conv import CudaConv
+from cupynet.backend.cuda.pool import CudaPool
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
-
-if TYPE_CHECKING:
-    from cupynet.backend.cuda.backend import CupyBackend
 
 DIRECT_VALUES = 75  # largest patch that is convolved directly, in values: 5 x 5 with three channels
 DIRECT_PARTS = 512  # most partial sums of a direct weight gradient
 TAPS = 5  # weights per thread, as in conv_pool.cu
 
 
+class CudaConvPool(CudaConv, CudaPool):
+    """Convolutions, pools, and pairs of them."""
+
+    def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
+        return ConvPool(self, first, pool) if first.groups == 1 else None
+
+
 class ConvPool(FusedPair):
     """One convolution, its activation and its pool, for one image size; the identity and ReLU are applied here."""
 
-    def __init__(self, backend: CupyBackend, first: Convolution, pool: Window) -> None:
+    def __init__(self, backend: CudaConvPool, first: Convolution, pool: Window) -> None:
         self.backend, self.conv, self.pool = backend, first, pool
         self.relu = self.activates = first.activation == "relu"
         self.convolved = first.window.output(*first.image[:2])  # (rows, cols) before the pool

@@ -1,4 +1,4 @@
-"""A GPU: CuPy arrays, the worker's stream, and batches on their way to the device."""
+"""A GPU: CuPy arrays and the worker's stream."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.cublas import Cublas
 from cupynet.backend.cuda.failures import failure
-from cupynet.backend.cuda.graph_capture import Recorder
 from cupynet.backend.cuda.launch import Kernels
-from cupynet.backend.cuda.transfer import BatchBuffers, CudaTransfer, resident
 from cupynet.backend.device import Device, Failure
 from cupynet.backend.policy import DtypePolicy
-from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces
 from cupynet.core.errors import ConfigError
@@ -66,7 +63,6 @@ class CudaDevice(Device):
         self.apart = threading.RLock()  # held by the worker while it captures, and by other threads in every call
         super().__init__(DtypePolicy.of(dtype, half_arithmetic=True), device)
         self.controls: Array | None = None  # the numbers of a captured step, see `Recorder`
-        self.batches = BatchBuffers()
         self._totals: dict[str, Array] = {}
         self._losses: dict[int, Array] = {}
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
@@ -143,9 +139,6 @@ class CudaDevice(Device):
     def prepare(self) -> None:
         self.kernels.prepare()
 
-    def recorder(self) -> Recorder:
-        return Recorder(self)
-
     def failure(self, error: BaseException, device: int) -> Failure | None:
         return failure(error, device)
 
@@ -172,42 +165,6 @@ class CudaDevice(Device):
             self.xp.cuda.runtime.memcpyPeerAsync(
                 out.data.ptr, self.device, array.data.ptr, source.device, out.nbytes, stream
             )
-
-    def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
-        batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
-        chosen = self.asarray(np.ascontiguousarray(images[samples]))
-        self._gather(chosen, None, batch, self._tables(pixels))
-        return batch
-
-    def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
-        """Return scale and shift on the device."""
-        wide = self.policy.accumulate
-        return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
-
-    def _gather(self, images: Array, samples: Array | None, out: Array, tables: tuple[Array, Array]) -> None:
-        """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64, scaled by `tables`; all on the device.
-
-        samples: None for the first N.
-        """
-        count, size, channels = len(out), math.prod(out.shape[1:]), len(tables[0])
-        if channels not in (1, out.shape[-1]):
-            raise ConfigError(f"images have {out.shape[-1]} channels, but their scaling has {channels}")
-        arguments = images, samples, *tables, out, count, size, channels
-        self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
-
-    def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """See `Device.transfer`. Images that are augmented on the host are sent batch by batch.
-
-        Raises:
-            ConfigError: the images must stay on the device, but do not fit or are augmented on the host.
-        """
-        there = None
-        if data.images is not None and on_device:
-            if data.edited and on_device is True:
-                reason = "images are augmented on the host. Use auto, or no augmentation"
-                raise ConfigError(reason, "data_on_device", "true")
-            there = None if data.edited else resident(self, data.images, on_device, shared)
-        return CudaTransfer(self, data, batch_size, there)
 
     def convert(self, source: Array, target: Array) -> None:
         storage, wide = self.policy.storage, self.policy.accumulate

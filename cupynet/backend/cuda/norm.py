@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cupynet.backend.array import Array
-from cupynet.backend.cuda.activation import CudaActivation
 from cupynet.backend.cuda.dense import CudaDense
 from cupynet.backend.cuda.device import SIXTEEN
 from cupynet.backend.cuda.launch import power_of_two
@@ -12,7 +11,7 @@ from cupynet.backend.reference.norm import NormOps
 MERGED = 8  # columns whose partial sums a block merges: with fewer, more of its threads share one column
 
 
-class CudaNorm(CudaDense, CudaActivation, NormOps):
+class CudaNorm(CudaDense, NormOps):
     """See `NormOps`. Sums over rows are made in parts, then over the parts, always in the same order."""
 
     def channel_moments(self, x: Array) -> Array:

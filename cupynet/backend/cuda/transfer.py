@@ -7,19 +7,19 @@ launch, and record existing events. The prefetch thread never uses the device.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.transfer import Edit, HostData, Shared, Transfer
+from cupynet.backend.cuda.device import CudaDevice
+from cupynet.backend.transfer import FRACTIONS, BatchOps, Edit, HostData, PixelScale, Shared, Transfer
 from cupynet.core.checks import amount
 from cupynet.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from cupynet.backend.cuda.device import CudaDevice
 
 SHARE = 4  # images stay on a device if they take at most 1 / SHARE of its free memory
 UPLOAD = 1 << 23  # bytes that are copied at once
@@ -151,6 +151,51 @@ class BatchBuffers:
         self._left.append(weakref.ref(array))
 
 
+class CudaBatches(CudaDevice, BatchOps):
+    """See `BatchOps`."""
+
+    @cached_property
+    def batches(self) -> BatchBuffers:
+        """The batch buffers of closed transfers."""
+        return BatchBuffers()
+
+    def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
+        batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
+        chosen = self.asarray(np.ascontiguousarray(images[samples]))
+        self._gather(chosen, None, batch, self._tables(pixels))
+        return batch
+
+    def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
+        """Return scale and shift on the device."""
+        wide = self.policy.accumulate
+        return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
+
+    def _gather(self, images: Array, samples: Array | None, out: Array, tables: tuple[Array, Array]) -> None:
+        """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64, scaled by `tables`; all on the device.
+
+        samples: None for the first N.
+        """
+        count, size, channels = len(out), math.prod(out.shape[1:]), len(tables[0])
+        if channels not in (1, out.shape[-1]):
+            raise ConfigError(f"images have {out.shape[-1]} channels, but their scaling has {channels}")
+        arguments = images, samples, *tables, out, count, size, channels
+        self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
+
+    def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
+        """See `Device.transfer`. Images that are augmented on the host are sent batch by batch.
+
+        Raises:
+            ConfigError: the images must stay on the device, but do not fit or are augmented on the host.
+        """
+        there = None
+        if data.images is not None and on_device:
+            if data.edited and on_device is True:
+                reason = "images are augmented on the host. Use auto, or no augmentation"
+                raise ConfigError(reason, "data_on_device", "true")
+            there = None if data.edited else resident(self, data.images, on_device, shared)
+        return CudaTransfer(self, data, batch_size, there)
+
+
 class CudaTransfer(Transfer):
     """Writes every batch to the same memory, on the worker's stream, when the worker calls `send`.
 
@@ -164,7 +209,7 @@ class CudaTransfer(Transfer):
 
     steady = True
 
-    def __init__(self, backend: CudaDevice, data: HostData, batch_size: int, resident: Resident | None = None) -> None:
+    def __init__(self, backend: CudaBatches, data: HostData, batch_size: int, resident: Resident | None = None) -> None:
         super().__init__(backend, data)
         self.ahead = data.images is not None and resident is None
         self._backend, self._resident = backend, resident

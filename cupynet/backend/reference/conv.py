@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.fusion import Convolution
+from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.reference.dense import DenseOps
 from cupynet.backend.window import Window
 
@@ -68,6 +68,10 @@ class ConvOps(DenseOps):
         height, width, channels = conv.image
         rows, columns = conv.window.output(height, width)
         return rows * columns * conv.window.places * channels
+
+    def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
+        """The convolution and its max-pool as one, or None if they stay two; called when a network is built."""
+        return None
 
     def conv2d_backward(
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
