@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cupynet.commands.arguments import Arguments
 from cupynet.core.errors import ConfigError
-from cupynet.core.exits import Arguments, leave_after
+from cupynet.core.exits import leave_after
 from cupynet.core.files import write_output, write_whole
 from cupynet.core.table import Column, Screen, as_csv, show
 from cupynet.core.terminal import printable

@@ -20,9 +20,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from cupynet.commands.arguments import Arguments
 from cupynet.core.checks import amount, one_line
 from cupynet.core.errors import ConfigError, CupynetError, OutputError, exit_code
-from cupynet.core.exits import Arguments, leave_after
+from cupynet.core.exits import leave_after
 from cupynet.core.mpiexec import find_mpiexec, started
 from cupynet.core.terminal import printable
 

@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cupynet.commands.arguments import Arguments
 from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings
 from cupynet.core.checks import shown
 from cupynet.core.errors import ConfigError, CupynetError, DataError
-from cupynet.core.exits import Arguments, leave_after
+from cupynet.core.exits import leave_after
 
 if TYPE_CHECKING:
     from cupynet.training import Evaluation

@@ -11,8 +11,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cupynet.commands.arguments import Arguments
 from cupynet.core.errors import ConfigError, CupynetError
-from cupynet.core.exits import Arguments, leave_after
+from cupynet.core.exits import leave_after
 from cupynet.core.version import __version__
 
 if TYPE_CHECKING:

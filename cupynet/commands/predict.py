@@ -15,10 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from cupynet.commands.arguments import Arguments
 from cupynet.core.checks import integer, one_line, percent
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.exits import Arguments, leave_after, say_error
-from cupynet.core.terminal import printable
+from cupynet.core.exits import leave_after
+from cupynet.core.terminal import printable, say_error
 
 EXAMPLES = """examples:
   cupynet predict outputs/latest digit.png

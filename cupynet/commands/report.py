@@ -6,8 +6,9 @@ import argparse
 import webbrowser
 from pathlib import Path
 
-from cupynet.core.exits import Arguments, leave_after, say_error, stdout_is_gone
-from cupynet.core.terminal import printable
+from cupynet.commands.arguments import Arguments
+from cupynet.core.exits import leave_after
+from cupynet.core.terminal import printable, say_error, stdout_is_gone
 
 EXAMPLES = """example:
   cupynet report outputs/latest --open"""

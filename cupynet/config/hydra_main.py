@@ -38,11 +38,12 @@ from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
 from cupynet.core.checks import nearest, one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, described, exit_code
-from cupynet.core.exits import BROKEN_PIPE, Console, quiet, stdout_is_gone, steady_streams, tell
+from cupynet.core.exits import BROKEN_PIPE, tell
 from cupynet.core.lock import Hold
+from cupynet.core.logs import Console, quiet
 from cupynet.core.mpiexec import rank, started
 from cupynet.core.settings import flat
-from cupynet.core.terminal import near
+from cupynet.core.terminal import near, stdout_is_gone, steady_streams
 from cupynet.core.version import __version__
 from cupynet.runs.layout import HYDRA, STUDY
 

@@ -29,8 +29,9 @@ from cupynet.config.resume import quoted
 from cupynet.core import signals
 from cupynet.core.checks import integer
 from cupynet.core.errors import Interrupted
-from cupynet.core.exits import UNWRITABLE, WARNING, tell
-from cupynet.core.terminal import folded, printable
+from cupynet.core.exits import tell
+from cupynet.core.logs import WARNING
+from cupynet.core.terminal import UNWRITABLE, folded, printable
 
 if TYPE_CHECKING:
     from cupynet.config import sweep_record  # brings NumPy, which --help can do without

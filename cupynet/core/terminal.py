@@ -1,16 +1,21 @@
-"""What the terminal can show, if there is one."""
+"""The terminal: what it can show, and its streams. A closed or full terminal does not end a run."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import io
 import os
 import re
 import shutil
 import sys
 import textwrap
+import traceback
 from pathlib import Path
 
 # control characters but for newline, line separators, bidirectional controls, halves of surrogate pairs
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
 
 
 def is_terminal() -> bool:
@@ -44,3 +49,42 @@ def near(path: Path) -> str:
     """Return a path relative to the current folder if it is inside; else as it is."""
     inside = path.resolve()
     return str(inside.relative_to(Path.cwd())) if inside.is_relative_to(Path.cwd()) else str(path)
+
+
+def steady_streams() -> None:
+    """Print "?" for characters that the terminal cannot encode, and the stack of each thread if native code crashes.
+
+    Streams that the caller closed (`>&-`) are opened on the null device: the next file opened would get the number of
+    such a stream. Every command calls this first.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")
+    with contextlib.suppress(io.UnsupportedOperation):  # stderr is not a file: in a notebook, in a test
+        faulthandler.enable()
+
+
+def say_error(line: str, bug: BaseException | None = None) -> None:
+    """Print `cupynet: line` on stderr, after the traceback of a bug. Do nothing if stderr cannot be written."""
+    with contextlib.suppress(*UNWRITABLE):
+        if bug is not None:
+            print(printable("".join(traceback.format_exception(bug))), end="", file=sys.stderr)
+        print(f"cupynet: {printable(line)}", file=sys.stderr, flush=True)
+
+
+def stdout_is_gone(probe: str = "") -> bool:
+    """Return True if the reader of stdout has left (`--help | head`). Python then does not complain at exit.
+
+    Args:
+        probe: written to find out; without it, only what is still buffered.
+    """
+    try:
+        print(probe, end="", flush=True)
+    except OSError as error:  # any other than BrokenPipeError, such as of a full disk, has been reported
+        with contextlib.suppress(io.UnsupportedOperation):  # stdout is not a file: in a notebook, in a test
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return isinstance(error, BrokenPipeError)
+    return False

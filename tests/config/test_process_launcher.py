@@ -37,10 +37,10 @@ if job == 2:
     os.kill(os.getpid(), 40)  # a real-time signal has no name
 """
 WARNING = """
-from cupynet.core import exits
+from cupynet.core import logs
 from logging import makeLogRecord
 for level, text in ((20, "epoch 1"), (30, "MNIST is not there"), (20, "epoch 2: warning: not one")):
-    exits.Console().handle(makeLogRecord({"msg": text, "levelno": level}))
+    logs.Console().handle(makeLogRecord({"msg": text, "levelno": level}))
 print("warning: printed by a callback", flush=True)
 """
 

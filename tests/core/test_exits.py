@@ -20,7 +20,9 @@ import pytest
 import cupynet.__main__
 from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DataError, annotate
-from cupynet.core.exits import Console, out_of_memory, say_error, steady_streams, tell
+from cupynet.core.exits import out_of_memory, tell
+from cupynet.core.logs import Console
+from cupynet.core.terminal import say_error, steady_streams
 from tests.support import warm
 from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
 
@@ -28,7 +30,7 @@ TINY = [*QUICK, *SMALL]
 
 CLOSED = """
 import os, sys
-from cupynet.core.exits import steady_streams
+from cupynet.core.terminal import steady_streams
 steady_streams()
 print("discarded")
 print("discarded", file=sys.stderr)
@@ -244,7 +246,7 @@ def test_text_from_files_cannot_control_the_terminal(capsys):
 
 
 def test_a_crash_of_native_code_prints_where_it_was() -> None:
-    code = "import ctypes; from cupynet.core import exits; exits.steady_streams(); ctypes.string_at(0)"
+    code = "import ctypes; from cupynet.core import terminal; terminal.steady_streams(); ctypes.string_at(0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == -signal.SIGSEGV and "Fatal Python error: Segmentation fault" in done.stderr
 

@@ -35,8 +35,8 @@ from cupynet.config.search_space import written
 from cupynet.core import signals
 from cupynet.core.checks import OBJECTIVES, one_line, percent
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
-from cupynet.core.exits import quiet
 from cupynet.core.files import write_whole
+from cupynet.core.logs import quiet
 from cupynet.core.settings import flat
 from cupynet.core.table import Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.terminal import near, printable

@@ -1,0 +1,50 @@
+"""Log records on the terminal and in files."""
+
+from __future__ import annotations
+
+import logging
+
+from cupynet.core.terminal import UNWRITABLE, folded, printable, say_error
+
+WARNING = "warning: "  # prefix of warnings on the terminal
+
+
+class Console(logging.Handler):
+    """Log records on the terminal: `[12:30:05] text` on stdout; errors as `cupynet: text` on stderr.
+
+    It looks up sys.stdout for every record, because a live display replaces it for a while.
+
+    Attributes:
+        label: a prefix for the text of each warning of this process, such as the number of a job.
+    """
+
+    label = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = printable(record.getMessage().strip())
+        try:
+            if record.levelno >= logging.ERROR:
+                say_error(text, record.exc_info[1] if record.exc_info else None)
+            else:
+                mark = f"{WARNING}{self.label}" if record.levelno >= logging.WARNING else ""
+                print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
+        except UNWRITABLE:
+            pass  # the run continues, and its log file has the record
+
+
+def quiet() -> None:
+    """Show only warnings and errors on the terminal from now on. Log files are not affected."""
+    for name in ("cupynet", "__main__"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, Console):
+                handler.setLevel(logging.WARNING)
+
+
+class LineFormatter(logging.Formatter):
+    """Formatter of logs: texts read from files cannot control the terminal that shows them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+_CLOCK = logging.Formatter()
