@@ -24,6 +24,7 @@ import numpy as np
 from safetensors import SafetensorError, deserialize, safe_open
 from safetensors.numpy import save
 
+from cupynet.core.checks import finite
 from cupynet.core.errors import DataError, OutputError
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
@@ -87,6 +88,15 @@ def _own_stream(file: os.stat_result) -> TextIO | None:
             if os.path.samestat(os.fstat(stream.fileno()), file):
                 return stream
     return None
+
+
+def for_json(value: Any) -> Any:
+    """Return nested values for JSON; a number that is not finite becomes None."""
+    if isinstance(value, dict):
+        return {key: for_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [for_json(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def write_json(path: PathLike, value: Any) -> None:

@@ -13,6 +13,7 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
@@ -70,6 +71,9 @@ class Buffer(Named):
     data: Array = field(default=None, repr=False)
 
 
+N = TypeVar("N", Parameter, Buffer)
+
+
 @dataclass(frozen=True)
 class Segment:
     """A part of the flat vector whose weights are updated in the same way."""
@@ -110,21 +114,16 @@ class Params:
         """Return the scope in which a network declares its weights; `needs_dx`: see `Scope`."""
         return Scope(self, f"{name}." if name else "", needs_dx)
 
-    def add(self, parameter: Parameter) -> Parameter:
-        """Declare a weight; its arrays exist after `allocate`."""
-        self._refuse_twice(parameter.name)
-        self._entries[parameter.name] = parameter
-        return parameter
-
-    def add_buffer(self, buffer: Buffer) -> Buffer:
-        """Declare a buffer; its array exists after `allocate`."""
-        self._refuse_twice(buffer.name)
-        self._buffers[buffer.name] = buffer
-        return buffer
-
-    def _refuse_twice(self, name: str) -> None:
+    def add(self, declared: N) -> N:
+        """Declare a weight or a buffer; its arrays exist after `allocate`."""
+        name = declared.name
         if name in self._entries or name in self._buffers:
             raise ConfigError(f"parameter '{name}' is declared twice: give each layer its own name")
+        if isinstance(declared, Buffer):
+            self._buffers[name] = declared
+        else:
+            self._entries[name] = declared
+        return declared
 
     @property
     def count(self) -> int:
@@ -286,4 +285,4 @@ class Scope:
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float = 0.0) -> Buffer:
         """Declare the buffer `name` of this layer, filled with `fill`."""
-        return self.params.add_buffer(Buffer(self.prefix + name, shape, fill))
+        return self.params.add(Buffer(self.prefix + name, shape, fill))

@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cupynet.core.checks import integer, one_line
 from cupynet.core.errors import ConfigError
+from cupynet.core.files import for_json
 from cupynet.core.terminal import printable
 
 FEW_CLASSES = 25  # up to which the confusion matrix is printed, and written to the history
@@ -178,7 +179,7 @@ class Evaluation:
                 for doubt, sample, label, guess in self.mistakes
             ],
         }
-        return finite(plain)  # type: ignore[no-any-return]
+        return for_json(plain)  # type: ignore[no-any-return]
 
     def stats(self, names: Sequence[str] = ()) -> str:
         """Return the report to print: the figures, a line per class, and the confusion matrix of at most 25 classes.
@@ -231,12 +232,3 @@ class Evaluation:
 
 def _ratio(part: float, whole: int) -> float:
     return part / whole if whole else math.nan
-
-
-def finite(value: Any) -> Any:
-    """Return nested values for JSON; a number that is not finite becomes None."""
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -18,9 +18,9 @@ from typing import Any
 from numpy.typing import NDArray
 
 from cupynet.core.checks import counted, flag, integer, number, one_of
+from cupynet.core.files import for_json
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
-from cupynet.training.evaluation import finite
 from cupynet.training.events import EpochRecord, Report, StopReason
 from cupynet.training.trainer import Trainer
 
@@ -62,7 +62,7 @@ class EarlyStoppingResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain values for JSON; a score that is not finite becomes None."""
-        return finite({**asdict(self), "scores": {str(epoch): score for epoch, score in self.scores.items()}})  # type: ignore[no-any-return]
+        return for_json({**asdict(self), "scores": {str(epoch): score for epoch, score in self.scores.items()}})  # type: ignore[no-any-return]
 
 
 @dataclass

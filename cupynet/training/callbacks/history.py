@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cupynet.core.errors import ConfigError, OutputError
+from cupynet.core.files import for_json
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.evaluation import FEW_CLASSES, finite
+from cupynet.training.evaluation import FEW_CLASSES
 from cupynet.training.events import EpochRecord, Report
 from cupynet.training.trainer import Trainer
 
@@ -90,7 +91,7 @@ def _open(path: Path) -> TextIO:
 
 def report_row(report: Report) -> dict[str, Any]:
     """Return a report as a row of a history; a number that is not finite becomes None."""
-    return finite({"kind": "report", **asdict(report)})  # type: ignore[no-any-return]
+    return for_json({"kind": "report", **asdict(report)})  # type: ignore[no-any-return]
 
 
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
@@ -102,7 +103,7 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
         row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
         if record.evaluation.classes <= FEW_CLASSES:
             row["confusion"] = record.evaluation.confusion.tolist()
-    return finite(row)  # type: ignore[no-any-return]
+    return for_json(row)  # type: ignore[no-any-return]
 
 
 class Rows(Callback):

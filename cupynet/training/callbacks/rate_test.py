@@ -141,12 +141,9 @@ def find_rate(
     """
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")
     loader = as_loader(data, batch_size, classes=model.output.features, pixels=model.pixels)
-
     own, test = model.backend, RateTest(lowest, highest, iterations)
     own.synchronize()
     copied = model.replicate(create_backend(own.name, own.policy.name, own.device, **own.options))
-    test.run(
-        ParallelWrapper(copied, optimizer=test.optimizer(optimizer), callbacks=[test], report_every=1, **wrapper),
-        loader,
-    )
+    rates = test.optimizer(optimizer)
+    test.run(ParallelWrapper(copied, optimizer=rates, callbacks=[test], report_every=1, **wrapper), loader)
     return test
