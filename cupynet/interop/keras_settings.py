@@ -15,41 +15,24 @@ from typing import Any
 
 import numpy as np
 
+from cupynet import nn
 from cupynet.core.checks import listed, one_line, shown
 from cupynet.core.errors import DataError
 from cupynet.core.files import PathLike
-from cupynet.nn import (
-    Activation,
-    AvgPool2D,
-    BatchNorm,
-    Concat,
-    Conv2D,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalAvgPool2D,
-    Image,
-    Layer,
-    LayerNorm,
-    MaxPool2D,
-    Model,
-    Residual,
-    Sequential,
-)
 from cupynet.nn.pool import window_on
 
 Settings = dict[str, Any]
-KINDS: dict[type[Layer], str] = {
-    Conv2D: "Conv2D",
-    Dense: "Dense",
-    BatchNorm: "BatchNormalization",
-    LayerNorm: "LayerNormalization",
-    MaxPool2D: "MaxPooling2D",
-    AvgPool2D: "AveragePooling2D",
-    GlobalAvgPool2D: "GlobalAveragePooling2D",
-    Activation: "Activation",
-    Residual: "Add",
-    Concat: "Concatenate",
+KINDS: dict[type[nn.Layer], str] = {
+    nn.Conv2D: "Conv2D",
+    nn.Dense: "Dense",
+    nn.BatchNorm: "BatchNormalization",
+    nn.LayerNorm: "LayerNormalization",
+    nn.MaxPool2D: "MaxPooling2D",
+    nn.AvgPool2D: "AveragePooling2D",
+    nn.GlobalAvgPool2D: "GlobalAveragePooling2D",
+    nn.Activation: "Activation",
+    nn.Residual: "Add",
+    nn.Concat: "Concatenate",
 }
 WEIGHTED = ("Conv2D", "Dense", "BatchNormalization", "LayerNormalization")
 # layers that do nothing in inference, and Flatten, which `Dense` includes; also all classes that begin with Random
@@ -74,7 +57,7 @@ class Step:
     kind: str
     name: str
     settings: Settings = field(default_factory=dict)
-    layer: Layer | None = None
+    layer: nn.Layer | None = None
 
     def __str__(self) -> str:
         what = self.settings["activation"] if self.kind == "Activation" else self.kind
@@ -87,7 +70,7 @@ def snake_case(kind: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
-def check_settings(model: Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
+def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
     """Raise DataError if the layers in a file have different settings from those of the model.
 
     Args:
@@ -102,7 +85,9 @@ def check_settings(model: Model, config: Any, places: Mapping[str, str], path: P
         raise DataError(f"{path}: its config.json is not that of a Keras 3 model ({one_line(error)})") from error
 
 
-def _check_steps(model: Model, ours: list[Step], theirs: list[Step], places: Mapping[str, str], path: PathLike) -> None:
+def _check_steps(
+    model: nn.Model, ours: list[Step], theirs: list[Step], places: Mapping[str, str], path: PathLike
+) -> None:
     """Compare the steps of both networks. DataError."""
     _check_pixels(model, theirs, path)
     if theirs and theirs[-1].settings.get("activation") == model.loss.applies is not None:
@@ -178,7 +163,7 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _check_pixels(model: Model, theirs: list[Step], path: PathLike) -> None:
+def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
     """Remove a Rescaling at the start, if the model scales pixels in the same way. DataError if it does not."""
     if theirs[0].kind != "Rescaling":
         return
@@ -200,36 +185,36 @@ def _check_pixels(model: Model, theirs: list[Step], path: PathLike) -> None:
 # the model ------------------------------------------------------------------------------------------------------------
 
 
-def _ours(network: Layer) -> Iterator[Step]:
+def _ours(network: nn.Layer) -> Iterator[Step]:
     """Yield the steps of a built network."""
     for layer in network.walk():
-        if isinstance(layer, Sequential | Flatten | Dropout):
+        if isinstance(layer, nn.Sequential | nn.Flatten | nn.Dropout):
             continue
         kind = KINDS.get(type(layer), type(layer).__name__)
         if kind != "Activation":
             yield Step(kind, layer.path, _settings_of(layer), layer)
-        name = layer.name if isinstance(layer, Activation) else getattr(layer, "activation", "identity")
+        name = layer.name if isinstance(layer, nn.Activation) else getattr(layer, "activation", "identity")
         if name != "identity":
             slope = {"negative_slope": getattr(layer, "slope", 0.01)} if name == "leaky_relu" else {}
             yield Step("Activation", layer.path, {"activation": name, **slope}, layer)
 
 
-def _settings_of(layer: Layer) -> Settings:
+def _settings_of(layer: nn.Layer) -> Settings:
     """Return the settings of a built layer as Keras names them."""
     found: Settings = {"data_format": "channels_last"}
-    if isinstance(layer, Conv2D | MaxPool2D | AvgPool2D):
-        size = "kernel_size" if isinstance(layer, Conv2D) else "pool_size"
+    if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D):
+        size = "kernel_size" if isinstance(layer, nn.Conv2D) else "pool_size"
         found |= {size: layer.kernel, "strides": layer.stride, "padding": layer.window.padding}
-    if isinstance(layer, Conv2D):
+    if isinstance(layer, nn.Conv2D):
         found |= {"filters": layer.filters, "dilation_rate": layer.dilation, "groups": layer.groups}
-    elif isinstance(layer, Dense):
+    elif isinstance(layer, nn.Dense):
         found |= {"units": layer.units}
-    elif isinstance(layer, Concat):
+    elif isinstance(layer, nn.Concat):
         found["axis"] = (-1,)
-    elif isinstance(layer, BatchNorm | LayerNorm):
-        axes = len(layer.input.shape) if isinstance(layer, LayerNorm) and layer.axis == "features" else 1
+    elif isinstance(layer, nn.BatchNorm | nn.LayerNorm):
+        axes = len(layer.input.shape) if isinstance(layer, nn.LayerNorm) and layer.axis == "features" else 1
         found |= {"epsilon": layer.epsilon, "axis": tuple(range(-axes, 0)), "rms_scaling": False}
-    if isinstance(layer, Conv2D | Dense):
+    if isinstance(layer, nn.Conv2D | nn.Dense):
         found["use_bias"] = layer.use_bias
     return found
 
@@ -289,7 +274,7 @@ def _activation(given: Any) -> Settings:
     return {"activation": ACTIVATIONS.get(name, name), **slope_of}
 
 
-def _resolved(settings: Settings, layer: Layer) -> Settings:
+def _resolved(settings: Settings, layer: nn.Layer) -> Settings:
     """Return settings of the file in the form of `_settings_of`: sizes as pairs, padding in pixels for `layer`."""
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     if "depth_multiplier" in found:  # DepthwiseConv2D
@@ -301,13 +286,13 @@ def _resolved(settings: Settings, layer: Layer) -> Settings:
         axes = len(layer.input.shape) + 1
         found["axis"] = tuple(sorted(each - axes if each > 0 else each for each in found["axis"]))
     padding = found.get("padding")
-    if isinstance(layer, Conv2D | MaxPool2D | AvgPool2D) and padding is not None:
+    if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D) and padding is not None:
         if padding in ("same", "valid"):
-            dilation = layer.dilation if isinstance(layer, Conv2D) else (1, 1)
+            dilation = layer.dilation if isinstance(layer, nn.Conv2D) else (1, 1)
             amount = None if padding == "same" else (0, 0)
             found["padding"] = window_on(layer.input, layer.kernel, layer.stride, amount, dilation).padding
         else:
             found["padding"] = tuple(map(tuple, padding))
-    if not isinstance(layer.input, Image):
+    if not isinstance(layer.input, nn.Image):
         found.pop("data_format", None)
     return found

@@ -15,37 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from cupynet import nn
 from cupynet.backend import Window
 from cupynet.core import checks
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import PathLike, write_output
 from cupynet.interop.matching import check_known
-from cupynet.nn import (
-    Activation,
-    AvgPool2D,
-    BatchNorm,
-    BinaryCrossEntropy,
-    Concat,
-    Conv2D,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalAvgPool2D,
-    Image,
-    Layer,
-    LayerNorm,
-    MaxPool2D,
-    Model,
-    Residual,
-    Sequential,
-    SoftmaxNLL,
-)
 
 OPSET, IR_VERSION = 20, 9  # the operators, and the form of the file, of onnx 1.15
 INPUTS = ("uint8", "float")
 PROBABILITIES: dict[type[Any], tuple[str, dict[str, int]]] = {
-    SoftmaxNLL: ("Softmax", {"axis": 1}),
-    BinaryCrossEntropy: ("Sigmoid", {}),
+    nn.SoftmaxNLL: ("Softmax", {"axis": 1}),
+    nn.BinaryCrossEntropy: ("Sigmoid", {}),
 }
 SIMPLE: dict[str, tuple[str, dict[str, int]]] = {
     **{name: (name.capitalize(), {}) for name in ("relu", "elu", "gelu", "tanh", "sigmoid", "softplus")},
@@ -54,7 +35,7 @@ SIMPLE: dict[str, tuple[str, dict[str, int]]] = {
 
 
 def export_onnx(
-    model: Model, path: PathLike, *, input: str = "uint8", metadata: Mapping[str, str] | None = None
+    model: nn.Model, path: PathLike, *, input: str = "uint8", metadata: Mapping[str, str] | None = None
 ) -> None:
     """Write the model to `path` as an ONNX file; needs onnx (the extra `onnx`).
 
@@ -69,7 +50,7 @@ def export_onnx(
     write_output(path, onnx_graph(model, input=input, metadata=metadata))
 
 
-def onnx_graph(model: Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
+def onnx_graph(model: nn.Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
     """Return the contents of the file. ConfigError."""
     checks.one_of("input", input, INPUTS)
     check_known(model.network, LAYERS, "ONNX")
@@ -91,7 +72,7 @@ class _Graph:
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
 
-    def of(self, model: Model, input: str, metadata: Mapping[str, str]) -> bytes:
+    def of(self, model: nn.Model, input: str, metadata: Mapping[str, str]) -> bytes:
         """Return the contents of the file of a model."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         kind = kinds.UINT8 if input == "uint8" else kinds.FLOAT
@@ -123,12 +104,12 @@ class _Graph:
         self.constants[name] = np.ascontiguousarray(value, kind)
         return name
 
-    def weight(self, layer: Layer, own: str, axes: tuple[int, ...] | None = None) -> str:
+    def weight(self, layer: nn.Layer, own: str, axes: tuple[int, ...] | None = None) -> str:
         """Add a weight, with its axes in another order; return its name."""
         name = f"{layer.path}.{own}" if layer.path else own
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 
-    def images(self, model: Model, input: str) -> str:
+    def images(self, model: nn.Model, input: str) -> str:
         """Add the input: pixels scaled as by the model, and channels first; return its name.
 
         Names of the form images/Mul cannot be those of a layer.
@@ -140,10 +121,10 @@ class _Graph:
             x = self.add("Cast", x, made="images/Cast", to=self.onnx.TensorProto.FLOAT)
         x = self.add("Mul", x, scale, made="images/Mul")
         x = self.add("Add", x, self.constant("images/shift", model.pixels.shift), made="images/Add")
-        vectors = not isinstance(model.input, Image)
+        vectors = not isinstance(model.input, nn.Image)
         return x if vectors else self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2])
 
-    def layer(self, layer: Layer, x: str) -> str:
+    def layer(self, layer: nn.Layer, x: str) -> str:
         """Add a layer; return the name of its output."""
         return LAYERS[type(layer)](self, layer, x)
 
@@ -158,16 +139,16 @@ class _Graph:
         operator, attributes = SIMPLE[kind]
         return self.add(operator, x, made=f"{name}/{operator}", **attributes)
 
-    def flat(self, layer: Layer, x: str) -> str:
+    def flat(self, layer: nn.Layer, x: str) -> str:
         """Flatten x, images in the order H, W, C."""
-        if not isinstance(layer.input, Image):
+        if not isinstance(layer.input, nn.Image):
             return x
         name = _name(layer)
         x = self.add("Transpose", x, made=f"{name}/Transpose", perm=[0, 2, 3, 1])
         return self.add("Flatten", x, made=f"{name}/Flatten", axis=1)
 
 
-def _name(layer: Layer) -> str:
+def _name(layer: nn.Layer) -> str:
     """Return the prefix of the names of a layer's nodes."""
     return f"/{layer.path or 'network'}"
 
@@ -219,7 +200,7 @@ def _batch_norm(graph: _Graph, layer: Any, x: str) -> str:
 
 
 def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
-    name, image = _name(layer), isinstance(layer.input, Image)
+    name, image = _name(layer), isinstance(layer.input, nn.Image)
     by_channel = image and layer.axis == "channels"
     axes = (2, 0, 1) if image and not by_channel else None
     weights = [graph.weight(layer, own, axes) for own in ("scale", "shift")]
@@ -228,6 +209,10 @@ def _layer_norm(graph: _Graph, layer: Any, x: str) -> str:
     settings = {"axis": -1 if by_channel else 1, "epsilon": layer.epsilon}
     y = graph.add("LayerNormalization", x, *weights, made=f"{name}/LayerNormalization", **settings)
     return graph.add("Transpose", y, made=f"{name}/First", perm=[0, 3, 1, 2]) if by_channel else y
+
+
+def _max_pool(graph: _Graph, layer: Any, x: str) -> str:
+    return graph.add("MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window))
 
 
 def _avg_pool(graph: _Graph, layer: Any, x: str) -> str:
@@ -239,18 +224,20 @@ def _global_avg_pool(graph: _Graph, layer: Any, x: str) -> str:
     return graph.add("Flatten", mean, made=f"{_name(layer)}/Flatten", axis=1)
 
 
-LAYERS: dict[type[Layer], Callable[[_Graph, Any, str], str]] = {
-    Sequential: _sequential,
-    Residual: _residual,
-    Concat: _concat,
-    Conv2D: _conv,
-    Dense: _dense,
-    BatchNorm: _batch_norm,
-    LayerNorm: _layer_norm,
-    MaxPool2D: lambda graph, layer, x: graph.add("MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window)),
-    AvgPool2D: _avg_pool,
-    GlobalAvgPool2D: _global_avg_pool,
-    Activation: lambda graph, layer, x: graph.activation(layer.name, x, _name(layer), layer.slope),
-    Flatten: lambda graph, layer, x: graph.flat(layer, x),
-    Dropout: lambda graph, layer, x: x,
+LAYERS: dict[type[nn.Layer], Callable[[_Graph, Any, str], str]] = {
+    nn.Sequential: _sequential,
+    nn.Residual: _residual,
+    nn.Concat: _concat,
+    nn.Conv2D: _conv,
+    nn.Dense: _dense,
+    nn.BatchNorm: _batch_norm,
+    nn.LayerNorm: _layer_norm,
+    nn.MaxPool2D: lambda graph, layer, x: graph.add(
+        "MaxPool", x, made=f"{_name(layer)}/MaxPool", **_window(layer.window)
+    ),
+    nn.AvgPool2D: _avg_pool,
+    nn.GlobalAvgPool2D: _global_avg_pool,
+    nn.Activation: lambda graph, layer, x: graph.activation(layer.name, x, _name(layer), layer.slope),
+    nn.Flatten: lambda graph, layer, x: graph.flat(layer, x),
+    nn.Dropout: lambda graph, layer, x: x,
 }

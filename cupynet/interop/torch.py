@@ -17,28 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cupynet import nn
 from cupynet.backend import Window
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, load_tensors, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
-from cupynet.nn import (
-    Activation,
-    AvgPool2D,
-    BatchNorm,
-    Concat,
-    Conv2D,
-    Dense,
-    Dropout,
-    Flatten,
-    GlobalAvgPool2D,
-    Image,
-    Layer,
-    LayerNorm,
-    MaxPool2D,
-    Model,
-    Residual,
-    Sequential,
-)
 
 Order = NDArray[np.int64]  # (F,): the index, in our vector, of each value of PyTorch's
 Modules = dict[str, str]  # suffix of the name -> Python expression
@@ -60,7 +43,7 @@ class Equivalent:
     axes: tuple[int, ...] = ()
 
 
-def _conv(layer: Conv2D) -> Modules:
+def _conv(layer: nn.Conv2D) -> Modules:
     (top, bottom), (left, right) = layer.window.padding
     even = top == bottom and left == right
     arguments = (
@@ -71,31 +54,31 @@ def _conv(layer: Conv2D) -> Modules:
     return {**pad, "": f"nn.Conv2d({arguments})", **_activation(":activation", layer.activation)}
 
 
-def _dense(layer: Dense) -> Modules:
-    flatten = {":flatten": "nn.Flatten()"} if isinstance(layer.input, Image) else {}
+def _dense(layer: nn.Dense) -> Modules:
+    flatten = {":flatten": "nn.Flatten()"} if isinstance(layer.input, nn.Image) else {}
     linear = f"nn.Linear({layer.input.features}, {layer.units}, bias={layer.use_bias})"
     return {**flatten, "": linear, **_activation(":activation", layer.activation)}
 
 
-def _batch_norm(layer: BatchNorm) -> Modules:
-    kind = "BatchNorm2d" if isinstance(layer.input, Image) else "BatchNorm1d"
+def _batch_norm(layer: nn.BatchNorm) -> Modules:
+    kind = "BatchNorm2d" if isinstance(layer.input, nn.Image) else "BatchNorm1d"
     return {"": f"nn.{kind}({layer.input.shape[-1]}, eps={layer.epsilon!r}, momentum={1 - layer.momentum!r})"}
 
 
-def _layer_norm(layer: LayerNorm) -> Modules:
+def _layer_norm(layer: nn.LayerNorm) -> Modules:
     *pixels, channels = layer.input.shape
     if layer.axis == "channels" and pixels:
         return {"": f"ChannelNorm({channels}, eps={layer.epsilon!r})"}
     return {"": f"nn.LayerNorm({[channels, *pixels]}, eps={layer.epsilon!r})"}
 
 
-def _max_pool(layer: MaxPool2D) -> Modules:
+def _max_pool(layer: nn.MaxPool2D) -> Modules:
     window = layer.window
     pad = {":pad": f"nn.ConstantPad2d({_padding(window)}, -torch.inf)"} if window.pads else {}
     return {**pad, "": f"nn.MaxPool2d({window.kernel}, {window.stride})"}
 
 
-def _avg_pool(layer: AvgPool2D) -> Modules:
+def _avg_pool(layer: nn.AvgPool2D) -> Modules:
     window = layer.window
     if window.pads:
         return {"": f"MaskedAvgPool({window.kernel}, {window.stride}, {_padding(window)})"}
@@ -121,26 +104,26 @@ def _activation(suffix: str, name: str, slope: float = 0.01) -> Modules:
 
 
 NORM_NAMES = {"scale": "weight", "shift": "bias", "mean": "running_mean", "variance": "running_var"}
-LAYERS: dict[type[Layer], Equivalent] = {
-    Conv2D: Equivalent(_conv, axes=(3, 2, 0, 1)),  # (K_h, K_w, C, O) -> (O, C, K_h, K_w)
-    Dense: Equivalent(_dense, axes=(1, 0)),  # (F, O) -> (O, F)
-    BatchNorm: Equivalent(_batch_norm, NORM_NAMES),
-    LayerNorm: Equivalent(_layer_norm, NORM_NAMES, axes=(2, 0, 1)),  # (H, W, C) -> (C, H, W)
-    MaxPool2D: Equivalent(_max_pool),
-    AvgPool2D: Equivalent(_avg_pool),
-    GlobalAvgPool2D: Equivalent(lambda layer: {":mean": "nn.AdaptiveAvgPool2d(1)", "": "nn.Flatten()"}),
-    Flatten: Equivalent(lambda layer: {"": "nn.Flatten()"}),
-    Dropout: Equivalent(lambda layer: {"": f"nn.Dropout({layer.rate!r})"}),
-    Activation: Equivalent(lambda layer: _activation("", layer.name, layer.slope)),
+LAYERS: dict[type[nn.Layer], Equivalent] = {
+    nn.Conv2D: Equivalent(_conv, axes=(3, 2, 0, 1)),  # (K_h, K_w, C, O) -> (O, C, K_h, K_w)
+    nn.Dense: Equivalent(_dense, axes=(1, 0)),  # (F, O) -> (O, F)
+    nn.BatchNorm: Equivalent(_batch_norm, NORM_NAMES),
+    nn.LayerNorm: Equivalent(_layer_norm, NORM_NAMES, axes=(2, 0, 1)),  # (H, W, C) -> (C, H, W)
+    nn.MaxPool2D: Equivalent(_max_pool),
+    nn.AvgPool2D: Equivalent(_avg_pool),
+    nn.GlobalAvgPool2D: Equivalent(lambda layer: {":mean": "nn.AdaptiveAvgPool2d(1)", "": "nn.Flatten()"}),
+    nn.Flatten: Equivalent(lambda layer: {"": "nn.Flatten()"}),
+    nn.Dropout: Equivalent(lambda layer: {"": f"nn.Dropout({layer.rate!r})"}),
+    nn.Activation: Equivalent(lambda layer: _activation("", layer.name, layer.slope)),
 }
-KNOWN = (*LAYERS, Sequential, Residual, Concat)
+KNOWN = (*LAYERS, nn.Sequential, nn.Residual, nn.Concat)
 UNCHANGED = Equivalent(lambda layer: {})  # the weights of users' layers keep their names and axes
 
 
 # weights --------------------------------------------------------------------------------------------------------------
 
 
-def import_torch(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
+def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a PyTorch state dict: `safetensors.torch.save_file(net.state_dict(), path)`.
 
     Weights of any precision are converted, including bfloat16. Running statistics of batch normalization are loaded
@@ -186,7 +169,7 @@ def _renamed(name: str, names: Mapping[str, str], own: str) -> str:
     return f"{names[layer]}.{own}" if layer else own
 
 
-def export_torch(model: Model, path: PathLike) -> None:
+def export_torch(model: nn.Model, path: PathLike) -> None:
     """Write the weights of `model` as safetensors, with PyTorch's names and axes.
 
         net.load_state_dict(safetensors.torch.load_file(path))
@@ -231,7 +214,7 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 # the order of a flattened image ---------------------------------------------------------------------------------------
 
 
-def orders(network: Layer) -> dict[int, Order]:
+def orders(network: nn.Layer) -> dict[int, Order]:
     """Return PyTorch's order of values, by `id`, for each layer of a built network that reads a flattened image.
 
     Raises:
@@ -242,20 +225,20 @@ def orders(network: Layer) -> dict[int, Order]:
     return found
 
 
-def _output_order(layer: Layer, order: Order | None, found: dict[int, Order]) -> Order | None:
+def _output_order(layer: nn.Layer, order: Order | None, found: dict[int, Order]) -> Order | None:
     """Return the order of a layer's output for an input in `order`; None for our own order, and for images."""
-    if isinstance(layer, Sequential):
+    if isinstance(layer, nn.Sequential):
         for _, inner in layer.children():
             order = _output_order(inner, order, found)
         return order
-    if isinstance(layer, Residual | Concat):
-        branches = [layer.body, layer.shortcut] if isinstance(layer, Residual) else list(layer.branches.values())
+    if isinstance(layer, nn.Residual | nn.Concat):
+        branches = [layer.body, layer.shortcut] if isinstance(layer, nn.Residual) else list(layer.branches.values())
         made = [order if branch is None else _output_order(branch, order, found) for branch in branches]
         if all(each is None for each in made):
             return None
         widths = [(layer.input if branch is None else branch.output).features for branch in branches]
         explicit = [np.arange(width) if each is None else each for each, width in zip(made, widths, strict=True)]
-        if isinstance(layer, Concat):
+        if isinstance(layer, nn.Concat):
             starts = np.cumsum([0, *widths[:-1]])
             return np.concatenate([each + start for each, start in zip(explicit, starts, strict=True)])
         through, around = explicit
@@ -265,13 +248,13 @@ def _output_order(layer: Layer, order: Order | None, found: dict[int, Order]) ->
                 "orders. Flatten before it, and begin it with a Dense."
             )
         return through
-    if isinstance(layer.input, Image) and isinstance(layer, Dense | Flatten):
+    if isinstance(layer.input, nn.Image) and isinstance(layer, nn.Dense | nn.Flatten):
         image = layer.input
         channels_first = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
         order = channels_first if image.channels > 1 else None  # the order of one channel is the same
-    if order is not None and isinstance(layer, Dense | BatchNorm | LayerNorm):
+    if order is not None and isinstance(layer, nn.Dense | nn.BatchNorm | nn.LayerNorm):
         found[id(layer)] = order
-    return None if isinstance(layer, Dense) else order
+    return None if isinstance(layer, nn.Dense) else order
 
 
 # the module -----------------------------------------------------------------------------------------------------------
@@ -350,7 +333,7 @@ class MaskedAvgPool(nn.Module):
 HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool(": MASKED_AVG_POOL}
 
 
-def torch_source(model: Model) -> str:
+def torch_source(model: nn.Model) -> str:
     """Return the source of a Python file whose `network()` returns the PyTorch module equivalent to `model`.
 
     Its modules have the names of the layers, so that `load_state_dict` loads the weights of `export_torch`.
@@ -360,7 +343,7 @@ def torch_source(model: Model) -> str:
     """
     check_known(model.network, KNOWN, "PyTorch")
     orders(model.network)  # refuses sums of vectors that PyTorch has in different orders
-    if not isinstance(model.network, Sequential):
+    if not isinstance(model.network, nn.Sequential):
         raise ConfigError("the network is a single layer. Put it into a Sequential.")
     network = "".join(f"        {module},\n" for module in _inside(model.network))
     text = HEAD.format(
@@ -374,18 +357,18 @@ def torch_source(model: Model) -> str:
     return f"{text}\n\ndef network():\n    return nn.Sequential(OrderedDict([\n{network}    ]))\n"
 
 
-def _inside(layer: Sequential) -> list[str]:
+def _inside(layer: nn.Sequential) -> list[str]:
     return [module for name, child in layer.children() for module in _named(name, child)]
 
 
-def _named(name: str, layer: Layer) -> list[str]:
+def _named(name: str, layer: nn.Layer) -> list[str]:
     """Return the modules of a layer, each as a pair of its name and its expression."""
-    if isinstance(layer, Sequential):
+    if isinstance(layer, nn.Sequential):
         modules = {"": f"nn.Sequential(OrderedDict([{', '.join(_inside(layer))}]))"}
-    elif isinstance(layer, Residual):
+    elif isinstance(layer, nn.Residual):
         shortcut = [] if layer.shortcut is None else _named("shortcut", layer.shortcut)
         modules = {"": f"Branches(torch.add, [{', '.join(_inside(layer.body))}], [{', '.join(shortcut)}])"}
-    elif isinstance(layer, Concat):
+    elif isinstance(layer, nn.Concat):
         branches = (f"[{', '.join(_named(*branch))}]" for branch in layer.branches.items())
         modules = {"": f"Branches(concat, {', '.join(branches)})"}
     else:
