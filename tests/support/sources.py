@@ -61,24 +61,10 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def for_type_checkers(source: Source) -> Iterator[ast.AST]:
-    """Yield the nodes below `if TYPE_CHECKING`."""
-    for node in source.nodes:
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            for statement in node.body:
-                yield from ast.walk(statement)
-
-
-def imported(source: Source, *, at_run_time: bool = False) -> Iterator[tuple[str, int]]:
-    """Yield (module, line) of everything imported, at any depth of the source.
-
-    at_run_time: omit imports for type checkers.
-    """
+def imported(source: Source) -> Iterator[tuple[str, int]]:
+    """Yield (module, line) of everything imported, at any depth of the source, also for type checkers."""
     package = source.module if source.path.endswith("__init__.py") else source.module.rpartition(".")[0]
-    skipped = set(for_type_checkers(source)) if at_run_time else set()
     for node in source.nodes:
-        if node in skipped:
-            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
