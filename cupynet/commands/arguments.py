@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 from cupynet.core.errors import ConfigError
@@ -15,5 +16,18 @@ class Arguments(argparse.ArgumentParser):
         raw = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of examples
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
 
+    def add_run(self) -> None:
+        """Add the argument `run`, a path."""
+        self.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
+
+    def add_trusted_modules(self) -> None:
+        """Add the option `--trusted-modules`, a list of names."""
+        named = "comma-separated modules whose classes the run may use"
+        self.add_argument("--trusted-modules", type=_names, default=[], metavar="NAMES", help=named)
+
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message}: {self.prog} --help shows the arguments")
+
+
+def _names(text: str) -> list[str]:
+    return [name for name in text.split(",") if name]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cupynet.commands.arguments import Arguments
 from cupynet.config.resume import name_of
@@ -23,6 +23,7 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.exits import leave_after
 
 if TYPE_CHECKING:
+    from cupynet.config.load_model import Trained
     from cupynet.training import Evaluation
 
 EXAMPLES = """overrides are settings of the run, changed:
@@ -34,24 +35,30 @@ EXAMPLES = """overrides are settings of the run, changed:
 def main() -> None:
     """Run the command."""
     parser = Arguments("cupynet evaluate", "Evaluate the weights of a finished run on its test set.", EXAMPLES)
-    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_run()
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
     leave_after(lambda: evaluate(parser.parse_intermixed_args()))
 
 
+class Evaluated(NamedTuple):
+    """An evaluation of a run, with the name of the data set and the names of its classes."""
+
+    evaluation: Evaluation
+    dataset: str
+    class_names: tuple[str, ...]
+    trained: Trained
+
+
 def evaluate(arguments: argparse.Namespace) -> None:
     """Print the evaluation of a run, or of one of its checkpoints."""
-    from cupynet.config.load_model import Trained
-
     path, overrides = arguments.run, arguments.overrides
-    evaluation, dataset, names = evaluated(path, overrides)
+    evaluation, dataset, names, trained = evaluated(path, overrides)
     if arguments.json:
         print(json.dumps({"run": str(path), "dataset": dataset, **evaluation.to_dict(), "class_names": names}))
         return
     print(evaluation.stats(names))
     print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
-    trained = Trained(path)
     if trained.checkpoint is None and trained.summary is not None:
         before, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
         same = (evaluation.accuracy, loss) == (before.test_accuracy, before.test_loss)
@@ -59,17 +66,13 @@ def evaluate(arguments: argparse.Namespace) -> None:
             print("summary.json has no accuracy on test images")
         else:
             print("the same as in summary.json" if same else f"summary.json says {before.test_accuracy}")
-            reason = "" if same else changed(path, overrides)
+            reason = "" if same else changed(trained, overrides)
             if reason:
                 print(f"the test images may differ from those of the run: {reason}")
 
 
-def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, str, tuple[str, ...]]:
-    """Evaluate a run, or one of its checkpoints, on its test set.
-
-    Returns:
-        The evaluation, the name of the data set and the names of its classes.
-    """
+def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
+    """Evaluate a run, or one of its checkpoints, on its test set."""
     from cupynet.config.experiment import Experiment
     from cupynet.config.load_model import Trained
 
@@ -79,42 +82,41 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> tuple[Evaluation, st
     settings = without_training(trained.settings([*own, *overrides]))
     if settings.trusted_modules:
         trained = Trained(path, settings.trusted_modules)
-    changed = [name_of(override) for override in overrides]
-    if trained.normalize is not None and not any(name.startswith("data.normalize") for name in changed):
+    names = [name_of(override) for override in overrides]
+    if trained.normalize is not None and not any(name.startswith("data.normalize") for name in names):
         settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
     experiment = Experiment(settings)
     experiment.check_memory()
     weights, data = trained.weights, experiment.load()
-    if (
-        summary is not None
-        and data.name != summary.setup.dataset
-        and not any(name.split(".")[0] == "data" for name in changed)
-    ):
+    if summary is not None and data.name != summary.setup.dataset and not _chooses_data(overrides):
         before = summary.setup.dataset  # MNIST, say, if it is missing now
         raise DataError(f"the run used {before}, but only {data.name} was found: restore {before}, or set data=...")
-    found, names = experiment.source.class_names, trained.class_names
-    if found and names and [*found] != [*names]:
-        raise DataError(f"these data have the classes {shown(found)}, but the run has {shown(names)}, in this order")
+    found, stored = experiment.source.class_names, trained.class_names
+    if found and stored and [*found] != [*stored]:
+        raise DataError(f"these data have the classes {shown(found)}, but the run has {shown(stored)}, in this order")
     with experiment.wrapper(callbacks=()) as wrapper:
         try:
             wrapper.model.load_weights(weights)
         except ConfigError as error:
             raise DataError(f"{path}: {error}") from error
-        return wrapper.evaluate(experiment.evaluation_loader(data.test)), data.name, wrapper.model.class_names
+        evaluation = wrapper.evaluate(experiment.evaluation_loader(data.test))
+        return Evaluated(evaluation, data.name, wrapper.model.class_names, trained)
 
 
-def changed(path: Path, overrides: Sequence[str]) -> str:
+def changed(trained: Trained, overrides: Sequence[str]) -> str:
     """Return why a run of an earlier version may have had other test images; "" if it had not, or they are chosen."""
-    from cupynet.config.load_model import Trained
     from cupynet.training.checkpointing import found
 
-    if any(name_of(override).split(".")[0] == "data" for override in overrides):
+    if _chooses_data(overrides):
         return ""
-    trained = Trained(path)
     with suppress(CupynetError):  # it has no checkpoint, or a damaged one
         if found(trained.run.checkpoints_path, warn=False).state.get("data"):
             return ""  # a run of this version
-    return Trained(path, trained.settings(overrides).trusted_modules).source.changed()
+    return trained.source.changed()
+
+
+def _chooses_data(overrides: Sequence[str]) -> bool:
+    return any(name_of(override).split(".")[0] == "data" for override in overrides)
 
 
 def without_training(settings: Settings) -> Settings:

@@ -30,7 +30,7 @@ EXAMPLES = """examples:
 def main() -> None:
     """Run the command."""
     parser = Arguments("cupynet export", "Export a finished run for other programs.", EXAMPLES)
-    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_run()
     parser.add_argument("--onnx", type=Path, metavar="FILE", help="an ONNX graph: images (N, H, W, C) to logits")
     parser.add_argument("--input", choices=("uint8", "float"), default="uint8",
                         help="input of the graph: pixels of 0 to 255, or of 0 to 1 (%(default)s)")  # fmt: skip
@@ -41,8 +41,7 @@ def main() -> None:
     parser.add_argument(
         "--torch-module", type=Path, metavar="FILE", help="Python source of the module for these weights"
     )
-    parser.add_argument("--trusted-modules", default="", metavar="NAMES",
-                        help="comma-separated modules whose classes the run may use")  # fmt: skip
+    parser.add_trusted_modules()
     leave_after(lambda: export(parser.parse_args()))
 
 
@@ -54,7 +53,7 @@ def export(arguments: argparse.Namespace) -> None:
 
     if not any((arguments.onnx, arguments.safetensors, arguments.torch, arguments.torch_module)):
         raise ConfigError("nothing to write: name --onnx, --safetensors, --torch or --torch-module, and a file")
-    trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
+    trained = Trained(arguments.run, arguments.trusted_modules)
     model = trained.model(dtype="float")  # the dtype of stored weights, in which other programs compute
     if arguments.onnx:
         _export_onnx(trained, model, arguments.onnx, arguments.input)

@@ -55,6 +55,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
 
     Returns the suggested rate.
     """
+    from cupynet.core.table import as_csv, column
     from cupynet.core.files import write_whole
 
     experiment, test = prepared
@@ -68,10 +69,10 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
     test.run(wrapper, loader)
     if experiment.rank:
         return None
-    rows = enumerate(zip(test.rates, test.losses, test.smoothed, strict=True), 1)
-    lines = [f"{number},{rate!r},{loss!r},{smoothed!r}\n" for number, (rate, loss, smoothed) in rows]
+    figures = {"learning_rate": test.rates, "loss": test.losses, "smoothed_loss": test.smoothed}
+    columns = [column("iteration", range(1, len(test.losses) + 1)), *(column(*each) for each in figures.items())]
     path = folder / "find_rate.csv"
-    write_whole(path, "".join(["iteration,learning_rate,loss,smoothed_loss\n", *lines]).encode())
+    write_whole(path, as_csv(columns).encode())
     if test.ended:
         log.info("%s, after %d of %d iterations", test.ended, len(test.losses), test.planned)
     print("", *bars(test), "", sep="\n")

@@ -30,15 +30,14 @@ EXAMPLES = """examples:
 def main() -> None:
     """Run the command."""
     parser = Arguments("cupynet predict", "Classify pictures with a finished run.", EXAMPLES)
-    parser.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
+    parser.add_run()
     parser.add_argument("pictures", type=Path, nargs="+", metavar="picture",
                         help="PNG and JPEG files, and folders of them")  # fmt: skip
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
                         help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
-    parser.add_argument("--trusted-modules", default="", metavar="NAMES",
-                        help="comma-separated modules whose classes the run may use")  # fmt: skip
+    parser.add_trusted_modules()
     leave_after(lambda: predict(parser.parse_args()))
 
 
@@ -47,7 +46,7 @@ def predict(arguments: argparse.Namespace) -> int:
     from cupynet.config.load_model import Trained
 
     integer("--top", arguments.top, 1)
-    trained = Trained(arguments.run, filter(None, arguments.trusted_modules.split(",")))
+    trained = Trained(arguments.run, arguments.trusted_modules)
     model = trained.model()
     source = None
     with suppress(DataError):  # the files of the run's data are not needed

@@ -702,7 +702,7 @@ OPTIMIZERS = [
     Fault(
         "lamb-ratio-for-biases",
         "optim",
-        "cupynet/optim/lamb.py",
+        "cupynet/optim/adaptive.py",
         "if not segment.decay:",
         "if segment.decay is None:",
         ("tests/optim/test_golden.py::test_lamb_scales_each_array_by_its_norm_and_biases_move_as_in_adam",),

@@ -101,7 +101,7 @@ def search(plan: Plan, folder: Path) -> float:
             say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
-            test, _, _ = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
+            test = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"]).evaluation
     except optuna.exceptions.StorageInternalError as error:
         raise OutputError(f"{folder / STUDY}: cannot be written ({one_line(error)})") from error
     except KeyboardInterrupt as stopped:
