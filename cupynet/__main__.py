@@ -48,8 +48,8 @@ def _answer(name: str) -> None:
 
         print(f"cupynet {__version__}")
     else:
-        from cupynet.core.checks import nearest
         from cupynet.core.errors import ConfigError
+        from cupynet.core.wording import nearest
 
         raise ConfigError(f"there is no command '{name}'{nearest(name, COMMANDS)} (cupynet --help lists all)")
 

@@ -311,19 +311,14 @@ def test_violations_of_a_rule_are_detected(rule: Rule) -> None:
         assert list(rule(Source(path, text))) == []
 
 
-# Files of training/ that still import each other.
-STILL_CIRCULAR = {
-    f"cupynet.training.{name}" for name in ("averages", "callbacks.base", "callbacks.nonfinite", "fit", "trainer")
-}
-
-
 def imports(sources: Iterable[Source]) -> TopologicalSorter[str]:
     """Return the graph of imports inside the package: at any depth of a file, and for type checkers too."""
-    graph = {}
-    for source in sources:
-        found = {name for name, _ in imported(source) if name in MODULES} - {source.module}
-        graph[source.module] = found - STILL_CIRCULAR if source.module in STILL_CIRCULAR else found
-    return TopologicalSorter(graph)
+    return TopologicalSorter(
+        {
+            source.module: {name for name, _ in imported(source) if name in MODULES} - {source.module}
+            for source in sources
+        }
+    )
 
 
 def test_imports_are_not_circular() -> None:
@@ -347,7 +342,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
     """Only config and packages that may import it name dotted keys of the configuration: the library has none.
 
     Keys of dataclasses are in config/schema.py, those of parts in the files of conf/. Docstrings may show code, in
-    which `data.train` is an attribute. Messages of the library name settings by `checks.setting`, which names them for
+    which `data.train` is an attribute. Messages of the library name settings by `wording.setting`, which names them for
     Python too, see `settings_named`.
     """
     if source.package in ORDER[ORDER.index("config") :]:
@@ -399,7 +394,7 @@ def test_a_key_of_the_configuration_is_seen(path: str, text: str, expected: list
 
 
 def settings_named(source: Source) -> Iterator[str]:
-    """Yield the keys that messages name by `checks.setting` with constants."""
+    """Yield the keys that messages name by `wording.setting` with constants."""
     for node in source.nodes:
         if isinstance(node, ast.Call) and called(node) == "setting":
             names = [each.value for each in node.args[:2] if isinstance(each, ast.Constant)]

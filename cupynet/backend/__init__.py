@@ -11,7 +11,7 @@ from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Tr
 from cupynet.backend.update_rules import RULES, Layers, Move, Rule
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Workspace
-from cupynet.core.checks import BACKENDS, DTYPES
+from cupynet.core.shared_options import BACKENDS, DTYPES
 
 __all__ = [
     "BACKENDS",

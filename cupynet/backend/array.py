@@ -1,7 +1,26 @@
-"""The type of arrays in annotations: NumPy's or CuPy's, which share no base class."""
+"""Arrays: their type in annotations, and the layout of images."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-Array: TypeAlias = Any
+Array: TypeAlias = Any  # NumPy's or CuPy's, which share no base class
+
+
+def looks_channels_first(shape: Sequence[int]) -> bool:
+    """Return True if the shape of an image, taken as (H, W, C), is much more likely (C, H, W)."""
+    channels, height, width = shape
+    return channels <= 4 < min(height, width) and max(height, width) <= 4 * min(height, width)
+
+
+def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
+    """Return a hint on how to transpose channels-first images, to end a message about a wrong shape; or "".
+
+    Args:
+        found: (N, H, W, C) or (H, W, C).
+        expected: (H, W, C).
+    """
+    if len(expected) != 3 or len(found) not in (3, 4) or tuple(found[-3:]) != (expected[2], *expected[:2]):
+        return ""
+    return f". Channels are first: use x.transpose({'0, 2, 3, 1' if len(found) == 4 else '1, 2, 0'})"

@@ -15,7 +15,7 @@ from cupynet.backend.environment import memory
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Buffer, Loan, ThreadWorkspaces, Workspace
-from cupynet.core.checks import amount, one_line
+from cupynet.core.wording import amount, one_line
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.core import checks
+from cupynet.core import shared_options
 from cupynet.core.errors import ConfigError
 
 
@@ -41,7 +41,7 @@ class DtypePolicy:
         Raises:
             ConfigError: there is no such policy, or it is bfloat16 and ml_dtypes is not installed.
         """
-        name = checks.dtype("dtype", name)
+        name = shared_options.dtype("dtype", name)
         single, double = np.dtype(np.float32), np.dtype(np.float64)
         if name in ("half", "bfloat16"):
             narrow = stored_dtype("float16" if name == "half" else name)

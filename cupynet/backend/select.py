@@ -8,9 +8,9 @@ from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.cuda.gpus import NOT_INSTALLED
 from cupynet.backend.policy import DtypePolicy
-from cupynet.core import checks
-from cupynet.core.checks import BACKENDS
+from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError
+from cupynet.core.shared_options import BACKENDS
 
 CUPY = "pip install 'cupynet[cuda12x]', or cuda13x, by the driver's CUDA"
 
@@ -71,7 +71,7 @@ def create_backend(
     checks.one_of("backend", name, ("auto", *BACKENDS))
     if name == "auto":
         name, _ = select_backend()
-    checks.tf32_products("tf32", tf32, name, dtype)
+    shared_options.tf32_products("tf32", tf32, name, dtype)
     if name == "cupy":
         from cupynet.backend.cuda.backend import CupyBackend
 

@@ -22,7 +22,7 @@ from cupynet.bench import measure, records
 from cupynet.bench.measure import Row
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import BenchSettings
-from cupynet.core.checks import one_line, percent
+from cupynet.core.wording import one_line, percent
 
 if TYPE_CHECKING:
     from cupynet.data import Data

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynet import config
 from cupynet.config.schema import BenchSettings
-from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import percent
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment

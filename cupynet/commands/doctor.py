@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cupynet.commands.arguments import Arguments
-from cupynet.core.checks import amount, one_line
 from cupynet.core.errors import ConfigError, CupynetError, OutputError, exit_code
 from cupynet.core.exits import leave_after
 from cupynet.core.mpiexec import find_mpiexec, started
 from cupynet.core.terminal import printable
+from cupynet.core.wording import amount, one_line
 
 MPI_TIMEOUT_S = 60.0
 

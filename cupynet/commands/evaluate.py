@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from cupynet.commands.arguments import Arguments
 from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings
-from cupynet.core.checks import shown
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.exits import leave_after
+from cupynet.core.wording import shown
 
 if TYPE_CHECKING:
     from cupynet.config.load_model import Trained

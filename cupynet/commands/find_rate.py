@@ -55,8 +55,8 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
 
     Returns the suggested rate.
     """
-    from cupynet.core.table import as_csv, column
     from cupynet.core.files import write_whole
+    from cupynet.core.table import as_csv, column
 
     experiment, test = prepared
     if experiment.rank == 0:

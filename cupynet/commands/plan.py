@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from cupynet import config
 from cupynet.bench.cost_model import Costs, Link, forecast
 from cupynet.config.schema import PlanSettings
-from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import percent
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment

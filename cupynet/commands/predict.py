@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.commands.arguments import Arguments
-from cupynet.core.checks import integer, one_line, percent
+from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import leave_after
 from cupynet.core.terminal import printable, say_error
+from cupynet.core.wording import one_line, percent
 
 EXAMPLES = """examples:
   cupynet predict outputs/latest digit.png

@@ -6,9 +6,9 @@ import contextlib
 
 from rich.table import Table
 
-from cupynet.core.checks import amount, counted, percent
 from cupynet.core.table import Screen
 from cupynet.core.terminal import near, printable
+from cupynet.core.wording import amount, counted, percent
 from cupynet.runs.run import Run, Summary
 from cupynet.training.events import Spent
 

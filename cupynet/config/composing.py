@@ -20,9 +20,9 @@ from cupynet.config.instantiate import for_chosen_classes
 from cupynet.config.messages import refusal
 from cupynet.config.resume import name_of, quoted
 from cupynet.config.schema import Settings, read
-from cupynet.core.checks import written
 from cupynet.core.errors import ConfigError
 from cupynet.core.settings import flat
+from cupynet.core.wording import written
 
 S = TypeVar("S", bound=Settings)
 

@@ -19,8 +19,9 @@ from cupynet.backend.cuda.gpus import NOT_INSTALLED, has_driver
 from cupynet.config.instantiate import build_as, check_modules, naming
 from cupynet.config.memory_estimate import replica_bytes
 from cupynet.config.schema import Settings, size
-from cupynet.core.checks import amount, counted, on_device, written
 from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.shared_options import on_device
+from cupynet.core.wording import amount, counted, written
 from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.data.dataset import in_turns
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output

@@ -36,7 +36,6 @@ from cupynet.config.composing import as_typed, conf_folder, own_folder, register
 from cupynet.config.messages import refusal
 from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
-from cupynet.core.checks import nearest, one_line
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, described, exit_code
 from cupynet.core.exits import BROKEN_PIPE, tell
 from cupynet.core.lock import Hold
@@ -45,6 +44,7 @@ from cupynet.core.mpiexec import rank, started
 from cupynet.core.settings import flat
 from cupynet.core.terminal import near, stdout_is_gone, steady_streams
 from cupynet.core.version import __version__
+from cupynet.core.wording import nearest, one_line
 from cupynet.runs.layout import HYDRA, STUDY
 
 if TYPE_CHECKING:

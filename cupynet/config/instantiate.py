@@ -17,8 +17,8 @@ from importlib.util import find_spec
 from inspect import Parameter
 from typing import Any, TypeVar
 
-from cupynet.core.checks import listed, nearest, one, one_line, written
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import listed, nearest, one, one_line, written
 
 T = TypeVar("T")
 

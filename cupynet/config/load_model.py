@@ -18,7 +18,7 @@ from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backen
 from cupynet.config.instantiate import build_as
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
-from cupynet.core import checks
+from cupynet.core import checks, shared_options, wording
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.data import Source
 from cupynet.nn import Image, Layer, Loss, Model
@@ -72,7 +72,7 @@ class Trained:
         self.path = run.folder if isinstance(run, Run) else Path(run)
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
         if not os.path.isdir(self.path):  # False for invalid names
-            raise ConfigError(f"{checks.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
+            raise ConfigError(f"{wording.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not os.path.isfile(self.run.summary_path):
@@ -147,10 +147,10 @@ class Trained:
         network: Layer = self._part("model", settings.model, Layer)
         loss: Loss = self._part("loss", settings.loss, Loss)
         options = settings.backend
-        if checks.one_of("backend", backend, ("auto", *checks.BACKENDS)) == "auto":
+        if checks.one_of("backend", backend, ("auto", *shared_options.BACKENDS)) == "auto":
             backend, _ = select_backend(gpu_priority=options.priority.gpu, cpu_priority=options.priority.cpu)
         tf32 = options.tf32 and backend == "cupy" and dtype is None  # dtype="float" is full float
-        dtype = checks.dtype("dtype", settings.dtype if dtype is None else dtype)
+        dtype = shared_options.dtype("dtype", settings.dtype if dtype is None else dtype)
         block, grid = options.max_block_size, options.max_grid_size
         where = create_backend(backend, dtype, max_block_size=block, max_grid_size=grid, tf32=tf32)
         try:

@@ -7,8 +7,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from cupynet.config.schema import Settings, rules
-from cupynet.core.checks import listed, nearest, one_line
 from cupynet.core.errors import ConfigError, causes
+from cupynet.core.wording import listed, nearest, one_line
 
 
 def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:

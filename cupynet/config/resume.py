@@ -15,10 +15,10 @@ from typing import Any
 
 from hydra.core.override_parser.types import Quote, QuotedString
 
-from cupynet.core.checks import written
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.lock import at_work
 from cupynet.core.terminal import near
+from cupynet.core.wording import written
 from cupynet.runs.layout import CHECKPOINTS, REOPENED, SETTINGS, STEP, STUDY, SUMMARY, SWEEP, TRIAL, checkpoints
 
 LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep

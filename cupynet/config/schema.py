@@ -14,9 +14,12 @@ from functools import partial
 from threading import TIMEOUT_MAX
 from typing import Any, TypeVar
 
-from cupynet.core import checks
-from cupynet.core.checks import nearest, shown, written
+from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import nearest, shown, written
+
+LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.bench.cost_model
+OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # of validation images; 1: more is better
 
 Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> the value to keep, or a ConfigError
 
@@ -87,7 +90,7 @@ def integers(key: str, value: Any) -> list[int]:
 def link(key: str, value: Any) -> str | dict[str, float]:
     """Return a link by name, or by its bandwidth and latency."""
     if not isinstance(value, Mapping) or set(value) != {"bandwidth_gbit_s", "latency_us"}:
-        return checks.one_of(key, value, [*checks.LINKS, "{bandwidth_gbit_s:10,latency_us:25}"])
+        return checks.one_of(key, value, [*LINKS, "{bandwidth_gbit_s:10,latency_us:25}"])
     return {
         "bandwidth_gbit_s": checks.number(f"{key}.bandwidth_gbit_s", value["bandwidth_gbit_s"], above=0),
         "latency_us": checks.number(f"{key}.latency_us", value["latency_us"], minimum=0),
@@ -124,10 +127,10 @@ class PrioritySettings(Group):
 class BackendSettings(Group):
     """The backend."""
 
-    name: str = setting("auto", checks.one_of, names=("auto", *checks.BACKENDS))
+    name: str = setting("auto", checks.one_of, names=("auto", *shared_options.BACKENDS))
     priority: PrioritySettings = group(PrioritySettings)
-    max_block_size: int = setting(256, checks.block_size)
-    max_grid_size: int | None = setting(None, checks.grid_size)
+    max_block_size: int = setting(256, shared_options.block_size)
+    max_grid_size: int | None = setting(None, shared_options.grid_size)
     tf32: Any = setting(False, checks.flag)
 
 
@@ -138,7 +141,7 @@ class MemorySettings(Group):
     device_pool_limit: Any = setting(None, memory, share=True)
     device_pool_trim_above: Any = setting(None, memory)
     pinned_pool_trim_above: int | None = setting(None, checks.integer, minimum=0)
-    data_on_device: Any = setting("auto", checks.on_device)
+    data_on_device: Any = setting("auto", shared_options.on_device)
 
 
 @dataclass(kw_only=True)
@@ -149,7 +152,7 @@ class ParallelSettings(Group):
     prefetch_buffer: int = setting(24, checks.integer, minimum=0)
     report_score_after_averaging: Any = setting(True, checks.flag)
     average_updaters: Any = setting(True, checks.flag)
-    learning_rate_scale: Any = setting("none", checks.learning_rate_scale)
+    learning_rate_scale: Any = setting("none", shared_options.learning_rate_scale)
     timeout_s: float = setting(300.0, checks.number, minimum=1, below=TIMEOUT_MAX, unit="seconds")
     launcher: str = setting("thread", checks.one_of, names=("thread", "mpi"))
     reduce: str = setting("auto", checks.one_of, names=("auto", "nccl", "device", "host"))
@@ -162,7 +165,7 @@ class Settings(Group):
     """The settings of a run; conf/config.yaml explains each."""
 
     workers: int | None = setting(None, checks.integer, minimum=1, most=MOST_WORKERS)
-    dtype: str = setting("float", checks.dtype)
+    dtype: str = setting("float", shared_options.dtype)
     seed: int = setting(123, checks.seed)
     epochs: int = setting(10, checks.integer, minimum=1)
     batch_size: int = setting(128, checks.integer, minimum=1)
@@ -238,7 +241,7 @@ class TuneSettings(Settings):
     search: list[str] = setting([])
     trials: int = setting(20, checks.integer, minimum=1)
     timeout_s: float | None = setting(None, checks.number, above=0, below=TIMEOUT_MAX, unit="seconds")
-    objective: str = setting("accuracy", checks.one_of, names=tuple(checks.OBJECTIVES))
+    objective: str = setting("accuracy", checks.one_of, names=tuple(OBJECTIVES))
     sampler: str = setting("tpe", checks.one_of, names=("tpe", "random", "grid"))
     sampler_seed: int = setting(0, checks.seed)
     pruner: str = setting("median", checks.one_of, names=("median", "hyperband", "none"))

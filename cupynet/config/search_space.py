@@ -21,8 +21,8 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import HydraException
 
-from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import one_line
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

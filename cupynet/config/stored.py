@@ -28,10 +28,10 @@ from cupynet.config.messages import refusal
 from cupynet.config.removed import translated
 from cupynet.config.resume import is_inside
 from cupynet.config.schema import Settings
-from cupynet.core.checks import one_line, shown
-from cupynet.core.checks import written as as_typed
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.settings import flat
+from cupynet.core.wording import one_line, shown
+from cupynet.core.wording import written as as_typed
 from cupynet.runs.layout import HYDRA, OVERRIDES, SETTINGS
 
 OVERRIDE = re.compile(r"(?:~|\+\+?)?([\w./]+)(?:=(.*))?", re.DOTALL)

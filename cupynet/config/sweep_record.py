@@ -16,13 +16,13 @@ from functools import cached_property
 from pathlib import Path
 
 from cupynet.config.resume import refuse_taken
-from cupynet.core.checks import one_line, percent
 from cupynet.core.errors import CupynetError, OutputError
 from cupynet.core.files import read_object, write_json, write_whole
 from cupynet.core.lock import Hold
 from cupynet.core.logs import Console
 from cupynet.core.table import ABSENT, Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.terminal import near, say_error
+from cupynet.core.wording import one_line, percent
 from cupynet.runs.run import Run, Summary
 
 NAME, RECORDS = "sweep.csv", ".jobs"

@@ -9,9 +9,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from cupynet.core.checks import one_line
 from cupynet.core.errors import FULL, CupynetError, Interrupted, exit_code, signal_of
 from cupynet.core.terminal import say_error, stdout_is_gone, steady_streams
+from cupynet.core.wording import one_line
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -82,7 +82,7 @@ def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, .
     """Check the argument `augment` of a source or a loader. ConfigError."""
     if not isinstance(given, list | tuple | None) or not all(isinstance(each, Augmentation) for each in given or ()):
         must = "must be a list of augmentations, such as cupynet.data.Shift, or [] for none"
-        raise ConfigError(must, "augment", checks.shown(given, checks.written))
+        raise ConfigError(must, "augment", wording.shown(given, wording.written))
     return tuple(given or ())
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
-from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.backend.array import Array, looks_channels_first
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
 
@@ -66,7 +66,7 @@ class Dataset:
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             found = f"{labels.min()} .. {labels.max()}"
             raise ConfigError(
-                f"{where}: labels must be in 0 .. {classes - 1} for {checks.counted(classes, 'class')}, got {found}"
+                f"{where}: labels must be in 0 .. {classes - 1} for {wording.counted(classes, 'class')}, got {found}"
             )
         for field, value in (("images", images), ("labels", labels), ("classes", classes)):
             object.__setattr__(self, field, value)
@@ -109,10 +109,10 @@ def image_bytes(where: str, images: Any) -> Array:
 
 def check_layout(where: str, shape: Sequence[int]) -> None:
     """Raise ConfigError, beginning with `where`, if a shape looks like (S, C, H, W)."""
-    if len(shape) == 4 and checks.looks_channels_first(shape[1:]):
+    if len(shape) == 4 and looks_channels_first(shape[1:]):
         raise ConfigError(
             f"{where}: images must be (S, H, W, C), but {tuple(shape)} is channels first: use x.transpose(0, 2, 3, 1). "
-            f"If the images do have {checks.counted(shape[1], 'row')}, swap rows and columns: x.transpose(0, 2, 1, 3)"
+            f"If the images do have {wording.counted(shape[1], 'row')}, swap rows and columns: x.transpose(0, 2, 1, 3)"
         )
 
 
@@ -163,6 +163,6 @@ def count_classes(place: FilePath, labels: Sequence[Array], classes: int | None)
     if least < 0 or most >= count:
         raise DataError(
             f"{place}: expected labels 0, 1, 2, ..., found {least} .. {most} of {count} images: renumber them, or set "
-            f"{checks.setting('data', 'classes')}"
+            f"{wording.setting('data', 'classes')}"
         )
     return most + 1

@@ -19,7 +19,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from cupynet.core.checks import one_line
+from cupynet.core.wording import one_line
 from cupynet.data.files import KnownFile
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ import mnist
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
 
 FilePath: TypeAlias = "str | os.PathLike[str]"
@@ -127,14 +127,14 @@ def map_npy(path: Path) -> Array:
         if not array.size:
             raise ValueError("it is empty")
     except Exception as error:  # a header may be anything: OSError, ValueError, TokenError, OverflowError, ...
-        raise DataError(f"{path}: cannot be read as a .npy file ({checks.one_line(error)})") from error
+        raise DataError(f"{path}: cannot be read as a .npy file ({wording.one_line(error)})") from error
     return np.asarray(array)
 
 
 def checked_path(name: str, value: FilePath | None) -> FilePath | None:
     """Return the argument `name`, a path or None. ConfigError."""
     if value is not None and (not isinstance(value, str | os.PathLike) or not str(value) or "\0" in str(value)):
-        raise ConfigError("must be a path, or null", name, checks.shown(value))
+        raise ConfigError("must be a path, or null", name, wording.shown(value))
     return value
 
 

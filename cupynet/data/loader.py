@@ -18,7 +18,7 @@ import numpy as np
 
 from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations, augmented, check_augmentations
 from cupynet.data.dataset import Dataset, integers, philox
@@ -81,7 +81,7 @@ class Loader:
     ) -> None:
         if not isinstance(dataset, Dataset | Shards):
             kinds = "a Dataset, such as Synthetic().load().train, Shards, or a pair (images, labels)"
-            raise ConfigError(f"data must be {kinds}, got {checks.one(type(dataset).__name__)}")
+            raise ConfigError(f"data must be {kinds}, got {wording.one(type(dataset).__name__)}")
         self.dataset = dataset
         self.batch_size = checks.integer("batch_size", batch_size, 1)
         self.seed = checks.seed("seed", seed)

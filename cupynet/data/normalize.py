@@ -10,7 +10,7 @@ import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError
 
 # None, `auto`, or {mean: [...], deviation: [...]}, see `Source`
@@ -32,7 +32,7 @@ def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
             raise ValueError
     except (TypeError, ValueError) as error:
         ways = "null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
-        raise ConfigError(f"must be {ways}", "normalize", checks.shown(normalize, checks.written)) from error
+        raise ConfigError(f"must be {ways}", "normalize", wording.shown(normalize, wording.written)) from error
     return {"mean": mean, "deviation": deviation}
 
 

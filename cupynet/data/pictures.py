@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
@@ -53,7 +53,7 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
             opened = images.alpha_composite(images.new("RGBA", ink.size, "white"), ink).convert("RGB")
             if _is_plain(opened) and not _is_plain(ink.getchannel("A")):
                 raise DataError(
-                    f"{checks.one_line(path)}: is white on a transparent background. Save it without transparency."
+                    f"{wording.one_line(path)}: is white on a transparent background. Save it without transparency."
                 )
         pixels = opened.convert("L" if channels == 1 else "RGB")
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
@@ -84,7 +84,7 @@ def _is_plain(opened: Any) -> bool:
 @contextmanager
 def opened_picture(path: Path) -> Iterator[Any]:
     """Open a picture and read its header. DataError, also if decoding fails in the context."""
-    images, name = pillow(), checks.one_line(path)
+    images, name = pillow(), wording.one_line(path)
     if not os.path.isfile(path):
         raise DataError(f"{name}: expected a picture, found no such file")
     try:
@@ -102,7 +102,7 @@ def opened_picture(path: Path) -> Iterator[Any]:
     except (DataError, MemoryError):
         raise
     except Exception as error:  # a decoder may raise anything
-        reason = getattr(error, "strerror", None) or checks.one_line(error).partition(" '")[0]  # without the path
+        reason = getattr(error, "strerror", None) or wording.one_line(error).partition(" '")[0]  # without the path
         raise DataError(f"{name}: cannot be read as a PNG or JPEG ({reason})") from error
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import Dataset, count_classes, read_dataset
 from cupynet.data.files import expanded, map_npy
@@ -53,7 +53,7 @@ class Shards:
         most: int | None = None,
     ) -> None:
         if not isinstance(folder, str | os.PathLike):
-            raise ConfigError("must be the folder of the shards", "shards", checks.shown(folder))
+            raise ConfigError("must be the folder of the shards", "shards", wording.shown(folder))
         self.folder = expanded(folder)
         self.name, self.pixels, self._most = self.folder.resolve().name, pixels, most
         paths = self._paths()
@@ -99,7 +99,7 @@ class Shards:
         count = len(self.counts)
         if workers != count:
             raise ConfigError(
-                f"{self.folder} has {checks.counted(count, 'shard')}, one for each worker, and workers={workers}: set "
+                f"{self.folder} has {wording.counted(count, 'shard')}, one for each worker, and workers={workers}: set "
                 f"workers={count}, or write {workers} shards"
             )
 

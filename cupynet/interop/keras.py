@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, require_plain, widened
+from cupynet.core.wording import one_line
 from cupynet.interop.keras_settings import check_settings, snake_case
 from cupynet.interop.matching import Weight, check_all_taken, check_shape, take, weights_of
 from cupynet.nn import Concat, Conv2D, Layer, Model, Residual

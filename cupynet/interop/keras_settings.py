@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from cupynet import nn
-from cupynet.core.checks import listed, one_line, shown
 from cupynet.core.errors import DataError
 from cupynet.core.files import PathLike
+from cupynet.core.wording import listed, one_line, shown
 from cupynet.nn.pool import window_on
 
 Settings = dict[str, Any]

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from cupynet.core.checks import one
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike
+from cupynet.core.wording import one
 from cupynet.nn import Layer, Model
 
 

@@ -12,8 +12,9 @@ from typing import TypeAlias
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import guess, number, one_of, shown
+from cupynet.core.checks import number, one_of
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import guess, shown
 
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 

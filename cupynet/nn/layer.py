@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.params import Params, Scope
@@ -175,7 +175,7 @@ class Sequential(Layer):
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:
             reason = "must map names to layers, or list layers: at least one layer"
-            raise ConfigError(reason, "Sequential layers", checks.shown(layers))
+            raise ConfigError(reason, "Sequential layers", wording.shown(layers))
         named = dict(layers) if isinstance(layers, Mapping) else _named(layers)
         for name, layer in named.items():
             if not isinstance(name, str) or "." in name or not name or not name.isprintable():

@@ -7,8 +7,9 @@ from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import number, shown
+from cupynet.core.checks import number
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 
 Weights: TypeAlias = "Sequence[float] | Array"
 

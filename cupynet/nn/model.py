@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import FRACTIONS, Backend
-from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.backend.array import Array, layout_hint
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
@@ -63,7 +63,7 @@ class Model:
     ) -> None:
         self._description = checks.instance("network", network, Layer, "Sequential([Dense(10)])")
         if not isinstance(input, Image | Flat):
-            raise ConfigError("must be an Image or a Flat, such as Image(28, 28, 1)", "input", checks.shown(input))
+            raise ConfigError("must be an Image or a Flat, such as Image(28, 28, 1)", "input", wording.shown(input))
         self.input = input
         self.backend = checks.instance("backend", backend, Backend, "create_backend('numba')")
         self.seed = checks.seed("seed", seed)
@@ -85,7 +85,7 @@ class Model:
             ConfigError: x is not N examples of this network's size.
         """
         if tuple(x.shape[1:]) != self.input.shape:
-            hint = checks.layout_hint(x.shape, self.input.shape)
+            hint = layout_hint(x.shape, self.input.shape)
             raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}{hint}")
         with self.backend.here():
             x = self.backend.compact(x)
@@ -162,7 +162,7 @@ class Model:
         if images.shape[1:] != shape or not (images.dtype == np.uint8 or _is_floating(images)):
             raise ConfigError(
                 f"images of shape {given} and type {images.dtype}: this network takes N of {shape}, "
-                f"uint8, or floating point scaled as in training{checks.layout_hint(given, shape)}"
+                f"uint8, or floating point scaled as in training{layout_hint(given, shape)}"
             )
         return images
 
@@ -311,6 +311,6 @@ def check_output(network: Layer, classes: int) -> None:
     """Refuse a built network whose output is not one logit per class."""
     if network.output != Flat(classes):
         raise ConfigError(
-            f"the network gives {network.output}, but the data has {checks.counted(classes, 'class')}: end in "
+            f"the network gives {network.output}, but the data has {wording.counted(classes, 'class')}: end in "
             f"Dense(units={classes})"
         )

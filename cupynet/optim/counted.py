@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from cupynet.core.checks import integer, number, one_of, shown
+from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 from cupynet.optim.schedules import Schedule
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from cupynet.core.checks import instance, integer, learning_rate_scale, number, shown
+from cupynet.core.checks import instance, integer, number
 from cupynet.core.errors import ConfigError
+from cupynet.core.shared_options import learning_rate_scale
+from cupynet.core.wording import shown
 
 
 class Schedule:

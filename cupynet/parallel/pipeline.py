@@ -24,8 +24,9 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
-from cupynet.core.checks import integer, shown
+from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 from cupynet.nn import Layer, Sequential
 
 Stages: TypeAlias = "int | str | Sequence[Sequence[str]]"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 
-from cupynet.core.checks import flag, one_line
+from cupynet.core.checks import flag
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import one_line
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.trainer import Trainer

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
-from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError, described, exit_code
 from cupynet.core.files import read_object
 from cupynet.core.lock import at_work
+from cupynet.core.wording import one_line
 from cupynet.runs.run import Run
 
 MOST_CHARACTERS = 1 << 20  # of the stored settings that are searched

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cupynet.core.checks import amount, counted, percent
 from cupynet.core.errors import DivergedError
 from cupynet.core.files import load_weights, write_whole
 from cupynet.core.version import __version__
+from cupynet.core.wording import amount, counted, percent
 from cupynet.reporting import charts, pictures
 from cupynet.reporting.folder import RunData, read_run, read_text
 from cupynet.reporting.render import render

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cupynet.core.checks import shown
 from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import load_weights, read_object, save_weights, write_json, write_whole
+from cupynet.core.wording import shown
 from cupynet.runs.layout import STEP, checkpoints, step_name
 
 FORMAT = 1

@@ -11,8 +11,9 @@ from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from cupynet.core import files
-from cupynet.core.checks import finite, shown
+from cupynet.core.checks import finite
 from cupynet.core.errors import DataError, OutputError
+from cupynet.core.wording import shown
 from cupynet.runs import layout
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from statistics import fmean, median
 
-from cupynet.core.checks import percent
+from cupynet.core.wording import percent
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.environment import environment
-from cupynet.core.checks import setting
 from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.wording import setting
 from cupynet.nn import Model
 from cupynet.parallel import Synchronizer
 from cupynet.runs.checkpoints import MANIFEST, STATE, Checkpoints, Stored, read

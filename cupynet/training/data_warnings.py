@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from cupynet.core.checks import setting
+from cupynet.core.wording import setting
 from cupynet.data import Labelled, Loader, Shards
 from cupynet.data.loader import read_of
 

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cupynet.core.checks import integer, one_line
+from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
 from cupynet.core.terminal import printable
+from cupynet.core.wording import one_line
 
 FEW_CLASSES = 25  # up to which the confusion matrix is printed, and written to the history
 MOST_MISTAKES = 24

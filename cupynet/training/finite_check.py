@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from cupynet.core.checks import counted, setting
 from cupynet.core.errors import DivergedError
+from cupynet.core.wording import counted, setting
 from cupynet.parallel import is_finite
 from cupynet.training.diagnosis import diagnose
 from cupynet.training.replica import Replica, Step, StepCheck

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend import PixelScale
-from cupynet.core.checks import integer, layout_hint, one_of
+from cupynet.backend.array import layout_hint
+from cupynet.core.checks import integer, one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Labelled, Loader
 from cupynet.nn import BatchNorm, Layer, Model, check_output

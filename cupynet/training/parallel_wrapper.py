@@ -16,8 +16,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from cupynet.backend import FRACTIONS, PixelScale, Shared, blas, create_backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import flag, instance, integer, on_device, one_of
+from cupynet.core.checks import flag, instance, integer, one_of
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
+from cupynet.core.shared_options import on_device
 from cupynet.data import Dataset, Loader, Shards, as_loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov, Optimizer, Scaled, scale_factor

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from cupynet.bench.cost_model import LINKS, Costs, Link, forecast
-from cupynet.core import checks
+from cupynet.config import schema
 from tests.support.costs import COSTS
 
 FREE = Link(math.inf, 0.0)
@@ -69,6 +69,6 @@ def test_workers_beyond_the_cores_take_turns() -> None:
 
 
 def test_links_have_the_names_that_settings_know() -> None:
-    assert tuple(LINKS) == checks.LINKS
+    assert tuple(LINKS) == schema.LINKS
     link = Link.of({"bandwidth_gbit_s": 2, "latency_us": 30})
     assert (link.bandwidth, link.latency_s) == (0.25e9, pytest.approx(30e-6)) and Link.of("wan") is LINKS["wan"]

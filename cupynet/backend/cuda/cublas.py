@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import one_line
 
 # From cublas_api.h: functions that return a status, and their parameters.
 _ADDRESS, _INT = ctypes.c_void_p, ctypes.c_int

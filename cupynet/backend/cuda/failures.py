@@ -10,7 +10,7 @@ import re
 
 from cupynet.backend.cuda.gpus import pool
 from cupynet.backend.device import Failure
-from cupynet.core.checks import amount, one_line
+from cupynet.core.wording import amount, one_line
 
 NO_MEMORY = re.compile("OutOfMemoryError|cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY|_STATUS_ALLOC_FAILED")
 # After one of these, every call on the device raises it until the process ends. NCCL reports all errors alike.

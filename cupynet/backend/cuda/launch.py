@@ -26,8 +26,8 @@ from cupynet.backend.environment import usable_cores
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.backend.update_rules import RULES
-from cupynet.core.checks import block_size, grid_size
 from cupynet.core.errors import ConfigError
+from cupynet.core.shared_options import block_size, grid_size
 
 FOLDER = Path(__file__).parent / "kernels"
 HEADER = "common.cuh"

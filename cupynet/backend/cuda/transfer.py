@@ -18,8 +18,8 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.backend.cuda.device import CudaDevice
 from cupynet.backend.transfer import FRACTIONS, BatchOps, Edit, HostData, PixelScale, Shared, Transfer
-from cupynet.core.checks import amount
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import amount
 
 SHARE = 4  # images stay on a device if they take at most 1 / SHARE of its free memory
 UPLOAD = 1 << 23  # bytes that are copied at once

@@ -21,9 +21,9 @@ from cupynet.config import resume
 from cupynet.config.schema import TuneSettings, own_names
 from cupynet.config.search_space import is_continuous, lowest
 from cupynet.core import signals
-from cupynet.core.checks import kept_out, one_line
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import leave_after
+from cupynet.core.wording import one_line
 from cupynet.runs.layout import STUDY
 
 if TYPE_CHECKING:
@@ -122,3 +122,8 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             raise ConfigError("a search compares trials by images held out of training: data.validation=1000")
         shared.append(f"data.validation={kept_out(images)}")
     return plan
+
+
+def kept_out(images: int) -> int:
+    """Return the number of training images to use for validation: a tenth, at most 5000."""
+    return min(max(images // 10, 1), 5000)

@@ -30,16 +30,16 @@ from cupynet.commands.tune import TRIALS
 from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
-from cupynet.config.schema import TuneSettings
+from cupynet.config.schema import OBJECTIVES, TuneSettings
 from cupynet.config.search_space import written
 from cupynet.core import signals
-from cupynet.core.checks import OBJECTIVES, one_line, percent
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
 from cupynet.core.files import write_whole
 from cupynet.core.logs import quiet
 from cupynet.core.settings import flat
 from cupynet.core.table import Column, Screen, as_csv, column, heading, shortened, show
 from cupynet.core.terminal import near, printable
+from cupynet.core.wording import one_line, percent
 from cupynet.runs.layout import STUDY, TRIAL
 from cupynet.runs.run import PRUNED
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer

@@ -13,8 +13,9 @@ from typing import ClassVar
 import platformdirs
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import number, setting
+from cupynet.core.checks import number
 from cupynet.core.errors import DataError
+from cupynet.core.wording import setting
 from cupynet.data.dataset import Dataset
 from cupynet.data.download import Unavailable, fetch
 from cupynet.data.files import FilePath, KnownFile, checked_path, expanded

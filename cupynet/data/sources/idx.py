@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import wording
 from cupynet.core.errors import ConfigError
 from cupynet.data.files import FilePath, check_idx_size, checked_path, expanded, idx_shape, read_idx
 from cupynet.data.sources.user_files import UserArrays, checked_sha256
@@ -46,7 +46,7 @@ class Idx(UserArrays):
             checked_path(name, getattr(self, name))
         if not isinstance(self.sha256, Mapping | None) or not {*(self.sha256 or ())} <= {*IDX_NAMES}:
             must = f"must map some of {', '.join(IDX_NAMES)} to digests, or be null"
-            raise ConfigError(must, "sha256", checks.shown(self.sha256, checks.written))
+            raise ConfigError(must, "sha256", wording.shown(self.sha256, wording.written))
         self._digests = {part: checked_sha256(f"sha256.{part}", each) for part, each in (self.sha256 or {}).items()}
         self.place = expanded(self.folder or self.train_images or "idx")
         self.name = self.place.resolve().name.partition(".")[0]

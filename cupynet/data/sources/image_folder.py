@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
 from cupynet.data.pictures import ENDINGS, is_grey, is_transparent, opened_picture, picture, resized
@@ -41,7 +41,7 @@ class Folder(UserFiles):
         if self.size is not None:
             self.size = checks.pair("size", self.size, 1, ", or null for that of the first image")
         if self.channels not in (None, 1, 3) or checks.is_bool(self.channels):
-            raise ConfigError("must be 1 (grey), 3 (colours), or null", "channels", checks.shown(self.channels))
+            raise ConfigError("must be 1 (grey), 3 (colours), or null", "channels", wording.shown(self.channels))
         what = "the folder that holds train/ and test/, with a folder for each class"
         self.place = required_path("folder", self.folder, what)
         self.name = self.place.resolve().name
@@ -95,7 +95,7 @@ class Folder(UserFiles):
             if self.size is None and pixels.shape[:2] != (height, width):
                 raise DataError(
                     f"{path}: expected {height} x {width} pixels, as the first image has, found {pixels.shape[0]} x "
-                    f"{pixels.shape[1]}: resize all with {checks.setting('data', 'size', [height, width])}"
+                    f"{pixels.shape[1]}: resize all with {wording.setting('data', 'size', [height, width])}"
                 )
             images[row] = resized(pixels, height, width)
         return images, np.array([label for _, label in listed], np.int64)
@@ -105,7 +105,7 @@ class Folder(UserFiles):
         with opened_picture(path) as opened:
             kind, others = ("grey", "in colour") if is_grey(opened) else ("in colour", "grey")
         if (kind == "grey") != (self.image_shape[2] == 1):
-            ways = " or ".join(checks.setting("data", "channels", channels) for channels in (1, 3))
+            ways = " or ".join(wording.setting("data", "channels", channels) for channels in (1, 3))
             raise DataError(f"{path}: is {kind}, but the first, {self._first}, is {others}. Set {ways}")
 
     def changed(self) -> str:

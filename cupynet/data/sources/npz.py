@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import wording
 from cupynet.core.errors import DataError
 from cupynet.data.files import PARSING, FilePath, check_regular, read_bytes
 from cupynet.data.sources.user_files import UserArrays, checked_sha256, required_path
@@ -74,7 +74,7 @@ class Npz(UserArrays):
             with PARSING, zipfile.ZipFile(path) as archive:
                 if f"{key}.npy" not in archive.namelist():
                     there = ", ".join(name.removesuffix(".npy") for name in archive.namelist()[:8])
-                    way_out = f"name the key in {checks.setting('data', part)}"
+                    way_out = f"name the key in {wording.setting('data', part)}"
                     raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}: {way_out}")
                 member = archive.getinfo(f"{key}.npy")
                 most = _MOST_RATIO.get(member.compress_type, member.file_size)
@@ -85,5 +85,5 @@ class Npz(UserArrays):
         except (DataError, MemoryError):
             raise
         except Exception as error:  # a damaged archive or header may raise anything
-            reason = checks.one_line(error)
+            reason = wording.one_line(error)
             raise DataError(f"{path}: cannot be read as an .npz file ({reason}): write it with np.savez") from error

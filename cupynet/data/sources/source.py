@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations, check_augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, in_turns, philox
@@ -102,8 +102,8 @@ class Source(ABC):
         """Check that `validation`, `normalize` and `augment` fit the images. ConfigError, DataError."""
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
-            images = f"images have {checks.counted(channels, 'channel')}"
-            raise ConfigError(f"{images}: give a number for each", "normalize", checks.written(self.normalize))
+            images = f"images have {wording.counted(channels, 'channel')}"
+            raise ConfigError(f"{images}: give a number for each", "normalize", wording.written(self.normalize))
         check_augmentations(self.augment, self.image_shape)
         if self.validation:
             self._check_validation(self.expected().get("train", self.validation + 1))
@@ -115,7 +115,7 @@ class Source(ABC):
     def _check_validation(self, available: int) -> None:
         """Raise ConfigError if there would be no training images left."""
         if self.validation >= available:
-            images = checks.counted(available, "training image")
+            images = wording.counted(available, "training image")
             raise ConfigError(f"must be below the {images} that it is taken from", "validation", str(self.validation))
 
     def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:

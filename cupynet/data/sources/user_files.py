@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.core import checks
+from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import check_layout, count_classes, read_dataset, read_from
 from cupynet.data.files import FilePath, checked_path, expanded
@@ -117,5 +117,5 @@ def required_path(name: str, value: FilePath | None, what: str) -> Path:
 def checked_sha256(name: str, value: str | None) -> str:
     """Return the argument `name`, a SHA-256 in hexadecimal, in lower case; "" for None. ConfigError."""
     if value is not None and not (isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{64}", value)):
-        raise ConfigError("must be a SHA-256, 64 hexadecimal digits, or null", name, checks.shown(value))
+        raise ConfigError("must be a SHA-256, 64 hexadecimal digits, or null", name, wording.shown(value))
     return (value or "").lower()

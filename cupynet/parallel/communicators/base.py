@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from cupynet.backend import Backend, create_backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import setting
 from cupynet.core.errors import CupynetError
+from cupynet.core.wording import setting
 
 LOOK_S = 0.1  # between two tests of a timeout; longer gaps count as this much
 REDUCES = ("auto", "nccl", "device", "host")  # where means of arrays on devices are computed

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import one_line
 from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, Timeout, timed_out
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 

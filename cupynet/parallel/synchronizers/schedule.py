@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, TypeAlias
 
-from cupynet.core.checks import guess, integer, number, shown
+from cupynet.core.checks import integer, number
 from cupynet.core.errors import ConfigError
+from cupynet.core.wording import guess, shown
 
 Moment: TypeAlias = Literal["epoch", "evaluation", "fit"]
 

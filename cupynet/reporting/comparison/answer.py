@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from cupynet.core.checks import finite, percent
+from cupynet.core.checks import finite
+from cupynet.core.wording import percent
 from cupynet.reporting.comparison.groups import Comparison, Group
 from cupynet.reporting.comparison.runs import ComparedRun
 from cupynet.reporting.comparison.table import seconds

@@ -9,9 +9,9 @@ from typing import Any
 
 from cupynet.config import GROUPS
 from cupynet.config.equal_settings import SYNCHRONIZER
-from cupynet.core.checks import one_line
 from cupynet.core.table import ABSENT, shortened
 from cupynet.core.terminal import printable
+from cupynet.core.wording import one_line
 from cupynet.reporting.comparison.runs import ComparedRun
 
 # settings that do not affect results, and the seed

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cupynet import config
-from cupynet.core.checks import finite, one_line
+from cupynet.core.checks import finite
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.terminal import printable
+from cupynet.core.wording import one_line
 from cupynet.reporting.folder import RunData, is_other_command, is_plain, read_run
 from cupynet.runs.run import PRUNED, Run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cupynet.core.checks import nearest, percent
 from cupynet.core.errors import ConfigError
 from cupynet.core.table import Column, column, heading, shortened
+from cupynet.core.wording import nearest, percent
 from cupynet.reporting.comparison.groups import Comparison, Group
 
 FRONT = "*"

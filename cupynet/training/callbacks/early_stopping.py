@@ -17,8 +17,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cupynet.core.checks import counted, flag, integer, number, one_of
+from cupynet.core.checks import flag, integer, number, one_of
 from cupynet.core.files import for_json
+from cupynet.core.wording import counted
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.events import EpochRecord, Report, StopReason

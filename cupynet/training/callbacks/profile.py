@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupynet.backend import Backend
-from cupynet.core.checks import counted, integer, one_line, percent
+from cupynet.core.checks import integer
 from cupynet.core.errors import OutputError
 from cupynet.core.files import write_json, write_whole
 from cupynet.core.terminal import near
+from cupynet.core.wording import counted, one_line, percent
 from cupynet.nn import Context, Model
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback

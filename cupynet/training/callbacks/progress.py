@@ -13,7 +13,8 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from cupynet.core import terminal
-from cupynet.core.checks import one_line, one_of, percent
+from cupynet.core.checks import one_of
+from cupynet.core.wording import one_line, percent
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report

@@ -24,11 +24,11 @@ from cupynet import config
 from cupynet.commands import compare, evaluate
 from cupynet.commands.tune import command
 from cupynet.commands.tune import search as tune_search
-from cupynet.commands.tune.command import for_hydra, prepare
+from cupynet.commands.tune.command import for_hydra, kept_out, prepare
 from cupynet.commands.tune.search import Plan, PruningCallback, search, summary
 from cupynet.config.schema import TuneSettings
-from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError, DataError, Interrupted
+from cupynet.core.wording import percent
 from cupynet.runs.run import Run
 from cupynet.training import Evaluation
 from cupynet.training.callbacks.loggers import base
@@ -379,3 +379,8 @@ def test_a_fast_dev_run_has_no_best_trial(tmp_path: Path) -> None:
     (tmp_path / "trials" / "0000").mkdir(parents=True)
     (tmp_path / "trials" / "0000" / "FAST_DEV_RUN.txt").touch()
     assert "best trial" not in summary(plan, tmp_path, trial, test)
+
+
+def test_a_holdout_leaves_samples_to_train_on() -> None:
+    for images, out in ((60_000, 5000), (49_999, 4999), (600, 60), (11, 1), (2, 1)):
+        assert kept_out(images) == out < images

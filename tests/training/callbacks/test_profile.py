@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.core.checks import percent
 from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.wording import percent
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Concat, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Residual, Sequential
 from cupynet.optim import Nesterov

@@ -15,7 +15,7 @@ from typing import Any
 
 from numba.core.caching import FunctionCache
 
-from cupynet.core.checks import one_line
+from cupynet.core.wording import one_line
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cupynet.core.checks import one_line
 from cupynet.core.errors import ConfigError, CupynetError
 from cupynet.core.settings import flat
+from cupynet.core.wording import one_line
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import EpochRecord, Report

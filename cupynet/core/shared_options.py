@@ -1,0 +1,60 @@
+"""Options that settings and constructors share: backends, precisions, limits of launches, rules of the rate.
+
+They are in core because settings are read without NumPy, which every file of cupynet.backend imports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cupynet.core.checks import flag, integer, is_bool, number, one_of
+from cupynet.core.errors import ConfigError
+from cupynet.core.wording import guess, shown
+
+DTYPES = ("half", "bfloat16", "float", "double")
+DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
+BACKENDS = ("numpy", "numba", "cupy")
+SCALES = ("none", "linear", "sqrt")  # rules for the learning rate as workers grow
+
+
+def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
+    """Return `value` if it is `auto`, true or false; true needs a GPU."""
+    if isinstance(value, str) and value == "auto":
+        return value
+    if not is_bool(value):
+        raise ConfigError("must be auto, true or false", name, shown(value, str))
+    if value and backend != "cupy":
+        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", name, "true")
+    return bool(value)
+
+
+def dtype(name: str, value: Any) -> str:
+    """Return one of `DTYPES`, from that name or NumPy's."""
+    return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
+
+
+def block_size(name: str, value: Any) -> int:
+    """Return `value` as the maximum number of threads of a GPU block: at least a warp."""
+    return integer(name, value, 32, most=1024, why="no GPU takes more")
+
+
+def grid_size(name: str, value: Any) -> int | None:
+    """Return `value` as the maximum number of blocks of a kernel launch, or None for no limit."""
+    return None if value is None else integer(name, value, 1, ", or null for no limit", most=(1 << 31) - 1)
+
+
+def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
+    """Return `value` as a bool: True to use TF32, which needs a GPU and dtype=float."""
+    if flag(name, value) and backend != "cupy":
+        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", name, "true")
+    if value and DTYPE_ALIASES.get(dtype, dtype) != "float":
+        reason = f"is a way to multiply floats, and dtype={dtype}: leave it out, or use dtype=float"
+        raise ConfigError(reason, name, "true")
+    return bool(value)
+
+
+def learning_rate_scale(name: str, value: Any) -> str | float:
+    """Return `value` as a rule to scale the learning rate: a name of `SCALES`, or a factor above 0."""
+    if isinstance(value, str) and value in SCALES:
+        return value
+    return number(name, value, above=0, also=f", or one of {', '.join(SCALES)}{guess(value, SCALES)}")
