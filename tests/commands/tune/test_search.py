@@ -228,7 +228,8 @@ def test_a_trial_worse_than_the_median_is_pruned_but_not_in_its_last_epoch(tmp_p
         """Whether training was stopped, and after how many epochs."""
         trial, stops = opened.ask(plan_of().space), []
         callback = PruningCallback(trial, "accuracy")
-        view: Any = SimpleNamespace(total_iterations=len(accuracies), stop=lambda text, reason: stops.append(reason))
+        view: Any = SimpleNamespace(plan=SimpleNamespace(iterations=len(accuracies)))
+        view.stop = lambda text, reason: stops.append(reason)
         for epoch, accuracy in enumerate(accuracies, 1):
             view.iteration = epoch
             record: Any = SimpleNamespace(evaluation=SimpleNamespace(accuracy=accuracy), epoch=epoch)
