@@ -295,9 +295,10 @@ class Run:
         files.write_json(self.started_path, {**known.pop("setup"), **known})
 
     def fail(self, code: int) -> None:
-        """Record the exit code of the error that ends this run, if that is possible."""
-        with contextlib.suppress(OutputError):
-            files.write_json(self.failed_path, {"exit_code": code})
+        """Record the exit code of the error that ends this run, if it has begun and that is possible."""
+        if self.started_path.exists():
+            with contextlib.suppress(OutputError):
+                files.write_json(self.failed_path, {"exit_code": code})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
         """Write the results, the summary last. OutputError.
