@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from cupynet.parallel import Average, Tally, Traffic
 from cupynet.training.events import SPENT, EpochRecord, Report, Spent
 
+FORMER = ("rounds_s", "timed_s", "timed_images")  # fields of a clock in checkpoints of earlier versions
 UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
 
 
@@ -91,7 +92,7 @@ class Clock:
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Clock:
         """Return the clock of a checkpoint. Earlier versions stored the time of the rounds after the first 10."""
-        clock = cls(**{each.name: stored[each.name] for each in fields(cls) if each.name in stored})
+        clock = cls(**{name: value for name, value in stored.items() if name not in FORMER})
         if "timed_s" in stored:
             clock.warm_s, clock.warm_images = clock.rounds_s - stored["timed_s"], clock.images - stored["timed_images"]
         return clock
