@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -24,7 +25,7 @@ from cupynet.data import Batch, Data
 from cupynet.interop import torch_source
 from cupynet.nn import Layer, SoftmaxNLL
 from cupynet.runs.run import Run
-from cupynet.training import GraphReplica, History, Trainer
+from cupynet.training import GraphReplica, History, Trainer, TrainingOptions
 from cupynet.training.callbacks import profile
 from cupynet.training.callbacks.profile import Timer
 
@@ -102,7 +103,8 @@ def operations(experiment: Experiment, ceiling: float) -> list[Row]:
             row["share_of_ceiling"] = row["gflop_per_s"] / ceiling
         return row
 
-    with experiment.wrapper(callbacks=(), workers=1, blas_threads=1) as wrapper:
+    options = replace(experiment.options, workers=1, blas_threads=1)
+    with experiment.wrapper(callbacks=(), options=options) as wrapper:
         return wrapper.on_workers(task) or []
 
 
@@ -124,7 +126,8 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
             raise ConfigError(f"{replica.graphs.refused}: the step cannot be captured as a graph")
         return float(trainer.world.gather_numbers(rate).sum())
 
-    with experiment.wrapper(callbacks=(), workers=workers, blas_threads=1) as wrapper:
+    options = replace(experiment.options, workers=workers, blas_threads=1)
+    with experiment.wrapper(callbacks=(), options=options) as wrapper:
         return wrapper.on_workers(task) or 0.0
 
 
@@ -151,15 +154,12 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
     return step
 
 
-def loop_images_per_s(experiment: Experiment, data: Data, workers: int, images: int, **changes: Any) -> float:
-    """Return images per second of the whole loop, with loading, averaging and logging.
-
-    changes: arguments of the wrapper that replace those of the experiment.
-    """
+def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Data, images: int) -> float:
+    """Return images per second of the whole loop with these options: with loading, averaging and logging."""
     epochs = -(-images // len(data.train))
     with (
         tempfile.TemporaryDirectory() as folder,
-        experiment.wrapper(Run(folder), [History()], workers=workers, **changes) as wrapper,
+        experiment.wrapper(Run(folder), [History()], options) as wrapper,
     ):
         wrapper.fit(experiment.train_loader(data), epochs)
         return wrapper.trainer.statistics.clock.images_per_s

@@ -8,6 +8,7 @@ shared machine only ratios within one run are meaningful.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,8 +46,6 @@ def prepare(settings: BenchSettings) -> Bench:
     if settings.accumulate > 1:
         raise ConfigError("bench measures whole batches: use 1", "accumulate", str(settings.accumulate))
     experiment = Experiment(settings)
-    experiment.check_batches()
-    experiment.check_memory()
     if settings.gpu and not experiment.placement.devices:
         raise ConfigError(f"no GPU is used: {experiment.backend_reason or 'backend=cupy'}", "gpu", "true")
     if settings.peers == "torch":
@@ -60,10 +59,11 @@ def bench(prepared: Bench, folder: Path) -> None:
     """Run the benchmark: print a table, and write bench.json into `folder`, or a record of the GPU."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import gpu, measure
+    from cupynet.config.announcement import announce
     from cupynet.core.files import write_json
 
     settings, experiment = prepared
-    experiment.announce()
+    announce(experiment)
     if settings.gpu:
         record, path = gpu.record(settings, experiment.load())
         print("\n".join(gpu.table(record)), f"written to {path}", sep="\n")
@@ -94,7 +94,8 @@ def images_per_s(prepared: Bench) -> dict[str, float]:
     settings, experiment = prepared
     data, measurements = experiment.load(), dict[str, Callable[[], float]]()
     for workers in sorted({1, experiment.placement.workers}):
-        loop = partial(measure.loop_images_per_s, experiment, data, workers, settings.images, blas_threads=1)
+        options = replace(experiment.options, workers=workers, blas_threads=1)
+        loop = partial(measure.loop_images_per_s, experiment, options, data, settings.images)
         measurements[f"loop, workers={workers}"] = loop
         measurements[f"bare step, workers={workers}"] = partial(measure.step_images_per_s, experiment, workers)
         for layout in ("channels_last", "contiguous") if settings.peers == "torch" else ():

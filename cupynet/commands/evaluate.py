@@ -85,8 +85,7 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     names = [name_of(override) for override in overrides]
     if trained.normalize is not None and not any(name.startswith("data.normalize") for name in names):
         settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
-    experiment = Experiment(settings)
-    experiment.check_memory()
+    experiment = Experiment(settings, trains=False)
     weights, data = trained.weights, experiment.load()
     if summary is not None and data.name != summary.setup.dataset and not _chooses_data(overrides):
         before = summary.setup.dataset  # MNIST, say, if it is missing now

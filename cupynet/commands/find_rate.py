@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,11 +44,7 @@ def prepare(settings: RateSettings) -> tuple[Experiment, RateTest]:
 
     refuse_fast_dev_run(settings, "find_rate")
     test = RateTest(settings.lowest, settings.highest, settings.iterations)
-    experiment = Experiment(settings)
-    experiment.check_batches()
-    experiment.check_memory()
-    experiment.check_shards()
-    return experiment, test
+    return Experiment(settings), test
 
 
 def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
@@ -55,17 +52,19 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
 
     Returns the suggested rate.
     """
+    from cupynet.config import memory_pools
+    from cupynet.config.announcement import announce
     from cupynet.core.files import write_whole
     from cupynet.core.table import as_csv, column
 
     experiment, test = prepared
     if experiment.rank == 0:
-        experiment.announce()
+        announce(experiment)
         log.info("%d iterations of increasing learning rates", test.planned)
     loader = experiment.train_loader(experiment.load())
-    optimizer, callbacks = test.optimizer(experiment.optimizer), [test, *experiment.pools()]
-    wrapper = experiment.wrapper(callbacks=callbacks, optimizer=optimizer, report_every=1)
-    experiment.limit_memory()
+    options = replace(experiment.options, optimizer=test.optimizer(experiment.optimizer), report_every=1)
+    wrapper = experiment.wrapper(callbacks=[test, *experiment.pools()], options=options)
+    memory_pools.limit(experiment.settings.memory, experiment.devices)
     test.run(wrapper, loader)
     if experiment.rank:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -58,8 +58,6 @@ def prepare(settings: PlanSettings) -> Plan:
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
         reason = "only averaging is forecast. Leave parallel= out, and train to see other speeds."
         raise ConfigError(reason, "parallel")
-    experiment.check_batches()
-    experiment.check_memory()
     cores = len(experiment.placement.devices) or available_cores()
     return Plan(settings, Experiment(settings.run(max(2, min(cores, MOST_WORKERS)))), cores)
 
@@ -68,10 +66,11 @@ def plan(prepared: Plan, folder: Path) -> None:
     """Measure and forecast. Print a table, and write plan.json into `folder`."""
     from cupynet.backend.environment import commit, environment
     from cupynet.bench import measure
+    from cupynet.config.announcement import announce
     from cupynet.core.files import write_json
 
     settings, experiment, _ = prepared
-    experiment.announce()
+    announce(experiment)
     rate = loop_rate(experiment, settings.images)
     costs, link = measured(prepared, rate), Link.of(settings.link)
     cores, machines = (costs.cores, 1) if settings.check else (settings.cores_per_machine, settings.machines)
@@ -95,8 +94,8 @@ def loop_rate(experiment: Experiment, images: int) -> Rate:
     data = experiment.load()
 
     def rate(workers: int, frequency: int | str) -> float:
-        averaging = ParameterAveraging(frequency)
-        return measure.loop_images_per_s(experiment, data, workers, images, synchronizer=averaging)
+        options = replace(experiment.options, workers=workers, synchronizer=ParameterAveraging(frequency))
+        return measure.loop_images_per_s(experiment, options, data, images)
 
     return rate
 

@@ -49,9 +49,6 @@ def prepare(settings: Settings) -> Experiment:
         experiment = Experiment(settings, stages_of(stored))
         check_stages(stored, experiment.placement.stages)
         check_epochs(stored, settings.epochs)
-    experiment.check_batches()
-    experiment.check_memory()
-    experiment.check_shards()
     return experiment
 
 
@@ -64,6 +61,7 @@ def train(experiment: Experiment, folder: Path) -> float | None:
     images.
     """
     from cupynet.commands.train_job import TrainJob, saved
+    from cupynet.config import memory_pools
     from cupynet.runs.run import Run
 
     run = Run(folder, asdict(experiment.settings))
@@ -79,4 +77,4 @@ def train(experiment: Experiment, folder: Path) -> float | None:
             run.fail(exit_code(error))
         raise
     finally:
-        experiment.release_memory()
+        memory_pools.release(experiment.devices)

@@ -16,7 +16,8 @@ from cupynet import config
 from cupynet.backend import available_cores
 from cupynet.backend.environment import commit, environment
 from cupynet.commands.result_table import result_table
-from cupynet.config import resume
+from cupynet.config import memory_pools, resume
+from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import Settings
 from cupynet.core import signals
@@ -66,7 +67,7 @@ class TrainJob:
         """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
         experiment, run, settings = self.experiment, self.run, self.settings
         if self.first:
-            experiment.announce()
+            announce(experiment)
             for callback in experiment.callbacks:
                 callback.check_path()
         self.data = experiment.load()
@@ -78,17 +79,18 @@ class TrainJob:
             if settings.fast_dev_run:
                 run.mark_trial(int(settings.fast_dev_run))
         with experiment.wrapper(run, [*experiment.own_callbacks(), _Beginning(self)]) as self.wrapper:
-            experiment.limit_memory()
+            memory_pools.limit(settings.memory, experiment.devices)
             if settings.resume is not None and not self._resume(Path(settings.resume)):
                 return None
             if self.first and settings.resume is None:
                 run.describe(self._start())
-            if self.wrapper.placement.stages > 1 and self.wrapper.pipeline is not None:
-                log.info("stages: %s", self.wrapper.pipeline.describe(self.wrapper.layers))
+            pipeline = self.wrapper.options.pipeline
+            if self.wrapper.placement.stages > 1 and pipeline is not None:
+                log.info("stages: %s", pipeline.describe(self.wrapper.layers))
             received = _Signals(self.wrapper, speaks=self.first)
             with signals.handled(received):
                 summary, test = self._train_and_evaluate()
-                number = int(self.wrapper.greatest(received.number))  # it may have reached only one of the processes
+                number = self._signal(received.number)
         # after the wrapper: its callbacks have written the page of the run
         if self.first:
             if test is not None and not settings.fast_dev_run and (warning := unlearned(test)) is not None:
@@ -109,6 +111,12 @@ class TrainJob:
         if self.settings.resume is not None:
             warn_of_other_rates(trainer, self.run.planned_epochs())
             self.run.describe(self._start())
+
+    def _signal(self, received: int) -> int:
+        """Return the signal that any process received, or 0: it may have reached only one of them."""
+        found: list[float] = []
+        self.wrapper.on_workers(lambda trainer: found.append(trainer.world.gather_numbers(received).max()))
+        return int(found[0])
 
     def _resume(self, path: Path) -> bool:
         """Restore a checkpoint. Return False if there is nothing left to train."""
@@ -235,7 +243,7 @@ class TrainJob:
             averaging_s=clock.averaging_s,
             bytes_sent=0 if spent is None else sum(spent.bytes_sent),
             spent=None if spent is None else asdict(spent),
-            pipeline=self.wrapper.pipeline_speed(),
+            pipeline=None if spent is None else self._pipeline_speed(spent, clock.images_per_s),
             memory=next((each.found for each in callbacks if isinstance(each, Pools) and each.found), None),
         )
         scores = Scores(
@@ -251,6 +259,15 @@ class TrainJob:
         """Return the result of early stopping; None without it."""
         results = [each.result for each in self.wrapper.callbacks if isinstance(each, EarlyStopping)]
         return next((result.to_dict() for result in results if result is not None), None)
+
+    def _pipeline_speed(self, spent: Spent, images_per_s: float) -> dict[str, Any] | None:
+        """Return the speed of the pipeline and its bound; None without one."""
+        wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
+        if wrapper.placement.stages == 1 or pipeline is None or not images_per_s:
+            return None
+        batch_size = min(self.settings.batch_size, len(self.data.train))
+        round_s = batch_size * wrapper.placement.workers / images_per_s
+        return pipeline.speed(wrapper.layers, batch_size, spent.compute_s, spent.samples, round_s)
 
     def _advice(self, spent: Spent) -> str:
         placement = self.wrapper.placement

@@ -1,65 +1,74 @@
 """Build the objects of a run from its settings.
 
-An `Experiment` is created before anything is written. It resolves names, lets constructors validate their arguments and
-infers the shapes of the network without allocating weights. `Experiment.wrapper` builds what trains.
+An `Experiment` is created before anything is written: it builds the parts that the settings name, whose constructors
+validate their arguments; infers the shapes of the network without allocating weights; and checks the options of
+training and the memory that they need. Later it makes the model, the wrapper that trains it, and the data.
 """
 
 from __future__ import annotations
 
 import copy
-import gc
-import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from cupynet.backend import Backend, DtypePolicy, available_cores, blas, create_backend, memory, select_backend
-from cupynet.backend.cuda.gpus import NOT_INSTALLED, has_driver
+from cupynet.backend import Backend, create_backend, select_backend
+from cupynet.config import memory_pools
 from cupynet.config.instantiate import build_as, check_modules, naming
-from cupynet.config.memory_estimate import replica_bytes
-from cupynet.config.schema import Settings, size
+from cupynet.config.memory_estimate import check_memory
+from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.shared_options import on_device
-from cupynet.core.wording import amount, counted, written
+from cupynet.core.wording import counted, written
 from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
 from cupynet.data.dataset import in_turns
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
-from cupynet.optim import Optimizer, Schedule
-from cupynet.parallel import GradientSharing, Pipeline, Placement, Synchronizer, check_reduce, job
+from cupynet.optim import Optimizer
+from cupynet.parallel import Pipeline, Placement, Synchronizer, job
 from cupynet.runs.run import Run
-from cupynet.training import Callback, ParallelWrapper, Pools, Profile
-from cupynet.training.callbacks.base import check_decisions
-from cupynet.training.fit import check_batches
-from cupynet.training.replica import check_accumulate
+from cupynet.training import Callback, ParallelWrapper, Profile, TrainingOptions
+from cupynet.training.options import CheckedOptions, FitData
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
+
+# keys of options that have another name in the configuration
+KEYS = {
+    "data_on_device": "memory.data_on_device",
+    "report_every": "report_every_iterations",
+    **{
+        name: f"parallel.{name}"
+        for name in (
+            *("averaging_frequency", "prefetch_buffer", "report_score_after_averaging", "average_updaters"),
+            *("synchronizer", "learning_rate_scale", "timeout_s", "launcher", "pipeline", "reduce"),
+        )
+    },
+}
 
 
 class Experiment:
-    """The backend, the workers and the parts of a run.
+    """The backend, the parts and the options of a run.
 
     Attributes:
         settings: the settings of the run.
         backend_name: the backend; `backend_reason`: why it is not the preferred one, or None.
-        placement: the workers and their devices.
+        job: the ranks that mpiexec started; None if the workers are threads.
         rank: of this process; 0 unless mpiexec started several.
-        source, network, loss, optimizer, synchronizer, pipeline, callbacks: the parts; pipeline is None if replicas
-            are not cut into stages.
+        source, network, loss, optimizer, synchronizer, callbacks: the parts.
+        options: the options of training.
+        checked: what they leave open: the placement of the workers.
         tests: True to evaluate on the test images too if there are validation images.
 
     Args:
         stages: stages of each replica of a resumed run, used if the settings do not fix them.
+        trains: False to evaluate only: the data are not checked for training.
 
     Raises:
-        ConfigError: the settings cannot work here; the message begins with the setting.
+        ConfigError: the settings cannot work here, or need too much memory; the message begins with the setting.
     """
 
-    def __init__(self, settings: Settings, stages: int | None = None) -> None:
+    def __init__(self, settings: Settings, stages: int | None = None, *, trains: bool = True) -> None:
         check_modules(settings.trusted_modules)
         self.settings, self.tests = settings, True
-        self._open = False  # True if the settings leave the number of stages open
         self.job = job() if settings.parallel.launcher == "mpi" else None
         self.rank = 0 if self.job is None else self.job.rank
         backend, seat = settings.backend, 0 if self.job is None else self.job.seats[self.rank]
@@ -74,78 +83,75 @@ class Experiment:
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
         self.network = self._part("model", settings.model, Layer)
-        self._callbacks = {
-            f"callbacks.{name}": self._part(f"callbacks.{name}", part, Callback)
-            for name, part in settings.callbacks.items()
-            if part is not None
-        }
+        chosen = {f"callbacks.{name}": part for name, part in settings.callbacks.items() if part is not None}
+        self._callbacks = {name: self._part(name, part, Callback) for name, part in chosen.items()}
         self.callbacks = list(self._callbacks.values())
-        check_decisions(self._callbacks)
-        self.pipeline = self._pipeline(stages)
-        with naming("data", settings.data):
-            self.source.check()
-        with naming("loss", settings.loss):
-            self.loss.check(self.source.classes)
-        self._built, self._params = copy.deepcopy(self.network), Params()  # shapes and weights, which are not allocated
-        described_on = self._backend()
-        with naming("model"):
-            self._built.build(self.input, self._params.scope(), described_on)
-            check_loss(self._built, self.loss)
-            check_output(self._built, self.source.classes)
-        self.placement = self._place()
-        self._check_workers()
-        self._check_validation()
-
-    def _check_workers(self) -> None:
-        """Refuse what the constructors of workers would refuse after the folder is written. ConfigError."""
-        settings, parallel, stages = self.settings, self.settings.parallel, self.placement.stages
-        check_accumulate(settings.accumulate, self._built, self.pipeline)
-        if settings.accumulate > settings.batch_size:
-            raise ConfigError(
-                f"accumulate={settings.accumulate}: must be at most batch_size, which is {settings.batch_size}"
-            )
-        with naming("parallel.synchronizer", parallel.synchronizer):
-            self.synchronizer.check(self.placement.workers, stages)
-        with naming("parallel", vars(parallel)):
-            check_reduce(parallel.reduce, self.backend_name, processes=self.job is not None, stages=stages)
-        with naming("memory", vars(settings.memory)):
-            on_device("data_on_device", settings.memory.data_on_device, self.backend_name)
-        if settings.memory.data_on_device is True and getattr(self.source, "augment", None):
-            raise ConfigError(
-                "memory.data_on_device=true: images are augmented on the host. Use auto, or data.augment=[]"
-            )
-
-    def check_batches(self) -> None:
-        """Refuse training batches too small for a layer that learns statistics from them. ConfigError."""
-        batch = min(self.settings.batch_size, self.source.expected().get("train", self.settings.batch_size))
-        check_batches(self._built, -(-batch // self._cut), self.placement.workers)
+        self.options = self._options(stages)
+        self._built, weights = self._build()
+        self.checked = self._check(self.options, self._fit_data() if trains else None)
+        check_memory(settings, self.checked, self._built, weights, self.source, self.job)
 
     def _part(self, key: str, node: Any, kind: type[T]) -> T:
         """Build the part that `node` of the settings describes, which must be a `kind`. ConfigError."""
         return build_as(kind, node, key, self.settings.trusted_modules)
 
-    def _pipeline(self, stages: int | None) -> Pipeline | None:
-        """Build the pipeline, with `stages` if the settings do not fix their number; None if there is none."""
-        node = self.settings.parallel.pipeline
-        if node is None:
-            return None
-        pipeline = self._part("parallel.pipeline", node, Pipeline)
-        if pipeline.count is None:
-            self._open, pipeline.stages = True, stages
-        return pipeline
+    def _options(self, stages: int | None) -> TrainingOptions:
+        """Return the options of training. ConfigError."""
+        settings, parallel = self.settings, self.settings.parallel
+        workers, pipeline = settings.workers, None
+        if parallel.pipeline is not None:
+            pipeline = self._part("parallel.pipeline", parallel.pipeline, Pipeline)
+            if pipeline.count is None:
+                pipeline.stages = stages
+                if self.job is None:
+                    workers = workers or 1  # in new and resumed runs
+        return TrainingOptions(
+            workers=workers,
+            prefetch_buffer=parallel.prefetch_buffer,
+            optimizer=self.optimizer,
+            synchronizer=self.synchronizer,
+            learning_rate_scale=parallel.learning_rate_scale,
+            accumulate=settings.accumulate,
+            devices=settings.devices,
+            callbacks=tuple(self.callbacks),
+            report_every=settings.report_every_iterations,
+            timeout_s=parallel.timeout_s,
+            launcher=parallel.launcher,
+            pipeline=pipeline,
+            reduce=parallel.reduce,
+            data_on_device=settings.memory.data_on_device,
+            progress="none",  # it is among the callbacks, unless the user removed it
+        )
 
-    def _check_validation(self) -> None:
-        """Refuse parts that compare epochs if there are no validation images or no evaluations. ConfigError."""
-        choosers: dict[str, Callback | Schedule] = {**self._callbacks}
-        choosers["optimizer.learning_rate"] = self.optimizer.learning_rate
-        for name in (name for name, chooser in choosers.items() if chooser.needs_validation):
-            if not getattr(self.source, "validation", True):
-                raise ConfigError(f"{name}: needs validation images: hold some out, such as data.validation=5000")
-            if not self.synchronizer.evaluates and self.placement.workers > 1:
-                raise ConfigError(
-                    f"{name}: compares epochs, and replicas {self.synchronizer} are not evaluated after each: set "
-                    "parallel.averaging_frequency=epoch"
-                )
+    def _build(self) -> tuple[Layer, int]:
+        """Infer the shapes of a copy of the network. Return it, and the number of its weights. ConfigError."""
+        with naming("data", self.settings.data):
+            self.source.check()
+        with naming("loss", self.settings.loss):
+            self.loss.check(self.source.classes)
+        network, params = copy.deepcopy(self.network), Params()  # weights that are not allocated
+        described_on = self._backend()
+        with naming("model"):
+            network.build(self.input, params.scope(), described_on)
+            check_loss(network, self.loss)
+            check_output(network, self.source.classes)
+        return network, params.count
+
+    def _fit_data(self) -> FitData:
+        """Describe the training data, which are not loaded yet, as their source declares them."""
+        source, batch_size = self.source, self.settings.batch_size
+        return FitData(
+            examples=source.expected().get("train", batch_size),
+            batch_size=batch_size,
+            augmented=bool(getattr(source, "augment", None)),
+            validates=bool(getattr(source, "validation", True)),
+            shards=source.shards if isinstance(source, Sharded) else None,
+        )
+
+    def _check(self, options: TrainingOptions, data: FitData | None) -> CheckedOptions:
+        """Check options, see `TrainingOptions.check`. ConfigError, with the key of the setting."""
+        with by_key():
+            return options.check(self._built, self.backend_name, data=data, names=[*self._callbacks])
 
     def _backend(self, device: int = 0) -> Backend:
         """Create the backend with its settings. ConfigError."""
@@ -160,29 +166,15 @@ class Experiment:
                 tf32=options.tf32,
             )
 
-    def _place(self) -> Placement:
-        """Place the workers, each a stage of a replica of the built network, on devices. ConfigError."""
-        stages: int | None = 1
-        most = 1
-        if self.pipeline is not None:
-            with naming("parallel.pipeline", self.settings.parallel.pipeline):
-                stages, most = self.pipeline.count, self.pipeline.most(self._built)
-        settings = self.settings
-        # if the settings do not fix workers either, there is one replica, in new and resumed runs
-        alone = self._open and self.job is None
-        return Placement.of(
-            self.backend_name,
-            1 if alone and settings.workers is None else settings.workers,
-            settings.devices,
-            stages=stages,
-            most_stages=most,
-            seats=None if self.job is None else self.job.seats,
-        )
+    @property
+    def placement(self) -> Placement:
+        """The workers and their devices."""
+        return self.checked.placement
 
     @property
-    def _cut(self) -> int:
-        """The number of parts into which a replica cuts a batch."""
-        return self.settings.accumulate if self.pipeline is None else self.pipeline.micro_batches
+    def devices(self) -> list[int]:
+        """The GPUs that this process uses; none on a CPU."""
+        return self.placement.of_process(None if self.job is None else self.rank)
 
     @property
     def input(self) -> Image:
@@ -204,42 +196,29 @@ class Experiment:
         profile = [] if rounds is False else [Profile() if rounds is True else Profile(rounds)]
         return [*copy.deepcopy(self.callbacks), *self.pools(), *profile]
 
+    def pools(self) -> list[Callback]:
+        """Return the callback that watches and trims the memory pools of GPUs; none on a CPU."""
+        return memory_pools.callbacks(self.settings.memory, self.placement, processes=self.job is not None)
+
     def wrapper(
-        self, run: Run | None = None, callbacks: Sequence[Callback] | None = None, **changes: Any
+        self,
+        run: Run | None = None,
+        callbacks: Sequence[Callback] | None = None,
+        options: TrainingOptions | None = None,
     ) -> ParallelWrapper:
         """Build a new model and the wrapper that trains it.
 
         Args:
-            changes: further arguments of `ParallelWrapper`, instead of those of the settings.
+            run: the run that callbacks write to.
+            callbacks: instead of those of the settings.
+            options: instead of those of the settings; they are checked first.
         """
-        settings, parallel = self.settings, self.settings.parallel
-        arguments: dict[str, Any] = {
-            "workers": self.placement.workers,
-            "devices": self.placement.devices or None,
-            "optimizer": self.optimizer,
-            "synchronizer": self.synchronizer,
-            "pipeline": self.pipeline,
-            "prefetch_buffer": parallel.prefetch_buffer,
-            "learning_rate_scale": parallel.learning_rate_scale,
-            "accumulate": settings.accumulate,
-            "timeout_s": parallel.timeout_s,
-            "launcher": parallel.launcher,
-            "reduce": parallel.reduce,
-            "data_on_device": settings.memory.data_on_device,
-            "callbacks": self.own_callbacks() if callbacks is None else callbacks,
-            "report_every": settings.report_every_iterations,
-            "progress": "none",  # it is among the callbacks, unless the user removed it
-        }
-        return ParallelWrapper(self.model(), run=run, **arguments | changes)
+        checked = self.checked if options is None else self._check(options, None)
+        callbacks = self.own_callbacks() if callbacks is None else callbacks
+        complete = replace(checked.options, run=run, callbacks=callbacks)
+        return ParallelWrapper.of(self.model(), replace(checked, options=complete))
 
     # data -----------------------------------------------------------------------------------------------------------
-
-    def check_shards(self) -> None:
-        """Check that there is one shard per worker. ConfigError, DataError."""
-        if not isinstance(self.source, Sharded):
-            return
-        with naming("data", self.settings.data):
-            self.source.shards.check_workers(self.placement.workers)
 
     def check_new(self) -> None:
         """Raise ConfigError if callbacks of a new run would write into the results of another run."""
@@ -247,43 +226,6 @@ class Experiment:
             arguments = self.settings.callbacks[key.removeprefix("callbacks.")]
             with suppress(OSError), naming(key, arguments):  # `check_path` reports an OSError
                 part.check_new()
-
-    def check_memory(self) -> None:
-        """Refuse settings for which the machine or a device has too little memory, on all ranks. ConfigError."""
-        refused = self._too_large()
-        if self.job is not None:
-            refused = self.job.first_word(refused)
-        if refused:
-            raise ConfigError(refused)
-
-    def _too_large(self) -> str:
-        """Return why the run does not fit into the memory of its devices, or of the machine; "" if it does."""
-        settings, placement, network = self.settings, self.placement, self._built
-        policy = DtypePolicy.of(settings.dtype)
-        examples = settings.batch_size * min(placement.stages, self._cut) / self._cut
-        replica = replica_bytes(network, self._params.count, self.optimizer, policy, examples)
-        ranks = placement.ranks if self.job is None else self.job.on_machine
-        replicas, pixels = -(-ranks // placement.stages), network.input.features
-        if placement.devices:
-            from cupynet.backend.cuda import gpus
-
-            limit: tuple[int, str] | None = (gpus.memory(self.devices()), "the device has")
-            needed = {use: replicas * size // len(placement.devices) for use, size in replica.items()}
-        else:
-            limit, counts = memory(), self.source.expected()
-            ahead = min(settings.parallel.prefetch_buffer * settings.batch_size, counts.get("train", 0))
-            needed = {use: replicas * size for use, size in replica.items()}
-            needed["prefetched batches"] = ahead * pixels * policy.storage.itemsize
-            needed["images"] = sum(counts.values()) * pixels * (1 if self.job is None else ranks)  # loaded by each rank
-        total = sum(needed.values())
-        if limit is None or total <= limit[0]:
-            return ""
-        uses = ", ".join(f"{use} {amount(size)}" for use, size in needed.items())
-        return (
-            f"batch_size={settings.batch_size}, {counted(placement.workers, 'worker')}: the run needs about "
-            f"{amount(total)} of memory ({uses}), and {limit[1]} {amount(limit[0])}: lower batch_size, workers or "
-            "parallel.prefetch_buffer, or make the network or the data smaller"
-        )
 
     def load(self) -> Data:
         """Load the data. DataError if they cannot be read, or do not have the shapes that the source declares."""
@@ -319,86 +261,19 @@ class Experiment:
         """Return batches in the data set's order."""
         return Loader(dataset, self.settings.batch_size, shuffle=False)
 
-    # the machine ----------------------------------------------------------------------------------------------------
 
-    def announce(self) -> None:
-        """Log the backend, the workers, and warnings about them."""
-        placement = self.placement
-        devices = ", ".join(dict.fromkeys(placement.names()))
-        stages = f" of {placement.stages} stages" if placement.stages > 1 else ""
-        workers = f"{counted(placement.workers, 'worker')}{stages}"
-        log.info("backend %s, dtype %s, %s on %s", self.backend_name, self.settings.dtype, workers, devices)
-        if reason := self._worth_knowing():
-            log.info("%s", reason)
-        if self.job is not None and self.job.size > 1:
-            log.info("%d ranks, %d of them on this machine", self.job.size, self.job.on_machine)
-        elif self.job is not None:
-            log.warning("parallel.launcher=mpi: there is only one rank: start mpiexec -n 4 cupynet train ...")
-        last = self.network.output_activation
-        if self.loss.applies is not None and last != "identity":
-            log.warning(
-                "model: the last layer has activation %s, and the loss applies %s to its output: use identity",
-                *(last, self.loss.applies),
-            )
-        if self.pipeline is not None and self.pipeline.micro_batches > self.settings.batch_size:
-            counts = self.pipeline.micro_batches, self.settings.batch_size
-            log.warning("parallel.pipeline.micro_batches=%d: a batch has only %d examples", *counts)
-        every = self.settings.parallel.averaging_frequency
-        if every is not None and isinstance(self.synchronizer, GradientSharing):
-            log.warning("parallel.averaging_frequency=%s is not used: gradients are shared in every iteration", every)
-        if placement.devices:
-            return
-        log.info("BLAS %s", blas.description())
-        sharing = placement.ranks if self.job is None else self.job.sharing
-        if sharing > available_cores():
-            log.warning("%d workers or stages on %d cores: oversubscribed", sharing, available_cores())
-        if self.settings.dtype in ("half", "bfloat16"):
-            log.warning("dtype=%s is slower than float on a CPU, which computes in 32 bits", self.settings.dtype)
-
-    def _worth_knowing(self) -> str:
-        """Return why preferred backends are not used, except that CuPy is missing on a machine without a GPU."""
-        reasons = (self.backend_reason or "").split("; ")
-        return "; ".join(each for each in reasons if has_driver() or not each.startswith(NOT_INSTALLED))
-
-    def devices(self) -> list[int]:
-        """Return the GPUs that this process uses; none on a CPU."""
-        devices = list(self.placement.devices)
-        return devices if self.job is None or not devices else [self.placement.device(self.rank)]
-
-    def limit_memory(self) -> None:
-        """Set the limit of the memory pools of the GPUs in use, or remove the limit of an earlier job."""
-        limit, devices = self.settings.memory.device_pool_limit, self.devices()
-        if devices:
-            from cupynet.backend.cuda import gpus
-
-            gpus.limit_pools(devices, None if limit is None else size(limit, share=True))
-
-    def release_memory(self) -> None:
-        """Return the memory of a finished run to the system."""
-        gc.collect()  # models have reference cycles
-        if self.devices():
-            from cupynet.backend.cuda import gpus
-
-            gpus.trim_pools(self.devices(), 0, 0)
-
-    def pools(self) -> list[Callback]:
-        """Return the callback that watches and trims the memory pools of GPUs; none on a CPU."""
-        placement, memory = self.placement, self.settings.memory
-        above = memory.device_pool_trim_above
-        if not placement.devices:
-            return []
-        return [
-            Pools(
-                [placement.device(rank) for rank in range(placement.ranks)],
-                processes=self.job is not None,
-                device_above=None if above is None else int(size(above)),
-                pinned_above=memory.pinned_pool_trim_above,
-            )
-        ]
+@contextmanager
+def by_key() -> Iterator[None]:
+    """Context that gives an option its key in the configuration in errors: `pipeline.stages` gets `parallel.` first."""
+    try:
+        yield
+    except ConfigError as error:
+        option, dot, argument = error.setting.partition(".")
+        raise ConfigError(error.reason, f"{KEYS.get(option, option)}{dot}{argument}", error.value) from error
 
 
 def refuse_fast_dev_run(settings: Settings, command: str) -> None:
     """Raise ConfigError if fast_dev_run is set for a command that measures."""
     if settings.fast_dev_run:
-        value = written(settings.fast_dev_run)
-        raise ConfigError(f"fast_dev_run={value}: {command} would measure only a few batches. Leave it out.")
+        reason = f"{command} would measure only a few batches. Leave it out."
+        raise ConfigError(reason, "fast_dev_run", written(settings.fast_dev_run))

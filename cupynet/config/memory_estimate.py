@@ -6,10 +6,67 @@ state, prefetched batches, and images.
 
 from __future__ import annotations
 
-from cupynet.backend import DtypePolicy
+from cupynet.backend import DtypePolicy, memory
+from cupynet.config.schema import Settings
+from cupynet.core.errors import ConfigError
+from cupynet.core.wording import amount, counted
+from cupynet.data import Source
 from cupynet.nn import Layer, Sequential
 from cupynet.optim import Optimizer
 from cupynet.optim.optimizers import ByRule
+from cupynet.parallel import MpiJob
+from cupynet.training.options import CheckedOptions
+
+
+def check_memory(
+    settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
+) -> None:
+    """Refuse settings for which the machine or a device has too little memory, on all ranks. ConfigError.
+
+    Args:
+        network, weights: see `replica_bytes`.
+        job: the ranks, if they are processes.
+    """
+    placement, refused = checked.placement, ""
+    needed = needed_bytes(settings, checked, network, weights, source, job)
+    if placement.devices:
+        from cupynet.backend.cuda import gpus
+
+        devices = placement.of_process(None if job is None else job.rank)
+        limit: tuple[int, str] | None = (gpus.memory(devices), "the device has")
+    else:
+        limit = memory()
+    total = sum(needed.values())
+    if limit is not None and total > limit[0]:
+        uses = ", ".join(f"{use} {amount(size)}" for use, size in needed.items())
+        refused = (
+            f"with {counted(placement.workers, 'worker')} the run needs about {amount(total)} of memory ({uses}), and "
+            f"{limit[1]} {amount(limit[0])}: lower batch_size, workers or parallel.prefetch_buffer, or make the "
+            "network or the data smaller"
+        )
+    if job is not None:
+        refused = job.first_word(refused)
+    if refused:
+        raise ConfigError(refused, "batch_size", str(settings.batch_size))
+
+
+def needed_bytes(
+    settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
+) -> dict[str, int]:
+    """Estimate the memory that a run needs on each device, or on this machine if there is none, by its use."""
+    placement, policy = checked.placement, DtypePolicy.of(settings.dtype)
+    examples = settings.batch_size * min(placement.stages, checked.parts) / checked.parts
+    ranks = placement.ranks if job is None else job.on_machine
+    replicas, pixels = -(-ranks // placement.stages), network.input.features
+    needed = replica_bytes(network, weights, checked.optimizer, policy, examples)
+    if placement.devices:
+        return {use: replicas * size // len(placement.devices) for use, size in needed.items()}
+    needed = {use: replicas * size for use, size in needed.items()}
+    images = source.expected()
+    ahead = min(settings.parallel.prefetch_buffer * settings.batch_size, images.get("train", 0))
+    needed["prefetched batches"] = ahead * pixels * policy.storage.itemsize
+    needed["images"] = sum(images.values()) * pixels * (1 if job is None else ranks)  # loaded by each rank
+    return needed
 
 
 def replica_bytes(

@@ -11,7 +11,7 @@ from cupynet.parallel.communicators.base import (
 from cupynet.parallel.communicators.devices import check_reduce
 from cupynet.parallel.launchers.mpi import MpiJob, MpiLauncher, job
 from cupynet.parallel.launchers.threads import ThreadLauncher
-from cupynet.parallel.pipeline import Pipeline, one_forward_one_backward, parts, pipeline_speed
+from cupynet.parallel.pipeline import Pipeline, one_forward_one_backward, parts
 from cupynet.parallel.placement import Placement
 from cupynet.parallel.synchronizers.averaging import ParameterAveraging
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
@@ -62,5 +62,4 @@ __all__ = [
     "job",
     "one_forward_one_backward",
     "parts",
-    "pipeline_speed",
 ]

@@ -98,26 +98,38 @@ class Pipeline:
         """Describe the stages with these layers in a few words."""
         return f"{' | '.join(' '.join(names) for names in layers)}, {self.micro_batches} micro-batches"
 
+    def speed(
+        self,
+        layers: list[list[str]],
+        batch_size: int,
+        compute_s: Sequence[float],
+        samples: Sequence[int],
+        round_s: float,
+    ) -> dict[str, Any]:
+        """Return its speed in training, compared to its stages one after the other, for JSON.
 
-def pipeline_speed(
-    layers: list[list[str]], micro_batches: int, work_s: Sequence[float], round_s: float
-) -> dict[str, Any]:
-    """Return the speed of a pipeline in training, compared to its stages one after the other, for JSON.
+        `bound` is the largest possible speed-up: (total work / slowest stage) · m / (m + s - 1). With unequal stages it
+        can be exceeded slightly: the pipeline fills and drains at the pace of the others. `speed_up` is the work of all
+        stages for a batch / the time of a round.
 
-    `bound` is the largest possible speed-up: (total work / slowest stage) · m / (m + s - 1). With unequal stages it can
-    be exceeded slightly: the pipeline fills and drains at the pace of the others. `speed_up` is the work of all stages
-    for a batch / the time of a round.
-
-    Args:
-        layers: the names of the layers of each stage.
-        micro_batches: the number of micro-batches of a whole batch.
-        work_s: seconds that each stage computes for a micro-batch.
-        round_s: seconds of a round of a whole batch.
-    """
-    total = sum(work_s)
-    bound = total / max(work_s) * micro_batches / (micro_batches + len(work_s) - 1)
-    measured = {"layers": layers, "micro_batches": micro_batches, "work_s": list(work_s), "round_s": round_s}
-    return {**measured, "bound": bound, "speed_up": total * micro_batches / round_s}
+        Args:
+            layers: the names of the layers of each stage.
+            batch_size: examples of a whole batch.
+            compute_s, samples: seconds that each rank has computed, and the samples it has seen, in order of ranks.
+            round_s: seconds of a round of a whole batch.
+        """
+        stages, micro_batches = len(layers), min(self.micro_batches, batch_size)
+        passes = sum(samples[::stages]) / batch_size * micro_batches
+        work_s = [sum(compute_s[stage::stages]) / passes for stage in range(stages)]
+        total = sum(work_s)
+        return {
+            "layers": layers,
+            "micro_batches": micro_batches,
+            "work_s": work_s,
+            "round_s": round_s,
+            "bound": total / max(work_s) * micro_batches / (micro_batches + stages - 1),
+            "speed_up": total * micro_batches / round_s,
+        }
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Iterator[bool]:

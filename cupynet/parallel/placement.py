@@ -54,18 +54,7 @@ class Placement:
             ConfigError: a count below 1, a device that does not exist or is named twice, devices for a CPU backend;
                 more or fewer replicas and stages than ranks.
         """
-        there = device_count(backend_name)
-        if devices is not None:
-            shown = str(list(devices))
-            if not there:
-                reason = f"backend {backend_name} runs on the CPU and has none; leave devices out"
-                raise ConfigError(reason, "devices", shown)
-            asked = [integer("devices", device, 0) for device in devices]
-            if not asked or len(set(asked)) < len(asked) or max(asked) >= there:
-                reason = f"name at least one of the devices 0 to {there - 1}, and no device twice"
-                raise ConfigError(reason, "devices", shown)
-        else:
-            asked = sorted(range(there), key=lambda device: (device != first, device))
+        asked = _devices(backend_name, devices, first)
         started = None if seats is None else len(seats)
         at_hand = started or len(asked) or available_cores()
         if workers is None:
@@ -77,12 +66,8 @@ class Placement:
         stages = integer("stages", stages, 1)
         if started is not None and workers * stages != started:
             each = f" of {stages} stages" if stages > 1 else ""
-            raise ConfigError(
-                f"{workers} replicas{each} need {workers * stages} ranks, and {started} were started: "
-                f"mpiexec -n {workers * stages}, or leave workers out",
-                setting="workers",
-                value=str(workers),
-            )
+            reason = f"{workers} replicas{each} need {workers * stages} ranks, and {started} were started"
+            raise ConfigError(f"{reason}: mpiexec -n {workers * stages}, or leave workers out", "workers", str(workers))
         return cls(workers, tuple(asked), stages, tuple(seats or ()))
 
     @property
@@ -95,6 +80,26 @@ class Placement:
         seat = self.seats[rank] if self.seats else rank
         return self.devices[seat % len(self.devices)] if self.devices else 0
 
+    def of_process(self, rank: int | None) -> list[int]:
+        """Return the GPUs of a process: of one rank, or of all ranks if they are threads (None). None on a CPU."""
+        return list(self.devices) if rank is None or not self.devices else [self.device(rank)]
+
     def names(self) -> list[str]:
         """Return the device of each rank, in order: `cuda:0`, or `cpu`."""
         return [f"cuda:{self.device(rank)}" if self.devices else "cpu" for rank in range(self.ranks)]
+
+
+def _devices(backend_name: str, devices: Sequence[int] | None, first: int) -> list[int]:
+    """Return the GPUs to use: those asked for, or all, `first` before the others; none on a CPU. ConfigError."""
+    there = device_count(backend_name)
+    if devices is None:
+        return sorted(range(there), key=lambda device: (device != first, device))
+    shown = str(list(devices))
+    if not there:
+        reason = f"backend {backend_name} runs on the CPU and has none; leave devices out"
+        raise ConfigError(reason, "devices", shown)
+    asked = [integer("devices", device, 0) for device in devices]
+    if not asked or len(set(asked)) < len(asked) or max(asked) >= there:
+        reason = f"name at least one of the devices 0 to {there - 1}, and no device twice"
+        raise ConfigError(reason, "devices", shown)
+    return asked

@@ -15,6 +15,7 @@ from cupynet.training.callbacks.weight_average import WeightAverage
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import EpochRecord, Report, Spent, Stop, StopReason
 from cupynet.training.graph_replica import GraphReplica
+from cupynet.training.options import TrainingOptions
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
@@ -44,6 +45,7 @@ __all__ = [
     "Stop",
     "StopReason",
     "Trainer",
+    "TrainingOptions",
     "WeightAverage",
     "advise",
     "find_rate",

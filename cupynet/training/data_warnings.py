@@ -10,6 +10,7 @@ import numpy as np
 from cupynet.core.wording import setting
 from cupynet.data import Labelled, Loader, Shards
 from cupynet.data.loader import read_of
+from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
 AMPLE = 10  # average images per class at which an empty class is unlikely by chance
@@ -30,15 +31,19 @@ class DataWarnings:
         self._dark = False  # True after a warning that training images are dark
         self._known: set[int] = set()  # signatures of loaders
 
-    def of_fit(self, train: Loader, held_out: Loader | None, restored: tuple[int, int] | None) -> None:
+    def of_fit(self, fit: Fit, workers: int, restored: tuple[int, int] | None) -> None:
         """Warn about the data of a fit. restored: `Loader.identity` of the fit that it continues, if it is known."""
+        train = fit.train
+        if train.batches < workers and self._speaks:
+            idle = workers - train.batches
+            log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity and self._speaks:
             log.warning("data set %r: its labels differ from those of the restored training", train.dataset.name)
         if self._is_new(train):
             warn_of_classes(train.dataset)
             self._dark = warn_of_pixels(train.dataset)
-        if held_out is not None:
-            self.of_evaluation(held_out)
+        if fit.evaluate_on is not None:
+            self.of_evaluation(fit.evaluate_on)
 
     def of_evaluation(self, loader: Loader) -> None:
         """Warn about dark images, unless the training images are dark too."""

@@ -1,20 +1,21 @@
-"""The arguments of a fit, and the checks of its data."""
+"""The arguments of a fit, and its data: batches, and their checks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 
-from cupynet.backend import PixelScale
-from cupynet.backend.array import layout_hint
+from cupynet.backend import FRACTIONS, PixelScale
+from cupynet.backend.array import Array, layout_hint
 from cupynet.core.checks import integer, one_of
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Labelled, Loader
-from cupynet.nn import BatchNorm, Layer, Model, check_output
-from cupynet.parallel import Communicator, Synchronizer
+from cupynet.data import Dataset, Labelled, Loader, Shards, as_loader
+from cupynet.nn import Model, check_output
+from cupynet.parallel import Communicator
+
+Examples: TypeAlias = Loader | Dataset | Shards | tuple[Array, Array]
 
 
 @dataclass
@@ -41,16 +42,26 @@ class Fit:
         self.evaluate_every = integer("evaluate_every", self.evaluate_every, 1)
         self.split = one_of("split", self.split, ("test", "validation"))
 
-    def check_validation(self, parts: Sequence[Any], synchronizer: Synchronizer, workers: int) -> None:
-        """Refuse a fit without the evaluations that a callback or the learning-rate schedule needs. ConfigError."""
-        evaluated = self.evaluate_on is not None and self.split == "validation"
-        for part in parts:
-            if part.needs_validation and not (evaluated and (synchronizer.evaluates or workers == 1)):
-                raise ConfigError(
-                    f"{type(part).__name__} needs an evaluation of images kept out of training after each epoch: "
-                    "fit(..., evaluate_on=held_out, split='validation'), with replicas that are averaged then: "
-                    "averaging_frequency='epoch' or a number of iterations"
-                )
+
+def loader_of(data: Examples, batch_size: int, model: Model, pixels: PixelScale, *, shuffle: bool = True) -> Loader:
+    """Return the batches of data that fit the model. ConfigError.
+
+    pixels: the scale of the images of a pair.
+    """
+    loader = as_loader(data, batch_size, shuffle=shuffle, classes=model.output.features, pixels=pixels)
+    check_data(loader.dataset, model)
+    return loader
+
+
+def evaluation_loader(data: Examples, batch_size: int, model: Model, pixels: PixelScale | None) -> Loader:
+    """Return the batches to evaluate a model on. ConfigError.
+
+    pixels: those of the training data, if known.
+    """
+    loader = loader_of(data, batch_size, model, pixels or FRACTIONS, shuffle=False)
+    if pixels is not None:
+        check_pixels(loader.dataset, pixels)
+    return loader
 
 
 def check_data(dataset: Labelled, model: Model) -> None:
@@ -65,20 +76,6 @@ def check_data(dataset: Labelled, model: Model) -> None:
             f"{model.input}: build the model for Image{shape}, or reshape the images{hint}"
         )
     check_output(model.network, dataset.classes)
-
-
-def check_batches(network: Layer, examples: int, replicas: int) -> None:
-    """Refuse batches of one vector in front of a batch normalization, which would never learn. ConfigError.
-
-    examples: the size of a batch, or of its largest part.
-    """
-    for layer in network.walk():
-        vectors = isinstance(layer, BatchNorm) and layer.input.features == layer.input.shape[-1]
-        if vectors and examples * (replicas if layer.syncs_replicas else 1) == 1:
-            raise ConfigError(
-                f"layer '{layer.path}', a BatchNorm, sees one example at a time and cannot learn its statistics: use a "
-                "larger batch_size, or fewer parts of each batch"
-            )
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:

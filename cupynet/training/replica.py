@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
-from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
 from cupynet.data import Batch
-from cupynet.nn import INFERENCE, Context, Layer, Model
+from cupynet.nn import INFERENCE, Context, Model
 from cupynet.optim import Optimizer
-from cupynet.parallel import Communicator, Groups, Pipeline, Synchronizer, Tally, parts
+from cupynet.parallel import Communicator, Groups, Synchronizer, Tally, parts
 from cupynet.parallel.synchronizers.replica_view import by_name, take_by_name
 from cupynet.training.clock import Clock
 from cupynet.training.loss_scaling import LossScaler
@@ -26,26 +25,6 @@ Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 def moved(vector: Array, before: Array) -> bool:
     """Return True if any number of a vector has changed; NaN equals NaN."""
     return bool(((vector != before) & (before == before)).any())
-
-
-def check_accumulate(accumulate: int, network: Layer, pipeline: Pipeline | None = None) -> int:
-    """Return `accumulate` if the built network can be trained with it; else raise ConfigError."""
-    accumulate = integer("accumulate", accumulate, 1)
-    if pipeline is not None and accumulate > 1:
-        raise ConfigError(
-            "a pipeline cuts batches into micro-batches already. Leave it at 1, and set Pipeline(micro_batches=...)",
-            setting="accumulate",
-            value=str(accumulate),
-        )
-    syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)
-    if accumulate > 1 and syncing is not None:  # replicas may have batches of different numbers of parts
-        raise ConfigError(
-            f"layer '{syncing.path}' exchanges statistics of whole batches with the other replicas. Use accumulate=1, "
-            "or sync=false in that layer",
-            setting="accumulate",
-            value=str(accumulate),
-        )
-    return accumulate
 
 
 class Step(NamedTuple):

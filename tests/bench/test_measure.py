@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_a_step_of_two_workers(experiment: Experiment) -> None:
 
 
 def test_the_loop_counts_images(experiment: Experiment) -> None:
-    assert measure.loop_images_per_s(experiment, experiment.load(), 2, 256) > 0
+    assert measure.loop_images_per_s(experiment, replace(experiment.options, workers=2), experiment.load(), 256) > 0
 
 
 @pytest.mark.parametrize(("stderr", "reason"), [("Traceback\nImportError: no", "ImportError: no"), ("", "status -9")])

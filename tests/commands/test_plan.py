@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,7 +51,8 @@ def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experi
 
 def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
     """Each sends 2 (W - 1) / W of it in every average: its own parts of the sum, and the means to all others."""
-    with experiment.wrapper(callbacks=(), workers=2, synchronizer=ParameterAveraging(1)) as wrapper:
+    options = replace(experiment.options, workers=2, synchronizer=ParameterAveraging(1))
+    with experiment.wrapper(callbacks=(), options=options) as wrapper:
         wrapper.fit(experiment.train_loader(experiment.load()), 1)
         averages = wrapper.trainer.iteration + 1  # the last is that of the end
         sent = wrapper.trainer.statistics.spent.bytes_sent

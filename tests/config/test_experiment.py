@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from cupynet.backend.array import Array
 from cupynet.backend.cuda import gpus
 from cupynet.commands import doctor
 from cupynet.commands.train import prepare
+from cupynet.config import memory_pools
+from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Augmentation, Data, Dataset, Draws, Source
@@ -30,15 +33,19 @@ SMALL = ("model=mlp", "model.layers.dense1.units=16", "model.layers.dense2.units
 def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
     """An experiment on devices that this machine does not have."""
     found = Experiment(settings_of("data=synthetic", "workers=1", "backend=numpy", *overrides))
-    found.placement = Placement(1, devices)
+    return placed(found, Placement(1, devices))
+
+
+def placed(found: Experiment, there: Placement) -> Experiment:
+    """The experiment with workers on devices that this machine does not have."""
+    found.checked = replace(found.checked, placement=there)
     return found
 
 
 def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
     settings = ("memory.device_pool_trim_above=2KiB", "memory.pinned_pool_trim_above=64")
     found = experiment((0, 2), *settings)
-    found.placement = Placement(3, (0, 2))
-    (pools,) = found.pools()
+    (pools,) = placed(found, Placement(3, (0, 2))).pools()
     assert isinstance(pools, Pools) and not pools.processes
     assert (pools.devices, pools.device_above, pools.pinned_above) == ([0, 2, 0], 2048, 64)
     (untouched,) = experiment((0,)).pools()
@@ -48,14 +55,14 @@ def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
 def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(gpus, "limit_pools", lambda *arguments: asked.append(arguments))
-    experiment((1,), "memory.device_pool_limit=80%").limit_memory()
-    experiment((1,)).limit_memory()
+    for one in (experiment((1,), "memory.device_pool_limit=80%"), experiment((1,))):
+        memory_pools.limit(one.settings.memory, one.devices)
     assert asked == [([1], 0.8), ([1], None)]
 
 
 def test_a_cpu_has_no_pools() -> None:
     on_cpu = experiment((), "memory.device_pool_limit=80%", "memory.device_pool_trim_above=1")
-    on_cpu.limit_memory()
+    memory_pools.limit(on_cpu.settings.memory, on_cpu.devices)
     assert on_cpu.pools() == []
 
 
@@ -143,10 +150,10 @@ class Cropped(Augmentation):
 
 def test_batches_of_one_vector_are_refused_before_anything_is_written() -> None:
     norm = ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm")
-    experiment((), *norm, "batch_size=2").check_batches()
-    single = experiment((), *norm, "batch_size=1")  # an evaluation does not train
-    with pytest.raises(ConfigError, match="layer 'drop1'"):
-        single.check_batches()
+    experiment((), *norm, "batch_size=2")
+    Experiment(settings_of("data=synthetic", "backend=numpy", *norm, "batch_size=1"), trains=False)
+    with pytest.raises(ConfigError, match="^batch_size=1: layer 'drop1'"):
+        experiment((), *norm, "batch_size=1")
 
 
 @pytest.mark.parametrize("driver", [True, False])
@@ -154,19 +161,19 @@ def test_the_first_line_is_about_what_is_used(
     driver: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr("cupynet.config.experiment.has_driver", lambda: driver)
+    monkeypatch.setattr("cupynet.config.announcement.has_driver", lambda: driver)
     found = experiment(())
     found.backend_reason = "CuPy is not installed (No module named 'cupy'); numba cannot be used (it is broken)"
-    found.announce()
+    announce(found)
     assert caplog.messages[0].startswith("backend ")
     assert caplog.messages[1].startswith("CuPy is not installed") == driver and "numba cannot" in caplog.messages[1]
 
 
 def test_an_activation_that_the_loss_applies_too_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     warning = "has activation relu, and the loss applies softmax"
-    experiment(()).announce()
+    announce(experiment(()))
     assert warning not in caplog.text
-    experiment((), "model.layers.output.activation=relu").announce()
+    announce(experiment((), "model.layers.output.activation=relu"))
     assert warning in caplog.text
 
 
@@ -185,14 +192,14 @@ def test_a_single_mpi_rank_is_reported(caplog: pytest.LogCaptureFixture) -> None
     for size, reported in ((1, True), (2, False)):
         made = experiment(())
         made.job = SimpleNamespace(size=size, sharing=1, on_machine=1)  # type: ignore[assignment]
-        made.announce()
+        announce(made)
         assert ("there is only one rank: start mpiexec -n 4" in caplog.text) == reported
         caplog.clear()
 
 
 def test_learning_rate_scale_multiplies_by_the_workers() -> None:
     found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
-    with found.wrapper(workers=3) as wrapper:
+    with found.wrapper(options=replace(found.options, workers=3)) as wrapper:
         assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
     assert found.optimizer.learning_rate(0) == 0.01
 
@@ -202,11 +209,11 @@ def test_learning_rate_scale_multiplies_by_the_workers() -> None:
     [
         (
             ("data.train=600",),
-            "callbacks.early_stopping: needs validation images: .*data.validation=5000$",
+            "^callbacks.early_stopping: .*data.validation=5000",
         ),
         (
             ("data.validation=100", "workers=2", "parallel.averaging_frequency=end"),
-            "callbacks.early_stopping: .*, and replicas averaged at the end are not evaluated after each: set ",
+            "^callbacks.early_stopping: .*replicas averaged at the end .*parallel.averaging_frequency=epoch",
         ),
         (
             ("data.validation=100", "workers=2", "parallel=post_local", "parallel.averaging_frequency=end"),
@@ -253,7 +260,7 @@ def test_data_stay_on_gpus_alone() -> None:
     with pytest.raises(ConfigError, match=r"^memory.data_on_device=true: is for GPUs, and numpy computes on the CPU"):
         Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
     with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
-        assert wrapper.data_on_device is False
+        assert wrapper.options.data_on_device is False
 
 
 def test_callbacks_that_compare_epochs_need_validation_images() -> None:
@@ -262,9 +269,9 @@ def test_callbacks_that_compare_epochs_need_validation_images() -> None:
         "optimizer.learning_rate={_target_: cupynet.optim.ReduceOnPlateau, initial: 0.1}",
         "workers=2",
     )
-    with pytest.raises(ConfigError, match="^optimizer.learning_rate: needs validation images"):
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: .*data.validation=5000"):
         experiment((), *plateau)
-    with pytest.raises(ConfigError, match="^optimizer.learning_rate: compares epochs, and"):
+    with pytest.raises(ConfigError, match="^optimizer.learning_rate: .*parallel.averaging_frequency=epoch"):
         experiment((), *plateau, "data.validation=100", "parallel.averaging_frequency=end")
     assert experiment((), *plateau, "data.validation=100").optimizer.learning_rate(0) == 0.1
 
@@ -306,7 +313,7 @@ def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> N
     """Two workers train a small network for 6 iterations: every weight array changes, and the test loss is finite."""
     assert len(OPTIMIZERS) > len(LOSSES)
     found = experiment((), "data.train=192", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, *files)
-    found.placement = Placement(2, ())
+    placed(found, Placement(2, ()))
     data = found.load()
     with found.wrapper(callbacks=[each for each in found.callbacks if isinstance(each, WeightAverage)]) as training:
         before = training.model.weights()
@@ -386,11 +393,11 @@ def test_a_batch_may_be_cut_into_single_examples() -> None:
 
 
 def test_an_unused_frequency_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    experiment((), "parallel=gradients", "parallel.averaging_frequency=7").announce()
+    announce(experiment((), "parallel=gradients", "parallel.averaging_frequency=7"))
     assert "parallel.averaging_frequency=7 is not used: gradients are shared in every iteration" in caplog.messages
     caplog.clear()
-    experiment((), "parallel=gradients").announce()
-    experiment((), "parallel=diloco", "parallel.averaging_frequency=7").announce()
+    announce(experiment((), "parallel=gradients"))
+    announce(experiment((), "parallel=diloco", "parallel.averaging_frequency=7"))
     assert "is not used" not in caplog.text
 
 
@@ -403,9 +410,9 @@ def test_an_unused_frequency_is_reported(caplog: pytest.LogCaptureFixture) -> No
 )
 def test_probable_mistakes_are_warned_of(setting: str, warning: str, caplog: pytest.LogCaptureFixture) -> None:
     settings = ("data=synthetic", "backend=numpy", "parallel=pipeline", "parallel.pipeline.stages=2", "batch_size=8")
-    Experiment(settings_of(*settings)).announce()
+    announce(Experiment(settings_of(*settings)))
     assert warning not in caplog.text
-    Experiment(settings_of(*settings, setting)).announce()
+    announce(Experiment(settings_of(*settings, setting)))
     assert warning in caplog.text
 
 

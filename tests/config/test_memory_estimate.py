@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.cuda import gpus
-from cupynet.config import experiment as experiment_module
+from cupynet.config import memory_estimate
 from cupynet.config.experiment import Experiment
-from cupynet.config.memory_estimate import output_values, replica_bytes
+from cupynet.config.memory_estimate import check_memory, output_values, replica_bytes
 from cupynet.core.errors import ConfigError
 from cupynet.data import Synthetic
 from cupynet.nn import Image, Model
@@ -50,21 +53,26 @@ def test_outputs_of_layers_computed_as_one_count_once_and_windows_that_are_multi
     ],
 )
 def test_the_use_that_needs_most_is_shown(override: str, use: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment_module, "memory", lambda: (10**10, "this machine has"))
-    one = Experiment(settings_of("data=synthetic", "workers=1", override))
-    with pytest.raises(ConfigError, match=rf"^batch_size=\d+, 1 worker: .*{use} [\d.]+ .B.*lower batch_size"):
-        one.check_memory()
+    monkeypatch.setattr(memory_estimate, "memory", lambda: (10**10, "this machine has"))
+    with pytest.raises(ConfigError, match=rf"^batch_size=\d+: with 1 worker .*{use} [\d.]+ .B.*lower batch_size"):
+        Experiment(settings_of("data=synthetic", "workers=1", override))
+
+
+def checked(one: Experiment, there: Placement, job: Any = None) -> None:
+    """Check the memory of an experiment with workers that are placed elsewhere."""
+    options, weights = replace(one.checked, placement=there), one.model().params.count
+    check_memory(one.settings, options, one.model().network, weights, one.source, job)
 
 
 def test_devices_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_estimate, "memory", lambda: None)
     one = Experiment(settings_of("data=synthetic", "workers=4", "backend=numpy", "batch_size=100000"))
-    one.placement = Placement(4, (0, 1))
     monkeypatch.setattr(gpus, "memory", lambda devices: 10**9)
-    with pytest.raises(ConfigError, match=r"^batch_size=100000, 4 workers: .* the device has 1.0 GB"):
-        one.check_memory()
+    with pytest.raises(ConfigError, match=r"^batch_size=100000: with 4 workers .* the device has 1.0 GB"):
+        checked(one, Placement(4, (0, 1)))
     monkeypatch.setattr(gpus, "memory", lambda devices: 10**12)
-    monkeypatch.setattr(experiment_module, "memory", lambda: (10**9, "this machine has"))
-    one.check_memory()  # what is on the devices does not count here
+    monkeypatch.setattr(memory_estimate, "memory", lambda: (10**9, "this machine has"))
+    checked(one, Placement(4, (0, 1)))  # what is on the devices does not count here
 
 
 def test_each_rank_of_a_machine_loads_its_own_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,13 +82,11 @@ def test_each_rank_of_a_machine_loads_its_own_images(monkeypatch: pytest.MonkeyP
         def first_word(self, text: str) -> str:
             return text
 
-    one = Experiment(settings_of("data=synthetic", "data.train=1000000", "batch_size=1", "backend=numpy", "workers=3"))
     there = (10**9, "this machine has")  # the images have 784 MB
-    monkeypatch.setattr(experiment_module, "memory", lambda: there)
-    one.check_memory()
-    one.job = Job()  # type: ignore[assignment]
+    monkeypatch.setattr(memory_estimate, "memory", lambda: there)
+    one = Experiment(settings_of("data=synthetic", "data.train=1000000", "batch_size=1", "backend=numpy", "workers=3"))
     with pytest.raises(ConfigError, match=r"images 1\.6 GB"):
-        one.check_memory()
+        checked(one, one.placement, Job())
 
 
 def test_a_refusal_of_one_rank_reaches_all() -> None:
@@ -89,17 +95,16 @@ def test_a_refusal_of_one_rank_reaches_all() -> None:
 
         def first_word(self, text: str) -> str:
             assert text == ""
-            return "batch_size=5: refused by another"
+            return "refused by another"
 
-    one = Experiment(settings_of("data=synthetic", "workers=2"))
-    one.job = Job()  # type: ignore[assignment]
+    one = Experiment(settings_of("data=synthetic", "workers=2", "batch_size=5"))
     with pytest.raises(ConfigError, match="^batch_size=5: refused by another$"):
-        one.check_memory()
+        checked(one, one.placement, Job())
 
 
 def test_an_unknown_size_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experiment_module, "memory", lambda: None)
-    Experiment(settings_of("data=synthetic", "workers=1", "batch_size=1000000000")).check_memory()
+    monkeypatch.setattr(memory_estimate, "memory", lambda: None)
+    Experiment(settings_of("data=synthetic", "workers=1", "batch_size=1000000000"))
 
 
 def test_sources_know_what_they_load() -> None:

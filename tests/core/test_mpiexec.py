@@ -134,11 +134,6 @@ def test_without_mpi_one_line_says_what_to_install(tmp_path):
     assert stderr.count("\n") == 1 and not (tmp_path / "outputs").exists()
 
 
-def test_greatest_is_the_same_on_all_workers() -> None:
-    with ParallelWrapper(small_model(), 2) as wrapper:
-        assert (wrapper.greatest(15), wrapper.greatest(0)) == (15.0, 0.0)
-
-
 def test_a_launcher_is_given_by_name_or_as_an_object() -> None:
     with pytest.raises(ConfigError, match="launcher=mip: must be one of thread, mpi"):
         ParallelWrapper(small_model(), 2, launcher="mip")

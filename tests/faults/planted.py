@@ -1674,6 +1674,92 @@ SETTINGS = [
     ),
 ]
 
+OPTIONS_REFUSED = "tests/training/test_options.py::test_a_refusal_names_the_option"
+SETTINGS_REFUSED = "tests/training/test_options.py::test_a_refusal_names_the_setting_and_nothing_is_loaded"
+
+OPTIONS = [
+    Fault(
+        "the-models-device-is-not-checked",
+        "options",
+        "cupynet/training/options.py",
+        "if device is not None and placement.devices and placement.device(first) != device:",
+        "if device is None and placement.devices and placement.device(first) != device:",
+        ("tests/training/test_parallel_wrapper.py::test_the_first_device_must_be_the_models",),
+    ),
+    Fault(
+        "accumulation-is-not-checked",
+        "options",
+        "cupynet/training/options.py",
+        "        options._check_accumulate(network)\n",
+        "",
+        (OPTIONS_REFUSED,),
+    ),
+    Fault(
+        "more-parts-than-examples",
+        "options",
+        "cupynet/training/options.py",
+        "if options.accumulate > data.batch_size:",
+        "if options.accumulate > data.examples:",
+        (OPTIONS_REFUSED,),
+    ),
+    Fault(
+        "reduce-is-not-checked",
+        "options",
+        "cupynet/training/options.py",
+        'reduce = check_reduce(self.reduce, backend, processes=self.launcher == "mpi", stages=placement.stages)',
+        "reduce = self.reduce",
+        (OPTIONS_REFUSED,),
+    ),
+    Fault(
+        "data-on-a-cpu-are-not-refused",
+        "options",
+        "cupynet/training/options.py",
+        'data_on_device=on_device("data_on_device", self.data_on_device, backend),',
+        'data_on_device=on_device("data_on_device", self.data_on_device),',
+        (OPTIONS_REFUSED,),
+    ),
+    Fault(
+        "validation-is-not-checked",
+        "options",
+        "cupynet/training/options.py",
+        "            self._check_validation(name, callback, data)\n",
+        "            pass\n",
+        (OPTIONS_REFUSED,),
+    ),
+    Fault(
+        "a-false-option-contradicts-nothing",
+        "options",
+        "cupynet/training/options.py",
+        "                if (value := getattr(self, name)) is not None:",
+        "                if value := getattr(self, name):",
+        ("tests/training/test_options.py::test_a_synchronizer_and_what_describes_another_contradict_each_other",),
+    ),
+    Fault(
+        "decisions-of-callbacks-are-not-checked",
+        "options",
+        "cupynet/training/options.py",
+        "        check_decisions(_named(options.callbacks, names))\n",
+        "",
+        ("tests/training/test_options.py::test_two_callbacks_that_decide_the_same_are_refused",),
+    ),
+    Fault(
+        "settings-are-checked-without-their-data",
+        "options",
+        "cupynet/config/experiment.py",
+        "self._check(self.options, self._fit_data() if trains else None)",
+        "self._check(self.options, None)",
+        (SETTINGS_REFUSED,),
+    ),
+    Fault(
+        "a-refusal-names-the-option-instead-of-the-key",
+        "options",
+        "cupynet/config/experiment.py",
+        'f"{KEYS.get(option, option)}{dot}{argument}"',
+        'f"{option}{dot}{argument}"',
+        (SETTINGS_REFUSED,),
+    ),
+]
+
 FAULTS = [
     *REFERENCE,
     *KERNELS,
@@ -1684,6 +1770,7 @@ FAULTS = [
     *WORKERS,
     *DATA,
     *TRAINING,
+    *OPTIONS,
     *FILES,
     *TRUST,
     *INTEROP,

@@ -11,7 +11,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import Activation, Conv2D, Dense, Flatten, Image, Layer, MaxPool2D, Model, Sequential
-from cupynet.parallel import Pipeline, one_forward_one_backward, parts, pipeline_speed
+from cupynet.parallel import Pipeline, one_forward_one_backward, parts
 from cupynet.parallel.pipeline import balanced, training_work
 from tests.support.networks import lenet
 
@@ -172,8 +172,10 @@ def test_parts_cover_a_batch(samples: int, micro_batches: int) -> None:
 
 
 def test_the_speed_of_a_pipeline_has_a_bound() -> None:
-    even = pipeline_speed([["a"], ["b"]], 4, [0.5, 0.5], 2.5)
+    even = Pipeline(2, 4).speed([["a"], ["b"]], 10, [4.0, 4.0], [20, 20], 2.5)  # 8 micro-batches, each 0.5 s
     assert even["bound"] == pytest.approx(1.6) and even["speed_up"] == pytest.approx(1.6)
-    uneven = pipeline_speed([["a"], ["b"], ["c"]], 8, [0.3, 0.1, 0.2], 3.0)
+    replicas = [2.4, 0.8, 1.6] * 2, [50, 50, 50] * 2  # two of three stages, and a batch of 50 each
+    uneven = Pipeline(3, 8).speed([["a"], ["b"], ["c"]], 50, *replicas, 3.0)
     assert uneven["bound"] == pytest.approx(2 * 0.8) and uneven["speed_up"] == pytest.approx(1.6)
-    assert even["layers"] == [["a"], ["b"]]
+    assert even["layers"] == [["a"], ["b"]] and even["work_s"] == [0.5, 0.5]
+    assert Pipeline(2, 8).speed([["a"], ["b"]], 5, [1.0, 1.0], [5, 5], 2.0)["micro_batches"] == 5

@@ -40,7 +40,7 @@ def trained(accumulate: int, workers: int = 1, backend: str = "numpy", dtype: st
 
 @pytest.mark.parametrize(
     ("accumulate", "loss"),
-    [(2, SoftmaxNLL(0.1, [1.0, 2.0, 0.5])), (3, MeanSquaredError()), (50, SoftmaxNLL(0.1, [1.0, 2.0, 0.5]))],
+    [(2, SoftmaxNLL(0.1, [1.0, 2.0, 0.5])), (3, MeanSquaredError()), (7, SoftmaxNLL(0.1, [1.0, 2.0, 0.5]))],
     ids=["softmax", "squared", "single examples"],
 )
 def test_parts_add_up_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
@@ -109,5 +109,5 @@ def test_accumulate_must_be_a_number(wrong: Any) -> None:
 
 
 def test_a_pipeline_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^accumulate=2: .*Pipeline\(micro_batches"):
+    with pytest.raises(ConfigError, match=r"^accumulate=2: .*micro_batches"):
         ParallelWrapper(small_model(), 1, accumulate=2, pipeline=Pipeline(stages=2))

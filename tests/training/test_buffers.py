@@ -450,7 +450,8 @@ def test_dropout_does_not_see_micro_batches(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_pipeline_refuses_layers_that_synchronise_replicas() -> None:
     with pytest.raises(
-        ConfigError, match="^layer 'norm' exchanges data with the other replicas in every pass, .*set sync=false"
+        ConfigError,
+        match="^pipeline: layer 'norm' exchanges data with the other replicas in every pass, .*set sync=false",
     ):
         piped(2, 2, 2, sync=True)
 

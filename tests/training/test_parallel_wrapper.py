@@ -123,10 +123,10 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch)
         ({"devices": [0, 1]}, "devices=\\[0, 1\\]: backend numpy runs on the CPU and has none"),
         ({"report_every": -1}, "report_every=-1: must be an integer of at least 0"),
         ({"timeout_s": 0}, "timeout_s=0: must be a number of seconds above 0"),
-        ({"optimizer": Nesterov}, "optimizer=<the class Nesterov>: must be an Optimizer, such as Nesterov"),
-        ({"optimizer": "adam"}, "optimizer=<a str>: must be an Optimizer, such as Nesterov"),
-        ({"synchronizer": "mean"}, "synchronizer=<a str>"),
-        ({"callbacks": [Recorder]}, "callbacks=<the class Recorder>"),
+        ({"optimizer": Nesterov}, "^optimizer=<the class Nesterov>: must be an Optimizer, such as Nesterov"),
+        ({"optimizer": "adam"}, "^optimizer=<a str>: must be an Optimizer, such as Nesterov"),
+        ({"synchronizer": "mean"}, "^synchronizer=<a str>"),
+        ({"callbacks": [Recorder]}, "^callbacks=<the class Recorder>"),
         ({"blas_threads": 0}, "blas_threads=0: must be an integer of at least 1"),
     ],
 )
@@ -610,7 +610,7 @@ def test_batches_of_one_vector_are_refused_before_a_batch_normalization():
         with ParallelWrapper(model, workers, **options) as wrapper:
             wrapper.fit(small_dataset(20), batch_size=batch_size)
 
-    line = "^layer 'norm', a BatchNorm, sees one example at a time"
+    line = "^batch_size=.: layer 'norm', a BatchNorm, sees one example at a time"
     for refused in ({}, {"workers": 2}, {"batch_size": 2, "accumulate": 2}):
         with pytest.raises(ConfigError, match=line):
             fit(**refused)

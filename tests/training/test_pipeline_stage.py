@@ -62,8 +62,8 @@ def trained(
 ) -> np.ndarray:
     """The weights after training on the bright rows."""
     with ParallelWrapper(
-        model, workers, 1, optimizer=optimizer(), synchronizer=synchronizer, pipeline=pipeline, callbacks=callbacks,
-        report_every=2, timeout_s=60,
+        model, workers, optimizer=optimizer(), synchronizer=synchronizer or ParameterAveraging(1), pipeline=pipeline,
+        callbacks=callbacks, report_every=2, timeout_s=60,
     ) as wrapper:  # fmt: skip
         wrapper.fit(Loader(small_dataset(samples), batch_size, seed=3), epochs)
         assert on_loan(wrapper) == [0] * wrapper.placement.ranks
@@ -363,17 +363,16 @@ def test_warm_up_changes_nothing_and_training_measures_the_stages():
     model = small_model("float", "numba")
     before = fingerprint(model)
     with ParallelWrapper(model, 2, 1, pipeline=Pipeline(2, 4)) as wrapper:
-        assert wrapper.warm_up(10) > 0 and wrapper.pipeline_speed() is None
+        assert wrapper.warm_up(10) > 0
         assert fingerprint(model) == before
         wrapper.fit(Loader(small_dataset(200), 10), 2)
-        speed, spent = wrapper.pipeline_speed(), wrapper.trainer.statistics.spent
+        statistics = wrapper.trainer.statistics
+        spent, round_s = statistics.spent, 20 / statistics.clock.images_per_s
+        speed = wrapper.options.pipeline.speed(wrapper.layers, 10, spent.compute_s, spent.samples, round_s)
         assert speed["layers"] == [["conv1", "pool1"], ["dense1", "output"]] and speed["micro_batches"] == 4
         first = (spent.compute_s[0] + spent.compute_s[2]) / 40 / 4  # two replicas, 40 batches in all
         assert speed["work_s"][0] == pytest.approx(first) and min(speed["work_s"]) > 0
-        assert speed["round_s"] == pytest.approx(20 / wrapper.trainer.statistics.clock.images_per_s)
-    with ParallelWrapper(small_model(), 1) as wrapper:
-        wrapper.warm_up(10)
-        assert wrapper.pipeline_speed() is None
+        assert speed["round_s"] == round_s
 
 
 def test_waiting_for_another_stage_is_not_counted_as_computing():

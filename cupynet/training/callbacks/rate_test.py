@@ -17,7 +17,8 @@ from cupynet.nn import Model
 from cupynet.optim import Exponential, Nesterov, Optimizer
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import Report, StopReason
-from cupynet.training.parallel_wrapper import Examples, ParallelWrapper
+from cupynet.training.fit import Examples
+from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
 
 SMOOTHING = 0.95  # the decay of the exponential mean over 200 iterations; less over fewer

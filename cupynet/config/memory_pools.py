@@ -1,0 +1,42 @@
+"""The memory pools of the GPUs of a run: their limits, the callback that watches them, and their release."""
+
+from __future__ import annotations
+
+import gc
+
+from cupynet.config.schema import MemorySettings, size
+from cupynet.parallel import Placement
+from cupynet.training import Callback, Pools
+
+
+def limit(settings: MemorySettings, devices: list[int]) -> None:
+    """Set the limit of the memory pools of these GPUs, or remove the limit of an earlier job."""
+    if devices:
+        from cupynet.backend.cuda import gpus
+
+        most = settings.device_pool_limit
+        gpus.limit_pools(devices, None if most is None else size(most, share=True))
+
+
+def release(devices: list[int]) -> None:
+    """Return the memory of a finished run to the system."""
+    gc.collect()  # models have reference cycles
+    if devices:
+        from cupynet.backend.cuda import gpus
+
+        gpus.trim_pools(devices, 0, 0)
+
+
+def callbacks(settings: MemorySettings, placement: Placement, *, processes: bool) -> list[Callback]:
+    """Return the callback that watches and trims the pools; none on a CPU. processes: True if workers are processes."""
+    if not placement.devices:
+        return []
+    above = settings.device_pool_trim_above
+    return [
+        Pools(
+            [placement.device(rank) for rank in range(placement.ranks)],
+            processes=processes,
+            device_above=None if above is None else int(size(above)),
+            pinned_above=settings.pinned_pool_trim_above,
+        )
+    ]

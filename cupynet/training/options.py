@@ -1,0 +1,302 @@
+"""The options of parallel training, and the checks of a run before anything is written.
+
+`TrainingOptions` are typed by a user or read from settings. `TrainingOptions.check` refuses what cannot work and
+chooses what is open. Its result, `CheckedOptions`, is what a `ParallelWrapper` is made from.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from cupynet.core.checks import flag, instance, integer, one_of
+from cupynet.core.errors import ConfigError
+from cupynet.core.shared_options import on_device
+from cupynet.core.wording import setting, shown
+from cupynet.data import Shards
+from cupynet.nn import BatchNorm, Layer
+from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, scale_factor
+from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, check_reduce, job
+from cupynet.runs.run import Run
+from cupynet.training.callback_list import by_class_name
+from cupynet.training.callbacks.base import Callback, check_decisions
+from cupynet.training.callbacks.progress import STYLES
+from cupynet.training.fit import Fit
+
+LAUNCHERS = ("thread", "mpi")
+Names: TypeAlias = Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingOptions:
+    """The options of parallel training: the arguments of `ParallelWrapper`, except the model.
+
+    Attributes:
+        workers: number of replicas; by default one per device, on a CPU one per core up to 4, with `mpi` one per rank.
+        averaging_frequency: iterations between averages, or `epoch`, or `end`, or a schedule such as `PostLocal`; by
+            default 3.
+        prefetch_buffer: batches prepared ahead, over all workers; 0 for none.
+        report_score_after_averaging: compute the mean loss over all replicas at each average; by default true.
+        average_updaters: average the optimizer state with the weights; by default true.
+        optimizer: Nesterov(0.01, 0.9) by default; each worker gets a copy.
+        synchronizer: instead of the averaging that `averaging_frequency`, `report_score_after_averaging` and
+            `average_updaters` describe, which must be left out then; each worker gets a copy.
+        learning_rate_scale: multiplies the learning rate: `none`, `linear` (times workers), `sqrt` (times their square
+            root), or a factor.
+        accumulate: number of parts of a batch whose gradients are accumulated, to save memory; an iteration stays one
+            update. A pipeline has `micro_batches` instead.
+        devices: the GPUs, worker r on devices[r % len(devices)]. This process's first worker must be on the model's
+            device. By default all devices; under mpiexec the model's.
+        callbacks: see `Callback`.
+        report_every: iterations between reports to callbacks; 0 for none.
+        timeout_s: seconds that a worker waits for the others.
+        blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
+        run: the folder that callbacks write to, on rank 0.
+        launcher: runs the workers: `thread` or `mpi`. With `mpi` this process is one worker, and the others, started
+            by mpiexec, make the same calls.
+        pipeline: cuts each replica into stages, one per device or core; by default a replica is whole. In a pipeline
+            the model holds the average whenever replicas are evaluated, and after `fit`.
+        reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
+            (Deeplearning4j's legacy averaging); `host`; by default NCCL for several devices if it is installed, else
+            the device. On a CPU only `auto` and `host`, which are the same.
+        data_on_device: keep the images in the memory of each GPU during a fit or an evaluation: true, false, or `auto`,
+            if they take at most a quarter of the free memory. On a CPU only `auto` and false, which are the same.
+        progress: the style of the `Progress` that is added if `callbacks` have none: `auto`, `bar`, `lines` or `none`.
+    """
+
+    workers: int | None = None
+    averaging_frequency: int | str | AveragingSchedule | None = None
+    prefetch_buffer: int = 24
+    report_score_after_averaging: bool | None = None
+    average_updaters: bool | None = None
+    _: KW_ONLY
+    optimizer: Optimizer | None = None
+    synchronizer: Synchronizer | None = None
+    learning_rate_scale: str | float = "none"
+    accumulate: int = 1
+    devices: Sequence[int] | None = None
+    callbacks: Sequence[Callback] = ()
+    report_every: int = 50
+    timeout_s: float = 300.0
+    blas_threads: int | None = None
+    run: Run | str | Path | None = None
+    launcher: str = "thread"
+    pipeline: Pipeline | None = None
+    reduce: str = "auto"
+    data_on_device: bool | str = "auto"
+    progress: str = "auto"
+
+    def check(
+        self, network: Layer, backend: str, device: int | None = None, data: FitData | None = None, names: Names = ()
+    ) -> CheckedOptions:
+        """Refuse what cannot work, and choose what is open. Called once for a run, before anything is written.
+
+        Args:
+            network: built; its weights may be declared only.
+            backend: its name.
+            device: of the model; None if the model is made later, on the device of this process's first worker.
+            data: those of the fit; None if they are not known yet, see `CheckedOptions.check_data`.
+            names: of the callbacks, for messages; by default their classes.
+
+        Raises:
+            ConfigError: its setting is the option, or an argument of an option: `accumulate`, `pipeline.stages`.
+        """
+        options = self._check_values(backend)
+        check_decisions(_named(options.callbacks, names))
+        options._check_accumulate(network)
+        placement = options._check_placement(network, backend, device)
+        reduce = check_reduce(self.reduce, backend, processes=self.launcher == "mpi", stages=placement.stages)
+        layers = [] if options.pipeline is None else options.pipeline.cut(network, placement.stages)
+        synchronizer = options._check_synchronizer()
+        with argument_of("synchronizer"):
+            synchronizer.check(placement.workers, placement.stages)
+        optimizer = Nesterov(0.01, 0.9) if self.optimizer is None else self.optimizer
+        optimizer = _scaled(optimizer, self.learning_rate_scale, placement.workers)
+        checked = CheckedOptions(replace(options, reduce=reduce), placement, layers, synchronizer, optimizer)
+        if data is not None:
+            checked.check_data(network, data, names)
+        return checked
+
+    def _check_values(self, backend: str) -> TrainingOptions:
+        """Return the options with values in their plain types. ConfigError if one is invalid for itself."""
+        if self.optimizer is not None:
+            instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")
+        if self.synchronizer is not None:
+            instance("synchronizer", self.synchronizer, Synchronizer, "ParameterAveraging(3)")
+        if self.pipeline is not None:
+            instance("pipeline", self.pipeline, Pipeline, "Pipeline(stages=2)")
+        return replace(
+            self,
+            prefetch_buffer=integer("prefetch_buffer", self.prefetch_buffer, 0),
+            accumulate=integer("accumulate", self.accumulate, 1),
+            callbacks=[instance("callbacks", each, Callback, "History('history.jsonl')") for each in self.callbacks],
+            report_every=integer("report_every", self.report_every, 0),
+            blas_threads=None if self.blas_threads is None else integer("blas_threads", self.blas_threads, 1),
+            launcher=one_of("launcher", self.launcher, LAUNCHERS),
+            data_on_device=on_device("data_on_device", self.data_on_device, backend),
+            progress=one_of("progress", self.progress, STYLES),
+        )
+
+    def _check_synchronizer(self) -> Synchronizer:
+        """Return the synchronizer, or the averaging that other options describe. ConfigError if there are both."""
+        if self.synchronizer is not None:
+            for name in ("averaging_frequency", "report_score_after_averaging", "average_updaters"):
+                if (value := getattr(self, name)) is not None:
+                    raise ConfigError("the synchronizer decides this: leave one of the two out", name, shown(value))
+            return self.synchronizer
+        frequency, score, updaters = self.averaging_frequency, self.report_score_after_averaging, self.average_updaters
+        return ParameterAveraging(
+            3 if frequency is None else frequency,
+            average_updaters=True if updaters is None else updaters,
+            report_score=True if score is None else flag("report_score_after_averaging", score),
+        )
+
+    def _check_placement(self, network: Layer, backend: str, device: int | None) -> Placement:
+        """Return the number of replicas and stages, and their devices. ConfigError."""
+        ranks = job() if self.launcher == "mpi" else None
+        stages: int | None = 1
+        most, devices = 1, self.devices
+        if self.pipeline is not None:
+            with argument_of("pipeline"):
+                stages, most = self.pipeline.count, self.pipeline.most(network)
+        if ranks is not None and devices is None and device is not None and backend == "cupy":
+            devices = [device]
+        seats = None if ranks is None else ranks.seats
+        placement = Placement.of(backend, self.workers, devices, device or 0, stages, most, seats)
+        first = 0 if ranks is None else ranks.rank
+        if device is not None and placement.devices and placement.device(first) != device:
+            reason = f"replica {first} is the model itself, which is on device {device}: name it first"
+            raise ConfigError(reason, "devices", str(list(placement.devices)))
+        return placement
+
+    def _check_accumulate(self, network: Layer) -> None:
+        """Refuse to cut batches that a pipeline cuts already, or of which layers need the whole. ConfigError."""
+        if self.accumulate == 1:
+            return
+        if self.pipeline is not None:
+            reason = "a pipeline cuts batches into micro-batches already. Leave it at 1, and set micro_batches"
+            raise ConfigError(reason, "accumulate", str(self.accumulate))
+        syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)
+        if syncing is not None:  # replicas may have batches of different numbers of parts
+            reason = f"layer '{syncing.path}' exchanges statistics of whole batches with the other replicas"
+            raise ConfigError(
+                f"{reason}. Use accumulate=1, or sync=false in that layer", "accumulate", str(self.accumulate)
+            )
+
+
+@dataclass(frozen=True)
+class FitData:
+    """What the checks need to know of the data of a fit, which may not have been loaded yet.
+
+    Attributes:
+        examples: training examples, over all workers.
+        batch_size: examples of a worker's batch.
+        augmented: True if images are augmented.
+        validates: True if images kept out of training are evaluated after each epoch.
+        shards: the data if each worker has its own part.
+    """
+
+    examples: int
+    batch_size: int
+    augmented: bool = False
+    validates: bool = False
+    shards: Shards | None = None
+
+    @classmethod
+    def of(cls, fit: Fit) -> FitData:
+        """Describe the data of a fit."""
+        train, validates = fit.train, fit.evaluate_on is not None and fit.split == "validation"
+        shards = train.dataset if isinstance(train.dataset, Shards) else None
+        return cls(len(train.dataset), train.batch_size, bool(train.augment), validates, shards)
+
+
+@dataclass(frozen=True, eq=False)
+class CheckedOptions:
+    """Options that can work here, and what they leave open. Made by `TrainingOptions.check`.
+
+    Attributes:
+        options: with values in their plain types.
+        placement: how many workers, of how many stages, and on which devices.
+        layers: the names of the layers of each stage; empty without a pipeline.
+        synchronizer: the option, or the averaging that other options describe.
+        optimizer: with its learning rate scaled.
+    """
+
+    options: TrainingOptions
+    placement: Placement
+    layers: list[list[str]]
+    synchronizer: Synchronizer
+    optimizer: Optimizer
+
+    @property
+    def parts(self) -> int:
+        """The number of parts into which a replica cuts a batch."""
+        pipeline = self.options.pipeline
+        return self.options.accumulate if pipeline is None else pipeline.micro_batches
+
+    def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
+        """Refuse data that cannot be trained on with these options. ConfigError. names: see `TrainingOptions.check`."""
+        options, workers = self.options, self.placement.workers
+        if data.shards is not None:
+            with argument_of("workers"):
+                data.shards.check_workers(workers)
+        if options.accumulate > data.batch_size:
+            reason = f"must be at most batch_size, which is {data.batch_size}"
+            raise ConfigError(reason, "accumulate", str(options.accumulate))
+        if options.data_on_device is True and data.augmented:
+            raise ConfigError("images are augmented on the host. Use auto, or no augment", "data_on_device", "true")
+        batch = -(-min(data.batch_size, data.examples) // self.parts)
+        for layer in network.walk():
+            vectors = isinstance(layer, BatchNorm) and layer.input.features == layer.input.shape[-1]
+            if vectors and batch * (workers if layer.syncs_replicas else 1) == 1:
+                raise ConfigError(
+                    f"layer '{layer.path}', a BatchNorm, sees one example at a time and cannot learn its statistics: "
+                    "use larger batches, or fewer parts of each",
+                    "batch_size",
+                    str(data.batch_size),
+                )
+        for name, callback in _named(options.callbacks, names).items():
+            self._check_validation(name, callback, data)
+        with argument_of("optimizer"):
+            self._check_validation("learning_rate", self.optimizer.learning_rate, data)
+
+    def _check_validation(self, name: str, part: Callback | Schedule, data: FitData) -> None:
+        """Refuse a part that compares epochs, if they are not evaluated on images kept out of training. ConfigError."""
+        if not part.needs_validation:
+            return
+        if not data.validates:
+            images = setting("data", "validation", 5000, python="fit(..., evaluate_on=images, split='validation')")
+            raise ConfigError(f"needs an evaluation of images kept out of training after each epoch: {images}", name)
+        if not self.synchronizer.evaluates and self.placement.workers > 1:
+            every = setting("parallel", "averaging_frequency", "epoch")
+            reason = f"compares epochs, and replicas {self.synchronizer} are not evaluated after each: set {every}"
+            raise ConfigError(reason, name)
+
+
+@contextmanager
+def argument_of(part: str) -> Iterator[None]:
+    """Name an argument of a part in its errors, such as `pipeline.stages`, or the part."""
+    try:
+        yield
+    except ConfigError as error:
+        name = f"{part}.{error.setting}" if error.setting else part
+        raise ConfigError(error.reason, name, error.value) from error
+
+
+def _named(callbacks: Sequence[Callback], names: Names) -> Mapping[str, Callback]:
+    """Return callbacks by what messages call them."""
+    return dict(zip(names, callbacks, strict=True)) if names else by_class_name(callbacks)
+
+
+def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
+    """Return the optimizer with its learning rate scaled."""
+    factor = scale_factor(scale, workers)
+    if factor == 1:
+        return optimizer
+    optimizer = copy.copy(optimizer)
+    optimizer.learning_rate = Scaled(optimizer.learning_rate, factor)
+    return optimizer
