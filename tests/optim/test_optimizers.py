@@ -219,10 +219,11 @@ def test_a_norm_to_clip_at_is_positive() -> None:
             SGD(0.1, max_grad_norm=norm)
 
 
-@pytest.mark.parametrize(("wrong", "shown"), [(SGD, "the class SGD"), ("adam", "a str"), (0.1, "a float")])
-def test_objects_that_are_not_optimizers_are_refused(wrong: Any, shown: str) -> None:
-    with pytest.raises(ConfigError, match=f"optimizer is {shown}: must be an Optimizer"):
+@pytest.mark.parametrize("wrong", [SGD, "adam", 0.1])
+def test_objects_that_are_not_optimizers_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
         ParallelWrapper(small_model(), optimizer=wrong)
+    assert caught.value.setting == "optimizer"
 
 
 def test_a_string_is_not_a_learning_rate() -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from cupynet.commands.evaluate import evaluate
 from cupynet.commands.train import prepare
-from cupynet.config import compose
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from tests.support.commands import run_folder
 from tests.support.documentation import run_guide
@@ -78,8 +77,3 @@ def test_bad_settings_are_refused_and_leave_no_files(
         prepare(settings_of(*TRAIN, *arguments))
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "here").iterdir())
-
-
-def test_shards_of_other_data_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data=shards data\.fol"):
-        compose(["data=synthetic", "data.shards=../shards", "data.storage=sharded"])
