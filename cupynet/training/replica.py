@@ -99,7 +99,7 @@ class Replica:
         self.clock, self.check = Clock(), StepCheck()
         self.losses: Array | None = 0.0
         self._tallies: list[Tally] = []
-        self._shares_gradients = False
+        self._shares_gradients = self._moves_with_others = False
         optimizer.init(model.params, model.backend)
         self.optimizer_state: Mapping[str, Array] = optimizer.state
 
@@ -107,6 +107,7 @@ class Replica:
         """Train together with others."""
         self.groups, self.replicas, self.clock, self.check = groups, groups.replicas, clock, check
         self._shares_gradients = synchronizer.shares_gradients
+        self._moves_with_others = synchronizer.shares_gradients and groups.replicas.size > 1
         self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
 
     def tally(self, *, losses: bool = True) -> Tally:
@@ -209,12 +210,14 @@ class Replica:
     def update(self, iteration: int, step: Step | None = None) -> None:
         """Update the weights at the learning rate of `iteration`, and set the gradient to zero.
 
+        A replica without samples does not move, unless it shares the gradients of others.
+
         step: that of `gradient`; without it the norm of the gradient is computed again.
         """
-        if self.scaler is not None and self.scaler.skipping:
+        alone_without_samples = step is not None and not step.samples and not self._moves_with_others
+        if alone_without_samples or (self.scaler is not None and self.scaler.skipping):
             return
-        changed = step is None or self._shares_gradients
-        self._optimize(iteration, None if changed or step is None else step.squared_norm)
+        self._optimize(iteration, None if step is None or self._shares_gradients else step.squared_norm)
         self.updates += 1
 
     def _optimize(self, iteration: int, squared_norm: Array | None) -> None:

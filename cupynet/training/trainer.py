@@ -226,13 +226,10 @@ class Trainer:
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
         with measure("averaging", "averaging of gradients"):
-            update = synchronizer.before_update(replica, step.samples)
-        if update is None:
-            raise ConfigError(f"{type(synchronizer).__name__}.before_update returned None: return True or False")
-        if update:
-            self.world.check()  # a worker that timed out must not touch the user's model
-            with measure("compute", "update"):
-                replica.update(self.iteration, step)
+            synchronizer.before_update(replica, step.samples)
+        self.world.check()  # a worker that timed out must not touch the user's model
+        with measure("compute", "update"):
+            replica.update(self.iteration, step)
         with measure("averaging", "averaging of weights"):
             average = synchronizer.after_update(replica, self.iteration)
         self.iteration, self.round = self.iteration + 1, self.round + 1

@@ -284,7 +284,6 @@ def test_gradients_that_a_synchronizer_changes_are_clipped_afterwards():
     class Louder(Synchronizer):
         def before_update(self, replica, samples):
             replica.params.grad[...] *= 1000
-            return True
 
     model = small_model("double")
     before = model.weights()

@@ -202,25 +202,12 @@ def test_a_synchronizer_is_copied_once_per_wrapper():
 
         def before_update(self, replica, samples):
             self.rounds += 1
-            return False  # nobody moves
 
     described = Counting()
     with ParallelWrapper(small_model(), 2, synchronizer=described) as wrapper:
         wrapper.fit(Loader(small_dataset(20), 4), 1).fit(Loader(small_dataset(20), 4), 2)
         assert wrapper.trainer.synchronizer.rounds == 9
     assert described.rounds == 0  # a description, of which each worker has a copy
-
-
-def test_a_synchronizer_that_returns_nothing_is_refused():
-    class Forgetful(Synchronizer):
-        def before_update(self, replica, samples):
-            pass
-
-    with (
-        ParallelWrapper(small_model(), 2, synchronizer=Forgetful()) as wrapper,
-        pytest.raises(ConfigError, match="Forgetful.before_update returned None"),
-    ):
-        wrapper.fit(Loader(small_dataset(20), 4), 1)
 
 
 def test_callbacks_are_the_users_on_rank_0_and_copies_elsewhere():

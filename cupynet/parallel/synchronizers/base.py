@@ -57,14 +57,14 @@ class Synchronizer:
         class GradientMean(Synchronizer):
             def before_update(self, replica, samples):
                 self.communicator.allreduce_mean([replica.params.grad], samples)
-                return True
 
     Attributes:
         communicator: connects this replica to the others; exists after `start`.
         schedule: decides when replicas are averaged; None: `after_update` acts in every iteration.
         average_updaters: True if identical replicas have identical optimizer state.
-        shares_gradients: True if `before_update` may change gradients: replicas then have one loss scale, and the
-            gradient norm is computed again before clipping. False if each replica makes its own steps.
+        shares_gradients: True if `before_update` may change gradients: then all replicas move in every round, also one
+            without a batch; they have one loss scale, and the gradient norm is computed again before clipping. False
+            if each replica makes its own steps.
     """
 
     communicator: Communicator
@@ -118,12 +118,11 @@ class Synchronizer:
         """Return the flat vectors (P,), besides the buffers, that are equal on identical replicas."""
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
-    def before_update(self, replica: ReplicaView, samples: int) -> bool:
-        """Called after the gradients of a round. Return True if the optimizer is to move the weights.
+    def before_update(self, replica: ReplicaView, samples: int) -> None:
+        """Called after the gradients of a round.
 
         samples: the size of this worker's batch; 0 without one, and the gradients are zero.
         """
-        return samples > 0
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         """Called after iteration `iteration` (from 0). Return the average, if any; the same on every worker."""

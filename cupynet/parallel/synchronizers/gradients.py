@@ -106,12 +106,10 @@ class GradientSharing(Synchronizer):
     def shared(self, replica: ReplicaView) -> list[Array]:
         return super().shared(replica) if self._encoder is None else [replica.params.master]
 
-    def before_update(self, replica: ReplicaView, samples: int) -> bool:
+    def before_update(self, replica: ReplicaView, samples: int) -> None:
         self._samples = samples
-        if self.communicator.size == 1 or self._encoder is not None:
-            return samples > 0
-        self._share_gradients(replica.params, samples)
-        return True
+        if self.communicator.size > 1 and self.encoding is None:
+            self._share_gradients(replica.params, samples)
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         self._next = iteration + 1

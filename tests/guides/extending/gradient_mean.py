@@ -9,4 +9,3 @@ class GradientMean(Synchronizer):
     def before_update(self, replica, samples):
         # called on every worker in every round: one without a batch has zero gradients and counts for nothing
         self.communicator.allreduce_mean([replica.params.grad], samples)
-        return True  # also where this worker had no batch: all replicas move alike

@@ -1,7 +1,7 @@
 """A layer: a weight for each feature."""
 
 from cupynet import Layer
-from cupynet.nn import Filled, no_backward
+from cupynet.nn import Filled
 
 
 class Scale(Layer):
@@ -12,10 +12,8 @@ class Scale(Layer):
         return input
 
     def forward(self, x, context):
-        factor = self.factor
-
         def backward(dy):
-            factor.grad[...] += (dy * x).sum(axis=0)
-            return dy * factor.data
+            self.factor.grad[...] += (dy * x).sum(axis=0)
+            return dy * self.factor.data
 
-        return x * factor.data, backward if context.train else no_backward
+        return x * self.factor.data, backward
