@@ -215,17 +215,17 @@ class Sequential(Layer):
                 steps.append(([name], layer))
             else:
                 steps[-1] = ([*names, name], pair)
-                pair.path = f"{before.path}+{name}"
+                pair.path, pair.needs_dx = f"{before.path}+{name}", before.needs_dx
                 layer.fused = (pair,)
         return steps
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        derivatives: list[tuple[Backward, tuple[int, ...]]] = []
+        derivatives: list[tuple[Layer, Backward, tuple[int, ...]]] = []
         for _, layer in self.steps:
             shape = x.shape
             x, derivative = layer.forward(x, context)
             if context.train:
-                derivatives.append((derivative, shape))
+                derivatives.append((layer, derivative, shape))
             del derivative
         if not context.train:
             return x, no_backward
@@ -236,13 +236,14 @@ class Sequential(Layer):
             handed = [dy]  # to the derivative, so that the gradient can go when that has read it
             del dy
             while derivatives:
-                derivative, shape = derivatives.pop()  # with the arrays of the layer after
+                layer, derivative, shape = derivatives.pop()  # with the arrays of the layer after
                 dx = derivative(handed.pop())
-                if dx is None:  # no layer before has weights
+                if dx is None and not layer.needs_dx:  # no layer before has weights
                     derivatives.clear()
                     return None
-                if dx.shape != shape or not dx.flags.c_contiguous:
-                    raise ConfigError(f"a layer's derivative of shape {dx.shape}: must be contiguous, {shape}")
+                if dx is None or dx.shape != shape or not dx.flags.c_contiguous:
+                    found = "None" if dx is None else f"an array of shape {dx.shape}"
+                    raise ConfigError(f"layer '{layer.path}': its derivative is {found}: must be contiguous, {shape}")
                 handed.append(dx)
                 del dx
             return handed.pop()

@@ -13,14 +13,14 @@ import math
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
-from cupynet.nn.init import Initializer
+from cupynet.nn.init import Initializer, initializer
 
 ALIGNMENT = 64  # bytes
 
@@ -55,6 +55,15 @@ class Parameter(Named):
     master: Array = field(default=None, repr=False)
     data: Array = field(default=None, repr=False)
     grad: Array = field(default=None, repr=False)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse to replace a view: a layer that did so would never be trained. AttributeError."""
+        before = self.__dict__.get(name)
+        if name in ("master", "data", "grad") and before is not None and value is not before:
+            raise AttributeError(
+                f"weight '{self.name}': write into {name}, as in {name}[...] += ..., do not replace it"
+            )
+        super().__setattr__(name, value)
 
 
 @dataclass
@@ -279,9 +288,13 @@ class Scope:
         """The name of the layer being built, for messages; empty at the top."""
         return self.prefix.rstrip(".")
 
-    def add(self, name: str, shape: tuple[int, ...], init: Initializer, *, decay: bool = True) -> Parameter:
-        """Declare the weight `name` of this layer."""
-        return self.params.add(Parameter(self.prefix + name, shape, init, decay))
+    def add(self, name: str, shape: tuple[int, ...], init: str | Initializer, *, decay: bool = True) -> Parameter:
+        """Declare the weight `name` of this layer. init: an initializer or its name, such as `he`.
+
+        Raises:
+            ConfigError: there is no such initializer.
+        """
+        return self.params.add(Parameter(self.prefix + name, shape, initializer(init), decay))
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float = 0.0) -> Buffer:
         """Declare the buffer `name` of this layer, filled with `fill`."""

@@ -269,7 +269,9 @@ class CheckedOptions:
         if not part.needs_validation:
             return
         if not data.validates:
-            images = setting("data", "validation", 5000, python="fit(..., evaluate_on=images, split='validation')")
+            images = setting(
+                "data", "validation", 5000, python="fit(..., evaluate_on=(images, labels), split='validation')"
+            )
             raise ConfigError(f"needs an evaluation of images kept out of training after each epoch: {images}", name)
         if not self.synchronizer.evaluates and self.placement.workers > 1:
             every = setting("parallel", "averaging_frequency", "epoch")

@@ -162,7 +162,7 @@ class Trainer:
                 np.errstate(over="ignore", invalid="ignore", divide="ignore"),
                 self.feeds.of_fit(fit.train, fit.evaluate_on) as feed,
             ):
-                self.replica.begin(
+                self.replica.begin(  # a GPU may ask for the batch of an earlier step that was not finite
                     lambda iteration: self.feeds.reload(self.epoch, self.round + iteration - self.iteration)
                 )
                 self.synchronizer.begin(self.replica)
@@ -242,11 +242,13 @@ class Trainer:
         self.world.check()
         if self.report_every and self.iteration % self.report_every == 0:
             self.statistics.count()
+            with self.statistics.clock.measure("averaging", "agreement"):
+                sent = self.world.gather_numbers(self.statistics.clock.bytes_sent).sum()
             report = self.statistics.report(
                 iteration=self.iteration,
                 epoch=self.epoch,
                 learning_rate=self.schedule(self.iteration - 1),
-                bytes_sent=int(self.world.gather_numbers(self.statistics.clock.bytes_sent).sum()),
+                bytes_sent=int(sent),
             )
             self.emit("on_report", report)
         self.emit("on_iteration_end")  # last: a state taken here includes everything of this round
@@ -278,9 +280,11 @@ class Trainer:
 
     def _averaged(self, average: Average) -> None:
         """After an average, agree on a loss scale and record the measurements for the next report."""
-        if self.replica.scaler is not None:
-            self.replica.scaler.agree(self.groups.replicas)
-        self.statistics.averaged(average.over(self.groups.stages))
+        with self.statistics.clock.measure("averaging", "agreement"):
+            if self.replica.scaler is not None:
+                self.replica.scaler.agree(self.groups.replicas)
+            average = average.over(self.groups.stages)
+        self.statistics.averaged(average)
 
     def _end_epoch(self, fit: Fit) -> None:
         """Make the average that the rules ask for here, then evaluate replicas that are identical."""
@@ -292,6 +296,8 @@ class Trainer:
             self.evaluation = self.evaluate(fit.evaluate_on)
             if self.schedule.monitor is not None:
                 self.schedule.learn(getattr(self.evaluation, self.schedule.monitor))
+        with self.statistics.clock.measure("averaging", "agreement"):
+            self.world.barrier()  # the time of the epoch includes waiting for its last worker
         record = self.statistics.epoch_record(
             self.world.gather_numbers(*self.statistics.epoch()),
             self.groups.stages.size,

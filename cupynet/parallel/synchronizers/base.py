@@ -62,15 +62,20 @@ class Synchronizer:
         communicator: connects this replica to the others; exists after `start`.
         schedule: decides when replicas are averaged; None: `after_update` acts in every iteration.
         average_updaters: True if identical replicas have identical optimizer state.
-        shares_gradients: True if `before_update` may change gradients: then all replicas move in every round, also one
-            without a batch; they have one loss scale, and the gradient norm is computed again before clipping. False
-            if each replica makes its own steps.
     """
 
     communicator: Communicator
     schedule: AveragingSchedule | None = None
     average_updaters: bool = True
-    shares_gradients: bool = True
+
+    @property
+    def shares_gradients(self) -> bool:
+        """True if `before_update` may change gradients; False if each replica makes its own steps.
+
+        If True, all replicas move in every round, also one without a batch; they have one loss scale, and the gradient
+        norm is computed again before clipping. By default True for a class that has a `before_update`.
+        """
+        return type(self).before_update is not Synchronizer.before_update
 
     @property
     def averaging_frequency(self) -> int | str | None:
