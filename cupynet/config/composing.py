@@ -91,7 +91,7 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise refusal(error, schema) from error
-    refuse_contradictions(plain, overrides)
+    refuse_contradictions(config, plain, overrides)
     asked = [name_of(each) for each in overrides]
     for_chosen_classes(plain, asked)
     data = plain.get("data")
@@ -106,26 +106,34 @@ def typed(overrides: Sequence[str]) -> dict[str, Any]:
     return flat({each.key_or_group: each.value() for each in parsed})
 
 
-def refuse_contradictions(plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Refuse a setting of `parallel` typed beside another value of the argument that refers to it. ConfigError.
+def refuse_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse a setting of `parallel` beside another value of the argument that would refer to it. ConfigError.
 
     A setting that a part does not use is accepted: another job of a sweep may use it.
     """
-    given = typed(overrides)
-    parallel: Any = plain.get("parallel")
+    given, references = typed(overrides), [*map(str, unresolved(config).values())]
     for name, argument in ARGUMENTS.items():
         key, other = f"parallel.{name}", f"parallel.synchronizer.{argument}"
         below = {each: value for each, value in given.items() if each == other or each.startswith(f"{other}.")}
-        replaced = other in below or f"{other}._target_" in below
-        if not replaced or key not in given or f"${{{key}}}" in map(str, below.values()):
+        if key not in given or not below or f"${{{key}}}" in references:
             continue
-        mine, its = parallel[name], parallel["synchronizer"].get(argument)
-        if mine != its:
-            raise ConfigError(f"contradicts {other}={written(its)}: leave one of them out", key, written(mine))
+        mine = plain["parallel"][name]
+        if mine not in below.values():
+            its = " ".join(f"{each}={written(value)}" for each, value in below.items())
+            raise ConfigError(f"contradicts {its}: leave one of them out", key, written(mine))
 
 
-def as_typed(error: ConfigError, config: DictConfig) -> ConfigError:
-    """Return an error about a setting that refers to another one as an error about that one, which users type."""
-    plain = flat(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False)))
-    reference = re.fullmatch(r"\$\{([\w.]+)\}", str(plain.get(error.setting)))
-    return error if reference is None else ConfigError(error.reason, reference[1], error.value)
+def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:
+    """Return an error about a setting that refers to another one as an error about that one, which users type.
+
+    If users typed the reference itself, the error stays.
+    """
+    reference = re.fullmatch(r"\$\{(\w[\w.]*)\}", str(unresolved(config).get(error.setting)))
+    if reference is None or error.setting in typed(overrides):
+        return error
+    return ConfigError(error.reason, reference[1], error.value)
+
+
+def unresolved(config: DictConfig) -> dict[str, Any]:
+    """Return the settings by their dotted keys, with references such as ${epochs} as they are written."""
+    return flat(cast("dict[str, Any]", OmegaConf.to_container(config, resolve=False)))

@@ -38,8 +38,7 @@ KEYS = {
     **{
         name: f"parallel.{name}"
         for name in (
-            *("averaging_frequency", "prefetch_buffer", "report_score_after_averaging", "average_updaters"),
-            *("synchronizer", "learning_rate_scale", "timeout_s", "launcher", "pipeline", "reduce"),
+            *("prefetch_buffer", "synchronizer", "learning_rate_scale", "timeout_s", "launcher", "pipeline", "reduce"),
         )
     },
 }
@@ -96,7 +95,10 @@ class Experiment:
         return build_as(kind, node, key, self.settings.trusted_modules)
 
     def _options(self, stages: int | None) -> TrainingOptions:
-        """Return the options of training. ConfigError."""
+        """Return the options of training. ConfigError.
+
+        The synchronizer is always set: its settings refer to those of `parallel`, such as `averaging_frequency`.
+        """
         settings, parallel = self.settings, self.settings.parallel
         workers, pipeline = settings.workers, None
         if parallel.pipeline is not None:

@@ -339,7 +339,7 @@ class _Command(Generic[S, T]):
         try:
             return self.prepare(settings)
         except ConfigError as error:
-            raise as_typed(error, config) from error
+            raise as_typed(error, config, job_overrides()) from error
 
     def _settings(self, config: DictConfig) -> S:
         """Return the valid settings of the job. ConfigError, DataError."""

@@ -108,16 +108,19 @@ class _Span(AbstractContextManager[None]):
         self._timed = nullcontext() if clock.timer is None else clock.timer.span(name, part)
 
     def __enter__(self) -> None:
-        self._clock.inside.append(0.0)
         self._began = time.perf_counter()
         self._timed.__enter__()
+        self._clock.inside.append(0.0)
 
     def __exit__(self, *error: Any) -> None:
-        self._timed.__exit__(*error)
-        took, clock = time.perf_counter() - self._began, self._clock
-        setattr(clock, self._part, getattr(clock, self._part) + took - clock.inside.pop())
-        if clock.inside:
-            clock.inside[-1] += took
+        clock = self._clock
+        try:
+            self._timed.__exit__(*error)
+        finally:
+            took = time.perf_counter() - self._began
+            setattr(clock, self._part, getattr(clock, self._part) + took - clock.inside.pop())
+            if clock.inside:
+                clock.inside[-1] += took
 
 
 @dataclass

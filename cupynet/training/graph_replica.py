@@ -144,15 +144,15 @@ class GraphReplica(Replica):
         self._rounds = 0  # that ran ahead since `complete`
         self._launched: list[int] = []  # their iterations, without those that had no batch
         self._loss: Array = None
-        self._scheduled = False
+        self._may_run_ahead = False
         self._norm: Array | None = None  # of the gradient, for the update
 
     # gradient and update, each launched as a whole --------------------------------------------------------------------
 
     def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
-        """See `Replica.join`. Only synchronizers with a schedule leave rounds in which nothing is exchanged."""
+        """See `Replica.join`."""
         super().join(groups, synchronizer, clock, check)
-        self._scheduled = synchronizer.schedule is not None
+        self._may_run_ahead = synchronizer.may_run_ahead
 
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
         """See `Replica.begin`."""
@@ -194,7 +194,7 @@ class GraphReplica(Replica):
 
     @property
     def _ahead(self) -> bool:
-        return self._reload is not None and self._scheduled and self.check.may_wait and not self.graphs.singly
+        return self._reload is not None and self._may_run_ahead and self.check.may_wait and not self.graphs.singly
 
     def launch_singly(self, wanted: bool) -> None:
         self.complete()

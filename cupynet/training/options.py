@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from cupynet.core.checks import flag, instance, integer, one_of
+from cupynet.core.checks import flag, instance, integer, number, one_of
 from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import on_device
 from cupynet.core.wording import setting, shown
@@ -103,7 +103,7 @@ class TrainingOptions:
             names: of the callbacks, for messages; by default their classes.
 
         Raises:
-            ConfigError: its setting is the option, or an argument of an option: `accumulate`, `pipeline.stages`.
+            ConfigError: its setting is the option, an argument of one (`pipeline.stages`), or the name of a callback.
         """
         options = self._check_values(backend)
         check_decisions(_named(options.callbacks, names))
@@ -129,8 +129,15 @@ class TrainingOptions:
             instance("synchronizer", self.synchronizer, Synchronizer, "ParameterAveraging(3)")
         if self.pipeline is not None:
             instance("pipeline", self.pipeline, Pipeline, "Pipeline(stages=2)")
+        for name, what in (("callbacks", "callbacks"), ("devices", "the numbers of GPUs")):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple) and not (name == "devices" and value is None):
+                raise ConfigError(f"must be a list of {what}", name, shown(value))
+        if self.run is not None and not isinstance(self.run, Run | str | Path):
+            raise ConfigError("must be a Run, or the path of a folder", "run", shown(self.run))
         return replace(
             self,
+            timeout_s=number("timeout_s", self.timeout_s, above=0, unit="seconds"),
             prefetch_buffer=integer("prefetch_buffer", self.prefetch_buffer, 0),
             accumulate=integer("accumulate", self.accumulate, 1),
             callbacks=[instance("callbacks", each, Callback, "History('history.jsonl')") for each in self.callbacks],
@@ -272,7 +279,7 @@ class CheckedOptions:
             images = setting(
                 "data", "validation", 5000, python="fit(..., evaluate_on=(images, labels), split='validation')"
             )
-            raise ConfigError(f"needs an evaluation of images kept out of training after each epoch: {images}", name)
+            raise ConfigError(f"needs evaluations of images kept out of training: {images}", name)
         if not self.synchronizer.evaluates and self.placement.workers > 1:
             every = setting("parallel", "averaging_frequency", "epoch")
             reason = f"compares epochs, and replicas {self.synchronizer} are not evaluated after each: set {every}"

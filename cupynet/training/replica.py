@@ -79,7 +79,7 @@ class Replica:
         replicas: those that train together, with which layers may exchange values; None for one alone.
         scaler: finds the loss scale, if 16 bits are stored and `join` was called; else None.
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
-            pipeline that has none.)
+            pipeline that has none; of several batches, after `complete`, if rounds run ahead of the host.)
         groups: the communicators of this worker.
         clock: receives the seconds of waiting for other stages and for rounds that run ahead.
         check: looks at each step before it is used.

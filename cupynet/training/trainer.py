@@ -156,8 +156,8 @@ class Trainer:
         """
         for loader in filter(None, (fit.train, fit.evaluate_on)):
             check_same_data(loader, self.world)
-        self._begin(fit)
         try:
+            self._begin(fit)
             with (
                 np.errstate(over="ignore", invalid="ignore", divide="ignore"),
                 self.feeds.of_fit(fit.train, fit.evaluate_on) as feed,
@@ -226,7 +226,9 @@ class Trainer:
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
         with measure("averaging", "averaging of gradients"):
-            synchronizer.before_update(replica, step.samples)
+            returned: object = synchronizer.before_update(replica, step.samples)  # type: ignore[func-returns-value]
+        if returned is not None:
+            raise ConfigError(f"{type(synchronizer).__name__}.before_update returned {returned!r:.40}: return nothing")
         self.world.check()  # a worker that timed out must not touch the user's model
         with measure("compute", "update"):
             replica.update(self.iteration, step)

@@ -282,6 +282,8 @@ def test_gradients_that_a_synchronizer_changes_are_clipped_afterwards():
     """Also with a single worker."""
 
     class Louder(Synchronizer):
+        shares_gradients = True
+
         def before_update(self, replica, samples):
             replica.params.grad[...] *= 1000
 

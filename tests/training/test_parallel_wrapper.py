@@ -197,6 +197,8 @@ def test_data_are_released_after_use(workers):
 
 def test_a_synchronizer_is_copied_once_per_wrapper():
     class Counting(Synchronizer):
+        shares_gradients = False
+
         def __init__(self):
             self.rounds = 0
 

@@ -68,6 +68,7 @@ class GradientSharing(Synchronizer):
         score_every: int = 10,
     ) -> None:
         self.encoding = _encoding(encoding)
+        self.shares_gradients = self.encoding is None
         self.reduce = one_of("reduce", reduce, ("mean", "sum"))
         self.wire = one_of("wire", wire, WIRES)
         if self.encoding is not None and self.wire != "exact":
@@ -77,10 +78,6 @@ class GradientSharing(Synchronizer):
         self._tally = Tally()  # since the last score
         self._next = 0  # iteration
         self._samples = 0  # of this worker's batch
-
-    @property
-    def shares_gradients(self) -> bool:
-        return self.encoding is None
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)

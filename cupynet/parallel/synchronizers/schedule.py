@@ -174,8 +174,8 @@ class Adaptive(AveragingSchedule):
 
     def __init__(self, target: float, first: int = 1, most: int = 100) -> None:
         self.target = number("Adaptive target", target, above=0)
-        self.first = integer("Adaptive first", first, 1)
-        self.most = integer("Adaptive most", most, self.first, ": not before `first`")
+        self.most = integer("Adaptive most", most, 1)
+        self.first = integer("Adaptive first", first, 1, most=self.most, why="`most`, the longest period")
         self.period = float(self.first)
         self._rounds = 0  # since the last average
 

@@ -60,7 +60,8 @@ class NonFinite(Callback):
             self._others = len(np.unique(every, axis=0)) - len(self._skipped)
 
     def state(self) -> dict[str, Any]:
-        return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2)}
+        return {"skipped": np.array(self._skipped, np.int64).reshape(-1, 2), "others": self._others}
 
     def restore(self, state: dict[str, Any]) -> None:
         self._skipped[:] = [(int(epoch), int(batch)) for epoch, batch in state["skipped"]]
+        self._others = int(state.get("others", 0))  # earlier versions did not save it

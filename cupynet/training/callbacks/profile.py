@@ -152,14 +152,16 @@ class Timer:
         self._wait()
         inside, began = self._inside, time.perf_counter_ns()
         inside.append(0)
-        yield
-        self._wait()
-        took = time.perf_counter_ns() - began
-        if inside is self._inside:  # otherwise `end` was called meanwhile
-            own = took - inside.pop()
-            if inside:
-                inside[-1] += took
-            self.spans.append(Span(name, kind, began - self._zero, took, own))
+        try:
+            yield
+            self._wait()
+        finally:
+            took = time.perf_counter_ns() - began
+            if inside is self._inside:  # otherwise `end` was called meanwhile
+                own = took - inside.pop()
+                if inside:
+                    inside[-1] += took
+                self.spans.append(Span(name, kind, began - self._zero, took, own))
 
     def _forward(self, path: str, forward: Callable[..., Any], x: Any, context: Context) -> Any:
         with self.span(path, "forward" if context.train else "evaluation"):

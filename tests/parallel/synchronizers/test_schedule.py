@@ -130,7 +130,7 @@ def test_a_schedule_resumes_from_its_state(make: Any) -> None:
         (lambda: PostLocal(1, 0), "averaging_frequency=0: must be"),
         (lambda: Adaptive(0.0), "Adaptive target=0.0: must be a number above 0"),
         (lambda: Adaptive(0.1, 0), "Adaptive first=0: must be an integer of at least 1"),
-        (lambda: Adaptive(0.1, 5, 4), "Adaptive most=4: must be an integer of at least 5"),
+        (lambda: Adaptive(0.1, 5, 4), "Adaptive first=5: must be at most 4"),
     ],
 )
 def test_invalid_arguments_are_refused(make: Any, message: str) -> None:
