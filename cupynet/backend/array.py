@@ -9,13 +9,13 @@ Array: TypeAlias = Any  # NumPy's or CuPy's, which share no base class
 
 
 def looks_channels_first(shape: Sequence[int]) -> bool:
-    """Return True if the shape of an image, taken as (H, W, C), is much more likely (C, H, W)."""
+    """Return True if the shape of an image, meant as (H, W, C), is probably (C, H, W)."""
     channels, height, width = shape
     return channels <= 4 < min(height, width) and max(height, width) <= 4 * min(height, width)
 
 
 def layout_hint(found: Sequence[int], expected: Sequence[int]) -> str:
-    """Return a hint on how to transpose channels-first images, to end a message about a wrong shape; or "".
+    """Return the end of a message about a wrong shape: how to transpose channels-first images, or "".
 
     Args:
         found: (N, H, W, C) or (H, W, C).

@@ -90,15 +90,15 @@ class Shared:
 
 
 class BatchOps(Device):
-    """Batches of a data set."""
+    """Operations that load the batches of a data set."""
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
-        """The images of a batch, scaled: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
+        """Return scaled images of a batch: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
 
-        Not borrowed: a prefetch thread calls this.
+        The array is not borrowed from the workspace, because a prefetch thread calls this.
 
         Raises:
-            IndexError: there is no such image.
+            IndexError: an index is out of range.
         """
         batch, wide = self.asarray(images[samples]), self.policy.accumulate
         x = batch * self.asarray(np.array(pixels.scale, wide))
@@ -107,11 +107,11 @@ class BatchOps(Device):
         return x.astype(self.policy.storage)
 
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """Return an object that makes batches of a data set on this device; the worker calls this in its own thread.
+        """Return an object that makes batches of a data set on this device. Called in the worker's thread.
 
         Args:
             data, batch_size: the data set, and the size of its largest batch.
-            on_device: keep the images on the device: true, false, or `auto`, if they fit.
+            on_device: True to keep the images on the device; `auto` to keep them if they fit.
             shared: data shared by all workers of the process.
         """
         return Transfer(self, data)

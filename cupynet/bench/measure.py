@@ -123,7 +123,7 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
         rate = experiment.settings.batch_size / timed(step, replica.backend, seconds)
         replica.complete()
         if isinstance(replica, GraphReplica) and replica.graphs.refused:
-            raise ConfigError(f"{replica.graphs.refused}: the step cannot be captured as a graph")
+            raise ConfigError(f"the step cannot be captured as a graph: {replica.graphs.refused}")
         return float(trainer.world.gather_numbers(rate).sum())
 
     options = replace(experiment.options, workers=workers, blas_threads=1)
@@ -141,7 +141,7 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
     images = backend.load_images(pixels, samples)
     batch = Batch(index=0, epoch=0, images=images, labels=labels, samples=samples, steady=True)
     replica.optimizer.learning_rate.span(0, 10**6, epoch=10**6, epochs=1)
-    replica.begin(lambda iteration: batch)  # with this a GPU may run ahead, as in training without averages
+    replica.begin(lambda iteration: batch)  # lets a GPU run ahead, as in training between averages
     measure = trainer.statistics.clock.measure
 
     def step() -> None:
@@ -155,7 +155,7 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
 
 
 def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Data, images: int) -> float:
-    """Return images per second of the whole loop with these options: with loading, averaging and logging."""
+    """Return images per second of the whole training loop, including loading, averaging and logging."""
     epochs = -(-images // len(data.train))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -177,7 +177,7 @@ def torch_network(experiment: Experiment) -> str:
     model, optimizer = experiment.model(), type(experiment.optimizer).__name__
     if optimizer not in OPTIMIZERS or type(model.loss) is not SoftmaxNLL:
         raise ConfigError(
-            f"PyTorch is measured with softmax and cross-entropy and one of {', '.join(OPTIMIZERS)}, not with "
+            f"PyTorch is measured only with softmax cross-entropy and one of {', '.join(OPTIMIZERS)}, not with "
             f"{type(model.loss).__name__} and {optimizer}",
             setting="peers",
             value="torch",

@@ -1,4 +1,4 @@
-"""Command-line options of commands that take no settings."""
+"""Command-line arguments of commands without Hydra settings."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cupynet.core.errors import ConfigError
 
 
 class Arguments(argparse.ArgumentParser):
-    """A parser of command-line options that raises ConfigError, which is reported in one line."""
+    """An argument parser that raises ConfigError, so that errors are reported in one line."""
 
     def __init__(self, prog: str, description: str, epilog: str) -> None:
         raw = argparse.RawDescriptionHelpFormatter  # keeps the line breaks of examples
         super().__init__(prog=prog, description=description, epilog=epilog, formatter_class=raw, allow_abbrev=False)
 
     def add_run(self) -> None:
-        """Add the argument `run`, a path."""
+        """Add the argument `run`: a Path."""
         self.add_argument("run", type=Path, help="the folder of a finished run, or one of its checkpoints")
 
     def add_trusted_modules(self) -> None:
-        """Add the option `--trusted-modules`, a list of names."""
+        """Add the option `--trusted-modules`: a list of names."""
         named = "comma-separated modules whose classes the run may use"
         self.add_argument("--trusted-modules", type=_names, default=[], metavar="NAMES", help=named)
 

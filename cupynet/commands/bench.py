@@ -42,9 +42,9 @@ def prepare(settings: BenchSettings) -> Bench:
 
     refuse_fast_dev_run(settings, "bench")
     if settings.parallel.launcher == "mpi":
-        raise ConfigError("bench measures threads of one process; leave it out", "parallel.launcher", "mpi")
+        raise ConfigError("bench measures threads of one process. Remove this setting", "parallel.launcher", "mpi")
     if settings.accumulate > 1:
-        raise ConfigError("bench measures whole batches: use 1", "accumulate", str(settings.accumulate))
+        raise ConfigError("bench measures whole batches. Use 1", "accumulate", str(settings.accumulate))
     experiment = Experiment(settings)
     if settings.gpu and not experiment.placement.devices:
         raise ConfigError(f"no GPU is used: {experiment.backend_reason or 'backend=cupy'}", "gpu", "true")

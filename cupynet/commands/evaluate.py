@@ -103,7 +103,10 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
 
 
 def changed(trained: Trained, overrides: Sequence[str]) -> str:
-    """Return why a run of an earlier version may have had other test images; "" if it had not, or they are chosen."""
+    """Return why a run of an earlier version may have had other test images.
+
+    Return "" if it had the same, or if the overrides choose the data.
+    """
     from cupynet.training.checkpointing import found
 
     if _chooses_data(overrides):

@@ -50,13 +50,13 @@ def prepare(settings: PlanSettings) -> Plan:
 
     refuse_fast_dev_run(settings, "plan")
     if settings.check and max(settings.asked) > MOST_WORKERS:
-        reason = f"check=true starts them all. Use at most {MOST_WORKERS}."
+        reason = f"check=true starts all of them. Use at most {MOST_WORKERS}"
         raise ConfigError(reason, "workers", str(max(settings.asked)))
     if settings.parallel.launcher == "mpi":
-        raise ConfigError("plan measures threads of one process. Omit it.", "parallel.launcher", "mpi")
+        raise ConfigError("plan measures threads of one process. Remove this setting", "parallel.launcher", "mpi")
     experiment = Experiment(settings.run(None))
     if settings.parallel.pipeline is not None or not isinstance(experiment.synchronizer, ParameterAveraging):
-        reason = "only averaging is forecast. Leave parallel= out, and train to see other speeds."
+        reason = "only averaging is forecast. Remove parallel=...; to see the speed of another method, train with it"
         raise ConfigError(reason, "parallel")
     cores = len(experiment.placement.devices) or available_cores()
     return Plan(settings, Experiment(settings.run(max(2, min(cores, MOST_WORKERS)))), cores)

@@ -45,7 +45,7 @@ def prepare(settings: Settings) -> Experiment:
         experiment = Experiment(settings)
         experiment.check_new()
     else:
-        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet to warn in
+        stored = found(resume.checkpoint_of(Path(settings.resume)), warn=False)  # there is no log yet
         experiment = Experiment(settings, stages_of(stored))
         check_stages(stored, experiment.placement.stages)
         check_epochs(stored, settings.epochs)

@@ -61,7 +61,7 @@ class TrainJob:
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
         self.first, self.began = experiment.rank == 0, time.perf_counter()
-        self._context = copy_context()  # of the command; the thread of a worker has another
+        self._context = copy_context()  # that of the command; worker threads have others
 
     def train(self) -> float | None:
         """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
@@ -113,7 +113,7 @@ class TrainJob:
             self.run.describe(self._start())
 
     def _signal(self, received: int) -> int:
-        """Return the signal that any process received, or 0: it may have reached only one of them."""
+        """Return the signal that this or another process received, or 0. It may have reached only one of them."""
         found: list[float] = []
         self.wrapper.on_workers(lambda trainer: found.append(trainer.world.gather_numbers(received).max()))
         return int(found[0])
@@ -261,7 +261,7 @@ class TrainJob:
         return next((result.to_dict() for result in results if result is not None), None)
 
     def _pipeline_speed(self, spent: Spent, images_per_s: float) -> dict[str, Any] | None:
-        """Return the speed of the pipeline and its bound; None without one."""
+        """Return the speed-up of the pipeline and its upper bound; None without a pipeline."""
         wrapper, pipeline = self.wrapper, self.wrapper.options.pipeline
         if wrapper.placement.stages == 1 or pipeline is None or not images_per_s:
             return None

@@ -1,7 +1,7 @@
-"""Validation of arguments. A check returns the value in its plain type or raises ConfigError.
+"""Validation of arguments. Each function returns the value in its plain Python type, or raises ConfigError.
 
-A message names the argument, its value and what it must be: `Conv2D filters=0: must be an integer of at least 1`.
-NumPy's scalars are accepted like Python's; a bool is not a number.
+The message has the argument, its value and what it must be: `Conv2D filters=0: must be an integer of at least 1`.
+NumPy's scalars are accepted like Python's. A bool is not accepted as a number.
 """
 
 from __future__ import annotations

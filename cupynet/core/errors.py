@@ -35,18 +35,18 @@ class CupynetError(Exception):
 
 
 class ConfigError(CupynetError, ValueError):
-    """A setting, an argument or a shape that cannot work; raised before any work is done.
+    """A setting, an argument or a shape is invalid. Raised before any work is done.
 
-    The text is `setting=value: reason`, `setting: reason`, or the reason alone.
+    The message is `setting=value: reason`, `setting: reason`, or the reason alone.
 
     Args:
         reason: what is wrong, and what to do.
-        setting: the argument, after the name of its class if it has one (`Conv2D filters`), or the dotted key.
-        value: the refused value as text; None to leave it out.
+        setting: a dotted key, or an argument, with its class in front if it has one (`Conv2D filters`).
+        value: the refused value as text; None to omit it.
 
     Attributes:
-        owner: the name of the class before the argument; "" if there is none.
-        setting: the argument or key alone; "" if the error is about no single one.
+        owner: the class of the argument; "" if there is none.
+        setting: the argument or key without its class; "" if the error is not about a single one.
         value, reason: the arguments.
     """
 
@@ -60,7 +60,7 @@ class ConfigError(CupynetError, ValueError):
 
 
 class DivergedError(CupynetError):
-    """A loss or a weight is no longer finite; raised before it is averaged into any other replica."""
+    """A loss, a gradient or a weight is not finite. Raised before it is averaged into another replica."""
 
     exit_code = 3
 
@@ -126,7 +126,7 @@ def exit_code(error: BaseException) -> int:
 
 
 def described(error: BaseException) -> str:
-    """Return the text of an error in one line, after the name of its class unless it is a CupynetError."""
+    """Return the message of an error in one line, with the name of its class in front unless it is a CupynetError."""
     text = " ".join(str(error).split())
     return text if isinstance(error, CupynetError) else f"{type(error).__name__}: {text}"
 

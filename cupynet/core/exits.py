@@ -1,4 +1,4 @@
-"""The end of a command: its error in one line, or with a traceback if it is a bug, and its exit code."""
+"""How a command ends: it reports its error, with a traceback only for a bug, and exits with a code."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def _own_stream(file: os.stat_result) -> TextIO | None:
 
 
 def for_json(value: Any) -> Any:
-    """Return nested values for JSON; a number that is not finite becomes None."""
+    """Return nested values with None instead of numbers that are not finite, which JSON does not have."""
     if isinstance(value, dict):
         return {key: for_json(item) for key, item in value.items()}
     if isinstance(value, list):

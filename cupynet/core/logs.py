@@ -1,4 +1,4 @@
-"""Log records on the terminal and in files."""
+"""Handlers and formatters of log records, for the terminal and for files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ WARNING = "warning: "  # prefix of warnings on the terminal
 
 
 class Console(logging.Handler):
-    """Log records on the terminal: `[12:30:05] text` on stdout; errors as `cupynet: text` on stderr.
+    """Prints log records: `[12:30:05] text` on stdout, errors as `cupynet: text` on stderr.
 
-    It looks up sys.stdout for every record, because a live display replaces it for a while.
+    It looks up sys.stdout for every record, because a progress display replaces it temporarily.
 
     Attributes:
-        label: a prefix for the text of each warning of this process, such as the number of a job.
+        label: a prefix for the warnings of this process, such as the number of a job.
     """
 
     label = ""
@@ -41,7 +41,7 @@ def quiet() -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Formatter of logs: texts read from files cannot control the terminal that shows them."""
+    """Replaces control characters, so that texts read from files cannot control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted keys."""
+    """Flatten nested settings: return the values by dotted keys."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{above}{name}"

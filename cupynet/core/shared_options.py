@@ -1,6 +1,6 @@
-"""Options that settings and constructors share: backends, precisions, limits of launches, rules of the rate.
+"""Options of both the settings and the constructors: backends, dtypes, launch limits, scaling of the learning rate.
 
-They are in core because settings are read without NumPy, which every file of cupynet.backend imports.
+They are in core because settings are read without importing NumPy, which every file of cupynet.backend imports.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.wording import guess, shown
 
 DTYPES = ("half", "bfloat16", "float", "double")
-DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are taken too
+DTYPE_ALIASES = {"float16": "half", "float32": "float", "float64": "double"}  # NumPy's names are accepted too
 BACKENDS = ("numpy", "numba", "cupy")
-SCALES = ("none", "linear", "sqrt")  # rules for the learning rate as workers grow
+SCALES = ("none", "linear", "sqrt")  # how the learning rate depends on the number of workers
 
 
 def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
-    """Return `value` if it is `auto`, true or false; true needs a GPU."""
+    """Return `value`, which must be `auto`, true or false. True requires a GPU."""
     if isinstance(value, str) and value == "auto":
         return value
     if not is_bool(value):
         raise ConfigError("must be auto, true or false", name, shown(value, str))
     if value and backend != "cupy":
-        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", name, "true")
+        raise ConfigError(f"requires a GPU, but backend {backend} runs on the CPU. Remove this setting", name, "true")
     return bool(value)
 
 
 def dtype(name: str, value: Any) -> str:
-    """Return one of `DTYPES`, from that name or NumPy's."""
+    """Return the name of a dtype in `DTYPES`, given that name or NumPy's."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
 def block_size(name: str, value: Any) -> int:
     """Return `value` as the maximum number of threads of a GPU block: at least a warp."""
-    return integer(name, value, 32, most=1024, why="no GPU takes more")
+    return integer(name, value, 32, most=1024, why="GPUs allow no more")
 
 
 def grid_size(name: str, value: Any) -> int | None:
@@ -46,15 +46,15 @@ def grid_size(name: str, value: Any) -> int | None:
 def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
     """Return `value` as a bool: True to use TF32, which needs a GPU and dtype=float."""
     if flag(name, value) and backend != "cupy":
-        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", name, "true")
+        raise ConfigError(f"requires a GPU, but backend {backend} runs on the CPU. Remove this setting", name, "true")
     if value and DTYPE_ALIASES.get(dtype, dtype) != "float":
-        reason = f"is a way to multiply floats, and dtype={dtype}: leave it out, or use dtype=float"
+        reason = f"requires dtype=float, but dtype={dtype}. Remove this setting, or use dtype=float"
         raise ConfigError(reason, name, "true")
     return bool(value)
 
 
 def learning_rate_scale(name: str, value: Any) -> str | float:
-    """Return `value` as a rule to scale the learning rate: a name of `SCALES`, or a factor above 0."""
+    """Return `value`, which must be a name in `SCALES` or a factor above 0."""
     if isinstance(value, str) and value in SCALES:
         return value
     return number(name, value, above=0, also=f", or one of {', '.join(SCALES)}{guess(value, SCALES)}")

@@ -1,4 +1,4 @@
-"""The terminal: what it can show, and its streams. A closed or full terminal does not end a run."""
+"""The terminal: its abilities and its streams. A closed terminal or a full disk does not end a run."""
 
 from __future__ import annotations
 
@@ -52,10 +52,11 @@ def near(path: Path) -> str:
 
 
 def steady_streams() -> None:
-    """Print "?" for characters that the terminal cannot encode, and the stack of each thread if native code crashes.
+    """Prepare the standard streams. Every command calls this first.
 
-    Streams that the caller closed (`>&-`) are opened on the null device: the next file opened would get the number of
-    such a stream. Every command calls this first.
+    Characters that the terminal cannot encode are printed as "?". If native code crashes, the stack of each thread is
+    printed. Streams that the caller closed (`>&-`) are opened on the null device, because otherwise the next file that
+    is opened would get the number of such a stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
@@ -76,14 +77,14 @@ def say_error(line: str, bug: BaseException | None = None) -> None:
 
 
 def stdout_is_gone(probe: str = "") -> bool:
-    """Return True if the reader of stdout has left (`--help | head`). Python then does not complain at exit.
+    """Return True if the reader of stdout has closed it (`--help | head`). Python then reports no error at exit.
 
     Args:
-        probe: written to find out; without it, only what is still buffered.
+        probe: text to write, in addition to what is still buffered.
     """
     try:
         print(probe, end="", flush=True)
-    except OSError as error:  # any other than BrokenPipeError, such as of a full disk, has been reported
+    except OSError as error:  # other errors, such as a full disk, have been reported
         with contextlib.suppress(io.UnsupportedOperation):  # stdout is not a file: in a notebook, in a test
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return isinstance(error, BrokenPipeError)

@@ -14,7 +14,7 @@ def one_line(text: object) -> str:
 
 
 def one(noun: str) -> str:
-    """Return the noun with its article."""
+    """Return the noun with its indefinite article."""
     return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
@@ -24,16 +24,16 @@ def counted(count: int, noun: str) -> str:
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
-    """Format a value for a message: on one line, of at most `SHOWN` characters."""
+    """Format a value for a message, on one line and with at most `SHOWN` characters."""
     try:
         text = one_line(text_of(value))
-    except ValueError:  # an int of more digits than Python prints
+    except ValueError:  # an int with more digits than Python prints
         return f"<{one(type(value).__name__)}, too long to print>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def amount(size: float) -> str:
-    """Format a number of bytes, in powers of 1000: `5.2 TB`, `521.0 TB`."""
+    """Format a number of bytes with decimal units: `5.2 TB`, `521.0 TB`."""
     for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
         if size < 999.5:
             return f"{size:.0f} bytes" if unit == "bytes" else f"{size:.1f} {unit}"
@@ -42,25 +42,25 @@ def amount(size: float) -> str:
 
 
 def percent(share: float, digits: int = 2) -> str:
-    """Return a share of one in percent: `98.90 %`."""
+    """Format a fraction as a percentage: `98.90 %`."""
     return f"{100 * share:.{digits}f} %"
 
 
 def listed(names: Iterable[str], last: str = "or") -> str:
-    """`half, float or double`."""
+    """Join names for a sentence: `half, float or double`."""
     *others, end = names
     return f"{', '.join(others)} {last} {end}" if others else end
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """Return the end of a message about a value that is none of `names`: the most similar one, if there is one."""
+    """Return the end of a message about a value that is not in `names`: the most similar name, if there is one."""
     known, text = list(names), shown(value, str)
     match = get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar known one, or all if none is similar."""
+    """Return the end of a message about an unknown name: the most similar one, or all names if none is similar."""
     names = sorted(known)
     return guess(name, names) or (f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else "")
 
@@ -69,7 +69,7 @@ def setting(group: str, name: str, *value: object, python: str = "") -> str:
     """Name a setting as on the command line and in Python: `data.limit=9 (in Python limit=9)`.
 
     Args:
-        python: its name in Python if that is not the argument of the same name.
+        python: how to set it in Python, if not by the argument of the same name.
     """
     here = f"{group}.{name}" + "".join(f"={written(each)}" for each in value)
     return f"{here} (in Python {python or name + ''.join(f'={each!r}' for each in value)})"

@@ -116,7 +116,7 @@ def test_impossible_requests_are_refused(key: str, value: object, line: str) -> 
         ("parallel=pipeline", "parallel: only averaging is forecast"),
         ("parallel=gradients", "parallel: only averaging is forecast"),
         ("parallel.launcher=mpi", "parallel.launcher=mpi: "),
-        ("check=true workers=1024", "workers=1024: check=true starts them all. Use at most 16."),
+        ("check=true workers=1024", "workers=1024: check=true starts all of them. Use at most 16"),
     ],
 )
 def test_bad_settings_are_refused_before_anything_is_measured(setting: str, line: str) -> None:

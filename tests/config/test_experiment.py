@@ -72,11 +72,11 @@ def test_tf32_is_used_if_it_is_enabled() -> None:
         found = Experiment(settings_of("data=synthetic", "workers=1", "backend=cupy", *overrides))
         assert found.model().backend.options["tf32"] is expected
     with pytest.raises(
-        ConfigError, match="^backend.tf32=true: is a way to multiply floats, and dtype=half: leave it out"
+        ConfigError, match="^backend.tf32=true: requires dtype=float, but dtype=half. Remove this setting"
     ):
         Experiment(settings_of("data=synthetic", "backend=cupy", "backend.tf32=true", "dtype=half"))
     with pytest.raises(
-        ConfigError, match="^backend.tf32=true: is for GPUs, and numpy computes on the CPU: leave it out$"
+        ConfigError, match="^backend.tf32=true: requires a GPU, but backend numpy runs on the CPU. Remove this setting$"
     ):
         Experiment(settings_of("data=synthetic", "backend=numpy", "backend.tf32=true"))
 
@@ -257,7 +257,9 @@ def test_early_stopping_on_held_out_images_is_taken(overrides: tuple[str, ...]) 
 
 
 def test_data_stay_on_gpus_alone() -> None:
-    with pytest.raises(ConfigError, match=r"^memory.data_on_device=true: is for GPUs, and numpy computes on the CPU"):
+    with pytest.raises(
+        ConfigError, match=r"^memory.data_on_device=true: requires a GPU, but backend numpy runs on the CPU"
+    ):
         Experiment(settings_of("backend=numpy", "memory.data_on_device=true"))
     with Experiment(settings_of("backend=numpy", "memory.data_on_device=false")).wrapper() as wrapper:
         assert wrapper.options.data_on_device is False

@@ -107,7 +107,7 @@ def test_absurd_sizes_are_refused(key: str, most: int) -> None:
     ("key", "value", "line"),
     [
         ("max_block_size", 16, "must be an integer of at least 32"),
-        ("max_block_size", 2048, "must be at most 1024: no GPU takes more"),
+        ("max_block_size", 2048, "must be at most 1024: GPUs allow no more"),
         ("max_block_size", None, "must be an integer of at least 32"),
         ("max_grid_size", 0, "must be an integer of at least 1, or null for no limit"),
         ("max_grid_size", 2**31, "must be at most 2147483647, or null for no limit"),

@@ -450,7 +450,8 @@ def test_a_warning_if_workers_have_no_batches(caplog):
 
 def test_data_on_device_is_for_gpus():
     with pytest.raises(
-        ConfigError, match=r"^data_on_device=true: is for GPUs, and numpy computes on the CPU: leave it out$"
+        ConfigError,
+        match=r"^data_on_device=true: requires a GPU, but backend numpy runs on the CPU. Remove this setting$",
     ):
         ParallelWrapper(small_model(), 2, data_on_device=True)
     for wrong in ("yes", None, 1):

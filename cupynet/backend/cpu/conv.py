@@ -108,6 +108,6 @@ def _each_filters(x: Array, weight: Array) -> Array:
 
 
 def window_numbers(window: Window) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """Kernel, stride, and padding (above, left), as kernels take them."""
+    """Return kernel, stride, and padding (above, left): the arguments of compiled kernels."""
     (above, _), (left, _) = window.padding
     return window.kernel, window.stride, (above, left)

@@ -1,6 +1,6 @@
-"""The backend `numba`: compiled loops where NumPy needs several passes over memory; products use BLAS.
+"""The backend `numba`: compiled loops for operations that take NumPy several passes over memory. Products use BLAS.
 
-Convolutions are in `conv`, and pairs of a convolution and its max-pool in `conv_pool`.
+Convolutions are in `conv`, and fused pairs of a convolution and a max-pool in `conv_pool`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Numba16Backend(NumpyBackend):
         return conv_pool.fuse(self, first, pool)
 
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        if parts[0].dtype == np.float16 or any(part.shape != parts[0].shape for part in parts):  # no half in numba
+        if parts[0].dtype == np.float16 or any(part.shape != parts[0].shape for part in parts):  # numba has no float16
             return super().mean_in_place(parts, shares)
         update_kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))
 
@@ -65,15 +65,17 @@ class NumbaBackend(NumbaConv, Numba16Backend):
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         samples = np.asarray(samples)
-        if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel would read anywhere
+        if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel checks no bounds
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
         if not samples.size or not images.flags.c_contiguous or len(pixels.scale) not in (1, images.shape[-1]):
             return super().load_images(images, samples, pixels)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
         rows, wide = images.reshape(len(images), -1), self.policy.storage.type
-        rows.flags.writeable = False  # as memory-mapped files: one kernel for both
+        rows.flags.writeable = False  # as memory-mapped files are, so that both use the same compiled kernel
         target = batch.reshape(len(samples), -1)
-        repeats = rows.shape[1] // len(pixels.scale)  # tables for a whole image, so that the kernel has one loop
+        repeats = rows.shape[1] // len(
+            pixels.scale
+        )  # repeated for the whole image, so that the kernel has a single loop
         scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
         images_kernels.gather_scale(rows, samples, scale, shift, target)
         return batch
@@ -182,5 +184,5 @@ class NumbaBackend(NumbaConv, Numba16Backend):
 
 
 def flat(*arrays: Array) -> bool:
-    """Return True if kernels take these arrays as flat vectors: of one shape, without gaps. They check no bounds."""
+    """Return True if kernels, which check no bounds, can use these arrays as flat vectors: equal shapes, no gaps."""
     return all(array.shape == arrays[0].shape and array.flags.c_contiguous for array in arrays)

@@ -1,7 +1,7 @@
-"""The GPU: the only package that imports CuPy, and only when it is used.
+"""The GPU backend. The only package that imports CuPy, and only when it is used.
 
-`device` has arrays and streams; the operations are in `backend` or in files of the same names as in reference/, their
-CUDA C++ in `kernels/`, and `launch` calls it. `cublas` multiplies matrices; `conv_pool` fuses a convolution and a
-max-pool; `graph_capture` records a step as one launch. `transfer` fills batches, from images kept on the GPU or on the
-host. `gpus` lists GPUs and limits their memory, `failures` diagnoses their errors.
+`device` has arrays and streams. The operations are in `backend` or in files named as in reference/; `launch` calls
+their kernels, CUDA C++ in `kernels/`. `cublas` multiplies matrices, `conv_pool` fuses a convolution and a max-pool, and
+`graph_capture` captures a step as a CUDA graph. `transfer` fills batches from images on the GPU or on the host. `gpus`
+lists GPUs and limits their memory, `failures` diagnoses their errors.
 """

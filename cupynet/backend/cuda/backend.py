@@ -18,9 +18,9 @@ from cupynet.backend.reference.activation import NAMES
 
 
 class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
-    """Every operation on one GPU, see `CudaDevice`.
+    """All operations on one GPU, see `CudaDevice`.
 
-    A label that is not a class makes its loss NaN: the host does not wait to check.
+    The loss of a sample is NaN if its label is out of range, because the host does not wait to check labels.
     """
 
     def recorder(self) -> Recorder:
@@ -75,10 +75,10 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
     def _loss(
         self, name: str, prediction: Array, labels: Array, more: tuple[Any, ...], parameter: float, count: int
     ) -> tuple[Array, Array]:
-        """Return the losses (N,) and the gradient (N, O) from a kernel. count: number of values in the mean."""
+        """Call a kernel that returns losses (N,) and the gradient (N, O) of the mean of `count` values."""
         n, outputs = prediction.shape
         labels = self.asarray(labels, np.int64)
-        if n not in self._losses:  # never freed: a captured step writes to it
+        if n not in self._losses:  # never freed, because a captured step writes to it
             self._losses[n] = self.allocate((n,), self.policy.accumulate)
         losses = self._losses[n]
         gradient = self.borrow(prediction.shape)

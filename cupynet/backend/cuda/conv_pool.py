@@ -24,7 +24,7 @@ TAPS = 5  # weights per thread, as in conv_pool.cu
 
 
 class CudaConvPool(CudaConv, CudaPool):
-    """Convolutions, pools, and pairs of them."""
+    """Convolution, pooling, and both fused."""
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
         return ConvPool(self, first, pool) if first.groups == 1 else None

@@ -111,8 +111,8 @@ def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Sh
             if on_device == "auto":  # other programs may use memory of this device too
                 return None
             raise ConfigError(
-                f"{amount(images.nbytes)} of images do not fit on device {backend.device} besides the data already "
-                "there: use auto or false",
+                f"{amount(images.nbytes)} of images do not fit on device {backend.device}, which holds other data "
+                "already: use auto or false",
                 setting="data_on_device",
                 value="true",
             ) from error
@@ -156,7 +156,7 @@ class CudaBatches(CudaDevice, BatchOps):
 
     @cached_property
     def batches(self) -> BatchBuffers:
-        """The batch buffers of closed transfers."""
+        """Batch buffers of closed transfers, to be reused."""
         return BatchBuffers()
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
@@ -166,14 +166,18 @@ class CudaBatches(CudaDevice, BatchOps):
         return batch
 
     def _tables(self, pixels: PixelScale) -> tuple[Array, Array]:
-        """Return scale and shift on the device."""
+        """Return scale and shift of the pixels on the device."""
         wide = self.policy.accumulate
         return self.asarray(np.array(pixels.scale, wide)), self.asarray(np.array(pixels.shift, wide))
 
     def _gather(self, images: Array, samples: Array | None, out: Array, tables: tuple[Array, Array]) -> None:
-        """out (N, H, W, C) = images (S, H, W, C) uint8 at samples (N,) int64, scaled by `tables`; all on the device.
+        """Write scaled images to `out`: out = scale * images[samples] + shift. All arrays are on the device.
 
-        samples: None for the first N.
+        Args:
+            images: (S, H, W, C) uint8.
+            samples: (N,) int64; None for the first N.
+            out: (N, H, W, C).
+            tables: scale and shift.
         """
         count, size, channels = len(out), math.prod(out.shape[1:]), len(tables[0])
         if channels not in (1, out.shape[-1]):
@@ -182,7 +186,7 @@ class CudaBatches(CudaDevice, BatchOps):
         self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
 
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """See `Device.transfer`. Images that are augmented on the host are sent batch by batch.
+        """See `BatchOps.transfer`. Images that are augmented on the host are sent batch by batch.
 
         Raises:
             ConfigError: the images must stay on the device, but do not fit or are augmented on the host.
@@ -190,7 +194,7 @@ class CudaBatches(CudaDevice, BatchOps):
         there = None
         if data.images is not None and on_device:
             if data.edited and on_device is True:
-                reason = "images are augmented on the host. Use auto, or no augmentation"
+                reason = "images are augmented on the host, so they cannot stay on the device. Use auto or false"
                 raise ConfigError(reason, "data_on_device", "true")
             there = None if data.edited else resident(self, data.images, on_device, shared)
         return CudaTransfer(self, data, batch_size, there)

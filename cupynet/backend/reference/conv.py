@@ -70,7 +70,7 @@ class ConvOps(DenseOps):
         return rows * columns * conv.window.places * channels
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
-        """The convolution and its max-pool as one, or None if they stay two; called when a network is built."""
+        """Return a convolution fused with its max-pool, or None to keep them separate. Called by `build`."""
         return None
 
     def conv2d_backward(

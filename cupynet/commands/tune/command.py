@@ -62,7 +62,7 @@ def for_hydra(typed: Sequence[str]) -> tuple[list[str], Path | None]:
             interpolations.
     """
     if {"-m", "--multirun"} & set(typed):
-        raise ConfigError("a search starts its trials itself: leave it out", "-m")
+        raise ConfigError("cupynet tune does not support multirun. Remove it", "-m")
     value = resume.asked(typed)
     now = [each for each in typed if resume.name_of(each) != "resume"]
     if value is None:
@@ -110,7 +110,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     fixed = [resume.name_of(each) for each in shared]
     for name, distribution in ((resume.name_of(key), each) for key, each in space.items()):
         if name in fixed:
-            raise ConfigError("is searched and also has a fixed value: remove one of the two", name)
+            raise ConfigError("is searched, but also has a fixed value. Remove one of the two", name)
         if settings.sampler == "grid" and is_continuous(distribution):
             reason = f"{name} is continuous: write range(..) or choice(..), or sampler=tpe"
             raise ConfigError(reason, "sampler", "grid")
@@ -119,7 +119,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     if not getattr(source, "validation", True):
         images = source.expected().get("train", 0)
         if "data.validation" in fixed or not images:
-            raise ConfigError("a search compares trials by images held out of training: data.validation=1000")
+            raise ConfigError("a search compares trials on validation images. Set data.validation=1000")
         shared.append(f"data.validation={kept_out(images)}")
     return plan
 

@@ -52,7 +52,9 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
-        raise ConfigError(f"is for GPUs, and {backend} computes on the CPU: leave it out", "reduce", reduce)
+        raise ConfigError(
+            f"requires a GPU, but backend {backend} runs on the CPU. Remove this setting", "reduce", reduce
+        )
     if reduce == "device" and processes:
         raise ConfigError("processes cannot read each other's arrays: use reduce=nccl or reduce=host", "reduce", reduce)
     if reduce == "nccl" and (why := nccl.missing()):
@@ -62,7 +64,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
         return reduce
     if reduce == "nccl":
         raise ConfigError(
-            f"{stages} stages in threads average at different times, and NCCL can wait forever: use reduce=device, or "
+            f"{stages} stages in threads average at different times, so NCCL can deadlock: use reduce=device, or "
             "processes (launcher=mpi)",
             setting="reduce",
             value=reduce,

@@ -253,7 +253,7 @@ def test_tf32_is_a_choice(cupy: Any) -> None:
 @standin
 @pytest.mark.parametrize("dtype", ["half", "double", "float64"])
 def test_tf32_is_for_floats(dtype: str) -> None:
-    words = f"^tf32=true: is a way to multiply floats, and dtype={dtype}: leave it out, or use dtype=float$"
+    words = f"^tf32=true: requires dtype=float, but dtype={dtype}. Remove this setting, or use dtype=float$"
     with pytest.raises(ConfigError, match=words):
         create_backend("cupy", dtype, tf32=True)
     assert create_backend("cupy", dtype, tf32=False).options["tf32"] is False
@@ -262,7 +262,9 @@ def test_tf32_is_for_floats(dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
 def test_tf32_is_for_gpus(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"^tf32=true: is for GPUs, and {name} computes on the CPU: leave it out$"):
+    with pytest.raises(
+        ConfigError, match=f"^tf32=true: requires a GPU, but backend {name} runs on the CPU. Remove this setting$"
+    ):
         create_backend(name, tf32=True)
     with pytest.raises(ConfigError, match="^tf32=1: must be true or false$"):
         create_backend(name, tf32=1)  # type: ignore[arg-type]

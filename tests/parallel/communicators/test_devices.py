@@ -194,7 +194,9 @@ def test_reductions_on_gpus_are_refused_on_a_cpu(reduce):
 
     with pytest.raises(ConfigError) as caught:
         ParallelWrapper(small_model(), 2, reduce=reduce)
-    assert str(caught.value) == f"reduce={reduce}: is for GPUs, and numpy computes on the CPU: leave it out"
+    assert (
+        str(caught.value) == f"reduce={reduce}: requires a GPU, but backend numpy runs on the CPU. Remove this setting"
+    )
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
@@ -291,7 +293,10 @@ def test_bad_reductions_are_refused(monkeypatch):
     for arguments, line in (
         (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: use reduce=nccl or"),
         (("nccl", "cupy", False), "reduce=nccl: CuPy has no NCCL"),  # and how to install it
-        (("nccl", "numba", False), "reduce=nccl: is for GPUs, and numba computes on the CPU: leave it out"),
+        (
+            ("nccl", "numba", False),
+            "reduce=nccl: requires a GPU, but backend numba runs on the CPU. Remove this setting",
+        ),
         (("ring", "cupy", False), "reduce=ring: must be one of auto, nccl, device, host"),
     ):
         with pytest.raises(ConfigError) as caught:
