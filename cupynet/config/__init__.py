@@ -1,12 +1,18 @@
-"""Configuration: the command line, conf/ and stored runs, through Hydra, to plain values and typed errors.
+"""Configuration: turns the command line, conf/ and stored runs into plain settings and objects.
 
-The only package that knows Hydra and OmegaConf. hydra_main.py is the entry point of commands. composing.py turns
-overrides into settings (schema.py), stored.py reads those of a run, messages.py words Hydra's errors, removed.py lists
-settings that no longer exist. instantiate.py builds parts, experiment.py all objects of a run (memory_estimate.py
-checks that they fit, memory_pools.py limits pools of GPUs, announcement.py writes the first lines of the log),
-load_model.py the model of a finished run; resume.py finds the run to resume. sweep_record.py records the jobs of a
-sweep, process_launcher.py runs them side by side (plugins/ registers it with Hydra), search_space.py reads the search
-space of `tune`, equal_settings.py finds runs that are repetitions of each other.
+The only package that uses Hydra and OmegaConf.
+
+- hydra_main.py: the entry point of commands
+- composing.py, schema.py: overrides to settings, and the rules for settings
+- stored.py, removed.py: the settings of a stored run, also of an earlier version
+- messages.py: errors of Hydra and OmegaConf as ConfigError
+- instantiate.py, experiment.py: build parts, and all objects of a run
+- memory_estimate.py, memory_pools.py: check that a run fits into memory, and limit the pools of GPUs
+- announcement.py: the first lines of the log
+- load_model.py, resume.py: the model of a finished run, and the run to resume
+- sweep_record.py, process_launcher.py: record the jobs of a sweep, and run them side by side (plugins/ registers it)
+- search_space.py: the search space of `tune`
+- equal_settings.py: finds runs that are repetitions of each other
 """
 
 from cupynet.config.composing import GROUPS, compose, conf_folder, own_folder

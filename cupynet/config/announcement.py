@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def announce(experiment: Experiment) -> None:
-    """Log the backend, the workers, and warnings about them and the settings."""
+    """Log the backend, the workers, and warnings about both and about settings."""
     settings, placement, job = experiment.settings, experiment.placement, experiment.job
     devices = ", ".join(dict.fromkeys(placement.names()))
     stages = f" of {placement.stages} stages" if placement.stages > 1 else ""
@@ -55,5 +55,5 @@ def _warn(experiment: Experiment) -> None:
 
 
 def _worth_knowing(reasons: str) -> str:
-    """Return why preferred backends are not used, except that CuPy is missing on a machine without a GPU."""
+    """Return why preferred backends are not used. Omit that CuPy is not installed if there is no GPU."""
     return "; ".join(each for each in reasons.split("; ") if has_driver() or not each.startswith(NOT_INSTALLED))

@@ -101,15 +101,15 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
 
 
 def typed(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the settings that overrides set, by their dotted keys, also those inside a mapping."""
+    """Return the settings that overrides set, by dotted key. A mapping sets each of its items."""
     parsed = OverridesParser.create().parse_overrides([*overrides])
     return flat({each.key_or_group: each.value() for each in parsed})
 
 
 def refuse_contradictions(config: DictConfig, plain: Mapping[str, Any], overrides: Sequence[str]) -> None:
-    """Refuse a setting of `parallel` beside another value of the argument that would refer to it. ConfigError.
+    """Refuse a setting of `parallel` if the synchronizer's argument that refers to it has another value. ConfigError.
 
-    A setting that a part does not use is accepted: another job of a sweep may use it.
+    A setting that the synchronizer does not use is accepted, because another job of a sweep may use it.
     """
     given, references = typed(overrides), [*map(str, unresolved(config).values())]
     for name, argument in ARGUMENTS.items():
@@ -120,7 +120,7 @@ def refuse_contradictions(config: DictConfig, plain: Mapping[str, Any], override
         mine = plain["parallel"][name]
         if mine not in below.values():
             its = " ".join(f"{each}={written(value)}" for each, value in below.items())
-            raise ConfigError(f"contradicts {its}: leave one of them out", key, written(mine))
+            raise ConfigError(f"contradicts {its}. Remove one of them", key, written(mine))
 
 
 def as_typed(error: ConfigError, config: DictConfig, overrides: Sequence[str]) -> ConfigError:

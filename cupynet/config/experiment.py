@@ -1,8 +1,8 @@
 """Build the objects of a run from its settings.
 
-An `Experiment` is created before anything is written: it builds the parts that the settings name, whose constructors
-validate their arguments; infers the shapes of the network without allocating weights; and checks the options of
-training and the memory that they need. Later it makes the model, the wrapper that trains it, and the data.
+An `Experiment` is created before anything is written. It builds the parts that the settings name, infers the shapes of
+the network without allocating weights, and checks the options of training and the memory needed. Later it builds the
+model and the `ParallelWrapper`, and loads the data.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cupynet.training.options import CheckedOptions, FitData
 
 T = TypeVar("T")
 
-# keys of options that have another name in the configuration
+# option -> its setting, if they have different names
 KEYS = {
     "data_on_device": "memory.data_on_device",
     "report_every": "report_every_iterations",
@@ -45,7 +45,7 @@ KEYS = {
 
 
 class Experiment:
-    """The backend, the parts and the options of a run.
+    """The backend, the parts and the training options of a run.
 
     Attributes:
         settings: the settings of the run.
@@ -54,15 +54,15 @@ class Experiment:
         rank: of this process; 0 unless mpiexec started several.
         source, network, loss, optimizer, synchronizer, callbacks: the parts.
         options: the options of training.
-        checked: what they leave open: the placement of the workers.
+        checked: the checked options, with the placement of the workers.
         tests: True to evaluate on the test images too if there are validation images.
 
     Args:
-        stages: stages of each replica of a resumed run, used if the settings do not fix them.
-        trains: False to evaluate only: the data are not checked for training.
+        stages: the stages of each replica of a resumed run; used if the settings leave their number open.
+        trains: False to evaluate only, without checking the data for training.
 
     Raises:
-        ConfigError: the settings cannot work here, or need too much memory; the message begins with the setting.
+        ConfigError: the settings cannot work on this machine, or need too much memory.
     """
 
     def __init__(self, settings: Settings, stages: int | None = None, *, trains: bool = True) -> None:
@@ -106,7 +106,7 @@ class Experiment:
             if pipeline.count is None:
                 pipeline.stages = stages
                 if self.job is None:
-                    workers = workers or 1  # in new and resumed runs
+                    workers = workers or 1  # by default, in new and in resumed runs
         return TrainingOptions(
             workers=workers,
             prefetch_buffer=parallel.prefetch_buffer,
@@ -122,16 +122,16 @@ class Experiment:
             pipeline=pipeline,
             reduce=parallel.reduce,
             data_on_device=settings.memory.data_on_device,
-            progress="none",  # it is among the callbacks, unless the user removed it
+            progress="none",  # conf/callbacks has it, unless the user removed it
         )
 
     def _build(self) -> tuple[Layer, int]:
-        """Infer the shapes of a copy of the network. Return it, and the number of its weights. ConfigError."""
+        """Build a copy of the network without allocating weights. Return it and its number of weights. ConfigError."""
         with naming("data", self.settings.data):
             self.source.check()
         with naming("loss", self.settings.loss):
             self.loss.check(self.source.classes)
-        network, params = copy.deepcopy(self.network), Params()  # weights that are not allocated
+        network, params = copy.deepcopy(self.network), Params()
         described_on = self._backend()
         with naming("model"):
             network.build(self.input, params.scope(), described_on)
@@ -140,7 +140,7 @@ class Experiment:
         return network, params.count
 
     def _fit_data(self) -> FitData:
-        """Describe the training data, which are not loaded yet, as their source declares them."""
+        """Describe the training data as the source declares them. They are not loaded yet."""
         source, batch_size = self.source, self.settings.batch_size
         return FitData(
             examples=source.expected().get("train", batch_size),
@@ -151,7 +151,7 @@ class Experiment:
         )
 
     def _check(self, options: TrainingOptions, data: FitData | None) -> CheckedOptions:
-        """Check options, see `TrainingOptions.check`. ConfigError, with the key of the setting."""
+        """Call `TrainingOptions.check`. ConfigError, whose setting is a dotted key."""
         with by_key():
             return options.check(self._built, self.backend_name, data=data, names=[*self._callbacks])
 
@@ -212,8 +212,8 @@ class Experiment:
 
         Args:
             run: the run that callbacks write to.
-            callbacks: instead of those of the settings.
-            options: instead of those of the settings; they are checked first.
+            callbacks: replace those of the settings.
+            options: replace those of the settings, and are checked first.
         """
         checked = self.checked if options is None else self._check(options, None)
         callbacks = self.own_callbacks() if callbacks is None else callbacks
@@ -266,7 +266,7 @@ class Experiment:
 
 @contextmanager
 def by_key() -> Iterator[None]:
-    """Context that gives an option its key in the configuration in errors: `pipeline.stages` gets `parallel.` first."""
+    """Context in which errors about an option name its setting: `parallel.pipeline.stages` for `pipeline.stages`."""
     try:
         yield
     except ConfigError as error:
@@ -277,5 +277,5 @@ def by_key() -> Iterator[None]:
 def refuse_fast_dev_run(settings: Settings, command: str) -> None:
     """Raise ConfigError if fast_dev_run is set for a command that measures."""
     if settings.fast_dev_run:
-        reason = f"{command} would measure only a few batches. Leave it out."
+        reason = f"{command} would measure only a few batches. Remove this setting"
         raise ConfigError(reason, "fast_dev_run", written(settings.fast_dev_run))

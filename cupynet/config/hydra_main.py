@@ -258,9 +258,9 @@ class _Command(Generic[S, T]):
         if value is None:
             return given
         if self.schema is not Settings:
-            raise ConfigError("only cupynet train resumes runs: leave it out", "resume", value)
+            raise ConfigError("only cupynet train can resume runs. Remove this setting", "resume", value)
         if SWEEP & set(given):
-            raise ConfigError("resumes one run: leave out -m", "resume", value)
+            raise ConfigError("resumes a single run. Remove -m", "resume", value)
         self.resumed = resume.find(value, given)
         if self.resumed is None:
             own = resume.given(given, "hydra.run.dir")
@@ -300,7 +300,7 @@ class _Command(Generic[S, T]):
         shown = folder.relative_to(here) if folder.is_relative_to(here) else folder
         record = sweep_record.Job(now.job.num, job_overrides(), shown, None)
         sweep_record.began(sweep, record, self.arguments)
-        Console.label = label if elsewhere else ""  # others may run at the same time
+        Console.label = label if elsewhere else ""  # other jobs may log at the same time
         quiet()
         try:
             result, error = self._attempt(config, folder, label)
@@ -312,7 +312,7 @@ class _Command(Generic[S, T]):
         return result
 
     def _attempt(self, config: DictConfig, folder: Path, label: str = "") -> tuple[float | None, BaseException | None]:
-        """Read the settings, check them, and run the task. Return its result and the error that ended it, reported."""
+        """Read and check the settings, run the task, and report its error. Return its result and the error, if any."""
         begun = False
         with contextlib.ExitStack() as locks:
             try:
@@ -335,7 +335,7 @@ class _Command(Generic[S, T]):
         return None, error
 
     def _prepared(self, settings: S, config: DictConfig) -> T:
-        """Return what the task needs. ConfigError, about the key that the user typed."""
+        """Call `prepare`. ConfigError, whose setting is the one that the user typed."""
         try:
             return self.prepare(settings)
         except ConfigError as error:
@@ -361,12 +361,12 @@ class _Command(Generic[S, T]):
         if self.alone:
             return None
         if self.ranks is None or not as_ranks:
-            way_out = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
-            raise ConfigError(f"several processes were started, and each would start a separate run: {way_out}")
+            remedy = "start this command without mpiexec" if self.join is None else f"add {AS_RANKS}"
+            raise ConfigError(f"several processes were started, and each would start a separate run: {remedy}")
         ranks = self.ranks
         if not known:  # each rank already has a folder and a log
-            way_out = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
-            reason = f"{ranks.size} ranks were started, but no environment variable shows it: {way_out}"
+            remedy = f"use the mpiexec of {ranks.library}, or set PMI_RANK and PMI_SIZE for each of them"
+            reason = f"{ranks.size} ranks were started, but no environment variable shows it: {remedy}"
             raise ConfigError(reason, "parallel.launcher", "mpi")
         ranks.ranks.timeout_s = settings.parallel.timeout_s
         own = {key: value for key, value in flat(asdict(settings)).items() if key not in PER_MACHINE}

@@ -41,13 +41,13 @@ def build_as(kind: type[T], node: Any, key: str, trusted_modules: Iterable[str] 
 
 
 def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
-    """Build a piece of the configuration, including the parts inside it.
+    """Build a node of the configuration, including the parts inside it.
 
     Args:
         node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
-            mappings and lists are built item by item; everything else is returned unchanged.
+            mappings and lists are built item by item. Everything else is returned unchanged.
         key: the node's dotted key, for errors.
-        trusted_modules: further modules with classes that may be built, and their submodules.
+        trusted_modules: modules besides cupynet whose classes, and those of their submodules, may be built.
 
     Raises:
         ConfigError: the class is unknown or not trusted, or it does not accept its arguments.
@@ -77,10 +77,10 @@ def class_of(target: Any, key: str, trusted_modules: Iterable[str] = ()) -> type
 
 
 def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigError:
-    """Return an error of a part with the part's key, which replaces the name of its class.
+    """Return an error of a part with the part's key instead of the name of its class.
 
     Args:
-        arguments: of the part. An error about none of them is about the part as a whole.
+        arguments: the arguments of the part. If the error is not about one of them, it is about the whole part.
     """
     if error.setting.partition(".")[0] in arguments:
         return ConfigError(error.reason, f"{key}.{error.setting}", error.value)
@@ -89,7 +89,7 @@ def under(key: str, arguments: Container[str], error: ConfigError) -> ConfigErro
 
 @contextmanager
 def naming(key: str, arguments: Container[str] = ()) -> Iterator[None]:
-    """Context that names the setting in errors of a part with the key `key`, see `under`."""
+    """Context in which errors of the part with this key name the setting, see `under`."""
     try:
         yield
     except ConfigError as error:

@@ -72,7 +72,9 @@ class Trained:
         self.path = run.folder if isinstance(run, Run) else Path(run)
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
         if not os.path.isdir(self.path):  # False for invalid names
-            raise ConfigError(f"{wording.one_line(self.path)}: there is no such folder: name a run's, under outputs/")
+            raise ConfigError(
+                f"{wording.one_line(self.path)}: there is no such folder. The folders of runs are in outputs/"
+            )
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None
         if self.checkpoint is None and not os.path.isfile(self.run.summary_path):

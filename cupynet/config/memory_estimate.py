@@ -21,11 +21,11 @@ from cupynet.training.options import CheckedOptions
 def check_memory(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> None:
-    """Refuse settings for which the machine or a device has too little memory, on all ranks. ConfigError.
+    """Refuse settings that need more memory than this machine or a device has, on all ranks. ConfigError.
 
     Args:
         network, weights: see `replica_bytes`.
-        job: the ranks, if they are processes.
+        job: the ranks; None if the workers are threads.
     """
     placement, refused = checked.placement, ""
     needed = needed_bytes(settings, checked, network, weights, source, job)
@@ -53,7 +53,7 @@ def check_memory(
 def needed_bytes(
     settings: Settings, checked: CheckedOptions, network: Layer, weights: int, source: Source, job: MpiJob | None
 ) -> dict[str, int]:
-    """Estimate the memory that a run needs on each device, or on this machine if there is none, by its use."""
+    """Estimate the bytes that a run needs on each device, or on this machine if it uses no device, by purpose."""
     placement, policy = checked.placement, DtypePolicy.of(settings.dtype)
     examples = settings.batch_size * min(placement.stages, checked.parts) / checked.parts
     ranks = placement.ranks if job is None else job.on_machine
@@ -65,7 +65,7 @@ def needed_bytes(
     images = source.expected()
     ahead = min(settings.parallel.prefetch_buffer * settings.batch_size, images.get("train", 0))
     needed["prefetched batches"] = ahead * pixels * policy.storage.itemsize
-    needed["images"] = sum(images.values()) * pixels * (1 if job is None else ranks)  # loaded by each rank
+    needed["images"] = sum(images.values()) * pixels * (1 if job is None else ranks)  # each rank loads them
     return needed
 
 

@@ -1,4 +1,4 @@
-"""The memory pools of the GPUs of a run: their limits, the callback that watches them, and their release."""
+"""The memory pools of the GPUs of a run: limits, the callback that trims them, release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cupynet.training import Callback, Pools
 
 
 def limit(settings: MemorySettings, devices: list[int]) -> None:
-    """Set the limit of the memory pools of these GPUs, or remove the limit of an earlier job."""
+    """Limit the memory pools of these GPUs, or remove the limit of an earlier job."""
     if devices:
         from cupynet.backend.cuda import gpus
 
@@ -19,7 +19,7 @@ def limit(settings: MemorySettings, devices: list[int]) -> None:
 
 
 def release(devices: list[int]) -> None:
-    """Return the memory of a finished run to the system."""
+    """Return the GPU memory of a finished run to the system."""
     gc.collect()  # models have reference cycles
     if devices:
         from cupynet.backend.cuda import gpus
@@ -28,7 +28,7 @@ def release(devices: list[int]) -> None:
 
 
 def callbacks(settings: MemorySettings, placement: Placement, *, processes: bool) -> list[Callback]:
-    """Return the callback that watches and trims the pools; none on a CPU. processes: True if workers are processes."""
+    """Return the callback that trims the pools; none on a CPU. processes: True if workers are processes."""
     if not placement.devices:
         return []
     above = settings.device_pool_trim_above

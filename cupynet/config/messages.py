@@ -1,4 +1,4 @@
-"""Errors of Hydra and OmegaConf as a ConfigError: the setting, what is wrong, and the nearest valid name."""
+"""Converts errors of Hydra and OmegaConf to ConfigError, with the setting and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cupynet.core.wording import listed, nearest, one_line
 
 
 def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
-    """Return an error of the composition as a ConfigError."""
+    """Convert an error of Hydra or OmegaConf to a ConfigError."""
     if isinstance(error, OverrideParseException):
-        reason = f"is not written as key=value, or needs quotes: {one_line(error.message)}"
+        reason = f"must be key=value, with quotes around special characters: {one_line(error.message)}"
         return ConfigError(f"{error.override}: {reason}")
     if isinstance(error, MissingConfigException):
         group, _, name = (error.missing_cfg_file or "").rpartition("/")

@@ -1,11 +1,11 @@
-"""Settings of runs that earlier versions stored, as this version writes them."""
+"""Translates settings that an earlier version stored."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Removed settings with the former defaults, which stored runs hold. Other values are refused where the part is built.
+# Removed settings, with the defaults that stored runs have. Other values are refused when the part is built.
 DEFAULTS: dict[str, Any] = {
     "callbacks.nonfinite.every_iterations": 100,
     "callbacks.report.niceness": 19,
@@ -13,19 +13,19 @@ DEFAULTS: dict[str, Any] = {
     "data.storage": "shared",
     "data.shards": None,
 }
-# classes that have moved
+# former name of a class -> its present name
 MOVED = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
 }
-# class -> its renamed arguments
+# class -> former names of its arguments -> present names
 RENAMED = {
     name: {"frequency": "averaging_frequency"} for name in ("ElasticAveraging", "ParameterAveraging", "PostLocal")
 }
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
-    """Return stored settings without removed ones, and with the present names of classes and arguments."""
+    """Return stored settings without the removed ones and with the present names of classes and arguments."""
     target = str(settings.get("_target_"))
     renamed = RENAMED.get(target.rpartition(".")[2], {}) if target.startswith("cupynet.") else {}
     found: dict[Any, Any] = {}

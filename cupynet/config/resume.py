@@ -158,19 +158,19 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
-    """Refuse settings, nested, that differ from those of the run and must not. ConfigError."""
+    """Refuse changes to settings that must stay those of the run. ConfigError."""
     for key, now, then in _differences(given, stored):
         if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
-            made = "without it" if then is None else f"with {written(then)}"
+            started = "without it" if then is None else f"with {written(then)}"
             few = ", ".join(MAY_DIFFER[:6])
-            reason = f"leave it out, or begin a new run; a resumed run may only change {few}"
-            raise ConfigError(f"the run in {run_of(path)} was made {made}: {reason}", key, written(now))
+            reason = f"the run in {run_of(path)} was started {started}, and a resumed run can change only {few}"
+            raise ConfigError(f"{reason}. Remove this setting, or start a new run", key, written(now))
 
 
 def _differences(
     given: Mapping[str, Any], stored: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the dotted key and both values of what differs: a setting, or a part that replaces a number."""
+    """Yield dotted key, new value and stored value of each difference. A value may be a part in place of a number."""
     for name in sorted(given.keys() | stored.keys()):
         key, now, then = f"{above}{name}", given.get(name), stored.get(name)
         if isinstance(now, Mapping) and isinstance(then, Mapping):

@@ -18,8 +18,8 @@ from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import nearest, shown, written
 
-LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # of cupynet.bench.cost_model
-OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # of validation images; 1: more is better
+LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # as in cupynet.bench.cost_model
+OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # on validation images; 1: higher is better
 
 Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> the value to keep, or a ConfigError
 

@@ -66,7 +66,7 @@ def load(
     try:
         config.merge_with(stored)
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {refusal(error, Settings)}: was this run made by another version?") from error
+        raise ConfigError(f"{path}: {refusal(error, Settings)}. Another version may have made this run") from error
     OmegaConf.set_struct(config, True)
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -78,7 +78,7 @@ def load(
 
 
 def _change(config: DictConfig, override: Override, folder: Path | None) -> None:
-    """Apply an override to stored settings. ConfigError; Hydra's and OmegaConf's errors."""
+    """Apply an override to stored settings. Raises ConfigError and the errors of Hydra and OmegaConf."""
     key, value = override.key_or_group, override.value()
     if override.is_sweep_override() or (override.is_delete() and value is not None):
         raise ConfigError(f"{override.input_line}: only single settings can be changed here, as key=value")
@@ -158,7 +158,7 @@ def check_outputs(
     """
     for key, value, _ in _places(parts, run, trusted_modules):
         if not _is_typed(key, overrides):
-            allowed = f"type {key}=..., or the callbacks=... of its command line, to allow it"
+            allowed = f"to allow it, type {key}=..., or repeat its callbacks=..."
             reason = f"the run in {run} would write outside its folder: {allowed}"
             raise ConfigError(reason, key, shown(value, as_typed))
 

@@ -193,12 +193,12 @@ def _correction(beta: float, iteration: int) -> float:
 
 @dataclass(eq=False, repr=False)
 class LAMB(Adam):
-    """Adam whose step for each weight array has the norm of the array times the learning rate (You et al. 2020).
+    """LAMB: Adam with a trust ratio for each weight array (You et al. 2020).
 
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay · w;    w -= lr · |w| / |r| · r
 
-    The ratio is one if |w| or |r| is zero. Biases, and other parameters without decay, use the steps of Adam, as in
-    the authors' implementation.
+    The trust ratio |w| / |r| is one if |w| or |r| is zero. Biases, and other parameters without weight decay, take
+    Adam's steps, as in the authors' implementation.
 
     Args:
         epsilon: 1e-6, as in that implementation.

@@ -106,17 +106,17 @@ class Pipeline:
         samples: Sequence[int],
         round_s: float,
     ) -> dict[str, Any]:
-        """Return its speed in training, compared to its stages one after the other, for JSON.
+        """Return the measured speed-up over running the stages one after the other, and its bound, for JSON.
 
-        `bound` is the largest possible speed-up: (total work / slowest stage) · m / (m + s - 1). With unequal stages it
-        can be exceeded slightly: the pipeline fills and drains at the pace of the others. `speed_up` is the work of all
-        stages for a batch / the time of a round.
+        `speed_up` is the work of all stages for a batch divided by the time of a round. `bound` is (total work /
+        slowest stage) · m / (m + s - 1). Unequal stages can exceed it slightly, because the pipeline fills and drains
+        at the pace of the faster ones.
 
         Args:
             layers: the names of the layers of each stage.
             batch_size: examples of a whole batch.
-            compute_s, samples: seconds that each rank has computed, and the samples it has seen, in order of ranks.
-            round_s: seconds of a round of a whole batch.
+            compute_s, samples: seconds of computing and number of samples of each rank, in rank order.
+            round_s: seconds of a round with whole batches.
         """
         stages, micro_batches = len(layers), min(self.micro_batches, batch_size)
         passes = sum(samples[::stages]) / batch_size * micro_batches

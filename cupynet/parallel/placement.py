@@ -81,7 +81,7 @@ class Placement:
         return self.devices[seat % len(self.devices)] if self.devices else 0
 
     def of_process(self, rank: int | None) -> list[int]:
-        """Return the GPUs of a process: of one rank, or of all ranks if they are threads (None). None on a CPU."""
+        """Return the GPUs that a process uses; none on a CPU. rank: None if all ranks are threads of this process."""
         return list(self.devices) if rank is None or not self.devices else [self.device(rank)]
 
     def names(self) -> list[str]:
@@ -90,7 +90,7 @@ class Placement:
 
 
 def _devices(backend_name: str, devices: Sequence[int] | None, first: int) -> list[int]:
-    """Return the GPUs to use: those asked for, or all, `first` before the others; none on a CPU. ConfigError."""
+    """Return the GPUs to use: the requested ones, or all, beginning with `first`; none on a CPU. ConfigError."""
     there = device_count(backend_name)
     if devices is None:
         return sorted(range(there), key=lambda device: (device != first, device))

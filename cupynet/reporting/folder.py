@@ -32,14 +32,14 @@ class RunData:
 
     Attributes:
         run: the folder.
-        running: True if a process is training there now.
+        running: True if a process is training in it now.
         start: started.json; empty if there is none.
         summary: summary.json; empty if there is none.
         rows: the rows of history.jsonl.
-        reports, epochs: those of these kinds.
-        error: the error that ended the run; "" if none did.
-        code: its exit code; None if it was not stored, as in runs of earlier versions.
-        damaged: what could not be read, and why.
+        reports, epochs: the rows of each kind.
+        error: the error that ended the run, or "".
+        code: the exit code of that error; None if it was not stored, as in runs of earlier versions.
+        damaged: the files that could not be read, and why.
     """
 
     run: Run
@@ -77,12 +77,12 @@ class RunData:
 
 
 def read_run(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> RunData:
-    """Read what is in the folder of a run, without weights and pictures.
+    """Read the folder of a run, except weights and pictures.
 
     Args:
-        folder: of the run.
-        over: the run has ended, even if its process still locks the folder.
-        error: the error that ended it, if it is not stored yet.
+        folder: the folder of the run.
+        over: True if the run has ended, even if its process still locks the folder.
+        error: the error that ended the run, if its exit code is not stored yet.
 
     Raises:
         ConfigError: `folder` is not the folder of a run.

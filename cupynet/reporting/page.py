@@ -29,12 +29,10 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
     """Write report.html and curves.png of a run.
 
     Args:
-        folder: of the run.
-        over: the run has ended, even if its process still locks the folder.
-        error: the error that ended it, if it is not stored yet.
+        folder, over, error: see `read_run`.
 
     Returns:
-        The path of the page, and why it has no charts; "" if it has them, or if there is nothing to draw yet.
+        The path of the page, and why it has no charts; "" if it has them or there is nothing to draw yet.
 
     Raises:
         ConfigError: `folder` is not the folder of a run.

@@ -1,19 +1,19 @@
-"""Names in the folders of runs, sweeps and searches. Imports no NumPy, so that --help does not."""
+"""File names in the folders of runs, sweeps and searches. Does not import NumPy, so that --help is fast."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-# settings, overrides as typed, and Hydra's own settings
+# the settings, the overrides as typed, and the settings of Hydra
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
-SUMMARY = "summary.json"  # of a run that has ended
-TRIAL = "FAST_DEV_RUN.txt"  # marks the results of a fast dev run
+SUMMARY = "summary.json"  # written when a run ends
+TRIAL = "FAST_DEV_RUN.txt"  # marks the results of a fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
-FAILED = "failed.json"  # the exit code of a run that an error ended
+FAILED = "failed.json"  # the exit code of a run that failed
 CHECKPOINTS = "checkpoints"
-SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, and of a search
-STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; leftovers of killed saves have a suffix
+SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep; of a search
+STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interrupted saves leave a suffix
 
 
 def step_name(step: int) -> str:
@@ -22,7 +22,7 @@ def step_name(step: int) -> str:
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in a folder by iteration: `step-...`, or `.old-...` if a save was killed meanwhile."""
+    """Return the checkpoints in a folder by iteration: `step-...`, or `step-....old-...` if a save was interrupted."""
     found: dict[int, Path] = {}
     for entry in folder.iterdir() if folder.is_dir() else ():
         match = STEP.fullmatch(entry.name)

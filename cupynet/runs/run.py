@@ -204,9 +204,9 @@ class Run:
         settings_path, started_path, summary_path, weights_path, history_path, report_path, curves_path,
             checkpoints_path: its files.
         examples_path: the images of the most confident mistakes.
-        trial_path: a file that marks the results of a trial run.
+        trial_path: a file that marks the results of a `fast_dev_run`.
         reopened_path: a file that marks results from before training was resumed.
-        failed_path: the exit code of the error that ended the run.
+        failed_path: the exit code of a failed run.
         saved: True if this object has written results.
         settings: of the run, nested; None if unknown.
     """
@@ -295,7 +295,7 @@ class Run:
         files.write_json(self.started_path, {**known.pop("setup"), **known})
 
     def fail(self, code: int) -> None:
-        """Record the exit code of the error that ends this run, if it has begun and that is possible."""
+        """Store the exit code of a failed run, if training has begun. Ignore an OutputError."""
         if self.started_path.exists():
             with contextlib.suppress(OutputError):
                 files.write_json(self.failed_path, {"exit_code": code})

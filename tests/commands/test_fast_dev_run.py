@@ -49,7 +49,7 @@ def test_a_fast_dev_run_trains_and_evaluates_one_batch(tmp_path, monkeypatch, ca
         resumed(trial)
     assert "the run is complete (epoch 1)" in caplog.text
     _, stderr = run(tmp_path, "resume=trial", "fast_dev_run=false", code=2)
-    assert stderr.startswith("cupynet: fast_dev_run=false: the run in trial was made with true")
+    assert stderr.startswith("cupynet: fast_dev_run=false: the run in trial was started with true")
 
 
 def test_a_fast_dev_run_of_several_batches(tmp_path):

@@ -273,8 +273,8 @@ def test_evaluate_refuses_weights_that_are_not_finite(finished, tmp_path, monkey
     ("arguments", "expected"),
     [
         ([], "the following arguments are required: run"),
-        (["absent"], "absent: there is no such folder: name a run's, under outputs/"),
-        ([__file__], f"{__file__}: there is no such folder: name a run's, under outputs/"),
+        (["absent"], "absent: there is no such folder. The folders of runs are in outputs/"),
+        ([__file__], f"{__file__}: there is no such folder. The folders of runs are in outputs/"),
         ([Path(__file__).parent], f"{Path(__file__).parent}: is not a finished run"),
         (["RUN", "workrs=1"], "did you mean 'workers'?"),
         (["RUN", "--jsn"], "unrecognized arguments: --jsn"),

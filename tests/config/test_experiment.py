@@ -230,7 +230,7 @@ def test_early_stopping_that_cannot_choose_is_refused(overrides: tuple[str, ...]
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("parallel=elastic", "parallel.synchronizer.pull=0.9"), ".pull=0.9: with 2 workers at most 0.5"),
+        (("parallel=elastic", "parallel.synchronizer.pull=0.9"), ".pull=0.9: must be at most 0.5 with 2 workers"),
         (
             (
                 "parallel=adaptive",

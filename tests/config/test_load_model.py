@@ -195,7 +195,7 @@ def test_a_wrong_description_of_images_is_refused(finished: Path) -> None:
 
 @pytest.mark.parametrize("name", ["nobody", "a\0b", "x" * 300])
 def test_a_missing_folder_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match="there is no such folder: name a run's, under outputs/"):
+    with pytest.raises(ConfigError, match="there is no such folder. The folders of runs are in outputs/"):
         load_model(name)
 
 

@@ -109,7 +109,7 @@ def modification_times(folder):
     [
         (
             ["resume=outputs/day/run", "batch_size=16"],
-            "batch_size=16: the run in outputs/day/run was made with 32: leave",
+            "batch_size=16: the run in outputs/day/run was started with 32, and",
         ),
         (["resume=outputs/day"], "resume='outputs/day': is neither the folder of a run nor one of its checkpoints"),
         (["resume=latest", "-m", "seed=1,2"], "resume=latest: "),
@@ -139,8 +139,8 @@ OTHER = {"rate": {**SCHEDULE["rate"], "then": {**THEN, "peak": 0.1}}}
     ("given", "stored", "named", "made"),
     [
         ({"rate": 0.01}, SCHEDULE, "rate=0.01: ", "{_target_:cupynet.optim.Warmup,steps:9,then:{_target_:A,peak:0.2}}"),
-        (SCHEDULE, {"rate": 0.01}, "rate={_target_:cupynet.optim.Warmup,", "with 0.01:"),
-        (OTHER, SCHEDULE, "rate.then.peak=0.1: ", "with 0.2:"),
+        (SCHEDULE, {"rate": 0.01}, "rate={_target_:cupynet.optim.Warmup,", "with 0.01,"),
+        (OTHER, SCHEDULE, "rate.then.peak=0.1: ", "with 0.2,"),
         ({"rate": 0.01}, {}, "rate=0.01: ", "without it"),
     ],
 )

@@ -151,7 +151,7 @@ def test_encoding_saves_traffic():
         (lambda: GradientSharing("treshold"), "encoding=treshold: must be one of threshold; did you mean 'threshold'"),
         (lambda: GradientSharing(reduce="max"), "reduce=max: must be one of mean, sum"),
         (lambda: GradientSharing(wire="quarter"), "wire=quarter: must be one of exact, half"),
-        (lambda: GradientSharing("threshold", wire="half"), "wire=half: is for exact gradients"),
+        (lambda: GradientSharing("threshold", wire="half"), "wire=half: applies only to exact gradients"),
         (lambda: GradientSharing(score_every=0), "score_every=0: must be an integer of at least 1"),
     ],
 )

@@ -222,7 +222,9 @@ def test_elastic_replicas_and_their_centre_against_the_formula(wire):
 
 
 def test_a_pull_beyond_the_mean_is_refused():
-    with pytest.raises(ConfigError, match="pull=0.5: with 3 workers at most 0.333333: the centre moves 3 times as far"):
+    with pytest.raises(
+        ConfigError, match="pull=0.5: must be at most 0.333333 with 3 workers: the centre moves 3 times as far"
+    ):
         ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5))
     ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(1, 0.5)).close()
     ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # no centre, and no pull

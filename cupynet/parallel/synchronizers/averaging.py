@@ -29,21 +29,21 @@ UNMEASURED: Spread = (math.nan, {})
 class ParameterAveraging(Synchronizer):
     """Every k iterations all replicas get the weighted mean of their weights (local SGD; Deeplearning4j's AVERAGING).
 
-    One replica alone is never averaged: no outer step, and nothing is sent.
+    A single replica is never averaged: nothing is sent, and there is no outer step.
 
     Args:
-        averaging_frequency: k: after iterations k, 2k, 3k of the whole training; or `epoch`, or `end`; or a schedule
-            such as `PostLocal` or `Adaptive`. The end of a fit always averages, and so does the end of an evaluated
-            epoch (except with `end`, which allows an evaluation only at the end of the fit).
-        average_updaters: average the optimizer state with the weights.
-        report_score: compute `Average.score` (reads the losses from the device, once per average).
-        measure_every: the divergence is measured at the first average in each period of this many iterations, and at
+        averaging_frequency: k, for averages after iterations k, 2k, 3k ... of the whole training; or `epoch`, or `end`;
+            or a schedule such as `PostLocal` or `Adaptive`. Replicas are always averaged at the end of a fit, and at
+            the end of an evaluated epoch (except with `end`, which allows an evaluation only at the end of the fit).
+        average_updaters: True to average the optimizer state with the weights.
+        report_score: True to compute `Average.score`, which reads the losses from the device once per average.
+        measure_every: measure the divergence at the first average in each period of this many iterations, and at
             averages that end an epoch or a fit; 0: never (unless the schedule depends on it).
-        wire: `exact`: weights are sent in their own precision; `half`: their differences from the last average are
-            sent in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors
-            without negative values, such as means of squares, keep this property with half.
-        outer: the outer step applied to the mean: `mean` (none), `slowmo`, `diloco`, or an `Outer`. Every average is
-            an outer step.
+        wire: `exact` sends weights in their own precision. `half` sends their differences from the last average in 16
+            bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors without negative
+            values, such as means of squares, have none afterwards either.
+        outer: the outer optimizer, which takes a step after every average: `mean` (none), `slowmo`, `diloco`, or an
+            `Outer`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -91,7 +91,7 @@ class ParameterAveraging(Synchronizer):
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
         if not self.schedule.after(iteration):
             return None
-        if self.communicator.size > 1:  # a single replica need not be waited for
+        if self.communicator.size > 1:  # with a single replica there is no need to wait
             replica.complete()
         return self._average(replica, iteration) if self._tally.rounds else None
 

@@ -38,7 +38,7 @@ class Average:
     by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def over(self, stages: Communicator) -> Average:
-        """Return the layers of all stages, and their largest divergence: an upper bound of the whole network's."""
+        """Return the average over all stages. Its divergence is the largest of a stage, an upper bound of the whole."""
         if stages.size == 1 or math.isnan(self.divergence):
             return self
         own = json.dumps([self.divergence, {name: float(apart) for name, apart in self.by_layer.items()}])

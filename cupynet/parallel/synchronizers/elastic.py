@@ -18,18 +18,18 @@ SHARE = 0.9  # of the way to the mean that the centre moves by default; beta in 
 
 
 class ElasticAveraging(ParameterAveraging):
-    """Every k iterations replicas and a centre pull at each other (synchronous EASGD, Zhang et al. 2015, 1412.6651).
+    """Every k iterations replicas and a centre attract each other (synchronous EASGD, Zhang et al. 2015, 1412.6651).
 
-    Each replica moves the fraction `pull` of its way to the centre, and the centre `pull` x workers of its way to the
-    mean of the replicas, weighted by the samples since the last pull. Replicas stay different until the end of a fit or
-    of an evaluated epoch: there, after one last pull, all get the centre, which is bit-identical on all workers.
-    Buffers are not pulled; the centre gets their mean, weighted by the samples since the last such moment.
+    Each replica moves by the fraction `pull` of its distance towards the centre. The centre moves by `pull` x workers
+    towards the mean of the replicas, weighted by the samples since the last pull. Replicas stay different until the end
+    of a fit or of an evaluated epoch. Then, after one last pull, all adopt the centre, which is bit-identical on all
+    workers. Buffers are not pulled: the centre gets their mean, weighted by the samples since replicas last adopted it.
 
     Args:
         averaging_frequency, report_score, measure_every, wire: see `ParameterAveraging`; `half` sends differences
             from the centre.
-        pull: alpha, at most 1 / workers; None: 0.9 / workers, as in the paper.
-        average_updaters: average the optimizer state when all replicas get the centre.
+        pull: alpha of the paper, at most 1 / workers; by default 0.9 / workers, as there.
+        average_updaters: True to average the optimizer state when all replicas adopt the centre.
 
     Raises:
         ConfigError: an argument is invalid; in `check`, if the centre would overshoot the mean.
@@ -60,8 +60,8 @@ class ElasticAveraging(ParameterAveraging):
         super().check(workers, stages)
         if self.pull is not None and workers > 1 and self.pull * workers > 1:
             raise ConfigError(
-                f"with {workers} workers at most {1 / workers:g}: the centre moves {workers} times as far, and would "
-                "overshoot the mean of the replicas",
+                f"must be at most {1 / workers:g} with {workers} workers: the centre moves {workers} times as far, and "
+                "would overshoot the mean of the replicas",
                 setting="pull",
                 value=f"{self.pull:g}",
             )

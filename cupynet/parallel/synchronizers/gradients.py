@@ -72,7 +72,9 @@ class GradientSharing(Synchronizer):
         self.reduce = one_of("reduce", reduce, ("mean", "sum"))
         self.wire = one_of("wire", wire, WIRES)
         if self.encoding is not None and self.wire != "exact":
-            raise ConfigError("is for exact gradients, but encoded updates are small: leave it out", "wire", wire)
+            raise ConfigError(
+                "applies only to exact gradients, not to encoded updates. Remove this setting", "wire", wire
+            )
         self.report_score = flag("report_score", report_score)
         self.score_every = integer("score_every", score_every, 1)
         self._tally = Tally()  # since the last score

@@ -1,4 +1,4 @@
-"""A synchronizer's view of a replica: its vectors, their checkpoint form, and what it has trained on."""
+"""What synchronizers use of a replica: its vectors, their form in checkpoints, and tallies of its rounds."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class ReplicaView(Protocol):
         """Name -> (P,) vector of the optimizer."""
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a tally to which the replica adds its rounds from now on. losses: whether to sum them too."""
+        """Return a tally to which the replica adds its rounds from now on. losses: True to sum losses too."""
 
     def complete(self) -> None:
-        """Wait for rounds that run ahead of the host, so that all tallies are complete."""
+        """Wait for rounds that run ahead of the host, so that tallies are up to date."""
 
 
 def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
@@ -93,19 +93,19 @@ def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str 
 
 
 class Tally:
-    """What a replica has trained on since the last `clear`. The replica adds each round.
+    """Counts of the rounds of a replica since the last `clear`. The replica adds each round.
 
     On a GPU a replica may run ahead of the host. Its rounds are then added later, at the latest by `complete`.
 
     Args:
-        complete: waits for rounds that run ahead.
+        complete: the function that waits for rounds that run ahead.
         losses: True to sum losses too.
 
     Attributes:
-        rounds: the same on every worker.
-        samples: of this replica.
-        scored: samples whose losses this worker has.
-        losses: their sum: a number, or 0-d on the device.
+        rounds: number of rounds; the same on every worker.
+        samples: number of samples of this replica.
+        scored: number of samples whose losses this worker has.
+        losses: the sum of those losses: a number, or 0-d on the device.
     """
 
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
@@ -115,7 +115,7 @@ class Tally:
         self.losses: Array = 0.0
 
     def add(self, rounds: int, samples: int, losses: Array | None) -> None:
-        """Add rounds. losses: the sum over their samples; None if another worker has it."""
+        """Add rounds. losses: the sum over their samples; None if another worker has them."""
         self.rounds, self.samples = self.rounds + rounds, self.samples + samples
         if self._sums and samples and losses is not None:
             self.scored, self.losses = self.scored + samples, self.losses + losses

@@ -21,11 +21,11 @@ MOMENTS = ("epoch", "end")
 class AveragingSchedule:
     """Decides when replicas are averaged.
 
-    A subclass decides after which iterations. The end of a fit and the end of an evaluated epoch always average.
+    A subclass chooses the iterations. Replicas are always averaged at the end of a fit and of an evaluated epoch.
 
     Attributes:
-        averaging_frequency: iterations between averages, or `epoch`, or `end`; None if it is neither.
-        measures: True if every average must measure the divergence, because the schedule adapts to it.
+        averaging_frequency: iterations between averages, or `epoch`, or `end`; None if the schedule has no single one.
+        measures: True if every average must measure the divergence, because the schedule depends on it.
     """
 
     averaging_frequency: int | str | None = None
@@ -59,7 +59,7 @@ class AveragingSchedule:
 
 
 class Every(AveragingSchedule):
-    """After iterations k, 2k, 3k ... of the whole training.
+    """Averages after iterations k, 2k, 3k ... of the whole training.
 
     Args:
         averaging_frequency: k.
@@ -78,7 +78,7 @@ class Every(AveragingSchedule):
 
 
 class AtMoments(AveragingSchedule):
-    """After every epoch, or once at the end of a fit. Before that replicas differ, so they cannot be evaluated.
+    """Averages after every epoch, or once at the end of a fit. Until then replicas differ and cannot be evaluated.
 
     Args:
         averaging_frequency: `epoch` or `end`.
@@ -98,11 +98,11 @@ class AtMoments(AveragingSchedule):
 
 
 class PostLocal(AveragingSchedule):
-    """In every iteration during the first epochs, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
+    """Averages in every iteration of the first epochs, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
 
     Args:
         epochs: the number of epochs with an average in every iteration. The end of a fit counts as the end of an epoch.
-        averaging_frequency: after that: iterations between averages, or `epoch`, or `end`, or another schedule.
+        averaging_frequency: iterations between later averages, or `epoch`, or `end`, or another schedule.
 
     Raises:
         ConfigError: an argument is invalid.
