@@ -1,4 +1,4 @@
-"""The callbacks of one worker, as the trainer sees them."""
+"""The list of callbacks of one worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cupynet.runs.run import Run
 
 
 class Listener(Protocol):
-    """The part of a `Callback` that does not depend on the trainer. The other methods are events, called by name."""
+    """The methods of a `Callback` that are not events. Events are called by name."""
 
     every_rank: bool
 
@@ -37,7 +37,7 @@ class CallbackList(list[Listener]):
     """The callbacks of one worker, in the order in which they receive events.
 
     Attributes:
-        resuming: those whose state was restored for the current fit.
+        resuming: the callbacks whose state was restored for the current fit.
     """
 
     def __init__(self, callbacks: Iterable[Listener] = ()) -> None:
@@ -46,7 +46,7 @@ class CallbackList(list[Listener]):
         self._closing = ExitStack()
 
     def start(self, trainer: Any, run: Run | None) -> None:
-        """Start them all. If one fails, close it and those before it."""
+        """Start all callbacks. If one fails, close it and those before it."""
         with ExitStack() as started:
             for callback in self:
                 started.callback(callback.close)
@@ -54,20 +54,20 @@ class CallbackList(list[Listener]):
             self._closing = started.pop_all()
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Call the method of this name of all callbacks."""
+        """Call the method with this name on every callback."""
         for callback in self:
             getattr(callback, event)(*arguments)
 
     def close(self) -> None:
-        """Close them all once, even if one of them fails."""
+        """Close all callbacks, even if one fails. A second call does nothing."""
         self._closing.close()
 
     def state(self) -> dict[str, Any]:
-        """Return their states by class name, see `by_class_name`."""
+        """Return the states of the callbacks by class name, see `by_class_name`."""
         return {name: callback.state() for name, callback in by_class_name(self).items()}
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Restore what `state` returned. Callbacks that were not there then start afresh."""
+        """Restore a `state`. Callbacks that are not in it start afresh."""
         self.resuming = []
         for name, callback in by_class_name(self).items():
             if name in states:
@@ -76,7 +76,7 @@ class CallbackList(list[Listener]):
 
 
 def by_class_name(callbacks: Iterable[L]) -> dict[str, L]:
-    """Return callbacks by class name, followed by a number if there are several of the class."""
+    """Return callbacks by class name; the names of several of one class end in a number."""
     named: dict[str, L] = {}
     for callback in callbacks:
         kind = type(callback).__name__

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cupynet.parallel import Average, Tally, Traffic
 from cupynet.training.events import SPENT, EpochRecord, Report, Spent
 
-FORMER = ("rounds_s", "timed_s", "timed_images")  # fields of a clock in checkpoints of earlier versions
+FORMER = ("rounds_s", "timed_s", "timed_images")  # fields in checkpoints of earlier versions
 UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
 
 
@@ -23,23 +23,23 @@ class Timer(Protocol):
     """Receives the spans of a clock, see `Profile`."""
 
     def span(self, name: str, kind: str) -> AbstractContextManager[None]:
-        """Return a context that times what is done inside."""
+        """Return a context that records a span."""
 
 
 @dataclass
 class Clock:
-    """Where this worker's time goes.
+    """Times and counts of one worker.
 
     Attributes:
-        compute_s, data_s, averaging_s, waiting_s: seconds in gradients and updates, waiting for batches, in the
+        compute_s, data_s, averaging_s, waiting_s: seconds spent on gradients and updates, waiting for batches, in the
             synchronizer, and waiting for other stages of a pipeline.
         evaluate_s: seconds in evaluations.
         callbacks_s: seconds in callbacks.
         compile_s: seconds before training until the kernels were ready.
-        images: of all replicas; samples: of this worker, as of the last report or epoch.
-        bytes_sent: to other workers, as of the last report or epoch.
+        images: number of images of all replicas.
+        samples, bytes_sent: samples of this worker, and bytes that it sent, as of the last report or epoch.
         warm_s, warm_images: `rounds_s` and `images` after the first 10 rounds.
-        timer: also receives every span while a profile is made.
+        timer: also receives every span while a profile is recorded.
     """
 
     compute_s: float = 0.0
@@ -61,7 +61,7 @@ class Clock:
 
     @property
     def rounds_s(self) -> float:
-        """Seconds in rounds and in the averages that end epochs, without evaluations and callbacks."""
+        """Seconds in rounds and in averages at the ends of epochs, without evaluations and callbacks."""
         return self.compute_s + self.data_s + self.averaging_s + self.waiting_s
 
     @property
@@ -75,12 +75,12 @@ class Clock:
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
         """Return a context that adds its seconds to a part, such as `compute`. Contexts may be nested.
 
-        Seconds inside an inner context count for its part alone. name: in a profile.
+        The seconds of an inner context count only for its own part. name: of the span in a profile.
         """
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:
-        """Count the images of all replicas in round `iteration` (from 1), at its end."""
+        """Count the images of all replicas at the end of round `iteration`, which counts from 1."""
         self.images += images
         if iteration <= UNTIMED_ROUNDS:
             self.warm_s, self.warm_images = self.rounds_s, self.images
@@ -91,7 +91,7 @@ class Clock:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Clock:
-        """Return the clock of a checkpoint. Earlier versions stored the time of the rounds after the first 10."""
+        """Return the clock stored in a checkpoint, also in one of an earlier version."""
         clock = cls(**{name: value for name, value in stored.items() if name not in FORMER})
         if "timed_s" in stored:
             clock.warm_s, clock.warm_images = clock.rounds_s - stored["timed_s"], clock.images - stored["timed_images"]
@@ -99,7 +99,7 @@ class Clock:
 
 
 class _Span(AbstractContextManager[None]):
-    """A context that `Clock.measure` returns. It is entered several times in each round, so it is a plain class."""
+    """The context that `Clock.measure` returns. A class, because it is faster than a generator."""
 
     __slots__ = ("_began", "_clock", "_part", "_timed")
 
@@ -143,18 +143,19 @@ class Since:
 
 
 class Statistics:
-    """The statistics of one worker: time, losses, and measurements of averages.
+    """The statistics of one worker: times, losses, and measurements at averages.
 
     Args:
-        tally: of this worker's replica.
-        traffic: what the worker has sent.
+        tally: the tally of this worker's replica.
+        traffic: counts the bytes that this worker sends.
 
     Attributes:
         clock: this worker's times and counts.
-        measured: the last average with a divergence, of all stages of a pipeline; None if there is none.
+        measured: the last average whose divergence was measured, over all stages of a pipeline; None if there is none.
         loss: the training loss of the last complete epoch, see `EpochRecord`; NaN if there was none.
         spent: the times of all workers at the end of the last fit; None before.
-        skipped_steps: steps that any replica skipped because a gradient overflowed, at the end of the last fit.
+        skipped_steps: the number of steps that any replica skipped because a gradient overflowed, at the end of the
+            last fit.
     """
 
     def __init__(self, tally: Tally | None = None, traffic: Traffic | None = None) -> None:
@@ -163,10 +164,10 @@ class Statistics:
         self.loss = math.nan
         self.spent: Spent | None = None
         self.skipped_steps = 0
-        self._tally = Tally() if tally is None else tally  # not read yet
+        self._tally = Tally() if tally is None else tally  # samples and losses that are not read yet
         self._traffic = Traffic() if traffic is None else traffic
         self._since, self._epoch_start = Since(Clock()), Clock()
-        self._epoch_samples, self._epoch_losses = 0, 0.0  # read in this epoch
+        self._epoch_samples, self._epoch_losses = 0, 0.0  # those read in this epoch
 
     def begin_epoch(self) -> None:
         """Begin an epoch at its first round."""
@@ -175,7 +176,7 @@ class Statistics:
         self._epoch_samples, self._epoch_losses = 0, 0.0
 
     def count(self) -> None:
-        """Update the samples and the bytes of the clock. Sums of losses stay unread: how they are split is visible."""
+        """Update samples and bytes of the clock. Losses stay unread: splitting their sum would change its last bits."""
         self._tally.complete()
         self.clock.samples, self._tally.samples = self.clock.samples + self._tally.samples, 0
         self.clock.bytes_sent = self._traffic.bytes_sent
@@ -258,7 +259,7 @@ class Statistics:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        for each in fields(Clock):  # the replica has the clock too
+        for each in fields(Clock):  # in place: the replica refers to the clock too
             setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
         self._epoch_start = Clock.of(state["epoch_start"])
         self._since = Since(**{**state["since"], "start": Clock.of(state["since"]["start"])})
@@ -272,5 +273,5 @@ class Statistics:
 
 
 def figures(clock: Clock) -> list[float]:
-    """Return the attributes of `Spent` from a clock, in its order."""
+    """Return the values of a clock that `Spent` has, in its order."""
     return [getattr(clock, name) for name in SPENT]

@@ -1,4 +1,4 @@
-"""The batches of one worker: of the training data, and of the data that are evaluated."""
+"""The training and evaluation batches of one worker."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Feeds:
     """Opens the batches of data sets for one worker.
 
     Args:
-        replica: uses the batches.
-        replicas: the workers among which batches are divided.
+        replica: the replica that uses the batches.
+        replicas: the communicator of the workers that share the batches.
         prefetch, on_device, shared: see `BatchFeed`.
     """
 
@@ -27,14 +27,14 @@ class Feeds:
         self._prefetch, self._on_device, self._shared = prefetch, on_device, shared
         self._training: BatchFeed | None = None  # of the current fit
         self._evaluated: Loader | None = None
-        self._evaluation: BatchFeed | None = None  # its batches, once they were needed
+        self._evaluation: BatchFeed | None = None  # that of the current fit; opened when first needed
         self._closing = ExitStack()
 
     @contextmanager
     def of_fit(self, train: Loader, evaluated: Loader | None) -> Iterator[BatchFeed]:
-        """During this context the training batches are open, and those to evaluate on from their first use on.
+        """Context in which the training batches are open, and the evaluation batches once they are used.
 
-        A GPU then receives the images of each data set once.
+        Images of each data set are copied to a GPU only once.
         """
         with ExitStack() as self._closing:
             self._training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated
@@ -44,13 +44,13 @@ class Feeds:
                 self._training = self._evaluated = self._evaluation = None
 
     def reload(self, epoch: int, number: int) -> Batch:
-        """See `BatchFeed.reload`, of the training batches."""
+        """Return a training batch again, see `BatchFeed.reload`."""
         assert self._training is not None
         return self._training.reload(epoch, number)
 
     @contextmanager
     def of_evaluation(self, loader: Loader) -> Iterator[BatchFeed]:
-        """During this context the batches of a loader are open."""
+        """Context in which the batches of a loader are open."""
         if loader is not self._evaluated:
             with self._new(loader) as feed:
                 yield feed

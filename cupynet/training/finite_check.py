@@ -1,7 +1,7 @@
-"""Losses and gradients that are not finite: checked before they are used.
+"""Checks that losses and gradients are finite, before they are used.
 
 Each worker checks the loss and the squared gradient norm of its own batch. A value that is not finite therefore never
-changes a weight and is never averaged into other replicas.
+changes a weight and never reaches other replicas.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class StopAtNonFinite(StepCheck):
 
 
 class SkipNonFinite(StepCheck):
-    """Leaves the batch out, on its worker alone, as if the worker had had none, and logs a warning.
+    """Leaves the batch out on its worker, as if the worker had none, and logs a warning.
 
     Raises DivergedError if the weights themselves are not finite.
 
     Args:
-        most_skipped: maximum number of batches that a worker may leave out; one more is a DivergedError.
-        skipped: epoch and index of the batches that this worker has left out; extended here.
+        most_skipped: maximum number of batches that a worker may leave out; one more raises DivergedError.
+        skipped: epoch and index of the batches that this worker has left out; this appends to it.
     """
 
     may_wait = False
@@ -48,7 +48,7 @@ class SkipNonFinite(StepCheck):
         self.most_skipped, self.skipped = most_skipped, skipped
 
     def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or one without samples if its batch is left out. All workers call it in every round."""
+        """Return the step, or one without samples if its batch is left out."""
         if step.overflowed:
             return step
         stages, batch = replica.groups.stages, step.batch

@@ -1,4 +1,4 @@
-"""The arguments of a fit, and its data: batches, and their checks."""
+"""The arguments of a fit, and its loaders."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Fit:
 
 
 def loader_of(data: Examples, batch_size: int, model: Model, pixels: PixelScale, *, shuffle: bool = True) -> Loader:
-    """Return the batches of data that fit the model. ConfigError.
+    """Return a loader of training data that match the model. ConfigError.
 
-    pixels: the scale of the images of a pair.
+    pixels: the scale of the images, if `data` is a pair.
     """
     loader = as_loader(data, batch_size, shuffle=shuffle, classes=model.output.features, pixels=pixels)
     check_data(loader.dataset, model)
@@ -54,9 +54,9 @@ def loader_of(data: Examples, batch_size: int, model: Model, pixels: PixelScale,
 
 
 def evaluation_loader(data: Examples, batch_size: int, model: Model, pixels: PixelScale | None) -> Loader:
-    """Return the batches to evaluate a model on. ConfigError.
+    """Return a loader of evaluation data that match the model. ConfigError.
 
-    pixels: those of the training data, if known.
+    pixels: the scale of the training images; None if unknown.
     """
     loader = loader_of(data, batch_size, model, pixels or FRACTIONS, shuffle=False)
     if pixels is not None:

@@ -1,12 +1,12 @@
 """A replica whose steps are CUDA graphs, each launched as a whole.
 
-A step of a small network is a few dozen kernels of a few microseconds each: launching them one by one takes longer than
-running them. The gradient, the update, and both together are captured for each batch size, when they run for the second
+A step of a small network is a few dozen kernels of a few microseconds each. Launching them one by one takes longer than
+running them. The gradient, the update, and both together are captured for each batch size when they run for the second
 time. The first time, operations are launched one by one, which loads kernels and allocates memory.
 
-Steps can run ahead of the host: the device decides whether an update is made (`judge` in update.cu). The host reads the
-result at an average, a report or the end of an epoch. After the first loss or gradient that is not finite the replica
-makes no more updates until then, so that the host can find the batch.
+Steps can run ahead of the host, because the device decides whether to make an update (`judge` in update.cu). The host
+reads the result at an average, a report or the end of an epoch. After the first loss or gradient that is not finite,
+the replica makes no more updates until then, so that the host can find the batch.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 
 class Graphs:
-    """Captured work of one device, launched as a whole.
+    """The CUDA graphs of one device.
 
     Attributes:
-        refused: the work that could not be captured, and the reason; "" if all was captured.
-        singly: True to launch each operation by itself.
+        refused: the first step that could not be captured, and the reason; "" if there is none.
+        singly: True to launch operations one by one.
     """
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
@@ -47,12 +47,12 @@ class Graphs:
         self.refused, self.singly = "", False
 
     def begin(self) -> None:
-        """Forget the graphs of another thread, whose buffers they use."""
+        """Drop graphs that another thread captured: they use the buffers of its workspace."""
         if self._workspace is not self._backend.workspace:
             self._workspace, self._launchers = self._backend.workspace, {}
 
     def run(self, name: str, size: int, work: Callable[[int], None]) -> None:
-        """Do `work(size)`: operation by operation the first time, capture it the second time, then launch the graph."""
+        """Run `work(size)`: one by one the first time, with capture the second time, then by launching the graph."""
 
         def plainly() -> None:
             with self._recorder.steered():
@@ -69,7 +69,7 @@ class Graphs:
             self._launchers[key] = lambda: self._capture(key, plainly)
 
     def _capture(self, key: tuple[str, int], plainly: Callable[[], None]) -> None:
-        """Capture a graph and launch it. If that fails, launch operation by operation from now on."""
+        """Capture a graph and launch it. If that fails, launch operations one by one from now on."""
         try:
             self._launchers[key] = self._recorder.record(plainly)
         except Exception as error:
@@ -77,19 +77,19 @@ class Graphs:
             if failure is not None and failure.of_memory:
                 raise
             if not self.refused:
-                log.warning("operations are launched one by one: %s cannot be recorded (%s)", key[0], error)
-            self._launchers[key], self.refused = plainly, f"{key[0]} cannot be recorded ({error})"
+                log.warning("operations are launched one by one: %s cannot be captured (%s)", key[0], error)
+            self._launchers[key], self.refused = plainly, f"{key[0]} cannot be captured ({error})"
         self._launchers[key]()
 
 
 class Inputs:
-    """The arrays from which captured steps read a batch, by its size.
+    """The input arrays of captured steps, by batch size.
 
     Args:
-        draws: True if a layer uses random numbers, which sample numbers and the epoch seed.
+        draws: True if a layer uses random numbers, which depend on sample numbers and the epoch.
 
     Attributes:
-        epoch: (1,), on the device.
+        epoch: (1,), the number of the epoch, on the device.
     """
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
@@ -98,14 +98,14 @@ class Inputs:
         self._labels: dict[int, Array] = {}
         self._samples: dict[int, Array] = {}
         self.epoch: Array = backend.asarray(np.zeros(1, np.int64))
-        self._epoch = 0  # on the device
+        self._epoch = 0  # the value on the device
 
     def of(self, size: int) -> tuple[Array, Array, Array | None]:
-        """Return images, labels, and the numbers of the samples if a layer draws."""
+        """Return images, labels, and the numbers of the samples if a layer uses random numbers."""
         return self._images[size], self._labels[size], self._samples.get(size)
 
     def load(self, batch: Batch) -> int:
-        """Copy a batch to the arrays, unless it is there; return its size."""
+        """Copy a batch to the input arrays, unless it is there already. Return its size."""
         size, backend = len(batch), self._backend
         if size not in self._images:
             self._images[size] = (
@@ -141,8 +141,8 @@ class GraphReplica(Replica):
         self._scale: float | None = None  # on the device; None if unknown
         self._batch: Batch | None = None  # of the step that `update` launches
         self._reload: Callable[[int], Batch] | None = None
-        self._rounds = 0  # that ran ahead since `complete`
-        self._launched: list[int] = []  # their iterations, without those that had no batch
+        self._rounds = 0  # rounds that ran ahead since `complete`
+        self._launched: list[int] = []  # their iterations, except those without a batch
         self._loss: Array = None
         self._may_run_ahead = False
         self._norm: Array | None = None  # of the gradient, for the update
@@ -162,7 +162,7 @@ class GraphReplica(Replica):
         self.graphs.begin()
 
     def gradient(self, batch: Batch | None) -> Step:
-        """See `Replica.gradient`. If rounds run ahead, `update` computes the gradient too."""
+        """See `Replica.gradient`. If rounds run ahead, `update` launches this too."""
         if not self._ahead:
             return super().gradient(batch)
         self._batch, self._rounds = batch, self._rounds + 1
@@ -221,7 +221,7 @@ class GraphReplica(Replica):
             self._count(rounds, samples)
 
     def _read(self) -> int:
-        """Wait for the launched steps, and return the number of samples of those that were completed."""
+        """Wait for the launched steps. Return the number of samples in those that were completed."""
         launched, self._launched = self._launched, []
         controls = self._recorder.read()
         self._scale = self.backend.loss_scale = controls[Control.SCALE]
@@ -235,7 +235,7 @@ class GraphReplica(Replica):
         return int(controls[Control.SAMPLES])
 
     def _diverge(self, iteration: int) -> None:
-        """Make the step of `iteration`, which was not finite, once more, and check it."""
+        """Repeat the gradient of `iteration`, which was not finite, and check it."""
         assert self._reload is not None
         super().begin()
         self._scale = None

@@ -1,7 +1,7 @@
-"""The options of parallel training, and the checks of a run before anything is written.
+"""The options of parallel training, and their one check.
 
-`TrainingOptions` are typed by a user or read from settings. `TrainingOptions.check` refuses what cannot work and
-chooses what is open. Its result, `CheckedOptions`, is what a `ParallelWrapper` is made from.
+`TrainingOptions` come from the arguments of `ParallelWrapper` or from settings. `TrainingOptions.check` refuses options
+that cannot work and sets those that were left open. A `ParallelWrapper` is built from its result, `CheckedOptions`.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ class TrainingOptions:
         workers: number of replicas; by default one per device, on a CPU one per core up to 4, with `mpi` one per rank.
         averaging_frequency: iterations between averages, or `epoch`, or `end`, or a schedule such as `PostLocal`; by
             default 3.
-        prefetch_buffer: batches prepared ahead, over all workers; 0 for none.
+        prefetch_buffer: number of batches prepared ahead, over all workers; 0 disables it.
         report_score_after_averaging: compute the mean loss over all replicas at each average; by default true.
         average_updaters: average the optimizer state with the weights; by default true.
         optimizer: Nesterov(0.01, 0.9) by default; each worker gets a copy.
-        synchronizer: instead of the averaging that `averaging_frequency`, `report_score_after_averaging` and
-            `average_updaters` describe, which must be left out then; each worker gets a copy.
+        synchronizer: used instead of averaging. `averaging_frequency`, `report_score_after_averaging` and
+            `average_updaters` must then be None; each worker gets a copy.
         learning_rate_scale: multiplies the learning rate: `none`, `linear` (times workers), `sqrt` (times their square
             root), or a factor.
-        accumulate: number of parts of a batch whose gradients are accumulated, to save memory; an iteration stays one
+        accumulate: number of parts into which a batch is split to save memory. Their gradients are accumulated for one
             update. A pipeline has `micro_batches` instead.
         devices: the GPUs, worker r on devices[r % len(devices)]. This process's first worker must be on the model's
             device. By default all devices; under mpiexec the model's.
         callbacks: see `Callback`.
         report_every: iterations between reports to callbacks; 0 for none.
         timeout_s: seconds that a worker waits for the others.
-        blas_threads: of each worker on a CPU; by default its share of the cores, with numba one.
+        blas_threads: BLAS threads of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to, on rank 0.
-        launcher: runs the workers: `thread` or `mpi`. With `mpi` this process is one worker, and the others, started
-            by mpiexec, make the same calls.
-        pipeline: cuts each replica into stages, one per device or core; by default a replica is whole. In a pipeline
-            the model holds the average whenever replicas are evaluated, and after `fit`.
+        launcher: `thread` or `mpi`. With `mpi` this process is one worker; the others, which mpiexec started too, must
+            make the same calls.
+        pipeline: splits each replica into stages, one per device or core; by default replicas are not split. With a
+            pipeline the model holds the average whenever replicas are evaluated, and after `fit`.
         reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
             (Deeplearning4j's legacy averaging); `host`; by default NCCL for several devices if it is installed, else
             the device. On a CPU only `auto` and `host`, which are the same.
-        data_on_device: keep the images in the memory of each GPU during a fit or an evaluation: true, false, or `auto`,
+        data_on_device: true to keep the images in the memory of each GPU during a fit or an evaluation; `auto` to do so
             if they take at most a quarter of the free memory. On a CPU only `auto` and false, which are the same.
-        progress: the style of the `Progress` that is added if `callbacks` have none: `auto`, `bar`, `lines` or `none`.
+        progress: the style of the `Progress` that is added if `callbacks` has none: `auto`, `bar`, `lines` or `none`.
     """
 
     workers: int | None = None
@@ -93,14 +93,14 @@ class TrainingOptions:
     def check(
         self, network: Layer, backend: str, device: int | None = None, data: FitData | None = None, names: Names = ()
     ) -> CheckedOptions:
-        """Refuse what cannot work, and choose what is open. Called once for a run, before anything is written.
+        """Refuse options that cannot work, and set those left open. Called once for a run, before anything is written.
 
         Args:
-            network: built; its weights may be declared only.
-            backend: its name.
-            device: of the model; None if the model is made later, on the device of this process's first worker.
-            data: those of the fit; None if they are not known yet, see `CheckedOptions.check_data`.
-            names: of the callbacks, for messages; by default their classes.
+            network: the built network; its weights need not be allocated.
+            backend: the name of the backend.
+            device: the device of the model; None if it is built later, on the device of this process's first worker.
+            data: the data of the fit; None if they are not known yet, see `CheckedOptions.check_data`.
+            names: names of the callbacks for messages; by default those of their classes.
 
         Raises:
             ConfigError: its setting is the option, an argument of one (`pipeline.stages`), or the name of a callback.
@@ -122,7 +122,7 @@ class TrainingOptions:
         return checked
 
     def _check_values(self, backend: str) -> TrainingOptions:
-        """Return the options with values in their plain types. ConfigError if one is invalid for itself."""
+        """Check each option by itself. Return the options in plain Python types. ConfigError."""
         if self.optimizer is not None:
             instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")
         if self.synchronizer is not None:
@@ -149,11 +149,11 @@ class TrainingOptions:
         )
 
     def _check_synchronizer(self) -> Synchronizer:
-        """Return the synchronizer, or the averaging that other options describe. ConfigError if there are both."""
+        """Return the synchronizer, by default averaging. ConfigError if options of both are set."""
         if self.synchronizer is not None:
             for name in ("averaging_frequency", "report_score_after_averaging", "average_updaters"):
                 if (value := getattr(self, name)) is not None:
-                    raise ConfigError("the synchronizer decides this: leave one of the two out", name, shown(value))
+                    raise ConfigError("the synchronizer decides this. Remove one of the two", name, shown(value))
             return self.synchronizer
         frequency, score, updaters = self.averaging_frequency, self.report_score_after_averaging, self.average_updaters
         return ParameterAveraging(
@@ -176,19 +176,19 @@ class TrainingOptions:
         placement = Placement.of(backend, self.workers, devices, device or 0, stages, most, seats)
         first = 0 if ranks is None else ranks.rank
         if device is not None and placement.devices and placement.device(first) != device:
-            reason = f"replica {first} is the model itself, which is on device {device}: name it first"
+            reason = f"replica {first} is the model itself, which is on device {device}. List that device first"
             raise ConfigError(reason, "devices", str(list(placement.devices)))
         return placement
 
     def _check_accumulate(self, network: Layer) -> None:
-        """Refuse to cut batches that a pipeline cuts already, or of which layers need the whole. ConfigError."""
+        """Refuse `accumulate` with a pipeline, and with layers that need a whole batch. ConfigError."""
         if self.accumulate == 1:
             return
         if self.pipeline is not None:
-            reason = "a pipeline cuts batches into micro-batches already. Leave it at 1, and set micro_batches"
+            reason = "a pipeline splits batches into micro-batches already. Use accumulate=1, and set micro_batches"
             raise ConfigError(reason, "accumulate", str(self.accumulate))
         syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)
-        if syncing is not None:  # replicas may have batches of different numbers of parts
+        if syncing is not None:  # replicas may split their batches into different numbers of parts
             reason = f"layer '{syncing.path}' exchanges statistics of whole batches with the other replicas"
             raise ConfigError(
                 f"{reason}. Use accumulate=1, or sync=false in that layer", "accumulate", str(self.accumulate)
@@ -197,14 +197,14 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class FitData:
-    """What the checks need to know of the data of a fit, which may not have been loaded yet.
+    """A description of the data of a fit, which may not be loaded yet.
 
     Attributes:
-        examples: training examples, over all workers.
-        batch_size: examples of a worker's batch.
+        examples: number of training examples, over all workers.
+        batch_size: examples in a worker's batch.
         augmented: True if images are augmented.
-        validates: True if images kept out of training are evaluated after each epoch.
-        shards: the data if each worker has its own part.
+        validates: True if validation images are evaluated during training.
+        shards: the data, if each worker has its own shard.
     """
 
     examples: int
@@ -223,14 +223,14 @@ class FitData:
 
 @dataclass(frozen=True, eq=False)
 class CheckedOptions:
-    """Options that can work here, and what they leave open. Made by `TrainingOptions.check`.
+    """Checked options, with those that were left open. Returned by `TrainingOptions.check`.
 
     Attributes:
-        options: with values in their plain types.
-        placement: how many workers, of how many stages, and on which devices.
+        options: the options, in plain Python types.
+        placement: the number of workers and of stages, and their devices.
         layers: the names of the layers of each stage; empty without a pipeline.
-        synchronizer: the option, or the averaging that other options describe.
-        optimizer: with its learning rate scaled.
+        synchronizer: the synchronizer; by default averaging with the other options.
+        optimizer: the optimizer, with a scaled learning rate.
     """
 
     options: TrainingOptions
@@ -241,12 +241,12 @@ class CheckedOptions:
 
     @property
     def parts(self) -> int:
-        """The number of parts into which a replica cuts a batch."""
+        """The number of parts into which a replica splits a batch."""
         pipeline = self.options.pipeline
         return self.options.accumulate if pipeline is None else pipeline.micro_batches
 
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
-        """Refuse data that cannot be trained on with these options. ConfigError. names: see `TrainingOptions.check`."""
+        """Refuse data that these options cannot train on. ConfigError. names: see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         if data.shards is not None:
             with argument_of("workers"):
@@ -255,14 +255,18 @@ class CheckedOptions:
             reason = f"must be at most batch_size, which is {data.batch_size}"
             raise ConfigError(reason, "accumulate", str(options.accumulate))
         if options.data_on_device is True and data.augmented:
-            raise ConfigError("images are augmented on the host. Use auto, or no augment", "data_on_device", "true")
+            raise ConfigError(
+                "images are augmented on the host, so they cannot stay on the device. Use auto or false",
+                "data_on_device",
+                "true",
+            )
         batch = -(-min(data.batch_size, data.examples) // self.parts)
         for layer in network.walk():
             vectors = isinstance(layer, BatchNorm) and layer.input.features == layer.input.shape[-1]
             if vectors and batch * (workers if layer.syncs_replicas else 1) == 1:
                 raise ConfigError(
-                    f"layer '{layer.path}', a BatchNorm, sees one example at a time and cannot learn its statistics: "
-                    "use larger batches, or fewer parts of each",
+                    f"layer '{layer.path}', a BatchNorm, sees one example at a time, too few for its statistics. Use "
+                    "larger batches, or split them into fewer parts",
                     "batch_size",
                     str(data.batch_size),
                 )
@@ -272,23 +276,25 @@ class CheckedOptions:
             self._check_validation("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_validation(self, name: str, part: Callback | Schedule, data: FitData) -> None:
-        """Refuse a part that compares epochs, if they are not evaluated on images kept out of training. ConfigError."""
+        """Refuse a part that needs validation scores if validation images are not evaluated. ConfigError."""
         if not part.needs_validation:
             return
         if not data.validates:
             images = setting(
                 "data", "validation", 5000, python="fit(..., evaluate_on=(images, labels), split='validation')"
             )
-            raise ConfigError(f"needs evaluations of images kept out of training: {images}", name)
+            raise ConfigError(f"needs evaluations on validation images. Set {images}", name)
         if not self.synchronizer.evaluates and self.placement.workers > 1:
             every = setting("parallel", "averaging_frequency", "epoch")
-            reason = f"compares epochs, and replicas {self.synchronizer} are not evaluated after each: set {every}"
+            reason = (
+                f"compares epochs, but replicas {self.synchronizer} are not evaluated after each epoch. Set {every}"
+            )
             raise ConfigError(reason, name)
 
 
 @contextmanager
 def argument_of(part: str) -> Iterator[None]:
-    """Name an argument of a part in its errors, such as `pipeline.stages`, or the part."""
+    """Context in which errors name an argument of the part, such as `pipeline.stages`, or the part."""
     try:
         yield
     except ConfigError as error:
@@ -297,7 +303,7 @@ def argument_of(part: str) -> Iterator[None]:
 
 
 def _named(callbacks: Sequence[Callback], names: Names) -> Mapping[str, Callback]:
-    """Return callbacks by what messages call them."""
+    """Return callbacks by their names in messages."""
     return dict(zip(names, callbacks, strict=True)) if names else by_class_name(callbacks)
 
 

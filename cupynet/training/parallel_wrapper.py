@@ -1,6 +1,6 @@
 """Training in parallel replicas: the successor of Deeplearning4j's ParallelWrapper.
 
-The wrapper runs tasks on its workers. Each worker builds its own `Trainer` in its own thread. options.py checks the
+The wrapper runs functions on its workers. Each worker builds its `Trainer` in its own thread. options.py checks the
 arguments and places the workers on devices.
 """
 
@@ -66,18 +66,18 @@ class ParallelWrapper:
 
     Args:
         model: the model to train.
-        workers, averaging_frequency, ...: see `TrainingOptions`, whose attributes are the other arguments.
+        workers, averaging_frequency, ...: the attributes of `TrainingOptions`, which describes them.
 
     Attributes:
-        model: the argument.
-        options: the other arguments.
-        placement: how many workers, of how many stages, and on which devices.
+        model: the model.
+        options: the other arguments, checked.
+        placement: the number of workers and of stages, and their devices.
         layers: the names of the layers of each stage; empty without a pipeline.
-        synchronizer: keeps the replicas together. Each worker trains with a copy.
-        optimizer: the argument, with its learning rate scaled. Each worker trains with a copy.
-        callbacks: the argument, those with `last` at the end.
-        blas_threads: of each worker; 0 on a GPU.
-        warm: True if nothing is left to compile before training.
+        synchronizer: keeps the replicas together; each worker has a copy.
+        optimizer: the optimizer, with a scaled learning rate; each worker has a copy.
+        callbacks: the callbacks, those with `last` at the end.
+        blas_threads: BLAS threads of each worker; 0 on a GPU.
+        warm: True if all kernels are compiled.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -108,20 +108,20 @@ class ParallelWrapper:
         data_on_device: bool | str = "auto",
         progress: str = "auto",
     ) -> None:
-        given = locals()  # the list above repeats the fields of the options, for editors and type checkers
+        given = locals()  # the signature repeats the fields of TrainingOptions for editors and type checkers
         options = TrainingOptions(**{each.name: given[each.name] for each in fields(TrainingOptions)})
         instance("model", model, Model, "Model(network, Image(28, 28, 1), create_backend('numba'))")
         self._build(model, options.check(model.network, model.backend.name, model.backend.device))
 
     @classmethod
     def of(cls, model: Model, checked: CheckedOptions) -> ParallelWrapper:
-        """Return a wrapper with options that have been checked for a network and a backend like the model's."""
+        """Return a wrapper for options that were checked for this network and backend."""
         wrapper = cls.__new__(cls)
         wrapper._build(model, checked)
         return wrapper
 
     def _build(self, model: Model, checked: CheckedOptions) -> None:
-        """Initialize the wrapper. Nothing is refused any more, but the run's folder and MPI may fail."""
+        """Initialize the wrapper. Raises only errors of the run's folder and of MPI."""
         self.model, self.options, self._checked = model, checked.options, checked
         self.placement, self.layers = checked.placement, checked.layers
         self.synchronizer, self.optimizer = checked.synchronizer, checked.optimizer
@@ -218,9 +218,9 @@ class ParallelWrapper:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """Context of a fit: at its end clear stop requests and close the progress bar and the profile.
+        """Context of a fit. At its end, clear stop requests and close the progress bar and the profile.
 
-        Notify callbacks if the fit ends on a value that is not finite.
+        If the fit diverged, notify callbacks.
         """
         try:
             yield

@@ -31,12 +31,12 @@ class Step(NamedTuple):
     """The gradient of one round of a replica.
 
     Attributes:
-        batch: None if the worker had none.
-        samples: 0 without a batch, and if the batch was left out: the gradient is zero then. If rounds run ahead of the
-            host, the size of the batch, whether it will be left out or not.
+        batch: the batch; None if the worker had none.
+        samples: number of samples; 0 without a batch, or if it was left out; the gradient is zero then. If rounds run
+            ahead of the host, the size of the batch in any case.
         squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
-        finite: True if the loss and the gradient are.
-        overflowed: the step is skipped, for a smaller loss scale.
+        finite: True if the loss and the gradient are finite.
+        overflowed: True if the step is skipped to reduce the loss scale.
     """
 
     batch: Batch | None
@@ -47,17 +47,17 @@ class Step(NamedTuple):
 
 
 class StepCheck:
-    """Looks at each step before it is used; this base class accepts all.
+    """Checks each step before it is used. This base class accepts all.
 
     Attributes:
-        may_wait: True if rounds may run ahead of the host: then it is called only for the first step that is not
-            finite, when the host learns of it, and must raise an error.
+        may_wait: True if rounds may run ahead of the host. The check is then called only for the first step that is not
+            finite, when the host finds it, and must raise an error.
     """
 
     may_wait = True
 
     def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or one without samples if its batch is left out. Called on all workers in every round."""
+        """Return the step, or one without samples to leave its batch out. Called on all workers in every round."""
         return step
 
 
@@ -67,22 +67,22 @@ class Replica:
     Args:
         model: its weights are trained.
         optimizer: updates them; not shared with another replica.
-        accumulate: the number of parts of a batch whose gradients are accumulated one after the other, to save memory.
-            Layers that use a whole batch see a part.
+        accumulate: the number of parts into which a batch is split to save memory; their gradients are accumulated.
+            Layers such as `BatchNorm` see one part at a time.
 
     Attributes:
-        whole: the whole network in this process: `model`, of which a `Stage` has a part.
+        whole: the whole network in this process; a `Stage` trains a part of it. Otherwise it is `model`.
         params, backend: those of `model`.
         place: backend and device, for messages.
         needs_images: True if batches must have images. They always have labels.
         updates: number of updates by the optimizer.
-        replicas: those that train together, with which layers may exchange values; None for one alone.
-        scaler: finds the loss scale, if 16 bits are stored and `join` was called; else None.
+        replicas: the communicator with which layers exchange values between replicas; None for a single replica.
+        scaler: adapts the loss scale; None before `join`, and if values are not stored in 16 bits.
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
             pipeline that has none; of several batches, after `complete`, if rounds run ahead of the host.)
         groups: the communicators of this worker.
         clock: receives the seconds of waiting for other stages and for rounds that run ahead.
-        check: looks at each step before it is used.
+        check: checks each step before it is used.
         optimizer_state: name -> (P,) vector; the optimizer's own dictionary.
     """
 
@@ -111,7 +111,7 @@ class Replica:
         self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a tally to which this replica adds its rounds. losses: whether to sum them too."""
+        """Return a tally to which this replica adds its rounds. losses: True to sum losses too."""
         tally = Tally(self.complete, losses=losses)
         self._tallies.append(tally)
         return tally
@@ -122,7 +122,7 @@ class Replica:
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
         """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed round may have left.
 
-        reload: returns the batch of an earlier iteration again; None outside a fit.
+        reload: function that returns the batch of an earlier iteration again; None outside a fit.
         """
         self.params.grad[...] = 0
 
@@ -132,9 +132,9 @@ class Replica:
     # a round --------------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute the gradient of a round, check it and count its samples. Every worker calls it.
+        """Compute the gradient of a round, check it and count its samples. Called on all workers.
 
-        If the loss scale made the gradient overflow, the step is skipped.
+        If the gradient overflows because of the loss scale, the step is skipped.
         """
         if self.scaler is not None:
             self.scaler.grow()
@@ -210,9 +210,9 @@ class Replica:
     def update(self, iteration: int, step: Step | None = None) -> None:
         """Update the weights at the learning rate of `iteration`, and set the gradient to zero.
 
-        A replica without samples does not move, unless it shares the gradients of others.
+        A replica without samples is not updated, unless it shares the gradients of others.
 
-        step: that of `gradient`; without it the norm of the gradient is computed again.
+        step: returned by `gradient`; without it the gradient norm is computed again.
         """
         alone_without_samples = step is not None and not step.samples and not self._moves_with_others
         if alone_without_samples or (self.scaler is not None and self.scaler.skipping):
@@ -232,7 +232,7 @@ class Replica:
         return part
 
     def launch_singly(self, wanted: bool) -> None:
-        """Launch each operation by itself from now on, or captured graphs again. Results do not change."""
+        """Launch operations one by one from now on, or captured graphs again. Results do not change."""
 
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class Replica:
         return scores_of(self.model, batch.images, batch.labels)
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """Make a step on a copy, without a word to other workers, so that all kernels are compiled or loaded."""
+        """Make a step on a copy, without communication, so that all kernels are compiled or loaded."""
         scratch.backpropagate(blank_batch(self.model, batch_size))
         scratch.update(0)
 
@@ -269,7 +269,7 @@ class Replica:
 
 
 def blank_batch(model: Model, size: int) -> Batch:
-    """Return a batch of black images."""
+    """Return a batch of black images for the warm-up."""
     backend, samples = model.backend, np.zeros(size, np.int64)
     images = backend.load_images(np.zeros((1, *model.input.shape), np.uint8), samples)
     return Batch(0, images, backend.asarray(samples), samples)

@@ -1,8 +1,8 @@
 """The training loop: the same code on every worker.
 
 A round is one iteration of every replica. Worker r of W trains on batches r, r + W, r + 2W ... of an epoch. In the last
-round some workers may have no batch; they still make the same calls. The trainer owns rounds, position, events and
-stopping. The replica computes gradients and updates, and the synchronizer keeps replicas together.
+round some workers may have no batch; they still make the same calls. The trainer runs the rounds, calls callbacks and
+handles stop requests. The replica computes gradients and updates, and the synchronizer keeps replicas together.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from cupynet.training.replica import Replica, moved
 
 @dataclass
 class Plan:
-    """Where the current or the last fit begins and ends.
+    """The beginning and the end of the current or last fit.
 
     Attributes:
         start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
-        rounds: rounds of an epoch.
-        iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the end of the fit.
+        rounds: number of rounds in an epoch.
+        iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
         deal: how the batches of an epoch are assigned to workers.
         averaged: True after the last average of the fit.
     """
@@ -72,16 +72,16 @@ class Trainer:
         run: the run that callbacks write to.
 
     Attributes:
-        world, rank: the communicator of all workers, and the number of this one. Callbacks that run on every rank may
-            use `world` if all make the same calls.
-        model: this worker's replica of the network; in a pipeline its stage's layers. `replica.whole` is the whole
-            network in this process; on rank 0 the user's model. In a pipeline it is complete only there, in
-            `on_epoch_end` of an evaluated epoch, and after the fit.
+        world, rank: the communicator of all workers, and the rank of this one. Callbacks that run on every rank may use
+            `world` if all make the same calls.
+        model: this worker's replica of the network; in a pipeline the layers of its stage. `replica.whole` is the whole
+            network in this process; on rank 0 it is the user's model. In a pipeline it has all weights only on rank 0,
+            in `on_epoch_end` of an evaluated epoch and after the fit.
         params, backend: this worker's weights and its backend. In `after_finish` and `on_diverged` a callback may
-            change the weights, identically on every rank; `params.publish` makes it visible to the layers.
+            change the weights, identically on every rank; `params.publish` then copies them to the layers.
         iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
             current epoch.
-        plan: where the fit begins and ends.
+        plan: the beginning and the end of the fit.
         data: `Loader.identity` of the last fit, or of the restored one; None if it is not known.
         statistics: counts and times of this worker.
         evaluation: the evaluation of the last complete epoch, or of the weights that a callback chose at the end; None
@@ -134,7 +134,7 @@ class Trainer:
         return callback in self.callbacks.resuming
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Call the method of this name of all callbacks."""
+        """Call the method with this name on every callback."""
         with self.statistics.clock.measure("callbacks", "callbacks"):
             self.callbacks.emit(event, self, *arguments)
 
@@ -261,7 +261,7 @@ class Trainer:
     # averages, and the ends of epochs and fits ------------------------------------------------------------------------
 
     def _average(self, moment: Moment) -> None:
-        """Let the synchronizer average at this moment; if it does not, check the weights.
+        """Let the synchronizer average at this moment. If it does not average, check the weights.
 
         Raises:
             DivergedError: the weights are not finite.
@@ -281,7 +281,7 @@ class Trainer:
             self.replica.assemble()
 
     def _averaged(self, average: Average) -> None:
-        """After an average, agree on a loss scale and record the measurements for the next report."""
+        """After an average, agree on a loss scale, and keep the measurements for the next report."""
         with self.statistics.clock.measure("averaging", "agreement"):
             if self.replica.scaler is not None:
                 self.replica.scaler.agree(self.groups.replicas)
@@ -289,7 +289,7 @@ class Trainer:
         self.statistics.averaged(average)
 
     def _end_epoch(self, fit: Fit) -> None:
-        """Make the average that the rules ask for here, then evaluate replicas that are identical."""
+        """Average if the rules require it here, then evaluate the replicas if they are identical."""
         last, rate = self.epoch == self.plan.epochs, self.schedule(self.iteration - 1)
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
         self._average("fit" if last else "evaluation" if due else "epoch")
@@ -314,7 +314,7 @@ class Trainer:
     def _finish(self, fit: Fit) -> None:
         """Make the last average, let callbacks replace the weights, and gather the statistics of all workers.
 
-        New weights are evaluated, except after a signal, which is urgent.
+        Replaced weights are evaluated, except after a signal, when time is short.
         """
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
@@ -335,7 +335,7 @@ class Trainer:
         self.statistics.spent = Spent.of(self.world.gather_numbers(*figures(self.statistics.clock)))
 
     def diverged(self, text: str) -> None:
-        """Notify callbacks that the fit ended on a value that is not finite, on this or another worker.
+        """Notify callbacks that a value that is not finite ended the fit, on this or another worker.
 
         Call it from the thread that called `fit`, after all workers have left it; workers can no longer communicate.
         """
@@ -348,7 +348,7 @@ class Trainer:
     # evaluation -------------------------------------------------------------------------------------------------------
 
     def evaluate(self, loader: Loader) -> Evaluation:
-        """Evaluate a data set in parallel: each worker its own batches; the same result on all of them."""
+        """Evaluate a data set in parallel, each worker on its own batches. The result is the same on all workers."""
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         own, whole = Evaluation(classes), Evaluation(classes)
         quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # non-finite values appear in the loss
@@ -368,7 +368,7 @@ class Trainer:
             except Exception as error:
                 annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")
                 raise
-            for packed in self.world.all_gather(own.pack()):  # all are done: workers on a device share images
+            for packed in self.world.all_gather(own.pack()):  # waits for all workers: those of a device share images
                 whole.merge(packed)
         return whole
 

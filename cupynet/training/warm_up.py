@@ -1,4 +1,4 @@
-"""The warm-up: kernels are compiled or loaded before training, by a step on a copy of the replica."""
+"""The warm-up: a step on a copy of the replica compiles or loads all kernels before training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None
     """Compile or load every kernel that training needs; return the seconds, and count them in the replica's clock.
 
     Args:
-        synchronizer: that of the replica, for the kernels of averages. Then every worker calls it.
+        synchronizer: the replica's synchronizer, to warm up averages too. All workers must then call this.
     """
     began, backend = time.perf_counter(), replica.backend
     backend.prepare()
@@ -25,10 +25,10 @@ def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None
     optimizer.learning_rate = copy.deepcopy(replica.optimizer.learning_rate)
     optimizer.learning_rate.span(0, 1, epoch=1, epochs=1)
     scratch = Replica(replica.model.replicate(backend), optimizer, replica.accumulate)
-    with np.errstate(over="ignore", invalid="ignore"):  # training finds weights that are not finite
+    with np.errstate(over="ignore", invalid="ignore"):  # not reported here: training detects values that are not finite
         replica.rehearse(scratch, batch_size)
         for vector in scratch.params.vectors:
-            moved(vector, vector)  # a fit ends with it
+            moved(vector, vector)  # used at the end of a fit
         if synchronizer is not None and replica.groups.replicas.size > 1:
             _average(replica, scratch, synchronizer)
     backend.synchronize()

@@ -506,7 +506,7 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured(plainly: Any, caplog: py
     with caplog.at_level(logging.INFO):
         found = train_on_device(network=network(), workers=1)
     assert found["ahead"]
-    text = "operations are launched one by one: step cannot be recorded"
+    text = "operations are launched one by one: step cannot be captured"
     assert caplog.text.count(text) == 1
     machine = active()
     assert machine.misuses and all(isinstance(each, InCapture) for each in machine.misuses)

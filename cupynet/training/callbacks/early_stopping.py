@@ -224,7 +224,7 @@ class EarlyStopping(Callback):
             self._conclude(trainer, "epochs", f"all epochs are complete ({self._now.epochs})")
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
-        whole = trainer.replica.whole is trainer.model  # a stage has only its part
+        whole = trainer.replica.whole is trainer.model  # a stage has only a part of the weights
         self._conclude(trainer, "diverged", text, restore=whole)
 
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:

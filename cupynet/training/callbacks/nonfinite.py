@@ -1,4 +1,4 @@
-"""The callback that decides what happens to losses and gradients that are not finite."""
+"""The callback that decides what to do about losses and gradients that are not finite."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class NonFinite(Callback):
         self.action = one_of("action", action, ACTIONS)
         self.most_skipped = integer("most_skipped", most_skipped, 1)
         self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
-        self._others = 0  # left out by other workers, at the end of the last fit
+        self._others = 0  # batches left out by other workers, as of the end of the last fit
 
     @property
     def left_out(self) -> int:
-        """The number of batches that all workers had left out at the end of the last fit, and this one since."""
+        """Batches left out by all workers until the end of the last fit, plus those of this worker since then."""
         return self._others + len(self._skipped)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:

@@ -126,13 +126,13 @@ class Span(NamedTuple):
 class Timer:
     """Records the spans of a worker's clock, and those of the layers of its model, until `end`.
 
-    The device is waited for before and after each span, so that it covers the work that it launches.
+    The device is synchronized before and after each span, so that a span includes the work that it launches.
     """
 
     def __init__(self, backend: Backend, clock: Clock, model: Model) -> None:
         self.spans: list[Span] = []
         self._wait, self._zero = backend.synchronize, time.perf_counter_ns()
-        self._inside: list[int] = []  # nanoseconds of the spans inside each open span
+        self._inside: list[int] = []  # for each open span, the nanoseconds of the spans inside it
         self._clock = clock
         self._layers = [step for layer in model.network.walk() for step in (layer, *layer.fused)]
         for step in self._layers:
@@ -141,14 +141,14 @@ class Timer:
         clock.timer = self
 
     def end(self) -> None:
-        """Record no further spans. Those that are still open are not recorded."""
+        """Stop recording. Spans that are still open are not recorded."""
         self._inside, self._clock.timer = [], None
         while self._layers:
             del self._layers.pop().forward
 
     @contextlib.contextmanager
     def span(self, name: str, kind: str) -> Iterator[None]:
-        """Context of a span."""
+        """Context that records a span."""
         self._wait()
         inside, began = self._inside, time.perf_counter_ns()
         inside.append(0)

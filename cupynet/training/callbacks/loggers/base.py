@@ -69,7 +69,7 @@ class Logger(Callback):
 
         Args:
             hyperparameters: see `hyperparameters`.
-            iteration: that of the checkpoint to resume; 0 for a new run.
+            iteration: the iteration of the resumed checkpoint; 0 for a new run.
         """
         raise NotImplementedError
 
