@@ -323,9 +323,9 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
         assert seen.rates == [1e-9, 1e-9, 0.5e-9]
         rates = [trainer.replica.optimizer.learning_rate(0) for trainer in wrapper._trainers]  # type: ignore[union-attr]
         assert rates == [0.25e-9] * 2 and optimizer.learning_rate(0) == 1e-9
-        with pytest.raises(ConfigError, match="optimizer.learning_rate: needs an evaluation"):
+        with pytest.raises(ConfigError, match="optimizer.learning_rate: "):
             wrapper.fit(data, 1, batch_size=4, evaluate_on=data)
-        with pytest.raises(ConfigError, match="optimizer.learning_rate: needs an evaluation"):
+        with pytest.raises(ConfigError, match="optimizer.learning_rate: "):
             wrapper.fit(data, 1, batch_size=4)
 
 
