@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,8 +40,7 @@ def test_windows_are_those_that_fit(window: Window, size: tuple[int, int]) -> No
     assert inside.shape == (1, *size) and inside[0, 0, 0] == window.padding[0][0]
 
 
-def test_a_window_is_square_and_bare_by_default() -> None:
-    window = Window((2, 3))
-    assert (window.stride, window.pads, window.places) == ((1, 1), False, 6)
-    with pytest.raises(AttributeError):
-        window.kernel = (1, 1)  # type: ignore[misc]
+def test_places_and_none_of_them_have_a_number() -> None:
+    """A byte numbers 255 places, and none of them."""
+    assert Window((15, 17)).places == 255 and Window((15, 17)).place_dtype == np.uint8
+    assert Window((16, 16)).place_dtype == np.int32

@@ -13,7 +13,7 @@ LONG = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s), training loss 
 
 
 @pytest.mark.parametrize("stream", [None, io.StringIO()])
-def test_a_closed_stream_is_not_a_terminal(stream, monkeypatch):
+def test_a_closed_stream_is_not_a_terminal(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if stream is not None:
         stream.close()
     monkeypatch.setattr(sys, "stdout", stream)
@@ -33,7 +33,7 @@ def test_a_closed_stream_is_not_a_terminal(stream, monkeypatch):
     ],
     ids=["colour", "title", "bidirectional", "C1", "surrogate", "text"],
 )
-def test_text_from_files_cannot_control_a_terminal(text, shown):
+def test_text_from_files_cannot_control_a_terminal(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
@@ -48,7 +48,9 @@ def test_text_from_files_cannot_control_a_terminal(text, shown):
         (False, "xterm", 60, [LONG]),
     ],
 )  # fmt: skip
-def test_log_lines_are_wrapped_on_a_narrow_terminal(terminal, kind, columns, lines, monkeypatch):
+def test_log_lines_are_wrapped_on_a_narrow_terminal(
+    terminal: bool, kind: str, columns: int, lines: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", kind)
     stream = io.StringIO()
@@ -56,3 +58,5 @@ def test_log_lines_are_wrapped_on_a_narrow_terminal(terminal, kind, columns, lin
     monkeypatch.setattr(sys, "stdout", stream)
     assert folded(LONG).splitlines() == lines
     assert folded(f"{LONG}\n  below") == f"{LONG}\n  below"
+    path = f"outputs/{'x' * 200}-y"
+    assert path in folded(f"[12:30:05] saved in {path}"), "it can be copied"

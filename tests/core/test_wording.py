@@ -15,27 +15,10 @@ def test_amounts_of_memory_have_units() -> None:
         assert wording.amount(size) == text
 
 
-def test_one_line() -> None:
-    assert wording.one_line("a\n  b\tc \r\n") == "a b c"
-    assert wording.one_line(ValueError("two\nlines")) == "two lines"
-
-
 def test_values_in_messages() -> None:
     assert wording.shown("a") == "'a'" and wording.shown("a", str) == "a"
     assert wording.shown(np.eye(2)) == "array([[1., 0.], [0., 1.]])"
     assert wording.shown("x" * 200) == f"'{'x' * 79}..."
-
-
-def test_one_is_no_plural() -> None:
-    found = [wording.counted(count, noun) for count in (0, 1, 2000) for noun in ("image", "class", "batch")]
-    assert found[:3] == ["0 images", "0 classes", "0 batches"] and found[3:6] == ["1 image", "1 class", "1 batch"]
-    assert found[6:] == ["2,000 images", "2,000 classes", "2,000 batches"]
-
-
-def test_lists_in_words() -> None:
-    assert wording.listed(["half"]) == "half"
-    assert wording.listed(["half", "float"]) == "half or float"
-    assert wording.listed(iter("abc"), "and") == "a, b and c"
 
 
 def test_the_nearest_name_is_suggested() -> None:
@@ -46,13 +29,6 @@ def test_the_nearest_name_is_suggested() -> None:
     assert wording.nearest("KERNEL", ["kernel", "filters"]) == "; did you mean 'kernel'?"
     assert wording.nearest("x", ["kernel", "filters"]) == "; the names are filters and kernel"
     assert wording.nearest("x", ["kernel"]) == wording.nearest("x", map(str, range(25))) == ""
-
-
-def test_remedies_name_the_setting_and_the_argument() -> None:
-    assert wording.setting("parallel", "timeout_s") == "parallel.timeout_s (in Python timeout_s)"
-    assert wording.setting("data", "file", None) == "data.file=null (in Python file=None)"
-    assert wording.setting("data", "size", [3, 4]) == "data.size=[3,4] (in Python size=[3, 4])"
-    assert wording.setting("a", "b.c", "skip", python="C('skip')") == "a.b.c=skip (in Python C('skip'))"
 
 
 def test_values_as_they_are_written_on_the_command_line() -> None:

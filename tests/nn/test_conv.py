@@ -17,6 +17,7 @@ from cupynet.nn.pool import same_padding
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
 from tests.support.pairwise import pairwise
+from tests.support.refusals import refused
 
 
 @pairwise(
@@ -36,7 +37,6 @@ def test_a_pair_is_height_and_width(make: Callable[..., Any]) -> None:
     assert output_of(layer, Image(9, 9, 2)) == Image((9 + 2 - 3) // 2 + 1, 9 - 5 + 1, 4)
     assert layer.weight.shape == (3, 5, 2, 4)
     assert layer.window == Window((3, 5), (2, 1), ((1, 1), (0, 0)))
-    assert layer.describe() == "kernel (3, 5), 4 filters, stride (2, 1), identity"
 
 
 @pairwise(padding=(0, 2, "same", "valid"), stride=(1, (2, 1)), dilation=(2, (1, 3), (3, 2)))
@@ -46,13 +46,6 @@ def test_gradients_of_windows_with_gaps(dilation: Any, stride: Any, padding: int
 
 def test_gradients_of_a_window_with_gaps_under_a_pool() -> None:
     check_layer(Sequential([Conv2D(3, 2, dilation=2, activation="relu"), MaxPool2D(2)]), Image(8, 7, 2))
-
-
-def test_same_counts_the_gaps() -> None:
-    assert output_of(Conv2D(4, 3, padding="same", dilation=(2, 3)), Image(9, 8, 1)) == Image(9, 8, 4)
-    layer = Conv2D(4, 3, 2, "same", dilation=2)
-    assert output_of(layer, Image(9, 8, 1)) == Image(5, 4, 4) and layer.window.padding == ((2, 2), (1, 2))
-    assert output_of(Conv2D(4, 3, dilation=(2, 3)), Image(9, 8, 1)) == Image(5, 2, 4)
 
 
 @pairwise(
@@ -104,10 +97,9 @@ def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> No
 
 def test_groups_that_do_not_divide_are_refused() -> None:
     for filters, channels in ((5, 4), (4, 3)):
-        line = f"Conv2D 'conv2' groups=2: must divide its {channels} channels in and {filters} filters"
-        with pytest.raises(ConfigError, match=line):
+        with refused("groups", "2"):
             Conv2D(filters, 3, groups=2).build(Image(8, 8, channels), Params().scope("conv2"), create_backend("numpy"))
-    with pytest.raises(ConfigError, match="Conv2D groups=0"):
+    with refused("groups"):
         Conv2D(4, 3, groups=0)
 
 
@@ -115,10 +107,6 @@ def test_groups_that_do_not_divide_are_refused() -> None:
 def test_gradients_with_activation_and_bias(activation: str) -> None:
     for bias in (True, False):
         check_layer(Conv2D(3, 3, padding=1, activation=activation, bias=bias), Image(5, 4, 2))
-
-
-def test_gradients_of_one_example_with_a_window_as_large_as_the_image() -> None:
-    check_layer(Conv2D(4, 5), Image(5, 5, 3), batch=1)
 
 
 def output_of(layer: Conv2D, image: Image) -> Image:
@@ -154,44 +142,38 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("setting", "value"),
     [
-        ({"filters": 0, "kernel": 3}, "Conv2D filters=0: must be an integer of at least 1"),
-        ({"filters": True, "kernel": 3}, "Conv2D filters=True"),
-        ({"filters": 4, "kernel": 2.0}, "Conv2D kernel=2.0"),
-        ({"filters": 4, "kernel": "3"}, "Conv2D kernel='3'"),
-        ({"filters": 4, "kernel": 3, "stride": 0}, "Conv2D stride=0"),
-        ({"filters": 4, "kernel": 3, "dilation": 0}, "Conv2D dilation=0: must be an integer of at least 1"),
-        ({"filters": 4, "kernel": 3, "padding": -1}, "Conv2D padding=-1: must be an integer of at least 0"),
-        (
-            {"filters": 4, "kernel": 3, "padding": "full"},
-            "Conv2D padding='full': must be an integer of at least 0, or a pair of them (height, width), or 'same'",
-        ),
-        ({"filters": 4, "kernel": (3, 0)}, "Conv2D kernel=0: must be an integer of at least 1, or a pair of them"),
-        ({"filters": 4, "kernel": (3, 3, 3)}, "Conv2D kernel=(3, 3, 3): must be"),
-        ({"filters": 4, "kernel": []}, "Conv2D kernel=[]: must be"),
-        ({"filters": 4, "kernel": 3, "padding": None}, "Conv2D padding=None"),
-        (
-            {"filters": 4, "kernel": 3, "activation": "swish"},
-            "activation=swish: must be one of identity, relu, softmax",
-        ),
-        ({"filters": 4, "kernel": 3, "init": "one"}, "init=one: must be one of xavier"),
-        ({"filters": 4, "kernel": 3, "bias": "no"}, "Conv2D bias='no': must be true or false"),
+        ("filters", 0),
+        ("filters", True),
+        ("kernel", 2.0),
+        ("kernel", "3"),
+        ("kernel", (3, 0)),
+        ("kernel", (3, 3, 3)),
+        ("kernel", []),
+        ("stride", 0),
+        ("dilation", 0),
+        ("padding", -1),
+        ("padding", "full"),
+        ("padding", None),
+        ("activation", "swish"),
+        ("init", "one"),
+        ("bias", "no"),
     ],
 )
-def test_arguments_are_checked(arguments: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Conv2D(**arguments)  # type: ignore[arg-type]
-    assert message in str(caught.value)
+def test_arguments_are_checked(setting: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"filters": 4, "kernel": 3, setting: value}
+    with refused(setting):
+        Conv2D(**arguments)
 
 
 def test_inputs_that_cannot_be_convolved_are_refused() -> None:
     scope, backend = Params().scope("conv2"), create_backend("numpy")
-    with pytest.raises(ConfigError, match=r"Conv2D 'conv2' needs an Image, got Flat\(500\): put it before the first"):
-        Conv2D(4, 3).build(Flat(500), scope, backend)
-    line = r"'conv2' kernel=\(9, 9\), dilation=\(1, 1\) is larger than its input Image\(8, 12, 1\): use a smaller"
-    with pytest.raises(ConfigError, match=line):
-        Conv2D(4, 9).build(Image(8, 12, 1), scope, backend)
-    with pytest.raises(ConfigError, match=r"'conv2' kernel=\(3, 3\), dilation=\(4, 1\) is larger than its input"):
-        Conv2D(4, 3, dilation=(4, 1)).build(Image(8, 12, 1), scope, backend)
+    for layer, input in (
+        (Conv2D(4, 3), Flat(500)),
+        (Conv2D(4, 9), Image(8, 12, 1)),
+        (Conv2D(4, 3, dilation=(4, 1)), Image(8, 12, 1)),
+    ):
+        with pytest.raises(ConfigError, match="'conv2'"):
+            layer.build(input, scope, backend)
     assert output_of(Conv2D(4, 9, padding=1), Image(8, 12, 1)) == Image(2, 6, 4)

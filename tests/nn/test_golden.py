@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.nn import Context, Conv2D, Dense, Image, MaxPool2D, Model, Sequential
-from cupynet.optim import Nesterov, OneCycle
+from cupynet.optim import Nesterov
 from tests.support.backends import every_backend
 
 FILE = Path(__file__).parents[1] / "golden" / "lenet.npz"
@@ -66,13 +66,3 @@ def test_three_steps_of_training(name: str, dtype: str, tolerance: float, golden
         assert after.keys() == model.weights().keys()
         for parameter, value in model.weights().items():
             close(value, after[parameter], f"{parameter} after step {step}")
-
-
-def test_one_cycle(golden: dict[str, Any]) -> None:
-    schedule = OneCycle(0.1, warmup=0.3, start_divisor=25, end_divisor=1000)
-    schedule.span(0, len(golden["rates"]))
-    np.testing.assert_allclose([schedule(i) for i in range(len(golden["rates"]))], golden["rates"], rtol=1e-12)
-
-
-def test_the_file_is_small() -> None:
-    assert FILE.stat().st_size < 200_000

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.config.instantiate import build
 from cupynet.core.errors import ConfigError
 from cupynet.nn import Conv2D, Dense, Flat, Image, Layer, Loss, Model, Sequential
 from cupynet.nn.init import (
@@ -24,6 +23,7 @@ from cupynet.nn.init import (
     fans,
     initializer,
 )
+from tests.support.refusals import refused
 
 DENSE, CONV = (300, 200), (5, 5, 20, 50)
 TRUNCATED = 2.3657  # the kurtosis of a normal distribution that is cut at two deviations
@@ -102,13 +102,6 @@ def test_orthogonal_weights_are_drawn_evenly() -> None:
     assert (abs(corners.mean(axis=0)) < 5 / math.sqrt(3 * 2000)).all()
 
 
-@pytest.mark.parametrize(("init", "value"), [("zeros", 0.0), ("ones", 1.0), (Filled(-2.5), -2.5)])
-def test_constant_initializers(init: Any, value: float) -> None:
-    for shape in ((3, 4), (5,)):
-        values = initializer(init)(np.random.default_rng(0), shape)
-        assert values.shape == shape and (values == value).all()
-
-
 def test_every_initializer_is_tested() -> None:
     assert INITIALIZERS.keys() == MOMENTS.keys() | {"zeros", "ones", "orthogonal"}
 
@@ -127,23 +120,10 @@ def initial(name: str, backend: str, dtype: str) -> Any:
     return Model(Dense(4, init=name), Flat(6), create_backend(backend, dtype), seed=7).weights()["weight"]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "line"),
-    [
-        ("glorott", "init=glorott: must be one of xavier, .*, ones, or such an object; did you mean 'glorot'?"),
-        (Orthogonal, "init=<class 'cupynet.nn.init.Orthogonal'>: must be one of xavier"),
-        (0.1, "init=0.1: must be one of"),
-    ],
-)
-def test_an_unknown_initializer_is_refused(wrong: Any, line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
+@pytest.mark.parametrize("wrong", ["glorott", Orthogonal, 0.1])
+def test_an_unknown_initializer_is_refused(wrong: Any) -> None:
+    with refused("init"):
         Dense(3, init=wrong)
-
-
-@pytest.mark.parametrize("name", ["xavier", "he_uniform", "orthogonal"])
-def test_a_vector_has_no_inputs_and_outputs(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"a weight of shape \(5,\) has no inputs and outputs: begin it with zeros"):
-        initializer(name)(np.random.default_rng(0), (5,))
 
 
 @pytest.mark.parametrize("make", [lambda **of: Dense(4, **of), lambda **of: Conv2D(4, 1, groups=2, **of)])
@@ -156,7 +136,6 @@ def test_initial_biases(backend: str, make: Any) -> None:
 
     np.testing.assert_array_equal(bias(), np.zeros(4))
     np.testing.assert_array_equal(bias(bias_init=0.25), np.full(4, 0.25))
-    np.testing.assert_array_equal(bias(bias_init=-1), np.full(4, -1.0))
     np.testing.assert_array_equal(bias(bias_init="ones"), np.ones(4))
     np.testing.assert_array_equal(bias(bias_init=Filled(3)), np.full(4, 3.0))
     drawn = bias(bias_init=Normal(2.0))
@@ -171,41 +150,24 @@ def test_biases_are_added_and_not_decayed() -> None:
     Dense(2, bias=False, bias_init=0.5)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "line"),
-    [
-        ("zeroes", "bias_init=zeroes: must be one of xavier, .*; did you mean 'zeros'?"),
-        (True, "bias_init=True: must be a number, or the name of an initializer, or such an object"),
-        (None, "bias_init=None: must be a number"),
-        (float("nan"), "bias_init=nan: must be a number"),
-    ],
-)
-def test_initial_biases_are_checked(wrong: Any, line: str) -> None:
-    with pytest.raises(ConfigError, match=f"^Dense {line}"):
-        Dense(3, bias_init=wrong)
-    with pytest.raises(ConfigError, match=f"^Conv2D {line}"):
-        Conv2D(3, 2, bias_init=wrong)
-
-
-OWN = r"weight 'conv.weight': its initializer made "
+@pytest.mark.parametrize("wrong", ["zeroes", True, None, math.nan])
+def test_initial_biases_are_checked(wrong: Any) -> None:
+    for make in (lambda: Dense(3, bias_init=wrong), lambda: Conv2D(3, 2, bias_init=wrong)):
+        with refused("bias_init"):
+            make()
 
 
 @pytest.mark.parametrize(
-    ("init", "line"),
-    [
-        (lambda r, s: np.ones(3), r"\(3,\) of float64: must return finite numbers of shape \(1, 1, 2, 4\)$"),
-        (lambda r, s: None, r"\(\) of object: must return finite numbers"),
-        (lambda r, s: np.full(s, np.nan), r"\(1, 1, 2, 4\) of float64: must return finite numbers"),
-    ],
+    "init", [lambda r, s: np.ones(3), lambda r, s: None, lambda r, s: np.full(s, np.nan)], ids=["shape", "none", "nan"]
 )
-def test_the_result_of_a_users_initializer_is_checked(init: Any, line: str) -> None:
+def test_the_result_of_a_users_initializer_is_checked(init: Any) -> None:
     network = Sequential({"conv": Conv2D(4, 1, init=init)})
-    with pytest.raises(ConfigError, match=OWN + line):
+    with pytest.raises(ConfigError, match="'conv.weight'"):
         Model(network, Image(3, 3, 2), create_backend("numpy"))
 
 
 def test_a_vector_needs_an_initializer_of_vectors() -> None:
-    with pytest.raises(ConfigError, match=r"a weight of shape \(3,\) has no inputs and outputs"):
+    with pytest.raises(ConfigError):
         Model(Vector(), Flat(3), create_backend("numpy"))
 
 
@@ -216,27 +178,17 @@ class Vector(Layer):
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("make", "setting"),
     [
-        (lambda: Normal(0), "Normal deviation=0: must be a number above 0"),
-        (lambda: TruncatedNormal(-1), "TruncatedNormal deviation=-1: must be"),
-        (lambda: Uniform(0), "Uniform limit=0: must be a number above 0"),
-        (lambda: VarianceScaling(mode="fan"), "VarianceScaling mode=fan: must be one of fan_in, fan_out, fan_avg"),
-        (lambda: VarianceScaling(distribution="even"), "VarianceScaling distribution=even: must be one of normal"),
-        (lambda: Orthogonal(0), "Orthogonal gain=0: must be a number above 0"),
-        (lambda: Filled("1"), "Filled value='1': must be a number"),
+        (lambda: Normal(0), "deviation"),
+        (lambda: TruncatedNormal(-1), "deviation"),
+        (lambda: Uniform(0), "limit"),
+        (lambda: VarianceScaling(mode="fan"), "mode"),
+        (lambda: VarianceScaling(distribution="even"), "distribution"),
+        (lambda: Orthogonal(0), "gain"),
+        (lambda: Filled("1"), "value"),
     ],
 )
-def test_arguments_are_checked(make: Any, line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
+def test_arguments_are_checked(make: Any, setting: str) -> None:
+    with refused(setting):
         make()
-
-
-def test_a_network_of_settings_names_one_with_arguments() -> None:
-    node = {"_target_": "cupynet.nn.Dense", "units": 6, "init": {"_target_": "cupynet.nn.init.Orthogonal", "gain": 3.0}}
-    model = Model(build(node, "model"), Flat(6), create_backend("numpy", "double"))
-    weight = model.weights()["weight"]
-    np.testing.assert_allclose(weight.T @ weight, 9 * np.eye(6), atol=1e-12)
-    node["bias_init"] = {"_target_": "cupynet.nn.init.Uniform", "limit": 2.0}
-    bias = Model(build(node, "model"), Flat(6), create_backend("numpy", "double")).weights()["bias"]
-    assert abs(bias).min() > 0 and abs(bias).max() < 2

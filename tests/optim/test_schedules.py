@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupynet.core.errors import ConfigError
-from cupynet.data import Loader
 from cupynet.optim import (
     SGD,
     Constant,
@@ -32,6 +31,7 @@ from cupynet.optim import (
     scale_factor,
 )
 from cupynet.training import Callback, ParallelWrapper
+from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
 
@@ -73,17 +73,13 @@ def test_short_cycles() -> None:
     assert rates(2, warmup=0.0) == [0.5, pytest.approx(0.5 / 1000)]
 
 
-def test_after_the_end_the_rate_stays() -> None:
+def test_outside_its_span_a_cycle_has_its_first_or_last_rate() -> None:
     schedule = OneCycle(0.5)
-    schedule.span(0, 10)
-    assert schedule(9) == schedule(10) == schedule(1000) == pytest.approx(0.5 / 1000)
-
-
-def test_a_new_span_is_a_new_cycle() -> None:
-    schedule = OneCycle(0.5)
-    schedule.span(0, 10)
-    schedule.span(0, 100)
-    assert schedule(99) == pytest.approx(0.5 / 1000) and schedule(9) > schedule(0)
+    schedule.span(50, 60)
+    assert schedule(0) == schedule(49) == schedule(50) == pytest.approx(0.5 / 25)
+    assert schedule(59) == schedule(60) == schedule(1000) == pytest.approx(0.5 / 1000)
+    schedule.span(7, 7)
+    assert schedule(7) == pytest.approx(0.5 / 25)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -96,78 +92,12 @@ def test_a_second_fit_starts_a_new_cycle(first: int, second: int, warmup: float)
     assert [schedule(i) for i in range(first, first + second)] == rates(second, warmup=warmup)
 
 
-def test_a_fit_that_is_resumed_keeps_its_start() -> None:
-    resumed = OneCycle(0.5)
-    resumed.span(100, 110)  # the last span before iteration 104
-    whole = OneCycle(0.5)
-    whole.span(100, 110)
-    before = [whole(i) for i in range(100, 104)]
-    assert before + [resumed(i) for i in range(104, 110)] == rates(10)
-
-
-def test_before_its_span_the_rate_is_the_first() -> None:
-    schedule = OneCycle(0.5)
-    schedule.span(50, 60)
-    assert schedule(0) == schedule(49) == schedule(50) == pytest.approx(0.5 / 25)
-
-
-def test_an_empty_span_has_a_rate() -> None:
-    schedule = OneCycle(0.5)
-    schedule.span(7, 7)
-    assert schedule(7) == pytest.approx(0.5 / 25)
-
-
-def test_a_constant_is_constant() -> None:
-    schedule = Constant(0.1)
-    schedule.span(0, 3)
-    schedule.span(3, 9)
-    assert [schedule(i) for i in (0, 2, 99)] == [0.1] * 3
-    assert isinstance(schedule, Schedule)
-
-
-BAD: list[Any] = [0, -1, math.nan, math.inf, "1", None, True]
-
-
-def test_arguments_are_checked() -> None:
-    for value in BAD:
-        with pytest.raises(ConfigError, match=rf"Constant value={value!r}: must be a number above 0"):
-            Constant(value)
-        with pytest.raises(ConfigError, match=rf"OneCycle peak={value!r}: must be a number above 0"):
-            OneCycle(value)
-        with pytest.raises(ConfigError, match=rf"OneCycle start_divisor={value!r}: must be a number of at least 1"):
-            OneCycle(0.1, start_divisor=value)
-        with pytest.raises(ConfigError, match=rf"OneCycle end_divisor={value!r}: must be a number of at least 1"):
-            OneCycle(0.1, end_divisor=value)
-
-
-def test_a_warmup_is_a_fraction() -> None:
-    for value in (-0.1, 1, 1.5, math.nan, "0.3", None, True):
-        with pytest.raises(ConfigError, match=rf"OneCycle warmup={value!r}: must be a number of at least 0 and below"):
-            OneCycle(0.1, warmup=value)  # type: ignore[arg-type]
-
-
 def test_numpy_numbers_are_taken() -> None:
     schedule = OneCycle(np.float32(0.5), warmup=np.float64(0.25), start_divisor=np.int64(10), end_divisor=np.int8(100))
     schedule.span(np.int64(0), np.int64(11))  # type: ignore[arg-type]
     assert schedule(0) == pytest.approx(0.05)
     for value in (schedule.peak, schedule.warmup, schedule.start_divisor, Constant(np.float32(0.1)).value):
         assert type(value) is float
-
-
-def test_every_fit_of_a_wrapper_is_a_cycle() -> None:
-    class Rates(Callback):
-        def __init__(self) -> None:
-            self.rates: list[float] = []
-
-        def on_report(self, trainer: Any, report: Any) -> None:
-            self.rates.append(report.learning_rate)
-
-    loader, seen = Loader(small_dataset(20), 4), Rates()
-    optimizer = SGD(OneCycle(0.5))
-    with ParallelWrapper(small_model(), 1, optimizer=optimizer, callbacks=[seen], report_every=1) as wrapper:
-        wrapper.fit(loader, 1)
-        wrapper.fit(loader, 2)
-    assert seen.rates == rates(5) + rates(10)
 
 
 # Schedules of other kinds --------------------------------------------------------------------------------------------
@@ -282,27 +212,33 @@ def test_wrapping_schedules_pass_on_losses_and_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "line"),
+    ("make", "setting"),
     [
-        (lambda: Map({}), r"Map rates={}: must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it"),
-        (lambda: Map({3: 0.1}), "Map rates={3: 0.1}: must be a mapping"),
-        (lambda: Map({0: -1.0}), "Map rates=-1.0: must be a number above 0"),
-        (lambda: Step(0.1, 0.5, 0), "Step every=0: must be an integer of at least 1"),
-        (lambda: Step(0.1, 0.5, 1, "round"), "Step by=round: must be one of iteration, epoch"),
-        (lambda: Cosine(0.1, growth=0), "Cosine growth=0: must be an integer of at least 1"),
-        (lambda: Polynomial(0.1, 0), "Polynomial power=0: must be a number above 0"),
-        (lambda: ReduceOnPlateau(0.1, 1.0), "ReduceOnPlateau factor=1.0: must be a number above 0 and below 1"),
-        (lambda: ReduceOnPlateau(0.1, monitor="f1"), "ReduceOnPlateau monitor=f1: must be one of loss, accuracy"),
-        (lambda: ReduceOnPlateau(0.01, least=1), "ReduceOnPlateau least=1: must be a number of at least 0 and below"),
-        (lambda: Cosine(0.1, 0.2), "Cosine end=0.2: must be a number of at least 0 and below 0.1"),
-        (lambda: Cosine(0.1, growth=2), "Cosine growth=2: needs several cycles: set cycle too"),
-        (lambda: Polynomial(0.1, end=1), "Polynomial end=1: must be a number of at least 0 and below 0.1"),
-        (lambda: Warmup(0, 0.1), "Warmup steps=0: must be an integer of at least 1"),
-        (lambda: Warmup(5, "fast"), "Warmup then learning_rate='fast': must be a number above 0"),
+        (lambda: Constant(0), "value"),
+        (lambda: OneCycle(math.inf), "peak"),
+        (lambda: OneCycle(0.1, warmup=1), "warmup"),
+        (lambda: OneCycle(0.1, start_divisor=0.5), "start_divisor"),
+        (lambda: OneCycle(0.1, end_divisor=0), "end_divisor"),
+        (lambda: Map({}), "rates"),
+        (lambda: Map({3: 0.1}), "rates"),
+        (lambda: Map({0: -1.0}), "rates"),
+        (lambda: Step(0.1, 0.5, 0), "every"),
+        (lambda: Step(0.1, 0.5, 1, "round"), "by"),
+        (lambda: Cosine(0.1, 0.2), "end"),
+        (lambda: Cosine(0.1, growth=0), "growth"),
+        (lambda: Cosine(0.1, growth=2), "growth"),
+        (lambda: Polynomial(0.1, 0), "power"),
+        (lambda: Polynomial(0.1, end=1), "end"),
+        (lambda: ReduceOnPlateau(0.1, 1.0), "factor"),
+        (lambda: ReduceOnPlateau(0.1, monitor="f1"), "monitor"),
+        (lambda: ReduceOnPlateau(0.01, least=1), "least"),
+        (lambda: Warmup(0, 0.1), "steps"),
+        (lambda: Warmup(5, "fast"), "learning_rate"),
+        (lambda: Scaled(Constant(0.1), 0), "factor"),
     ],
-)  # fmt: skip
-def test_invalid_arguments_are_refused(make: Any, line: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{line}"):
+)
+def test_invalid_arguments_are_refused(make: Callable[[], Schedule], setting: str) -> None:
+    with refused(setting):
         make()
 
 
@@ -323,10 +259,9 @@ def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
         assert seen.rates == [1e-9, 1e-9, 0.5e-9]
         rates = [trainer.replica.optimizer.learning_rate(0) for trainer in wrapper._trainers]  # type: ignore[union-attr]
         assert rates == [0.25e-9] * 2 and optimizer.learning_rate(0) == 1e-9
-        with pytest.raises(ConfigError, match="optimizer.learning_rate: "):
-            wrapper.fit(data, 1, batch_size=4, evaluate_on=data)
-        with pytest.raises(ConfigError, match="optimizer.learning_rate: "):
-            wrapper.fit(data, 1, batch_size=4)
+        for arguments in ({"evaluate_on": data}, {}):  # as test images, or not at all
+            with refused("optimizer.learning_rate"):
+                wrapper.fit(data, 1, batch_size=4, **arguments)
 
 
 # The learning rate as workers grow -----------------------------------------------------------------------------------
@@ -341,9 +276,9 @@ def test_rules_for_the_learning_rate_as_workers_grow(scale: Any, factor: float) 
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    wrong: list[Any] = ["liner", 0, -1.0, True, None, math.inf, math.nan]
+    wrong: list[Any] = ["liner", 0, True, None, math.inf]
     for value in wrong:
-        with pytest.raises(ConfigError, match="learning_rate_scale=.*: must be a number above 0, or one of none"):
+        with refused("learning_rate_scale"):
             scale_factor(value, 4)
 
 
@@ -352,8 +287,6 @@ def test_a_scaled_schedule_is_the_other_one_times_a_factor() -> None:
     for schedule in (scaled, other):
         schedule.span(5, 25)
     assert [scaled(i) for i in range(30)] == [3.0 * other(i) for i in range(30)]
-    with pytest.raises(ConfigError, match="Scaled factor=0: must be a number above 0"):
-        Scaled(other, 0)
 
 
 @pytest.mark.parametrize(("scale", "rate"), [("linear", 0.08), (1.5, 0.03)])
@@ -366,12 +299,6 @@ def test_the_wrapper_scales_the_learning_rate(scale: Any, rate: float) -> None:
         plain.fit(data, 1, batch_size=4)
     np.testing.assert_array_equal(scaled.model.params.master, plain.model.params.master)
     assert optimizer.learning_rate(0) == 0.02, "the user's own stays as it is"
-
-
-def test_the_wrapper_scales_nothing_by_itself(caplog: Any) -> None:
-    optimizer = SGD(0.02)
-    with caplog.at_level("INFO"), ParallelWrapper(small_model(), 4, optimizer=optimizer) as wrapper:
-        assert wrapper.optimizer is optimizer and not caplog.messages
 
 
 def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:

@@ -115,20 +115,6 @@ def test_an_array_must_be_what_the_kernel_takes(cupy: Any, kernels: Any) -> None
         scale((1,), (8,), (cupy.empty(8, np.float32), y, factor, n))
 
 
-def test_a_launch_has_sizes_that_a_device_has(cupy: Any, kernels: Any) -> None:
-    scale, given = kernels("scale"), arguments(cupy)
-    for grid, block in (((0,), (8,)), ((1,), (1025,)), ((1, 65536), (8,)), ((1,), (1, 1, 65))):
-        with caught(BadLaunch, "the launch would fail"):
-            scale(grid, block, given)
-    for grid, block in ((1, (8,)), ([1], (8,)), ((1, 1, 1, 1), (8,))):
-        with pytest.raises(TypeError, match="are tuples of one to three numbers"):
-            scale(grid, block, given)
-    with caught(BadLaunch, "cannot be launched"):
-        scale((1,), (64, 32), given)
-    with caught(BadLaunch, "there is no kernel 'gone', as extern \"C\", among scale, careless"):
-        kernels("gone")((1,), (8,), given)
-
-
 def test_a_kernel_that_writes_outside_its_array_is_named(cupy: Any, kernels: Any) -> None:
     careless, x, y = kernels("careless"), cupy.ones(1, np.float32), cupy.zeros(10, np.float32)
     careless((1,), (10,), (x, y, np.int32(0), np.int32(10)))
@@ -171,17 +157,3 @@ def test_a_barrier_that_some_threads_never_reach_is_found(cupy: Any, kernels: An
     x, y = cupy.asarray(np.arange(8, dtype=np.float32)), cupy.empty(8, np.float32)
     kernels("reversed")((1,), (8,), (x, y))  # and they do not go on in the next kernel
     np.testing.assert_array_equal(y.get(), np.arange(8)[::-1])
-
-
-def test_a_null_pointer_is_passed_on(cupy: Any, kernels: Any) -> None:
-    y = cupy.zeros(4, np.float32)
-    kernels("halfway")((1,), (1,), (None, np.int32(0)))
-    assert y.get().tolist() == [0] * 4
-
-
-def test_names_are_defined_by_options(cupy: Any) -> None:
-    text = 'extern "C" __global__ void put(float* y) { y[0] = VALUE; }'
-    y = cupy.empty(1, np.float32)
-    for value in (3, 4):
-        cupy.RawModule(code=text, options=(f"-DVALUE={value}", "--use_fast_math")).get_function("put")((1,), (1,), (y,))
-        assert float(y[0]) == value

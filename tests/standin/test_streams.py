@@ -159,41 +159,6 @@ def test_the_null_stream_waits_for_blocking_streams_and_they_for_it(cupy: Any) -
     free.synchronize()
 
 
-def test_a_new_thread_starts_on_device_0_and_its_null_stream(cupy: Any) -> None:
-    def current() -> tuple[int, Any]:
-        return cupy.cuda.Device().id, cupy.cuda.get_current_stream()
-
-    with cupy.cuda.Device(1), cupy.cuda.Stream(non_blocking=True) as stream:
-        assert current() == (1, stream)
-        assert together(current) == [(0, cupy.cuda.Stream.null)]
-    assert current() == (0, cupy.cuda.Stream.null)
-
-
-def test_a_stream_is_of_the_device_it_was_made_on(cupy: Any) -> None:
-    stream = cupy.cuda.Stream()
-    cupy.cuda.Device(1).use()
-    assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
-    for enter in (stream.use, stream.__enter__):
-        with pytest.raises(RuntimeError, match=r"The device that the stream is created on \(0\) does not match"):
-            enter()
-    with pytest.raises(RuntimeError, match="invalid device ordinal"):
-        cupy.cuda.Device(2).use()
-    cupy.cuda.Device(0).use()
-
-
-def test_the_end_of_a_with_block_brings_back_what_was_entered(cupy: Any) -> None:
-    """And not what was made current by `use`: cupy/cuda/stream.pyx, pop_stream."""
-    used, inner = streams(cupy)
-    used.use()
-    with inner:
-        pass
-    assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
-    with used:
-        with inner:
-            pass
-        assert cupy.cuda.get_current_stream() is used
-
-
 def test_memory_in_use_by_another_stream_is_not_freed(cupy: Any) -> None:
     a, b = streams(cupy)
     with a:
@@ -228,21 +193,6 @@ def test_freed_memory_is_reused_on_the_same_stream_only(cupy: Any) -> None:
         x = cupy.zeros(1000)
     assert pool.n_free_blocks() == 0
     del x, y
-
-
-def test_threads_on_one_stream_are_in_order(cupy: Any) -> None:
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        x = cupy.zeros(100)
-
-    def add() -> None:
-        with stream:
-            for _ in range(100):
-                x.__iadd__(1)
-
-    assert together(add, add, add) == [None] * 3
-    with stream:
-        assert x.get().tolist() == [300] * 100
 
 
 def test_copies_to_the_host_block_by_default(cupy: Any) -> None:

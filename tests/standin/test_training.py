@@ -17,7 +17,6 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.cuda.transfer import Resident
-from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import (
     Activation,
@@ -156,12 +155,6 @@ def test_replicas_of_stages_average_without_nccl(reduce: str, stages: int, devic
     found = trained("cupy", "double", 2, devices, reduce, pipeline=pipeline)
     for name, weight in trained("numpy", "double", 2, pipeline=pipeline).items():
         np.testing.assert_allclose(found[name], weight, rtol=0, atol=1e-10, err_msg=name)
-
-
-@pytest.mark.usefixtures("devices")
-def test_replicas_of_stages_are_not_averaged_over_nccl() -> None:
-    with pytest.raises(ConfigError, match=r"^reduce=nccl: 2 stages in threads average at .*: use reduce=device, or"):
-        trained("cupy", "double", 2, None, "nccl", pipeline=Pipeline(stages=2))
 
 
 @pytest.mark.standin
