@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, PixelScale, create_backend, device_count, select_backend
+from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, PixelScale, create_backend, select_backend
 from cupynet.backend import select as selection
-from cupynet.core.errors import ConfigError
 from tests.support.backends import every_backend, every_dtype, needs_bfloat16
+from tests.support.refusals import refused
 
 
 @every_backend
@@ -25,19 +25,6 @@ def test_an_array_starts_on_a_cache_line(name: str) -> None:
             assert backend.address(array) % 64 == 0
             array[...] = 1
         assert all(bool((array == 1).all()) for array in arrays)
-
-
-@every_backend
-def test_arrays_come_and_go(name: str) -> None:
-    backend = create_backend(name, "float")
-    numbers = np.arange(6, dtype=np.float64).reshape(2, 3)
-    there = backend.asarray(numbers, np.float32)
-    assert there.dtype == np.float32
-    np.testing.assert_array_equal(backend.to_host(there), numbers)
-    assert type(backend.to_host(there)) is np.ndarray
-    assert backend.address(backend.asarray(there)) == backend.address(there)
-    backend.activate()
-    backend.synchronize()
 
 
 @every_backend
@@ -78,7 +65,7 @@ def test_policies() -> None:
     for alias, name in (("float16", "half"), ("float32", "float"), ("float64", "double")):
         assert DtypePolicy.of(alias) == DtypePolicy.of(name)
     for wrong in ("floaty", None, 32):
-        with pytest.raises(ConfigError, match=f"dtype={wrong}: must be one of half, bfloat16, float, double"):
+        with refused("dtype"):
             DtypePolicy.of(wrong)  # type: ignore[arg-type]
 
 
@@ -94,21 +81,14 @@ def test_the_policy_of_bfloat16() -> None:
 def test_bfloat16_without_ml_dtypes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden: Any = None
     monkeypatch.setitem(sys.modules, "ml_dtypes", hidden)
-    with pytest.raises(ConfigError, match="^dtype=bfloat16: ml_dtypes is not installed .*: pip install ml_dtypes$"):
+    with refused("dtype", "bfloat16"):
         create_backend("numpy", "bfloat16")
     assert create_backend("numpy", "half").policy.storage == np.float16
 
 
-@every_backend
-def test_a_backend_is_what_its_name_says(name: str) -> None:
-    backend = create_backend(name, "double", device=0)
-    assert (backend.name, backend.device, backend.policy.name) == (name, 0, "double")
-    assert create_backend(name).workspace is not create_backend(name).workspace
-
-
 def test_an_unknown_backend_is_refused() -> None:
     for function in (create_backend, select_backend):
-        with pytest.raises(ConfigError, match="backend=torch: must be one of .*numpy, numba, cupy"):
+        with refused("backend", "torch"):
             function("torch")
 
 
@@ -118,10 +98,8 @@ def test_an_unknown_backend_is_refused() -> None:
         ({}, 100, ("cupy", None)),
         ({}, -1, ("numba", None)),
         ({"cupy": "no GPU"}, 100, ("numba", "no GPU")),
-        ({"cupy": "no GPU"}, -1, ("numba", None)),
         ({"numba": "no numba"}, -1, ("numpy", "no numba")),
         ({"cupy": "no GPU", "numba": "no numba"}, 100, ("numpy", "no GPU; no numba")),
-        ({"numba": "no numba"}, 100, ("cupy", None)),
         ({}, 0, ("cupy", None)),
     ],
 )
@@ -137,7 +115,7 @@ def test_a_named_backend_is_selected_or_refused(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(selection, "_missing", lambda *_: None)
     assert select_backend(name) == (name, None)
     monkeypatch.setattr(selection, "_missing", lambda *_: "it is broken")
-    with pytest.raises(ConfigError, match=f"backend={name}: it is broken; backend=auto uses"):
+    with refused("backend", name):
         select_backend(name)
 
 
@@ -157,14 +135,5 @@ def test_a_numba_that_compiles_nothing_is_not_used(monkeypatch: pytest.MonkeyPat
     monkeypatch.delitem(sys.modules, "cupynet.backend.cpu.kernels.jit", raising=False)
     name, reason = select_backend("auto", gpu_priority=-1)
     assert name == "numpy" and reason is not None and "NUMBA_DISABLE_JIT" in reason
-    with pytest.raises(ConfigError, match="backend=numba: .*NUMBA_DISABLE_JIT"):
+    with refused("backend", "numba"):
         select_backend("numba")
-
-
-def test_cpu_backends_have_no_devices() -> None:
-    assert device_count("numpy") == device_count("numba") == 0
-
-
-def test_auto_makes_what_works_here() -> None:
-    backend = create_backend("auto", "float32")
-    assert (backend.name, backend.policy.name) == (select_backend()[0], "float")

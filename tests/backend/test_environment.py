@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import shutil
 import subprocess
@@ -11,10 +10,8 @@ from typing import Any
 
 import pytest
 
-from cupynet.backend import available_cores, cpu_model, environment, memory
+from cupynet.backend import available_cores, environment, memory
 from cupynet.backend.environment import commit
-
-module = importlib.import_module("cupynet.backend.environment")  # the package has a function of that name
 
 
 def files(monkeypatch: pytest.MonkeyPatch, contents: dict[str, str]) -> None:
@@ -61,13 +58,6 @@ def test_memory_is_the_lowest_limit_that_applies(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delattr("os.sysconf")
     files(monkeypatch, {})
     assert memory() is None
-
-
-def test_the_processor_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    files(monkeypatch, {"/proc/cpuinfo": "processor : 0\nmodel name\t: A Fast: One\n"})
-    assert cpu_model() == "A Fast: One"
-    files(monkeypatch, {})
-    assert cpu_model()
 
 
 def test_an_environment_is_json() -> None:

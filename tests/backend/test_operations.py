@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, Convolution, DtypePolicy, FusedPair, Move, Window, create_backend
+from cupynet.backend import Backend, Convolution, FusedPair, Move, Window, create_backend
 from cupynet.backend.update_rules import RULES
-from tests.support.backends import CLASSES, NO_BFLOAT16, Reference, every_backend, every_compiled_backend
+from tests.support.backends import CLASSES, NO_BFLOAT16, every_backend, every_compiled_backend
 from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, OF_GPUS, SHAPES, Shape, compare
 from tests.support.pairwise import pairwise
 
@@ -176,25 +176,6 @@ def test_a_backend_keeps_the_contract(backend: type[Backend]) -> None:
 def test_every_operation_is_compared_or_tested_elsewhere() -> None:
     assert COMPARISONS.keys() | ELSEWHERE == PUBLIC
     assert not COMPARISONS.keys() & ELSEWHERE and COMPARISONS.keys() >= EXACT
-
-
-def test_a_broken_contract_is_seen() -> None:
-    class Broken(Reference):
-        def relu(self, x: Any, slope: float = 0.0) -> Any: ...
-
-        def gelu(self, x: Any) -> Any: ...
-
-        def activate(self) -> None: ...
-
-        def _private(self) -> None: ...
-
-    assert broken_contracts(Broken) == ["relu: another signature", "gelu: added", "gelu: not compared"]
-
-
-def test_the_policies_differ_where_they_should() -> None:
-    names = {dtype: DtypePolicy.of(dtype) for dtype in ("half", "float", "double")}
-    assert [p.storage.itemsize for p in names.values()] == [2, 4, 8]
-    assert [p.accumulate.itemsize for p in names.values()] == [4, 4, 8]
 
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])

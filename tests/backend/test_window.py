@@ -38,9 +38,3 @@ def test_windows_are_those_that_fit(window: Window, size: tuple[int, int]) -> No
         np.testing.assert_array_equal(cols[seen][0, 0, :], np.add(starts[1], kx * window.dilation[1]))
     inside = rows[window.inside(*size)]
     assert inside.shape == (1, *size) and inside[0, 0, 0] == window.padding[0][0]
-
-
-def test_places_and_none_of_them_have_a_number() -> None:
-    """A byte numbers 255 places, and none of them."""
-    assert Window((15, 17)).places == 255 and Window((15, 17)).place_dtype == np.uint8
-    assert Window((16, 16)).place_dtype == np.int32

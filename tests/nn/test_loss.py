@@ -35,22 +35,6 @@ def loss(backend: Backend, logits: Any, labels: Any) -> tuple[Any, Any]:
     return np.array(backend.to_host(losses), np.float64), on_host
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (4, 10), (3, 1), (7, 3)])
-def test_the_gradient_is_that_of_the_mean_loss(shape: tuple[int, int]) -> None:
-    backend, rng = create_backend("numpy", "double"), np.random.default_rng(0)
-    logits = backend.asarray(rng.normal(0, 2, shape))
-    labels = backend.asarray(rng.integers(0, shape[1], shape[0]))
-
-    def value() -> float:
-        losses, _ = SoftmaxNLL()(backend, logits, labels)
-        return float(losses.mean())
-
-    _, gradient = SoftmaxNLL()(backend, logits, labels)
-    check_derivative(value, backend, logits, gradient.copy(), "logits")
-    del gradient
-    assert backend.workspace.on_loan == 0
-
-
 @pytest.mark.parametrize(("smoothing", "trains"), [(0.0, False), (0.1, True)])
 def test_with_smoothing_an_example_of_a_class_of_weight_0_trains_the_others(smoothing: float, trains: bool) -> None:
     """As in PyTorch: the weight is a factor of the class's term of the loss."""

@@ -170,18 +170,6 @@ def test_layout_and_type_of_images_do_not_matter(name: str, dtype: str) -> None:
 
 
 @every_backend
-def test_scores_take_any_layout_and_precision_but_no_pixels(name: str) -> None:
-    model = Model(Sequential([Conv2D(4, 3), Dense(3)]), SMALL, create_backend(name))
-    x = np.random.default_rng(2).random((8, *SMALL.shape))
-    expected = model.scores(model.backend.asarray(x, np.float32))[1]
-    for view in layouts(x).values():
-        given = model.backend.asarray(np.asarray(view), np.float64) if name == "cupy" else np.asarray(view)
-        np.testing.assert_array_equal(model.scores(given)[1], expected)
-    with pytest.raises(ConfigError):
-        model.scores(model.backend.asarray(np.zeros((2, *SMALL.shape), np.uint8)))
-
-
-@every_backend
 def test_predictions_are_made_in_batches(name: str) -> None:
     model = small(name, "double")
     images = np.random.default_rng(1).random((200, *SMALL.shape))
@@ -251,32 +239,6 @@ def test_the_summary_of_lenet() -> None:
         ["total 431,080 parameters, 2,293,000 multiply-adds (4.59 MFLOP) per example"],
     ]
     assert len({len(line) for line in summary.splitlines()[3:9]}) == 1  # numbers are aligned right
-
-
-def table(model: Model) -> dict[str, list[str]]:
-    """Indented name -> cells, of the summary's rows of layers."""
-    rows = [re.split(" {2,}", line.strip()) for line in model.summary().splitlines()[3:-1]]
-    indents = [len(line) - len(line.lstrip()) for line in model.summary().splitlines()[3:-1]]
-    return {" " * indent + row[0]: row[1:] for row, indent in zip(rows, indents, strict=True)}
-
-
-@every_backend
-def test_the_summary_counts_blocks_and_what_is_in_them(name: str) -> None:
-    nested = table(Model(small_networks()["nested"], SMALL, create_backend(name)))
-    dense = 4 * 4 * 3 * 5
-    assert list(nested) == ["block", "  conv", "  relu", "head", "  inner", "    flat", "    a", "    b", "output"]
-    assert [nested[layer][-2] for layer in ("block", "head", "output")] == ["27", str(dense + 5 + 30), "18"]
-    assert [nested[layer][-2] for layer in ("  conv", "  inner", "    a")] == [
-        "27",
-        str(dense + 5 + 30),
-        str(dense + 5),
-    ]
-    assert [nested[layer][-1] for layer in ("block", "  conv", "head")] == ["384", "384", str(dense + 25)]
-    assert nested["  conv"][-3] == str(4 * 4 * 3 * 4)  # bytes, in float
-    assert nested["  conv"][-4] == nested["block"][-4] == "Image(4, 4, 3)"
-    residual = table(Model(small_networks()["residual"], SMALL, create_backend(name)))
-    assert [layer.strip() for layer in residual][1:4] == ["block", "branch", "conv"]
-    assert residual["block"][-2] == residual["    conv"][-2] == "38"
 
 
 # refusals -------------------------------------------------------------------------------------------------------------

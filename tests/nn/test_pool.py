@@ -142,7 +142,6 @@ PAIRS = [
     (Conv2D(3, 2, padding=1, activation="relu", bias=False), MaxPool2D(3, 2)),
     (Conv2D(3, 3, padding="same", activation="softmax"), MaxPool2D(2, 3)),
     (Conv2D(3, 2, activation="elu"), MaxPool2D(3, 3, 1)),
-    (Conv2D(3, 3, activation="gelu"), MaxPool2D(2)),  # not monotone: the largest has not the largest activation
     (Conv2D(3, (3, 2), (1, 2), (1, 0)), MaxPool2D((1, 3))),
     (Conv2D(17, (2, 5), padding="same", bias=False), MaxPool2D((3, 2), (3, 4))),
     (Conv2D(9, [1, 3], activation="relu"), MaxPool2D([2, 1])),
@@ -155,7 +154,7 @@ def test_gradients_of_a_convolution_and_its_pooling(pair: tuple[Conv2D, MaxPool2
     check_layer(Sequential([Conv2D(2, 1), *copy.deepcopy(pair)]), Image(6, 9, 2))
 
 
-@pytest.mark.parametrize("pair", [PAIRS[i] for i in (0, 5, 6, 7)], ids=lambda pair: pair[1].describe())
+@pytest.mark.parametrize("pair", [PAIRS[i] for i in (0, 4, 5, 6)], ids=lambda pair: pair[1].describe())
 def test_a_fused_pair_equals_the_reference_in_double(pair: tuple[Conv2D, MaxPool2D]) -> None:
     """Behind another convolution, so that it has several channels and a gradient of its input."""
     pytest.importorskip("numba")

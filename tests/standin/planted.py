@@ -14,21 +14,21 @@ from tests.standin.machine import active
 
 
 @contextmanager
-def caught(kind: type[BaseException], text: str) -> Iterator[None]:
-    """Expect a misuse with this message, and forget it."""
-    with pytest.raises(kind, match=text):
+def caught(kind: type[BaseException], text: str = "") -> Iterator[None]:
+    """Expect a misuse, and forget it; text: a pattern in its message."""
+    with pytest.raises(kind, match=text or None):
         yield
     active().misuses.clear()
 
 
 @contextmanager
-def kept(kind: type[Misuse], text: str) -> Iterator[None]:
+def kept(kind: type[Misuse], text: str = "") -> Iterator[None]:
     """Expect one misuse that the machine keeps, as it cannot be raised where it happens."""
     machine = active()
     assert machine.misuses == []
     yield
     assert len(machine.misuses) == 1 and isinstance(machine.misuses[0], kind), machine.misuses
-    with pytest.raises(kind, match=text):
+    with pytest.raises(kind, match=text or None):
         raise machine.misuses.pop()
 
 

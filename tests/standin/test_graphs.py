@@ -49,7 +49,7 @@ def test_calls_that_cannot_be_captured_are_refused(what: Any, cupy: Any) -> None
     with stream:
         x, y = cupy.ones((2, 2)), cupy.ones((2, 2))
         stream.begin_capture()
-        with caught(InCapture, "while stream .* captures"):
+        with caught(InCapture):
             what(cupy, x, y, stream)
         stream.end_capture()
         what(cupy, x, y, stream)
@@ -65,11 +65,11 @@ def test_events_of_a_capture_order_its_own_stream_and_nothing_else(cupy: Any) ->
         stream.wait_event(event)
         y += x
         for wait in (event.synchronize, lambda: side.wait_event(event)):
-            with caught(InCapture, "captur"):
+            with caught(InCapture):
                 wait()
         graph = stream.end_capture()
         graph.launch()
-        with caught(InCapture, "it was recorded in a capture"):
+        with caught(InCapture):
             event.synchronize()
         event.record()
         event.synchronize()
@@ -85,7 +85,7 @@ def test_memory_in_a_graph_must_live_as_long_as_it(cupy: Any) -> None:
         graph = stream.end_capture()
         graph.launch()
         del x
-        with caught(Freed, "add .* uses .*which was freed by"):
+        with caught(Freed):
             graph.launch()
 
 
@@ -96,14 +96,14 @@ def test_a_launch_is_ordered_and_reads_what_was_written(cupy: Any) -> None:
         a.begin_capture()
         cupy.exp(x, out=y)
         graph = a.end_capture()
-        with caught(Unwritten, "exp"):
+        with caught(Unwritten):
             graph.launch()
         x[...] = 0
-    with caught(Unordered, "exp .* not ordered"):
+    with caught(Unordered):
         graph.launch(b)
     b.wait_event(a.record())
     graph.launch(b)
-    with caught(Unordered, "not ordered"), a:
+    with caught(Unordered), a:
         y.sum()
     b.synchronize()
     assert y.get().tolist() == [1] * 3

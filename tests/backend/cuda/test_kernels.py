@@ -540,7 +540,6 @@ def test_images_are_gathered_and_scaled(kind: str, launch: Any, size: int) -> No
         close(batch, exact.reshape(3, size), kind)
 
 
-NONE = ((0, 0), (0, 0))
 WINDOWS = {
     "one pixel": (Window((1, 1)), (2, 1, 1, 1)),
     "overlapping": (Window((3, 2), (2, 1)), (2, 7, 5, 3)),

@@ -12,10 +12,11 @@ import pytest
 
 from cupynet.backend import Control, create_backend
 from cupynet.backend.cuda import launch
-from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, OPTIONS, Kernels, options, power_of_two, source
+from cupynet.backend.cuda.launch import FOLDER, INSTANCES, KINDS, OPTIONS, Kernels, options, source
 from cupynet.backend.reference.activation import NAMES
 from cupynet.core.errors import ConfigError
 from tests.standin.host import exported_by, host_library
+from tests.support.refusals import refused
 
 on_devices = pytest.mark.usefixtures("devices")
 FILES = sorted(path.stem for path in FOLDER.glob("*.cu"))
@@ -168,19 +169,20 @@ def other_device() -> Any:
 
 @on_devices
 @pytest.mark.parametrize(
-    ("arguments", "line"),
+    "arguments",
     [
-        (lambda x: (x.astype(np.float64), 8), "argument 0 must be a contiguous array of float32 .*, got float64 .*"),
-        (lambda x: (x[::2], 4), "argument 0 must be a contiguous .*, got float32 .*, with gaps"),
-        (lambda x: (np.zeros(8, np.float32), 8), "argument 0 must be .* on device 0, got float32 on device cpu"),
-        (lambda x: (other_device(), 8), "argument 0 must be .* on device 0, got float32 on device 1"),
-        (lambda x: (None, 8), "argument 0 must be .*, got NoneType .*"),
-        (lambda x: (x.data.ptr, 8), "argument 0 must be .*, got int .*"),
+        lambda x: (x.astype(np.float64), 8),
+        lambda x: (x[::2], 4),
+        lambda x: (np.zeros(8, np.float32), 8),
+        lambda x: (other_device(), 8),
+        lambda x: (None, 8),
+        lambda x: (x.data.ptr, 8),
     ],
-)  # fmt: skip
-def test_arguments_that_a_kernel_would_misread_are_refused(arguments: Any, line: str, xp: Recorded) -> None:
+    ids=["another precision", "gaps", "NumPy", "another device", "none", "an address"],
+)
+def test_arguments_that_a_kernel_would_misread_are_refused(arguments: Any, xp: Recorded) -> None:
     x = asarray(np.zeros(8, np.float32))
-    with pytest.raises(ConfigError, match=f"^kernel relu_float: {line}$"):
+    with pytest.raises(ConfigError, match="relu_float"):
         kernels(xp).launch("relu_float", (1,), (32,), *arguments(x))
     assert xp.launched == []
 
@@ -225,16 +227,8 @@ def test_empty_arrays_launch_no_kernel(xp: Recorded) -> None:
 @on_devices
 @pytest.mark.parametrize("limits", [{"max_block_size": 31}, {"max_block_size": 1025}, {"max_grid_size": 0}])
 def test_bounds_out_of_range_are_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match=f"^{next(iter(limits))}="):
+    with refused(next(iter(limits))):
         create_backend("cupy", **limits)
-
-
-@on_devices
-def test_options_make_another_backend_like_this_one() -> None:
-    backend = create_backend("cupy", "half", max_block_size=64, max_grid_size=5)
-    other = create_backend(backend.name, backend.policy.name, 1, **backend.options)
-    assert dict(other.options) == {"max_block_size": 64, "max_grid_size": 5, "tf32": False}
-    assert create_backend("numpy", **create_backend("numpy").options).options == {}
 
 
 def test_the_header_is_included_in_the_text() -> None:
@@ -243,7 +237,3 @@ def test_the_header_is_included_in_the_text() -> None:
         text = source(file)
         assert "common.cuh" not in text.replace("CUPYNET_COMMON", "") and "#define KERNEL" in text
         assert host_library(text)
-
-
-def test_powers_of_two() -> None:
-    assert [power_of_two(number) for number in (1, 2, 3, 32, 33, 1000)] == [1, 2, 4, 32, 64, 1024]
