@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +25,7 @@ from tests.support.refusals import refused
 standin = pytest.mark.standin
 KINDS = [("float16", "float16"), ("float16", "float32"), ("float32", "float32"), ("float64", "float64")]
 KINDS += [] if NO_BFLOAT16 else [("bfloat16", "bfloat16"), ("bfloat16", "float32")]
+real_library = cublas.library  # the stand-in puts its own in its place
 CLOSE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "float64": 1e-12}
 
 
@@ -191,6 +195,20 @@ def test_products_from_any_thread_use_the_workers_device_and_stream(cupy: Any) -
     assert handle.device == 1 and handle.line.number == backend.stream() != 0
 
 
+@standin
+@pytest.mark.parametrize(
+    ("capability", "size"), [("75", 4 << 20), ("89", 4 << 20), ("90", 32 << 20), ("100", 32 << 20)]
+)
+def test_the_workspace_is_as_large_as_the_architecture_wants(
+    capability: str, size: int, cupy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cupy.cuda.Device, "compute_capability", capability)
+    before = cupy.get_default_memory_pool().used_bytes()
+    own = Cublas(cupy)
+    assert cupy.get_default_memory_pool().used_bytes() - before == size
+    del own
+
+
 # the backend ----------------------------------------------------------------------------------------------------------
 
 
@@ -246,3 +264,68 @@ def test_tf32_is_for_gpus(name: str) -> None:
         with refused("tf32"):
             create_backend(name, tf32=tf32)
     assert create_backend(name, tf32=False).name == name
+
+
+# the library ----------------------------------------------------------------------------------------------------------
+
+
+class Loaded:
+    """A library with what is asked of it."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getattr__(self, name: str) -> Any:
+        function = SimpleNamespace()
+        setattr(self, name, function)
+        return function
+
+
+def paths(monkeypatch: pytest.MonkeyPatch, found: Any, there: set[str]) -> list[str]:
+    """Make the search of NVIDIA's wheels end in `found`, and these paths loadable; returns the paths that are tried."""
+    tried = []
+
+    def load(path: str) -> Any:
+        tried.append(path)
+        if path not in there:
+            raise OSError(f"{path}: cannot open shared object file")
+        return Loaded(path)
+
+    def search(name: str) -> Any:
+        assert name == "cublas"
+        if isinstance(found, Exception):
+            raise found
+        return SimpleNamespace(abs_path=found)
+
+    pathfinder: Any = ModuleType("cuda.pathfinder")
+    pathfinder.load_nvidia_dynamic_lib = search
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.pathfinder", None if found is None else pathfinder)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    return tried
+
+
+@pytest.mark.parametrize("cuda", [12, 13])
+def test_the_library_is_cupys_or_the_systems(cuda: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    soname = f"libcublas.so.{cuda}"
+    load = real_library.__wrapped__
+    for found, there, expected in (
+        ("/wheel/libcublas.so.12", {"/wheel/libcublas.so.12"}, ["/wheel/libcublas.so.12"]),
+        (None, {soname}, [soname]),  # no cuda-pathfinder
+        (RuntimeError("not found"), {soname}, [soname]),
+    ):
+        with monkeypatch.context() as patch:
+            tried = paths(patch, found, there)
+            assert isinstance(load(cuda), cublas.Library)
+        assert tried == expected
+
+
+def test_a_library_that_is_missing_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        paths(patch, RuntimeError("not found"), set())
+        with pytest.raises(ConfigError) as refused:
+            real_library.__wrapped__(13)
+    assert str(refused.value) == (
+        "cuBLAS cannot be loaded (libcublas.so.13: cannot open shared object file): "
+        "pip install 'cupy-cuda13x[ctk]', or name the folder of the toolkit's libraries in LD_LIBRARY_PATH"
+    )
