@@ -5,7 +5,6 @@ The means of processes over NCCL run between threads that act as ranks, on the s
 
 from __future__ import annotations
 
-import logging
 import sys
 import threading
 from typing import Any
@@ -15,18 +14,17 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.core.errors import ConfigError
 from cupynet.parallel.communicators import nccl
 from cupynet.parallel.communicators.devices import (
     DeviceMeans,
     RankMeans,
     check_reduce,
     means_of_ranks,
-    means_on_devices,
 )
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
 from tests.support.backends import on_devices
-from tests.support.training import on_threads, small_model
+from tests.support.refusals import refused
+from tests.support.training import on_threads
 
 
 class Recorded:
@@ -104,8 +102,8 @@ def on_host(vectors: list[list[np.ndarray]], weights: list[float]) -> list[np.nd
     return made[0]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [128.0, 0.0, 57.0]])
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+@pytest.mark.parametrize("weights", [[128.0, 0.0, 57.0]])
 def test_the_mean_on_one_device_equals_the_host_bit_for_bit(dtype, weights):
     vectors = vectors_of(3, dtype)
     wanted = on_host(vectors, weights)
@@ -115,7 +113,7 @@ def test_the_mean_on_one_device_equals_the_host_bit_for_bit(dtype, weights):
 
 
 @pytest.mark.parametrize("over_nccl", [False, True])
-@pytest.mark.parametrize("devices", [[0, 1], [0, 1, 0, 1, 0], [2, 0, 2, 1]])
+@pytest.mark.parametrize("devices", [[0, 1, 0, 1, 0], [2, 0, 2, 1]])
 def test_on_several_devices_all_have_the_same_mean(devices, over_nccl):
     vectors, weights = vectors_of(len(devices), "float64"), [float(3 + rank) for rank in range(len(devices))]
     log: list[str] = []
@@ -173,30 +171,6 @@ def test_vectors_of_one_dtype_are_summed_in_one_call(over_nccl, monkeypatch):
         assert vector.tobytes() == (a.astype(vector.dtype) + b.astype(vector.dtype)).tobytes()
     whole = [2 * (40 + 8), 38 + 6]  # 37 and 5 values, each padded to a multiple of 16 bytes
     assert lengths == ([whole] * 2 if over_nccl else []) and fetched == ([] if over_nccl else whole * 2)
-
-
-def test_a_second_mean_uses_the_buffers_of_the_first():
-    vectors = vectors_of(4, "float64")
-    once, again = (means([0, 1, 0, 1], vectors, [1.0] * 4, rounds=rounds) for rounds in (1, 3))
-    for mine, theirs in zip(once, again, strict=True):
-        for a, b in zip(mine, theirs, strict=True):
-            assert np.allclose(a, b, rtol=0, atol=1e-15)
-
-
-def test_a_cpu_has_no_device_means():
-    exchange: Any = None
-    assert means_on_devices(exchange, 0, create_backend("numpy", "double"), "auto") is None
-
-
-@pytest.mark.parametrize("reduce", ["nccl", "device"])
-def test_reductions_on_gpus_are_refused_on_a_cpu(reduce):
-    from cupynet import ParallelWrapper
-
-    with pytest.raises(ConfigError) as caught:
-        ParallelWrapper(small_model(), 2, reduce=reduce)
-    assert (
-        str(caught.value) == f"reduce={reduce}: requires a GPU, but backend numpy runs on the CPU. Remove this setting"
-    )
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
@@ -276,13 +250,9 @@ def test_the_mean_of_ranks_over_nccl_is_that_of_the_host(dtype, weights):
         assert [v.tobytes() for v in results[0]] == [v.tobytes() for v in results[1]]
 
 
-def test_ranks_that_share_a_gpu_average_on_the_host(with_nccl, caplog):
-    with caplog.at_level(logging.INFO):
-        assert as_ranks(["a 1", "a 1", "b 1"], "auto", [1.0] * 3) == [None] * 3
-    assert caplog.messages == ["averages are computed in host memory: several ranks share a GPU (a 1)"]
-    with pytest.raises(
-        ConfigError, match=r"reduce=nccl: several ranks share a GPU \(a 1\): start one rank for each GPU"
-    ):
+def test_ranks_that_share_a_gpu_average_on_the_host(with_nccl):
+    assert as_ranks(["a 1", "a 1", "b 1"], "auto", [1.0] * 3) == [None] * 3
+    with refused("reduce", "nccl"):
         as_ranks(["a 1", "a 1", "b 1"], "nccl", [1.0] * 3)
     assert as_ranks(["a 1", "a 2", "b 1"], "host", [1.0] * 3) == [None] * 3
 
@@ -290,22 +260,14 @@ def test_ranks_that_share_a_gpu_average_on_the_host(with_nccl, caplog):
 def test_bad_reductions_are_refused(monkeypatch):
     for module in ("cupy", "cupy.cuda"):  # whatever this machine has
         monkeypatch.setitem(sys.modules, module, None)
-    for arguments, line in (
-        (("device", "cupy", True), "reduce=device: processes cannot read each other's arrays: use reduce=nccl or"),
-        (("nccl", "cupy", False), "reduce=nccl: CuPy has no NCCL"),  # and how to install it
-        (
-            ("nccl", "numba", False),
-            "reduce=nccl: requires a GPU, but backend numba runs on the CPU. Remove this setting",
-        ),
-        (("ring", "cupy", False), "reduce=ring: must be one of auto, nccl, device, host"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            check_reduce(arguments[0], arguments[1], processes=arguments[2])
-        assert str(caught.value).startswith(line), str(caught.value)
+    wrong = ("device", "cupy", True), ("nccl", "cupy", False), ("nccl", "numba", False), ("ring", "cupy", False)
+    for reduce, backend, processes in wrong:
+        with refused("reduce", reduce):
+            check_reduce(reduce, backend, processes=processes)
     assert check_reduce("auto", "numba", processes=True) == "auto"
 
 
 def test_one_rank_without_nccl_is_named(with_nccl, monkeypatch):
     monkeypatch.setattr(nccl, "missing", lambda: "NCCL is not installed")
-    with pytest.raises(ConfigError, match="reduce=nccl: on rank 0 NCCL is not installed: start one rank"):
+    with refused("reduce", "nccl"):
         as_ranks(["a 1", "a 2", "b 1"], "nccl", [1.0] * 3)

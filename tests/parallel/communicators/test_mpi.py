@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +95,12 @@ def test_all_ranks_end_with_the_exit_code_of_the_failed_one(script, kind, code, 
 def test_a_rank_that_is_killed_ends_all(script):
     code, stdout, _ = run(script, 2, "kill")
     assert code != 0 and "done" not in stdout
+
+
+def test_groups_of_the_same_ranks_are_made_once(script):
+    """MPI has 2,048 communicators and no more; each worker splits 2,100 times."""
+    code, stdout, _ = run(script, 2, "groups")
+    assert (code, stdout) == (0, "done 1\n")
 
 
 @pytest.mark.parametrize("turn", [20, pytest.param(100, marks=pytest.mark.slow)])
@@ -199,17 +204,12 @@ def test_a_rank_that_cannot_start_mpi_ends_the_waiting_ranks(tmp_path, kind, sho
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["raise", "kill", "stop"])
-def test_fifty_failures_at_random_moments_never_hang(script, kind, capsys):
+def test_fifty_failures_at_random_moments_never_hang(script, kind):
     """At a random moment of the work, its beginning and its end included."""
-    rng, reports, longest = random.Random(11), 0, 0.0
+    rng = random.Random(11)
     report = {"raise": "in deliberate_failure", "kill": "", "stop": " waited 1 s for "}[kind]
     for _ in range(50):
         ranks, turn = rng.randint(2, 3), rng.randint(0, 99)
-        began = time.monotonic()
         code, stdout, stderr = run(script, ranks, kind, rng.randrange(ranks), turn)
-        longest = max(longest, time.monotonic() - began)
         assert code != 0 and "done" not in stdout
-        reports += report in stderr and stderr.count("Traceback") == (kind != "kill")
-    with capsys.disabled():
-        print(f"\n{kind}: 50 tries, 0 hangs, {reports} with one report, the longest {longest:.1f} s")
-    assert reports == 50
+        assert report in stderr and stderr.count("Traceback") == (kind != "kill")

