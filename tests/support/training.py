@@ -31,7 +31,7 @@ from cupynet.parallel import (
     ThreadLauncher,
     ThresholdEncoding,
 )
-from cupynet.training import Callback, Replica, Trainer
+from cupynet.training import Callback, EpochRecord, Replica, StopReason, Trainer
 from cupynet.training.fit import Fit
 from tests.support.backends import WORKING
 
@@ -157,15 +157,65 @@ class KeepState(Callback):
             self.kept = copy.deepcopy(trainer.state())
 
 
+class Seen(Callback):
+    """Keeps what a function finds after each iteration and at the end of each epoch, on every worker.
+
+    Args:
+        find: from a trainer; the fingerprint of its weights by default.
+    """
+
+    every_rank = True
+
+    def __init__(self, find: Callable[[Trainer], Any] | None = None) -> None:
+        self.find = find or (lambda trainer: fingerprint(trainer.model))
+        self.iterations: list[Any] = []
+        self.epochs: list[Any] = []
+
+    def on_iteration_end(self, trainer: Trainer) -> None:
+        self.iterations.append(self.find(trainer))
+
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        self.epochs.append(self.find(trainer))
+
+
+class At(Callback):
+    """Calls a function after an iteration, on one worker, after the other callbacks.
+
+    Args:
+        iteration: of the whole training.
+        work: a function without arguments; it may raise.
+        rank: the worker that calls it.
+    """
+
+    last = True
+
+    def __init__(self, iteration: int, work: Callable[[], object], rank: int = 0) -> None:
+        self.iteration, self.work, self.rank = iteration, work, rank
+        self.every_rank = rank > 0
+
+    def on_iteration_end(self, trainer: Trainer) -> None:
+        if (trainer.iteration, trainer.rank) == (self.iteration, self.rank):
+            self.work()
+
+
 class StopAfter(Callback):
-    """Requests a stop after an iteration."""
+    """Requests a stop after an iteration, on one worker.
 
-    def __init__(self, iteration: int) -> None:
-        self.iteration = iteration
+    Args:
+        iteration: of the whole training.
+        rank: the worker that asks.
+        text, reason: of the request.
+    """
 
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == self.iteration:
-            trainer.stop("enough")
+    def __init__(
+        self, iteration: int, rank: int = 0, text: str = "enough", reason: StopReason = StopReason.REQUEST
+    ) -> None:
+        self.iteration, self.rank, self.text, self.reason = iteration, rank, text, reason
+        self.every_rank = rank > 0
+
+    def on_iteration_end(self, trainer: Trainer) -> None:
+        if (trainer.iteration, trainer.rank) == (self.iteration, self.rank):
+            trainer.stop(self.text, self.reason)
 
 
 class RecordingReplica(Replica):

@@ -36,13 +36,10 @@ def up_to(largest: int, pixels: PixelScale = FRACTIONS, samples: int = 12) -> Da
     ("largest", "pixels", "warned"),
     [
         (0, FRACTIONS, True),
-        (1, FRACTIONS, True),
         (16, FRACTIONS, True),
         (100, FRACTIONS, False),
-        (255, FRACTIONS, False),
         (16, NORMALIZED, False),
         (16, PixelScale.of([0.1307], [0.3081]), True),
-        (255, PixelScale.of([0.5], [50.0]), False),
     ],
 )
 def test_dark_images(largest: int, pixels: PixelScale, warned: bool, tmp_path: Path, caplog: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 
 import pytest
 
@@ -36,22 +35,6 @@ def test_an_epoch_records_the_time_of_each_worker(workers):
         assert whole[0].compute_s[rank] == trainer.statistics.clock.compute_s
 
 
-def test_a_slow_worker_shows_in_the_times():
-    class Slow(Recorder):
-        def on_iteration_end(self, trainer):
-            super().on_iteration_end(trainer)
-            if trainer.rank == 1:
-                time.sleep(0.02)
-
-    with ParallelWrapper(small_model(), 2, 1, callbacks=[Slow()]) as wrapper:
-        wrapper.fit(Loader(small_dataset(80), 4), 1)
-        spent = wrapper.trainer.statistics.spent
-        assert spent.averaging_s[0] > 9 * 0.02 > spent.averaging_s[1] - spent.averaging_s[0]  # 0 waited for 1
-        assert spent.share("averaging_s") == [
-            part / whole for part, whole in zip(spent.averaging_s, spent.rounds_s, strict=True)
-        ]
-
-
 @pytest.mark.parametrize(("workers", "frequency"), [(2, 1), (3, 4)])
 def test_traffic_is_counted_over_all_workers(workers, frequency):
     recorder = Recorder()
@@ -66,15 +49,9 @@ def test_traffic_is_counted_over_all_workers(workers, frequency):
     assert vectors < sum(spent.bytes_sent) < vectors + start + 16 * 1000 * workers
     reports = [report.bytes_sent for report in recorder.reports]
     epochs = [record.bytes_sent for record in recorder.epochs]
-    assert reports == sorted(reports) and 0 < reports[-1] <= epochs[-1] <= sum(spent.bytes_sent)
+    assert reports == sorted(reports) and vectors < reports[-1] <= epochs[-1] <= sum(spent.bytes_sent)
     between = epochs[1] - epochs[0] - sum(recorder.epochs[1].spent.bytes_sent)
     assert 0 <= between < 1000  # the numbers that workers exchange between two epochs
-
-
-def test_one_worker_alone_sends_nothing():
-    run = train(1, lambda: SGD(0.05), samples=40)
-    assert run.trainers[0].statistics.spent.bytes_sent == [0]
-    assert run.recorders[0].reports and {report.bytes_sent for report in run.recorders[0].reports} == {0}
 
 
 def test_traffic_is_counted_over_fits_and_resumed_runs():

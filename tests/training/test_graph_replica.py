@@ -6,7 +6,6 @@ They run on the stand-in of CuPy, which replays captured steps and rejects what 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 import time
 from typing import Any
@@ -22,17 +21,14 @@ from cupynet.nn import (
     INFERENCE,
     Activation,
     AvgPool2D,
-    BinaryCrossEntropy,
     Concat,
     Conv2D,
     Dense,
     GlobalAvgPool2D,
-    Hinge,
     Huber,
     Image,
     Layer,
     MaxPool2D,
-    MeanSquaredError,
     Model,
     Residual,
     Sequential,
@@ -42,17 +38,13 @@ from cupynet.nn.layer import no_backward
 from cupynet.optim import (
     LAMB,
     SGD,
-    AdaDelta,
     AdaGrad,
     Adam,
-    AdaMax,
     AdamW,
-    AMSGrad,
     Momentum,
     Nadam,
     Nesterov,
     OneCycle,
-    RMSProp,
 )
 from cupynet.parallel import ParameterAveraging
 from cupynet.runs.checkpoints import Checkpoints
@@ -70,7 +62,7 @@ from cupynet.training import (
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from tests.support.device_runs import Seen, assert_same, train_on_device
-from tests.support.training import WAYS, small_dataset, small_model, small_network
+from tests.support.training import WAYS, At, small_dataset, small_model, small_network
 
 on_devices = pytest.mark.usefixtures("devices")  # on the stand-in, and on a GPU if there is one
 on_standin = pytest.mark.standin
@@ -104,26 +96,20 @@ def test_later_fits_train_on_the_inputs_of_the_first(on_device: bool, monkeypatc
 
     monkeypatch.setattr(graph_replica.Inputs, "load", counted)
     with ParallelWrapper(small_model(backend="cupy"), 2, data_on_device=on_device, devices=[0]) as wrapper:
-        for _ in range(3):
+        for _ in range(2):
             wrapper.fit(Loader(DATA, 8, seed=1), 2, evaluate_on=Loader(DATA, 8, shuffle=False))
             wrapper.evaluate(DATA, 8)
     assert copies and not any(copies)
 
 
 OPTIMIZERS = {
-    "sgd": lambda: SGD(0.05),
     "momentum, decayed": lambda: Momentum(0.05, 0.8, l2=0.01),
     "nesterov, clipped": lambda: Nesterov(0.05, max_grad_norm=0.5),
-    "a schedule": lambda: Nesterov(OneCycle(0.05)),
     "all limits": lambda: SGD(0.05, max_grad_norm=2.0, clip_layer_norm=0.5, clip_value=0.1, l1=0.001),
     "adam": lambda: Adam(OneCycle(0.01), l2=0.01),
     "adamw": lambda: AdamW(0.01, max_grad_norm=0.5),
     "nadam": lambda: Nadam(0.01, clip_value=0.1),
-    "amsgrad": lambda: AMSGrad(0.01),
-    "adamax": lambda: AdaMax(0.01),
     "adagrad": lambda: AdaGrad(0.02, weight_decay=0.1),
-    "rmsprop": lambda: RMSProp(0.01),
-    "adadelta": lambda: AdaDelta(OneCycle(1.0)),
     "lamb": lambda: LAMB(OneCycle(0.02), clip_layer_norm=0.5),
 }
 
@@ -142,7 +128,7 @@ def test_captured_steps_equal_single_launches(dtype: str, optimizer: str, plainl
 
 
 @on_devices
-@pytest.mark.parametrize(("dtype", "accumulate"), [("float", 3), ("half", 8)])
+@pytest.mark.parametrize(("dtype", "accumulate"), [("half", 8)])
 def test_parts_of_a_batch_are_not_captured(dtype: str, accumulate: int, plainly: Any) -> None:
     found = train_on_device(dtype, accumulate=accumulate)
     assert not found["ahead"]
@@ -151,9 +137,6 @@ def test_parts_of_a_batch_are_not_captured(dtype: str, accumulate: int, plainly:
 
 LOSSES = {
     "smoothed": SoftmaxNLL(0.1, [0.5, 1.0, 2.0]),
-    "squared": MeanSquaredError(),
-    "logistic": BinaryCrossEntropy(),
-    "hinge": Hinge(),
     "huber": Huber(0.5),
 }
 
@@ -177,9 +160,8 @@ def test_losses_read_the_loss_scale_on_the_device(loss: str, plainly: Any, monke
 @pytest.mark.parametrize(
     ("way", "workers"),
     [
-        *[(way, 3) for way in ("every 3", "end", "half", "post-local", "diloco", "elastic", "gradients", "threshold")],
+        *[(way, 3) for way in ("every 3", "half", "post-local", "diloco", "elastic", "threshold")],
         ("every 3", 1),
-        ("threshold", 1),
     ],
     ids=lambda value: str(value).replace("gradients", "sharing"),
 )
@@ -235,23 +217,6 @@ def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.Monkey
         assert clock.rounds_s > 16 * slow and clock.compute_s > 16 * slow and clock.rounds_s - clock.warm_s > 6 * slow
 
 
-@on_devices
-@pytest.mark.parametrize("on_device", [True, False])
-def test_a_batch_in_the_captured_buffer_is_not_copied(on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs: list[Any] = []
-    load = graph_replica.Inputs.load
-
-    def seen(self: Any, batch: Any) -> int:
-        size = load(self, batch)
-        inputs.append(self.of(size)[0].data.ptr == batch.images.data.ptr)
-        return size
-
-    monkeypatch.setattr(graph_replica.Inputs, "load", seen)
-    with ParallelWrapper(small_model("float", "cupy"), 1, 3, data_on_device=on_device, timeout_s=60) as training:
-        training.fit(Loader(DATA, 8, seed=3), 2)
-    assert inputs and all(inputs)
-
-
 @on_standin
 def test_capture_refuses_allocations() -> None:
     """CuPy would allow it, and the next launch would write to memory that has been freed."""
@@ -261,7 +226,7 @@ def test_capture_refuses_allocations() -> None:
     backend.activate()
     recorder = backend.recorder()
     assert recorder is not None
-    with pytest.raises(RuntimeError, match="^it allocates 12 bytes of device memory"):
+    with pytest.raises(RuntimeError, match="12 bytes"):
         recorder.record(lambda: cupy.empty(3, np.float32))
     x = backend.allocate((3,), np.float32)
     x[...] = 1
@@ -327,7 +292,7 @@ def many_layers() -> Sequential:
 
 
 @on_devices
-@pytest.mark.parametrize("dtype", ["half", "double"])
+@pytest.mark.parametrize("dtype", ["half"])
 def test_a_network_of_all_layers_is_captured(dtype: str, plainly: Any) -> None:
     def network() -> Model:
         return Model(many_layers(), IMAGE, create_backend("cupy", dtype), seed=1)
@@ -372,9 +337,7 @@ def breaking(dtype: str = "float") -> Model:
 
 
 @on_devices
-@pytest.mark.parametrize(
-    ("dtype", "workers", "frequency"), [("half", 1, 4), ("float", 1, "end"), ("half", 3, "end"), ("float", 3, 1)]
-)
+@pytest.mark.parametrize(("dtype", "workers", "frequency"), [("float", 1, "end"), ("half", 3, "end"), ("float", 3, 1)])
 def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
     dtype: str, workers: int, frequency: Any, plainly: Any
 ) -> None:
@@ -421,7 +384,7 @@ class Explodes(Layer):
 @on_devices
 def test_a_gradient_that_is_not_finite_names_its_batch() -> None:
     network = Sequential({"conv1": Conv2D(3, 3), "explodes": Explodes(), "output": Dense(3)})
-    with pytest.raises(DivergedError, match="^the loss of worker 0 at batch 0 of epoch 1 is not finite, or"):
+    with pytest.raises(DivergedError, match="worker 0 at batch 0 of epoch 1"):
         train_on_device(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
 
 
@@ -429,19 +392,14 @@ def test_a_gradient_that_is_not_finite_names_its_batch() -> None:
 def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
     """Steps that ran ahead and were never checked do not count in the next fit."""
 
-    class Fails(Callback):
-        failed = False
-
-        def on_iteration_end(self, trainer: Any) -> None:
-            if trainer.iteration == 3 and not self.failed:
-                self.failed = True
-                raise ValueError("no more")
+    def fail() -> None:
+        raise InterruptedError
 
     backend = create_backend("cupy")
     backend.activate()
     replica = graph_replica.replica_of(Model(small_network(), Image(8, 8, 1), backend, 1), Nesterov(0.05))
-    trainer = Trainer(replica, callbacks=[Fails()], synchronizer=ParameterAveraging("end"), report_every=0)
-    with pytest.raises(ValueError, match="no more"):
+    trainer = Trainer(replica, callbacks=[At(3, fail)], synchronizer=ParameterAveraging("end"), report_every=0)
+    with pytest.raises(InterruptedError):
         trainer.fit(Fit(Loader(DATA, 8, seed=3), 1))
     before = trainer.statistics.clock.samples
     trainer.fit(Fit(Loader(DATA, 8, seed=3), 1))
@@ -475,15 +433,12 @@ def test_skipping_batches_waits_for_each_step(plainly: Any) -> None:
 
 
 @on_devices
-def test_a_layer_that_is_not_recordable_is_not_captured(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layer_that_is_not_recordable_is_not_captured() -> None:
     class Own(Dense):
         """Does not say whether it is recordable."""
 
     network = Sequential({"own": Own(8), "output": Dense(3)})
-    with caplog.at_level(logging.INFO):
-        found = train_on_device(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)
-    assert not found["ahead"]
-    assert "operations are launched one by one: Own is not recordable" in caplog.text
+    assert not train_on_device(network=Model(network, Image(8, 8, 1), create_backend("cupy"), 1), workers=1)["ahead"]
 
 
 @on_standin
@@ -503,11 +458,8 @@ def test_a_step_that_cannot_be_captured_runs_uncaptured(plainly: Any, caplog: py
         layers = {"reads": Reads(), "output": Dense(3)}
         return Model(Sequential(layers), Image(8, 8, 1), create_backend("cupy"), 1)
 
-    with caplog.at_level(logging.INFO):
-        found = train_on_device(network=network(), workers=1)
-    assert found["ahead"]
-    text = "operations are launched one by one: step cannot be captured"
-    assert caplog.text.count(text) == 1
+    found = train_on_device(network=network(), workers=1)
+    assert found["ahead"] and [record.levelname for record in caplog.records] == ["WARNING"]
     machine = active()
     assert machine.misuses and all(isinstance(each, InCapture) for each in machine.misuses)
     machine.misuses.clear()
@@ -553,14 +505,6 @@ def test_a_second_fit_sees_weights_changed_in_between(plainly: Any) -> None:
     expected = plainly(twice)
     for name, weight in twice().items():
         np.testing.assert_array_equal(weight, expected[name])
-
-
-class Spoiled(RuntimeError):
-    """An error of CUDA as CuPy raises it."""
-
-    def __init__(self, status: int, name: str) -> None:
-        super().__init__(f"{name}: made up")
-        self.status = status
 
 
 @on_standin

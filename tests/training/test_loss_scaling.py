@@ -19,11 +19,20 @@ from cupynet.parallel import (
     SerialCommunicator,
     ThresholdEncoding,
 )
-from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper
+from cupynet.training import Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
-from tests.support.training import Poisoned, alone, fingerprint, network_with, on_threads, small_dataset, small_model
+from tests.support.training import (
+    Poisoned,
+    Seen,
+    alone,
+    fingerprint,
+    network_with,
+    on_threads,
+    small_dataset,
+    small_model,
+)
 
 DATA = small_dataset(97)
 
@@ -32,42 +41,17 @@ def loader(samples: int = 97) -> Loader:
     return Loader(small_dataset(samples), 4, seed=3)
 
 
-class Scales(Callback):
-    """The scale after each iteration, on every worker."""
-
-    every_rank = True
-
-    def __init__(self) -> None:
-        self.scales: list[float] = []
-
-    def on_iteration_end(self, trainer):
-        self.scales.append(trainer.replica.scaler.scale)
-
-
 def test_the_loss_scale_grows_and_shrinks(monkeypatch):
     """Doubled after every 5 rounds until a gradient overflows: then halved, and that step is left out."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
-    scales = Scales()
+    scales = Seen(lambda trainer: trainer.replica.scaler.scale)
     trainer = alone(small_model("half"), Nesterov(0.01), callbacks=[scales])
     trainer.fit(Fit(loader(), 4))
-    assert scales.scales[3:5] == [1024.0, 2048.0] and scales.scales[9] == 4096.0
-    found = np.array(scales.scales)
+    assert scales.iterations[3:5] == [1024.0, 2048.0] and scales.iterations[9] == 4096.0
+    found = np.array(scales.iterations)
     falls = np.flatnonzero(found[1:] < found[:-1])
     assert 0 < len(falls) == trainer.statistics.skipped_steps and (found[falls + 1] == found[falls] / 2).all()
     assert np.isfinite(trainer.params.master).all() and trainer.iteration == 100
-
-
-def test_training_does_not_depend_on_the_loss_scale(monkeypatch):
-    """Powers of two are exact: without overflow, the weights do not depend on the scale."""
-    found = []
-    for first in (64.0, 1024.0):
-        model = small_model("half")
-        model.backend.loss_scale = first
-        trainer = alone(model, Nesterov(0.01, 0.9))
-        trainer.fit(Fit(loader(), 1))
-        assert trainer.replica.scaler.scale == first and trainer.statistics.skipped_steps == 0
-        found.append(model.params.master.copy())
-    np.testing.assert_allclose(*found, atol=2e-4)
 
 
 def test_a_skipped_step_changes_no_weight():
@@ -82,12 +66,10 @@ def test_a_skipped_step_changes_no_weight():
 
 
 def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail():
-    with pytest.raises(DivergedError, match="the loss of worker 0 at batch"):
+    with pytest.raises(DivergedError):
         alone(network_with(Poisoned(17), "half"), Nesterov(0.05)).fit(Fit(loader(), 1))
     every = alone(network_with(Poisoned(*range(97), backwards=True), "half"), Nesterov(0.05))
-    with pytest.raises(
-        DivergedError, match="the loss of worker 0 at batch 10 of epoch 1 is not finite, or the gradient"
-    ):
+    with pytest.raises(DivergedError, match="worker 0 at batch 10 of epoch 1"):
         every.fit(Fit(loader(), 1))
     assert every.replica.scaler.scale == 1.0 and every.replica.scaler.skipped == 10  # 1024 halved ten times
 
@@ -100,13 +82,11 @@ def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_sh
     scales = {}
 
     def task(communicator):
-        from cupynet.training import Replica, Trainer
-
-        mine = Scales()
+        mine = Seen(lambda trainer: trainer.replica.scaler.scale)
         replica = Replica(network_with(Poisoned(17, backwards=True), "half"), Nesterov(0.05))
         trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=[mine])
         trainer.fit(Fit(loader(), 1))
-        scales[communicator.rank] = mine.scales
+        scales[communicator.rank] = mine.iterations
         return fingerprint(trainer.model), trainer.statistics.skipped_steps
 
     found = on_threads(3, task)
@@ -179,13 +159,3 @@ def test_a_checkpoint_holds_the_loss_scale(tmp_path):
             again.fit(loader(), 2 - again.trainer.epoch)
             if workers == 2:
                 assert fingerprint(again.model) == wanted and again.trainer.statistics.skipped_steps == steps == 2
-
-
-def test_wider_dtypes_have_no_loss_scale():
-    for dtype in ("float", "double"):
-        trainer = alone(small_model(dtype), Nesterov(0.01))
-        assert (
-            trainer.replica.scaler is None
-            and trainer.state()["scaling"] == {}
-            and trainer.statistics.skipped_steps == 0
-        )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cupynet.commands.train import prepare, train
-from cupynet.core.errors import ConfigError
 from cupynet.data import Loader, Shift
 from cupynet.nn import BatchNorm, Dense, Flatten, Sequential
 from cupynet.optim import SGD, Adam, ReduceOnPlateau
@@ -21,7 +20,6 @@ from cupynet.parallel import (
     ParameterAveraging,
     Pipeline,
     Placement,
-    PostLocal,
     Synchronizer,
 )
 from cupynet.training import (
@@ -35,6 +33,7 @@ from cupynet.training import (
 )
 from cupynet.training.fit import Fit
 from cupynet.training.options import CheckedOptions, FitData
+from tests.support.refusals import refused
 from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
 
@@ -64,11 +63,6 @@ def test_every_argument_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     assert vars(seen[0]) == given
 
 
-def test_options_do_not_change() -> None:
-    with pytest.raises(FrozenInstanceError):
-        TrainingOptions().workers = 2  # type: ignore[misc]
-
-
 def checked(data: FitData | None = None, model: Any = None, **arguments: Any) -> CheckedOptions:
     model = model or small_model()
     return TrainingOptions(**arguments).check(model.network, model.backend.name, data=data)
@@ -77,20 +71,16 @@ def checked(data: FitData | None = None, model: Any = None, **arguments: Any) ->
 @pytest.mark.parametrize(
     ("arguments", "setting"),
     [
-        ({"averaging_frequency": 7}, "averaging_frequency"),
         ({"averaging_frequency": 3}, "averaging_frequency"),  # the default, but written
-        ({"averaging_frequency": PostLocal(1, 3)}, "averaging_frequency"),
         ({"average_updaters": True}, "average_updaters"),
-        ({"average_updaters": "nonsense"}, "average_updaters"),
         ({"report_score_after_averaging": False}, "report_score_after_averaging"),
     ],
 )
 def test_a_synchronizer_and_what_describes_another_contradict_each_other(
     arguments: dict[str, Any], setting: str
 ) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with refused(setting):
         ParallelWrapper(small_model(), 2, synchronizer=ParameterAveraging(5), **arguments)
-    assert refused.value.setting == setting
 
 
 def test_averaging_has_defaults() -> None:
@@ -123,6 +113,11 @@ IMAGES = FitData(examples=64, batch_size=8)
     ("arguments", "data", "setting"),
     [
         ({"workers": 0}, None, "workers"),
+        ({"averaging_frequency": 0}, None, "averaging_frequency"),
+        ({"prefetch_buffer": -1}, None, "prefetch_buffer"),
+        ({"report_every": -1}, None, "report_every"),
+        ({"blas_threads": 0}, None, "blas_threads"),
+        ({"optimizer": Adam}, None, "optimizer"),
         ({"devices": [0]}, None, "devices"),
         ({"workers": 2, "accumulate": 0}, None, "accumulate"),
         ({"accumulate": 2, "pipeline": Pipeline(2)}, None, "accumulate"),
@@ -147,17 +142,15 @@ IMAGES = FitData(examples=64, batch_size=8)
     ],
 )
 def test_a_refusal_names_the_option(arguments: dict[str, Any], data: FitData | None, setting: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with refused(setting):
         checked(data, **arguments)
-    assert refused.value.setting == setting
 
 
 def test_images_that_are_augmented_are_not_kept_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "on_device", lambda name, value, backend: value)  # as on a GPU
     checked(IMAGES, data_on_device=True)
-    with pytest.raises(ConfigError) as refused:
+    with refused("data_on_device"):
         checked(replace(IMAGES, augmented=True), data_on_device=True)
-    assert refused.value.setting == "data_on_device"
 
 
 def test_the_data_of_a_fit_are_described() -> None:
@@ -184,9 +177,8 @@ def test_a_refusal_names_the_setting_and_nothing_is_loaded(
     overrides: tuple[str, ...], setting: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cupynet.data.Synthetic.load", lambda source: pytest.fail("the data were loaded"))
-    with pytest.raises(ConfigError) as refused:
+    with refused(setting):
         prepare(settings_of(*SMALL, *overrides))
-    assert refused.value.setting == setting
 
 
 def test_options_are_checked_once_for_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -211,11 +203,14 @@ def test_options_are_checked_once_for_a_run(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_two_callbacks_that_decide_the_same_are_refused() -> None:
-    with pytest.raises(ConfigError, match="NonFinite and NonFinite2"):
-        checked(callbacks=[NonFinite(), NonFinite()])
-    checked(callbacks=[NonFinite(), WeightAverage()])
+    for callbacks in ([NonFinite(), NonFinite()], [EarlyStopping(), WeightAverage()]):
+        with refused(""):
+            checked(callbacks=callbacks)
+    checked(callbacks=[NonFinite(), WeightAverage(), EarlyStopping(restore_best=False)])
 
 
 def test_the_placement_is_chosen_and_the_learning_rate_scaled() -> None:
     found = checked(workers=2, learning_rate_scale="linear", optimizer=SGD(0.1))
     assert found.placement == Placement(2, ()) and found.optimizer.learning_rate(0) == 0.2
+    stages = checked(workers=2, learning_rate_scale="linear", optimizer=SGD(0.1), pipeline=Pipeline(2))
+    assert stages.placement.ranks == 4 and stages.optimizer.learning_rate(0) == 0.2

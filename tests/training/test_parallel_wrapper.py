@@ -18,14 +18,13 @@ from cupynet.backend import PixelScale, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Flatten, Image, Model, Sequential
-from cupynet.optim import SGD, Nesterov, OneCycle
+from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
-from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from cupynet.training import Callback, History, ParallelWrapper, Replica, Trainer
-from cupynet.training.checkpointing import save
-from tests.support.training import Poisoned, Recorder, fingerprint, network_with, small_dataset, small_model, train
+from cupynet.training import Callback, Checkpoint, History, ParallelWrapper, Replica, Trainer
+from tests.support.refusals import refused
+from tests.support.training import At, Poisoned, Recorder, fingerprint, network_with, small_dataset, small_model, train
 
 
 def test_the_documented_call_trains_the_model_itself():
@@ -58,31 +57,17 @@ def test_two_fits_equal_one():
             assert fingerprint(once.replicas()[0]) == fingerprint(twice.replicas()[0])
 
 
-def test_a_second_fit_has_its_own_total_of_iterations():
-    with ParallelWrapper(small_model(), 2, 1, optimizer=Nesterov(OneCycle(0.1))) as wrapper:
-        wrapper.fit(Loader(small_dataset(80), 4), 2)
-        assert wrapper.trainer.plan.iterations == wrapper.trainer.iteration == 20
-        wrapper.fit(Loader(small_dataset(16), 4), 1)
-        assert wrapper.trainer.plan.iterations == wrapper.trainer.iteration == 22
-
-
 def test_the_first_device_must_be_the_models(monkeypatch):
     model = small_model()
     model.backend.name = "cupy"
     monkeypatch.setattr(placement, "device_count", lambda name: 2)
-    with pytest.raises(ConfigError, match=r"devices=\[1, 0\]: replica 0 is the model itself, .* on device 0"):
+    with refused("devices", "[1, 0]"):
         ParallelWrapper(model, devices=[1, 0])
 
 
 def test_stop_ends_a_fit_from_a_callback():
-    class Stop(Recorder):
-        every_rank = False
-
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 4:
-                wrapper.stop()
-
-    with ParallelWrapper(small_model(), 2, 2, callbacks=[Stop()]) as wrapper:
+    stop = At(4, lambda: wrapper.stop())
+    with ParallelWrapper(small_model(), 2, 2, callbacks=[stop]) as wrapper:
         wrapper.fit(Loader(small_dataset(400), 4), 10)
         assert wrapper.trainer.iteration in (4, 6)
         wrapper.fit(Loader(small_dataset(40), 4), 1)  # a stop is for one fit
@@ -114,54 +99,18 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"workers": 0}, "workers=0: must be an integer of at least 1"),
-        ({"averaging_frequency": 0}, "averaging_frequency=0: must be an integer of at least 1, epoch or end"),
-        ({"report_score_after_averaging": 1}, "^report_score_after_averaging=1: must be true or false$"),
-        ({"prefetch_buffer": -1}, "prefetch_buffer=-1: must be an integer of at least 0"),
-        ({"devices": [0, 1]}, "devices=\\[0, 1\\]: backend numpy runs on the CPU and has none"),
-        ({"report_every": -1}, "report_every=-1: must be an integer of at least 0"),
-        ({"timeout_s": 0}, "timeout_s=0: must be a number of seconds above 0"),
-        ({"optimizer": Nesterov}, "^optimizer=<the class Nesterov>: must be an Optimizer, such as Nesterov"),
-        ({"optimizer": "adam"}, "^optimizer=<a str>: must be an Optimizer, such as Nesterov"),
-        ({"synchronizer": "mean"}, "^synchronizer=<a str>"),
-        ({"callbacks": [Recorder]}, "^callbacks=<the class Recorder>"),
-        ({"blas_threads": 0}, "blas_threads=0: must be an integer of at least 1"),
-    ],
+    "arguments", [{"epochs": 1.5}, {"epochs": 0}, {"evaluate_every": 0}, {"batch_size": 0}, {"split": "dev"}]
 )
-def test_bad_arguments_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        ParallelWrapper(small_model(), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"epochs": 1.5}, "epochs=1.5: must be an integer of at least 1"),
-        ({"epochs": -1}, "epochs=-1: must be an integer of at least 1"),
-        ({"epochs": 0}, "epochs=0: must be an integer of at least 1"),
-        ({"evaluate_every": 0}, "evaluate_every=0: must be an integer of at least 1"),
-        ({"batch_size": 0}, "batch_size=0: must be an integer of at least 1"),
-        ({"split": "dev"}, "split=dev: must be one of test, validation"),
-    ],
-)
-def test_bad_arguments_of_fit_are_refused_and_nothing_is_trained(arguments, message):
+def test_bad_arguments_of_fit_are_refused_and_nothing_is_trained(arguments):
     model = small_model()
     before = fingerprint(model)
-    with ParallelWrapper(model, 2) as wrapper, pytest.raises(ConfigError, match=message):
+    with ParallelWrapper(model, 2) as wrapper, refused(*arguments):
         wrapper.fit(small_dataset(20), **arguments)
     assert fingerprint(model) == before
 
 
-def test_a_batch_size_beyond_the_data_set_is_allowed():
-    with ParallelWrapper(small_model(), 1, 1) as wrapper:
-        wrapper.fit(small_dataset(12), batch_size=10**9)
-        assert wrapper.trainer.iteration == 1
-
-
 def test_an_empty_data_set_is_refused():
-    with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(ConfigError, match="'bright rows' is empty"):
+    with ParallelWrapper(small_model(), 2) as wrapper, refused(""):
         wrapper.fit(small_dataset(20).take(slice(0)))
 
 
@@ -183,9 +132,8 @@ def test_data_may_be_a_loader_a_data_set_or_arrays():
     assert len(prints) == 1
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_data_are_released_after_use(workers):
-    with ParallelWrapper(small_model(), workers, progress="none") as wrapper:
+def test_data_are_released_after_use():
+    with ParallelWrapper(small_model(), 2, progress="none") as wrapper:
         for use in (wrapper.fit, wrapper.evaluate):
             data = small_dataset(20)
             released = weakref.ref(data)
@@ -242,20 +190,13 @@ def test_a_wrapper_is_usable_after_a_refused_argument():
         assert wrapper.trainer.epoch == 1
 
 
-def test_a_closed_wrapper_cannot_train():
-    wrapper = ParallelWrapper(small_model(), 2)
-    wrapper.close()
-    with pytest.raises(RuntimeError, match="been interrupted or closed: create a new ParallelWrapper"):
-        wrapper.fit(small_dataset(20))
-
-
 def blas_threads() -> set[int]:
     return {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
 
 
 def test_a_refused_wrapper_leaves_blas_alone():
     before = blas_threads()
-    with pytest.raises(ConfigError, match="timeout_s"):
+    with refused("timeout_s"):
         ParallelWrapper(small_model(), 2, timeout_s=0)
     assert blas_threads() == before
 
@@ -286,21 +227,18 @@ class Closing(Callback):
 
 
 def test_an_error_during_close_does_not_hide_the_users_error(caplog):
-    with (
-        pytest.raises(ZeroDivisionError),
-        ParallelWrapper(small_model(), 1, callbacks=[Closing("a", [], "close")]) as wrapper,
-    ):
+    closing = Closing("a", [], "close")
+    with pytest.raises(ZeroDivisionError), ParallelWrapper(small_model(), 1, callbacks=[closing]) as wrapper:
         wrapper.fit(small_dataset(20))
         raise ZeroDivisionError
-    assert "closing failed too: OSError: cannot close" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_callbacks_are_closed_once_and_all_of_them(workers):
+def test_callbacks_are_closed_once_and_all_of_them():
     log = []
-    wrapper = ParallelWrapper(small_model(), workers, callbacks=[Closing("a", log), Closing("b", log, "close")])
+    wrapper = ParallelWrapper(small_model(), 2, callbacks=[Closing("a", log), Closing("b", log, "close")])
     wrapper.fit(small_dataset(20))
-    with pytest.raises(OSError, match="cannot close"):
+    with pytest.raises(OSError):
         wrapper.close()
     wrapper.close()
     assert log == ["a starts", "b starts", "b closes", "a closes"]
@@ -350,10 +288,10 @@ def test_closing_ends_a_fit_of_another_thread_before_callbacks(workers):
 def test_closing_in_a_callback_ends_the_fit_before_callbacks(workers):
     following = Following(lambda: wrapper.close())
     wrapper = ParallelWrapper(small_model(), workers, callbacks=[following], progress="none")
-    with pytest.raises(RuntimeError, match="closed in the middle of a task"):
+    with pytest.raises(RuntimeError):
         wrapper.fit(small_dataset(40), 1000, batch_size=4)
     assert following.log.index("closed") == len(following.log) - 1 < 1000
-    with pytest.raises(RuntimeError, match="create a new ParallelWrapper"):
+    with pytest.raises(RuntimeError):
         wrapper.evaluate(small_dataset(40))
 
 
@@ -363,7 +301,7 @@ def test_callbacks_of_a_fit_that_does_not_end_in_time_are_closed_at_its_end():
     wrapper = ParallelWrapper(small_model(), 1, callbacks=[following], progress="none", timeout_s=0.01)
 
     def fit():
-        with pytest.raises(RuntimeError, match="closed in the middle of a task"):
+        with pytest.raises(RuntimeError):
             wrapper.fit(small_dataset(40), 1000, batch_size=4)
 
     thread = threading.Thread(target=fit)
@@ -386,7 +324,7 @@ def test_closing_ends_an_evaluation():
 
     batches: list[int] = []
     wrapper = ParallelWrapper(network_with(Counting()), 1, progress="none")
-    with pytest.raises(RuntimeError, match="closed in the middle of a task"):
+    with pytest.raises(RuntimeError):
         wrapper.evaluate(small_dataset(40), batch_size=4)
     assert len(batches) == 3
 
@@ -394,8 +332,7 @@ def test_closing_ends_an_evaluation():
 def test_callbacks_that_started_are_closed_if_another_cannot_start():
     log = []
     callbacks = [Closing("a", log), Closing("b", log, "start"), Closing("c", log)]
-    failing = pytest.raises(OSError, match="cannot start")
-    with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper, failing:
+    with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper, pytest.raises(OSError):
         wrapper.fit(small_dataset(20))
     assert log == ["a starts", "b starts", "b closes", "a closes"]
 
@@ -412,26 +349,16 @@ def test_one_history_for_two_runs(tmp_path):
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_task_in_the_middle_of_another_is_refused(workers):
     """Workers that wait for workers would wait until the time-out."""
-
-    class Evaluating(Callback):
-        def on_iteration_end(self, trainer):
-            wrapper.evaluate(small_dataset(20))
-
-    refused = pytest.raises(RuntimeError, match="these workers are busy")
-    with ParallelWrapper(small_model(), workers, callbacks=[Evaluating()]) as wrapper, refused:
+    evaluate = At(1, lambda: wrapper.evaluate(small_dataset(20)))
+    with ParallelWrapper(small_model(), workers, callbacks=[evaluate]) as wrapper, pytest.raises(RuntimeError):
         wrapper.fit(small_dataset(20))
 
 
 def test_all_workers_end_after_an_interruption():
     """Ctrl-C reaches the main thread alone."""
-
-    class Interrupting(Callback):
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 3:
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-
     model = small_model()
-    wrapper = ParallelWrapper(model, 2, callbacks=[Interrupting()])
+    interrupt = At(3, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    wrapper = ParallelWrapper(model, 2, callbacks=[interrupt])
     with pytest.raises(KeyboardInterrupt):
         wrapper.fit(small_dataset(4000), 50, batch_size=4)
     before = fingerprint(model)
@@ -442,80 +369,42 @@ def test_all_workers_end_after_an_interruption():
 
 
 def test_a_warning_if_workers_have_no_batches(caplog):
-    for workers, warned in ((5, False), (6, True)):
+    for workers, warnings in ((5, 0), (6, 1)):
         with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
             wrapper.fit(Loader(small_dataset(20), 4), 1)
-        assert ("1 of 6 workers have no batches" in caplog.text) is warned
-
-
-def test_data_on_device_is_for_gpus():
-    with pytest.raises(
-        ConfigError,
-        match=r"^data_on_device=true: requires a GPU, but backend numpy runs on the CPU. Remove this setting$",
-    ):
-        ParallelWrapper(small_model(), 2, data_on_device=True)
-    for wrong in ("yes", None, 1):
-        with pytest.raises(ConfigError, match=f"^data_on_device={wrong}: must be auto, true or false"):
-            ParallelWrapper(small_model(), 2, data_on_device=wrong)
-    found = set()
-    for harmless in ("auto", False):
-        with ParallelWrapper(small_model(), 2, 1, data_on_device=harmless) as wrapper:
-            found.add(fingerprint(wrapper.fit(small_dataset(20), 1, batch_size=4).replicas()[0]))
-    assert len(found) == 1
+        assert sum(record.levelname == "WARNING" for record in caplog.records) == warnings
 
 
 def test_arrays_are_normalised_like_the_training_data():
-    """Whoever has loaded a model that normalises gives it images as they are: all that look at them see the same."""
-    dataset = small_dataset(60)
-    pixels = PixelScale.of([0.2], [0.3])
-    model = small_model("float")
+    """A model that was trained on normalized images takes images as they are, in training, tests and predictions."""
+    dataset, pixels, model = small_dataset(60), PixelScale.of([0.2], [0.3]), small_model("float")
+    pair, normalised = (dataset.images, dataset.labels), dataclasses.replace(dataset, pixels=pixels)
     with ParallelWrapper(model, 2) as wrapper:
-        normalised = dataclasses.replace(dataset, pixels=pixels)
-        wrapper.fit(Loader(normalised, 8, seed=1), 2, evaluate_on=(dataset.images, dataset.labels))
-        last, pair = wrapper.trainer.evaluation, (dataset.images, dataset.labels)
+        wrapper.fit(Loader(normalised, 8, seed=1), 2, evaluate_on=pair)
+        assert wrapper.evaluate(pair).loss == pytest.approx(wrapper.trainer.evaluation.loss)
         assert wrapper.evaluate(pair).to_dict() == wrapper.evaluate(normalised).to_dict()
-        assert wrapper.evaluate(pair).loss == pytest.approx(last.loss)
-        right = model.predict(dataset.images).argmax(1) == dataset.labels
-        assert wrapper.evaluate(pair).accuracy == right.mean()
+        assert wrapper.evaluate(pair).accuracy == (model.predict(dataset.images).argmax(1) == dataset.labels).mean()
         wrapper.fit(pair, 1)
         assert model.pixels == pixels
-        for work in (
-            lambda: wrapper.evaluate(dataset),
-            lambda: wrapper.fit(normalised, 1, evaluate_on=Loader(dataset, 8, shuffle=False)),
-        ):
-            with pytest.raises(
-                ConfigError,
-                match="^data set 'bright rows': its pixels are not normalized like the training data",
-            ):
-                work()
-        wrapper.fit(dataset, 1)  # who says what is trained on says how
+        with refused(""):
+            wrapper.evaluate(dataset)
+        with refused(""):
+            wrapper.fit(normalised, 1, evaluate_on=Loader(dataset, 8, shuffle=False))
+        wrapper.fit(dataset, 1)  # the training data decide
         assert model.pixels == dataset.pixels
 
 
 @pytest.mark.parametrize("way", [ParameterAveraging(3), ElasticAveraging(3)])
 def test_evaluation_between_two_averages_is_refused(tmp_path, way):
-    dataset = small_dataset(60)
-    with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way), callbacks=[Keeps(tmp_path)]) as wrapper:
+    dataset, checkpoint = small_dataset(60), Checkpoint(every_iterations=4, keep_last=9, path=tmp_path)
+    with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way), callbacks=[checkpoint]) as wrapper:
         wrapper.fit(Loader(dataset, 4, seed=1), 1)
     with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way)) as wrapper:
-        wrapper.restore(tmp_path)
-        with pytest.raises(ConfigError, match="^the replicas differ between two averages"):
+        wrapper.restore(tmp_path / "step-00000004")
+        with refused(""):
             wrapper.evaluate(dataset)
         wrapper.fit(Loader(dataset, 4, seed=1), 1)
         assert wrapper.evaluate(dataset).samples == 60
-
-
-class Keeps(Callback):
-    """A checkpoint after the fourth iteration alone."""
-
-    every_rank = True
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == 4:
-            save(Checkpoints(self.folder), trainer)
 
 
 def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch):
@@ -554,9 +443,7 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch):
 
 
 @pytest.mark.parametrize(("backend", "expected"), [("numpy", 0), ("numba", 2)])
-def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monkeypatch, caplog):
-    """Compiling does not count as training. The log announces it, and reports when it is done."""
-    caplog.set_level("INFO", "cupynet")
+def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monkeypatch):
     warmed, rehearse = [], Replica.rehearse
 
     def counted(replica, scratch, batch_size):
@@ -568,16 +455,6 @@ def test_kernels_are_compiled_once_before_the_first_fit(backend, expected, monke
         for _ in range(2):
             wrapper.fit(small_dataset(20), 1)
     assert warmed == [20] * expected
-    begun = [message.split()[:2] for message in caplog.messages if "kernels" in message]
-    assert begun == ([["compiling", "kernels"], ["kernels", "ready"]] if expected else [])
-
-
-@pytest.mark.parametrize("progress", ["lines", "none"])
-def test_compiling_is_announced_in_python(progress, capsys):
-    with ParallelWrapper(small_model("float", "numba"), 2, progress=progress) as wrapper:
-        wrapper.fit(small_dataset(20), 1)
-    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
-    assert lines == ([["compiling", "kernels"], ["kernels", "ready"], ["epoch", "1/1:"]] if progress == "lines" else [])
 
 
 def test_compiling_is_counted_in_all_processes_of_a_run(monkeypatch, tmp_path):
@@ -599,11 +476,10 @@ def test_batches_of_one_vector_are_refused_before_a_batch_normalization():
         network = Sequential({"flat": Flatten(), "norm": BatchNorm(sync=sync), "out": Dense(3)})
         model = Model(network, Image(8, 8, 1), create_backend("numpy"))
         with ParallelWrapper(model, workers, **options) as wrapper:
-            wrapper.fit(small_dataset(20), batch_size=batch_size)
+            wrapper.fit(small_dataset(5), batch_size=batch_size)
 
-    line = "^batch_size=.: layer 'norm', a BatchNorm, sees one example at a time"
-    for refused in ({}, {"workers": 2}, {"batch_size": 2, "accumulate": 2}):
-        with pytest.raises(ConfigError, match=line):
-            fit(**refused)
+    for wrong in ({}, {"workers": 2}, {"batch_size": 2, "accumulate": 2}, {"batch_size": 9, "accumulate": 5}):
+        with refused("batch_size"):
+            fit(**wrong)
     for taken in ({"batch_size": 2}, {"batch_size": 3, "accumulate": 2}, {"workers": 2, "sync": True}):
         fit(**taken)

@@ -17,14 +17,13 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.commands import train as train_command
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import DivergedError
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Conv2D, Dense, Layer, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle
-from cupynet.parallel import Groups, ParameterAveraging, PeerFailed, Pipeline, Synchronizer, WorkerTimeout, placement
+from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.parallel.communicators.threads import ThreadCommunicator
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Trainer, parallel_wrapper
-from cupynet.training.fit import Fit
+from cupynet.training import Callback, EarlyStopping, ParallelWrapper, parallel_wrapper
 from cupynet.training.pipeline_stage import Stage
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.commands import SMALL as SMALL_LENET
@@ -34,12 +33,11 @@ from tests.support.settings import settings_of
 from tests.support.training import (
     KeepState,
     Recorder,
+    StopAfter,
     fingerprint,
-    on_threads,
     reported_rows,
     small_dataset,
     small_model,
-    train,
 )
 from tests.support.workspaces import on_loan, workspaces
 
@@ -86,13 +84,11 @@ def close(found: np.ndarray, expected: np.ndarray, bound: float = 1e-12) -> bool
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "backend"),
     [
-        (1, 3, "numpy"),
-        (2, 1, "numpy"),
         (2, 8, "numba"),
         (3, 4, "numpy"),
         ([["conv1"], ["pool1"], ["dense1"], ["output"]], 3, "numba"),
     ],
-    ids=["one stage", "one micro-batch", "small micro-batches", "three stages", "named"],
+    ids=["small micro-batches", "three stages", "named"],
 )
 def test_a_pipeline_is_the_unsplit_network(stages, micro_batches, backend):
     """Eleven iterations in double with momentum, l2 and clipping; the last batch has one sample, fewer than parts."""
@@ -116,7 +112,7 @@ def test_every_layer_can_end_a_stage(name):
     assert close(models[1].params.master, models[0].params.master)
 
 
-@pytest.mark.parametrize(("stages", "dtype", "bound"), [(2, "float", 1e-5), (3, "half", 2e-3)])
+@pytest.mark.parametrize(("stages", "dtype", "bound"), [(3, "half", 2e-3)])
 def test_a_pipeline_is_the_unsplit_network_in_narrower_types(stages, dtype, bound):
     found, whole = (trained(small_model(dtype), each, samples=18) for each in (Pipeline(stages, 4), None))
     assert close(found, whole, bound)
@@ -127,27 +123,14 @@ def test_a_pipeline_is_the_unsplit_network_in_narrower_types(stages, dtype, boun
     [
         (2, 3, GradientMean(), clipped),
         (3, 2, ParameterAveraging(1), lambda: Momentum(0.05, 0.9, l2=1e-3)),
-        (2, 2, None, clipped),
     ],
-    ids=["clipped mean of gradients", "averaging every iteration", "averaging, clipped"],
+    ids=["clipped mean of gradients", "averaging every iteration"],
 )
 def test_hybrid_is_data_parallel_with_the_same_replicas(stages, workers, synchronizer, optimizer):
     """Ten iterations in double; in the last round some replicas have no batch, and one has a short one."""
     options = {"synchronizer": synchronizer, "optimizer": optimizer, "samples": 6 * 9 * workers + 4}
     whole = trained(small_model(), None, workers, **options)
     assert close(trained(small_model(), Pipeline(stages, 4), workers, **options), whole)
-
-
-def test_gradients_over_replicas_of_stages_are_one_worker_on_the_whole_batch():
-    alone = train(1, clipped, samples=120, batch_size=12)
-    hybrid = trained(small_model(), Pipeline(2, 4), 2, synchronizer=GradientMean(), samples=120, batch_size=6)
-    assert close(hybrid, alone.master)
-
-
-def test_averaging_every_few_iterations_is_data_parallel():
-    options = {"synchronizer": ParameterAveraging(3), "samples": 97, "epochs": 2}
-    whole = trained(small_model(), None, 2, **options)
-    assert close(trained(small_model(), Pipeline(2, 4), 2, **options), whole, 1e-11)
 
 
 def test_stages_start_with_the_weights_of_the_whole_network():
@@ -167,31 +150,25 @@ def test_stages_start_with_the_weights_of_the_whole_network():
         np.testing.assert_array_equal(found[name], weight)
 
 
-def test_runs_repeat_bit_for_bit():
-    runs = [trained(small_model("float"), Pipeline(2, 4), 2).copy() for _ in range(2)]
-    np.testing.assert_array_equal(*runs)
-
-
 # what others see ------------------------------------------------------------------------------------------------------
 
 
 def test_reports_and_evaluations_are_those_of_one_replica():
     seen = []
+    held_out = Loader(small_dataset(50, seed=2), 8, shuffle=False)
     for pipeline in (None, Pipeline(3, 4)):
         recorder = Recorder()
         recorder.every_rank = False
         with ParallelWrapper(
             small_model(), 2, 2, optimizer=clipped(), pipeline=pipeline, callbacks=[recorder], report_every=2
         ) as wrapper:
-            held_out = Loader(small_dataset(50, seed=2), 8, shuffle=False)
             wrapper.fit(Loader(small_dataset(61), 6, seed=3), 2, evaluate_on=held_out)
             assert wrapper.evaluate(held_out).to_dict() == wrapper.trainer.evaluation.to_dict()
         seen.append(recorder)
     whole, stages = seen
-    assert len(whole.reports) == len(stages.reports) == 6
-    for one, other in zip(whole.reports, stages.reports, strict=True):
-        assert other.loss == pytest.approx(one.loss, rel=1e-10)
-        assert other.score_after_averaging == pytest.approx(one.score_after_averaging, rel=1e-10)
+    for name in ("loss", "score_after_averaging"):
+        found, expected = ([getattr(each, name) for each in recorder.reports] for recorder in (stages, whole))
+        assert len(found) == 6 and found == pytest.approx(expected, rel=1e-10)
     for one, other in zip(whole.epochs, stages.epochs, strict=True):
         assert (one.samples, one.evaluation.samples) == (other.samples, other.evaluation.samples)
         np.testing.assert_array_equal(one.evaluation.confusion, other.evaluation.confusion)
@@ -200,37 +177,17 @@ def test_reports_and_evaluations_are_those_of_one_replica():
 
 def test_the_model_has_all_stages_weights_after_each_epoch():
     model, data = small_model(), small_dataset(61)
-    seen: list[dict[str, Any]] = []
 
     class Look(Callback):
         def on_epoch_end(self, trainer, record):
-            seen.append(
-                {"predicted": model.predict(data.images).argmax(axis=1), "accuracy": record.evaluation.accuracy}
-            )
+            right = (model.predict(data.images).argmax(axis=1) == data.labels).mean()
+            assert right == pytest.approx(record.evaluation.accuracy, abs=1e-12)
 
     with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2), callbacks=[Look()]) as wrapper:
         wrapper.fit(Loader(data, 6, seed=3), 3, evaluate_on=data)
-        for each in seen:
-            assert (each["predicted"] == data.labels).mean() == pytest.approx(each["accuracy"], abs=1e-12)
-        parts = [stage.weights() for stage in wrapper.replicas()]
-        for name, weight in (parts[0] | parts[1]).items():
+        first, second = (stage.weights() for stage in wrapper.replicas()[:2])
+        for name, weight in (first | second).items():
             np.testing.assert_array_equal(model.weights()[name], weight)
-        trained_weights = model.weights()
-        model.load_weights({name: 0 * weight for name, weight in trained_weights.items()})
-        assert wrapper.evaluate(data).loss == pytest.approx(np.log(3))
-        model.load_weights(trained_weights)
-        assert wrapper.evaluate(data).accuracy == seen[-1]["accuracy"]
-
-
-def test_fit_twice_is_fit_once():
-    loader = Loader(small_dataset(40), 4, seed=3)
-    models = [small_model(), small_model()]
-    with ParallelWrapper(models[0], 2, 1, optimizer=clipped(), pipeline=Pipeline(2)) as once:
-        once.fit(loader, 3)
-    with ParallelWrapper(models[1], 2, 1, optimizer=clipped(), pipeline=Pipeline(2)) as twice:
-        twice.fit(loader, 1).evaluate(small_dataset(20))
-        twice.fit(loader, 2)
-    assert fingerprint(models[0]) == fingerprint(models[1])
 
 
 def test_weights_that_a_callback_changes_at_the_end_are_kept():
@@ -261,18 +218,8 @@ def test_early_stopping_restores_the_best_weights_of_all_stages():
 
 
 def test_a_stop_ends_all_stages_after_the_same_round():
-    class Stop(Callback):
-        every_rank = True
-
-        def __init__(self):
-            self.rounds = 0
-
-        def on_iteration_end(self, trainer):
-            self.rounds = trainer.iteration
-            if trainer.rank == 3 and trainer.iteration == 4:
-                trainer.stop("enough")
-
-    with ParallelWrapper(small_model(), 2, 3, pipeline=Pipeline(2), callbacks=[Stop()]) as wrapper:
+    stop = StopAfter(4, rank=3)
+    with ParallelWrapper(small_model(), 2, 3, pipeline=Pipeline(2), callbacks=[stop]) as wrapper:
         wrapper.fit(Loader(small_dataset(400), 4), 1)
         assert wrapper.trainer.stopped.text == "enough"
         assert len({trainer.iteration for trainer in wrapper._trainers}) == 1 and wrapper.trainer.iteration < 50
@@ -399,54 +346,6 @@ def test_waiting_for_another_stage_is_not_counted_as_computing():
     assert recorder.reports[-1].waiting_s > 0 and recorder.epochs[0].spent.waiting_s[0] > 0
 
 
-def test_whole_replicas_have_no_waiting_time():
-    run = train(2, lambda: SGD(0.05), samples=20)
-    assert run.trainers[0].statistics.spent.waiting_s == [0.0, 0.0]
-
-
-def test_a_pipeline_warmed_up_trains_the_same_bits():
-    found = []
-    for warm in (True, False):
-        model = small_model("float", "numba")
-        with ParallelWrapper(model, 1, optimizer=Nesterov(OneCycle(0.1)), pipeline=Pipeline(2)) as wrapper:
-            if warm:
-                wrapper.warm_up(6)
-            wrapper.fit(Loader(small_dataset(61), 6), 1)
-        found.append(fingerprint(model))
-    assert found[0] == found[1]
-
-
-# where it lives -------------------------------------------------------------------------------------------------------
-
-
-def test_automatic_numbers_of_workers_and_stages(monkeypatch):
-    def places(gpus: int, cores: int, workers: int | None, pipeline: Pipeline) -> tuple[int, int]:
-        monkeypatch.setattr(placement, "device_count", lambda name: gpus)
-        monkeypatch.setattr(placement, "available_cores", lambda: cores)
-        with ParallelWrapper(small_model(), workers, pipeline=pipeline) as wrapper:
-            return wrapper.placement.workers, wrapper.placement.stages
-
-    assert places(0, 2, None, Pipeline()) == (1, 2)
-    assert places(0, 8, None, Pipeline()) == (1, 3)  # three layers have weights
-    assert places(0, 8, 4, Pipeline()) == (4, 2)
-    assert places(0, 1, None, Pipeline()) == (1, 1)
-    assert places(0, 8, None, Pipeline(3)) == (2, 3)
-    assert places(0, 64, None, Pipeline(2)) == (4, 2)
-    assert places(0, 2, 2, Pipeline([["conv1", "pool1"], ["dense1", "output"]])) == (2, 2)
-
-
-def test_bad_arguments_are_refused():
-    with pytest.raises(ConfigError, match="stages=9: this network has at most 4"):
-        ParallelWrapper(small_model(), pipeline=Pipeline(9))
-    with pytest.raises(ConfigError, match="pipeline=<an int>: must be a Pipeline, such as"):
-        ParallelWrapper(small_model(), pipeline=2)
-    with (
-        ParallelWrapper(small_model(), 1, pipeline=Pipeline(2)) as wrapper,
-        pytest.raises(ConfigError, match="images of"),
-    ):
-        wrapper.fit(small_dataset(12, size=9), 1)
-
-
 # failures -------------------------------------------------------------------------------------------------------------
 
 
@@ -489,7 +388,7 @@ def with_a_fuse(place: int, at: int, backward: bool) -> tuple[Model, list[list[s
 def test_a_stage_that_fails_ends_all_with_its_own_error(place, backward):
     model, stages = with_a_fuse(place, 5, backward)
     with (
-        pytest.raises(ZeroDivisionError, match="the fuse has blown") as caught,
+        pytest.raises(ZeroDivisionError) as caught,
         ParallelWrapper(model, 2, pipeline=Pipeline(stages, 4), timeout_s=20) as wrapper,
     ):
         wrapper.fit(Loader(small_dataset(200), 8), 2)
@@ -499,82 +398,38 @@ def test_a_stage_that_fails_ends_all_with_its_own_error(place, backward):
 
 
 @pytest.mark.slow
-def test_fifty_stages_that_fail_at_random_moments(capsys):
-    rng, errors = random.Random(7), {}
+def test_fifty_stages_that_fail_at_random_moments():
+    rng, data = random.Random(7), small_dataset(120)
     for _ in range(50):
         place, at, backward = rng.randrange(4), rng.randrange(1, 150), rng.random() < 0.5
         model, stages = with_a_fuse(place, at, backward and place > 0)  # nobody differentiates before the first weights
-        data = small_dataset(120)
-        try:
-            with ParallelWrapper(model, rng.choice([1, 2, 3]), pipeline=Pipeline(stages, 4), timeout_s=20) as wrapper:
-                wrapper.warm_up(8)
-                wrapper.fit(Loader(data, 8), 20, evaluate_on=data)
-        except (ZeroDivisionError, PeerFailed, WorkerTimeout) as error:
-            errors[type(error)] = errors.get(type(error), 0) + 1
-    with capsys.disabled():
-        print(f"\nstages that raised: {errors.get(ZeroDivisionError, 0)} of 50 ended with their own error, 0 hung")
-    assert errors == {ZeroDivisionError: 50}
+        pipeline, workers = Pipeline(stages, 4), rng.choice([1, 2, 3])
+        with pytest.raises(ZeroDivisionError), ParallelWrapper(model, workers, pipeline=pipeline, timeout_s=20) as all_:
+            all_.warm_up(8)
+            all_.fit(Loader(data, 8), 20, evaluate_on=data)
 
 
 def test_a_stage_that_diverges_ends_the_run():
     model = small_model("float")
     with (
-        pytest.raises(Exception, match="not finite|is nan|is inf") as caught,
+        pytest.raises(DivergedError),
         ParallelWrapper(model, 2, 2, optimizer=SGD(1e30), pipeline=Pipeline(2), timeout_s=20) as wrapper,
     ):
         wrapper.fit(Loader(small_dataset(200), 4), 3)
-    assert type(caught.value).__name__ == "DivergedError"
 
 
-# by hand, and from the command line -----------------------------------------------------------------------------------
-
-
-def test_stages_by_hand():
-    """As the wrapper builds them: only the groups distinguish a stage from a replica."""
-
-    def task(world):
-        model = small_model()
-        groups = Groups.grid(world, 2)
-        cut = Pipeline(2).cut(model.network, 2)
-        stage = Stage(model, clipped(), groups, create_backend("numpy", "double"), cut, 4)
-        trainer = Trainer(stage, groups=groups, synchronizer=ParameterAveraging(1))
-        trainer.fit(Fit(Loader(small_dataset(61), 6, seed=3), 1))
-        assert stage.scores is not None and stage.number == world.rank % 2
-        return model.params.master
-
-    found = on_threads(4, task)
-    whole = trained(small_model(), None, 2, synchronizer=ParameterAveraging(1))
-    assert close(found[0], whole)
-
-
-def test_one_worker_needs_no_synchronizer():
-    assert close(trained(small_model(), Pipeline(2), synchronizer=Synchronizer()), trained_whole())
+# from the command line ------------------------------------------------------------------------------------------------
 
 
 SMALL_RUN = ("data=synthetic", "data.train=64", "data.test=16", "epochs=1", "batch_size=16", "backend=numpy")
 
 
-def test_a_run_of_the_command_reports_its_stages(tmp_path, caplog):
+def test_a_run_of_the_command_reports_its_stages(tmp_path):
     stages = ["parallel.pipeline.stages=[[conv1,pool1,conv2,pool2],[dense1,output]]"]
     settings = settings_of(*SMALL_RUN, *SMALL_LENET, "parallel=pipeline", *stages)
-    with caplog.at_level("INFO", "cupynet"):
-        train_command.train(train_command.prepare(settings), tmp_path)
-    assert "1 worker of 2 stages on cpu" in caplog.text
-    assert "stages: conv1 pool1 conv2 pool2 | dense1 output" in caplog.text
-    assert json.loads((tmp_path / "summary.json").read_text())["pipeline"]["bound"] > 0
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("parallel.pipeline.stages=7", "parallel.pipeline.stages=7: this network has at most 6"),
-        ("parallel.pipeline=2", "parallel.pipeline: must be a Pipeline, got int"),
-    ],
-)
-def test_bad_pipelines_are_refused_before_anything_is_written(setting, message):
-    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
-        train_command.prepare(settings_of(*SMALL_RUN, "parallel=hybrid", setting))
-    assert "\n" not in str(caught.value)
+    train_command.train(train_command.prepare(settings), tmp_path)
+    found = json.loads((tmp_path / "summary.json").read_text())["pipeline"]
+    assert found["layers"] == [["conv1", "pool1", "conv2", "pool2"], ["dense1", "output"]] and found["bound"] > 0
 
 
 @pytest.mark.slow
@@ -585,3 +440,11 @@ def test_an_epoch_of_mnist(experiment, tmp_path):
     stdout, _ = run(tmp_path, f"experiment={experiment}", "epochs=1", "data.fallback=null", CUPYNET_DATA=data)
     accuracy = float(re.search(r"test accuracy +([\d.]+) %", stdout)[1])
     assert accuracy > 95
+
+
+def test_stages_are_evaluated_with_the_weights_that_the_user_loads():
+    model, data = small_model(), small_dataset(61)
+    with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2)) as wrapper:
+        wrapper.fit(Loader(data, 6, seed=3), 3)
+        model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
+        assert wrapper.evaluate(data).loss == pytest.approx(np.log(3))

@@ -11,8 +11,8 @@ import pytest
 import cupynet.training.clock as clock_module
 from cupynet.backend import create_backend
 from cupynet.backend.cpu.numba_backend import Numba16Backend
-from cupynet.core.errors import ConfigError, OutputError
-from cupynet.data import Dataset, Loader, Synthetic
+from cupynet.core.errors import OutputError
+from cupynet.data import Dataset, Loader
 from cupynet.nn import Image, Model, SoftmaxNLL
 from cupynet.optim import SGD, Adam, Nesterov, OneCycle
 from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
@@ -20,9 +20,12 @@ from cupynet.runs.run import Run
 from cupynet.training import Callback, History, ParallelWrapper, Replica, Stop, StopReason, Trainer, consensus
 from cupynet.training.fit import Fit
 from cupynet.training.warm_up import warm_up
-from tests.support.networks import lenet
+from tests.support.refusals import refused
 from tests.support.training import (
+    At,
     Recorder,
+    Seen,
+    StopAfter,
     alone,
     fingerprint,
     model_of,
@@ -33,15 +36,6 @@ from tests.support.training import (
     small_network,
     train,
 )
-
-
-def test_lenet_learns_the_synthetic_digits():
-    data = Synthetic(train=2500, test=500, seed=12345).load()
-    model = Model(lenet((12, 24), 100), Image(28, 28, 1), create_backend("numba"), seed=1)
-    loader = Loader(data.train, 32, seed=12345)
-    with ParallelWrapper(model, 2, optimizer=Nesterov(OneCycle(0.06), l2=5e-4)) as wrapper:
-        accuracy = wrapper.fit(loader, epochs=4).evaluate(Loader(data.test, 100, shuffle=False)).accuracy
-    assert accuracy > 0.97
 
 
 @on_backends("numba", "cupy")
@@ -124,44 +118,112 @@ def test_the_time_of_a_round_is_divided_among_its_parts(monkeypatch):
         def load(self, *given):
             return (slow(2.0, lambda made: made)(each) for each in super().load(*given))
 
-    replica = Replica(small_model(), SGD(0.01))
+    replica, averaging, recorder = Replica(small_model(), SGD(0.01)), ParameterAveraging(1), Recorder()
     replica.update, replica.backpropagate = slow(4.0, replica.update), slow(8.0, replica.backpropagate)
     replica.scores = slow(16.0, replica.scores)
-    averaging = ParameterAveraging(1)
-    averaging.after_update = slow(32.0, averaging.after_update)
-    trainer = Trainer(replica, synchronizer=averaging, callbacks=[Slow()], prefetch_buffer=0)
+    averaging.after_update, averaging.finish = slow(32.0, averaging.after_update), slow(64.0, averaging.finish)
+    trainer = Trainer(replica, synchronizer=averaging, callbacks=[Slow(), recorder], prefetch_buffer=0)
     held_out = Loader(small_dataset(4), 4, shuffle=False)
     trainer.fit(Fit(SlowLoader(small_dataset(12), 4), 1, held_out))
     clock = trainer.statistics.clock
-    assert (clock.data_s, clock.compute_s, clock.averaging_s) == (3 * 2, 3 * (4 + 8), 3 * 32)
+    assert (clock.data_s, clock.compute_s, clock.averaging_s) == (3 * 2, 3 * (4 + 8), 3 * 32 + 64)
     assert (clock.callbacks_s, clock.evaluate_s) == (3, 16)
-    assert clock.rounds_s == 3 * (2 + 4 + 8 + 32)
-
-
-def test_an_epoch_without_reports_has_the_divergence():
-    recorder = Recorder()
-    with ParallelWrapper(small_model(), 2, report_every=0, callbacks=[recorder]) as wrapper:
-        wrapper.fit(Loader(small_dataset(24), 4), 2)
-    assert not recorder.reports
-    assert all(each.divergence > 0 and each.divergence_by_layer for each in recorder.epochs)
+    assert clock.rounds_s == recorder.epochs[0].train_s == 3 * (2 + 4 + 8 + 32) + 64
 
 
 def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank():
-    threads = {"quiet": set(), "loud": set()}
+    quiet, loud = [], []
 
     class Quiet(Callback):
-        name = "quiet"
+        def on_fit_end(self, trainer):
+            quiet.append(trainer.rank)
 
-        def on_iteration_end(self, trainer):
-            threads[self.name].add((trainer.rank, threading.get_ident()))
+    class Loud(Callback):
+        every_rank = True
 
-    class Loud(Quiet):
-        name, every_rank = "loud", True
+        def on_fit_end(self, trainer):
+            loud.append(trainer.rank)
 
-    quiet, loud = Quiet(), Loud()
-    with ParallelWrapper(small_model(), 3, callbacks=[quiet, loud]) as wrapper:
+    with ParallelWrapper(small_model(), 3, callbacks=[Quiet(), Loud()]) as wrapper:
         wrapper.fit(Loader(small_dataset(30), 4), 1)
-    assert (len(threads["quiet"]), len(threads["loud"])) == (1, 3)
+    assert (quiet, sorted(loud)) == ([0], [0, 1, 2])
+
+
+def test_the_speed_leaves_out_the_first_rounds():
+    """Ten rounds of a second for 8 images each; then two rounds of half a second."""
+    clock = clock_module.Clock()
+    for iteration in range(1, 13):
+        clock.compute_s += 1.0 if iteration <= 10 else 0.5
+        clock.count(iteration, 8)
+        assert clock.images_per_s == (8 if iteration <= 10 else 16)
+
+
+def test_the_first_request_to_stop_counts():
+    callbacks = [StopAfter(3, text="first"), StopAfter(3, text="second", reason=StopReason.EARLY)]
+    with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper:
+        wrapper.fit(small_dataset(40), 1, batch_size=4)
+        assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, "first")
+
+
+def test_a_stop_after_the_last_round_is_no_event():
+    log: list[str] = []
+    with ParallelWrapper(small_model(), 1, callbacks=[Events(log), StopAfter(2)], progress="none") as wrapper:
+        wrapper.fit(small_dataset(8), 1, batch_size=4)
+    assert "stop" not in log and log[-1] == "fit end"
+
+
+def test_the_events_of_a_fit():
+    """Two epochs of two rounds, the second one evaluated; then a fit that is stopped in its first round."""
+    log: list[str] = []
+    data, callbacks = small_dataset(16), [Last(log), Events(log)]
+    with ParallelWrapper(small_model(), 2, 2, callbacks=callbacks, report_every=2, progress="none") as wrapper:
+        wrapper.fit(data, 2, batch_size=4, evaluate_on=data, evaluate_every=3)
+        complete = ["epoch 1, evaluated False, row 1", "iteration 3", "report 4", "iteration 4"]
+        complete += ["epoch 2, evaluated True, row 2", "after finish", "fit end", "last"]
+        assert log == ["fit start", "iteration 1", "report 2", "iteration 2", *complete]
+        log.clear()
+        wrapper.stop()
+        wrapper.fit(data, 1, batch_size=4)
+    assert log == ["fit start", "stop", "after finish", "fit end", "last"]
+
+
+class Last(Callback):
+    last = True
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def on_fit_end(self, trainer):
+        self.log.append("last")
+
+
+class Events(Callback):
+    """Notes the events of a fit in their order, and how many rows the history has at each epoch's end."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def on_fit_start(self, trainer):
+        self.log.append("fit start")
+
+    def on_iteration_end(self, trainer):
+        self.log.append(f"iteration {trainer.iteration}")
+
+    def on_report(self, trainer, report):
+        self.log.append(f"report {report.iteration}")
+
+    def on_epoch_end(self, trainer, record):
+        kept = trainer.callbacks[0].kept[-1]["epoch"]
+        self.log.append(f"epoch {record.epoch}, evaluated {record.evaluation is not None}, row {kept}")
+
+    def on_stop(self, trainer):
+        self.log.append("stop")
+
+    def after_finish(self, trainer):
+        self.log.append("after finish")
+
+    def on_fit_end(self, trainer):
+        self.log.append("fit end")
 
 
 @pytest.mark.parametrize(
@@ -174,41 +236,28 @@ def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank():
     ],
 )
 def test_a_stop_ends_all_workers_after_the_same_iteration(workers, frequency, rank, backend):
-    class StopAt(Recorder):
-        def on_iteration_end(self, trainer):
-            super().on_iteration_end(trainer)
-            if trainer.iteration == 7 and trainer.rank == min(rank, workers - 1):
-                trainer.stop(f"worker {trainer.rank} has seen enough, naïvely", StopReason.EARLY)
-
-    loader = Loader(small_dataset(600), 2, seed=1)
-
     def task(communicator):
         trainer = Trainer(
             Replica(model_of(communicator, backend=backend), SGD(0.01)),
             groups=Groups.of(communicator),
             synchronizer=ParameterAveraging(frequency),
-            callbacks=[StopAt()],
+            callbacks=[StopAfter(7, rank, "seen enough, naïvely", StopReason.EARLY)],
         )
-        trainer.fit(Fit(loader, 5))
+        trainer.fit(Fit(Loader(small_dataset(600), 2, seed=1), 5))
         return trainer
 
     trainers = on_threads(workers, task)
-    text = f"worker {min(rank, workers - 1)} has seen enough, naïvely"
-    assert {t.stopped for t in trainers} == {Stop(StopReason.EARLY, text)}
+    assert {t.stopped for t in trainers} == {Stop(StopReason.EARLY, "seen enough, naïvely")}
     assert len({t.iteration for t in trainers}) == 1 and 7 <= trainers[0].iteration <= 10
     assert trainers[0].epoch == 0 and trainers[0].round == trainers[0].iteration
     assert len({fingerprint(t.model) for t in trainers}) == 1
 
 
 def test_the_stop_of_the_lowest_rank_is_reported():
-    class StopAt(Recorder):
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 3 and trainer.rank:
-                trainer.stop(f"worker {trainer.rank}", StopReason(trainer.rank))
-
     def task(communicator):
+        stops = [StopAfter(3, rank, f"worker {rank}", StopReason(rank)) for rank in (1, 2, 3)]
         replica, averaging = Replica(small_model(), SGD(0.01)), ParameterAveraging("end")
-        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=[StopAt()])
+        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=stops)
         trainer.fit(Fit(Loader(small_dataset(600), 2, seed=1), 5))
         return trainer.stopped
 
@@ -217,47 +266,22 @@ def test_the_stop_of_the_lowest_rank_is_reported():
 
 def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch):
     """A cluster kills a job half a minute after its signal."""
-
-    class StopAt(Callback):
-        every_rank = True
-
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 31 and trainer.rank == 1:
-                sent.append(trainer.world.traffic.bytes_sent)
-                trainer.stop()
-
     sent, ended = [], []
     for slow_s in (0.0, 60.0):
         monkeypatch.setattr(consensus, "SLOW_S", slow_s)
-        with ParallelWrapper(small_model(), 3, "end", callbacks=[StopAt()]) as wrapper:
+        traffic = At(31, lambda: sent.append(wrapper.trainer.world.traffic.bytes_sent))
+        with ParallelWrapper(small_model(), 3, "end", callbacks=[StopAfter(31, rank=1), traffic]) as wrapper:
             wrapper.fit(Loader(small_dataset(600), 2, seed=1), 1)
             ended.append(wrapper.trainer.iteration)
     assert ended == [31, 40]
     assert sent[0] == sent[1]  # what is sent only to ask is not in the figures
 
 
-def test_a_long_stop_text_reaches_all_workers():
-    text = "x" + "é" * 500
-
-    class StopNow(Callback):  # on rank 0 alone
-        def on_iteration_end(self, trainer):
-            trainer.stop(text)
-
-    wrapper = ParallelWrapper(small_model(), 2, callbacks=[StopNow()])
-    with wrapper:
-        wrapper.fit(Loader(small_dataset(40), 4), 1)
-        found = []
-        wrapper.on_workers(lambda trainer: found.append(trainer.stopped))
-        assert found == [Stop(StopReason.REQUEST, text)] * 2
-
-
 @pytest.mark.parametrize(
     ("event", "frequency", "backend"),
     [
         ("on_iteration_end", 3, "numpy"),
-        ("on_iteration_end", "end", "numpy"),
         ("on_report", 1, "numpy"),
-        ("on_epoch_end", "epoch", "numpy"),
         ("on_epoch_end", "end", "numpy"),
         pytest.param("on_epoch_end", "end", "cupy", id="standin", marks=pytest.mark.standin),
     ],
@@ -271,12 +295,8 @@ def test_a_stop_from_any_event_leaves_identical_replicas_and_one_end(event, freq
             finishes.append((self.communicator.rank, moment))
             return super().finish(replica, moment)
 
-    def stop(trainer, *record):
-        trainer.stop(event)
-
-    stopping = Callback()
-    setattr(stopping, event, stop)
-    model = small_model(backend=backend)
+    stopping, model = Callback(), small_model(backend=backend)
+    setattr(stopping, event, lambda trainer, *record: trainer.stop(event))
     with ParallelWrapper(model, 3, synchronizer=Counting(frequency), callbacks=[stopping], report_every=2) as wrapper:
         wrapper.fit(Loader(small_dataset(60), 4), 3)
         assert len({fingerprint(model) for model in wrapper.replicas()}) == 1
@@ -293,85 +313,29 @@ def test_a_stop_at_the_end_of_the_last_epoch_has_no_effect():
 
     with ParallelWrapper(small_model(), 2, callbacks=[Late()]) as wrapper:
         wrapper.fit(Loader(small_dataset(40), 4), 2)
-        assert wrapper.trainer.epoch == 2 and wrapper.trainer.round == 0
-        assert wrapper.trainer.stopped is None
+        assert (wrapper.trainer.epoch, wrapper.trainer.round, wrapper.trainer.stopped) == (2, 0, None)
         wrapper.fit(Loader(small_dataset(40), 4), 1)
         assert wrapper.trainer.epoch == 3
 
 
 @pytest.mark.parametrize(("samples", "epochs"), [(40, [(1, 5, 40)]), (48, [])])
 def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_not(samples, epochs):
-    class StopAt(Recorder):
-        every_rank = False
-
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 5:
-                wrapper.stop()
-
-    recorder = StopAt()
-    with ParallelWrapper(small_model(), 2, 1, callbacks=[recorder]) as wrapper:
+    recorder = Recorder()
+    with ParallelWrapper(small_model(), 2, 1, callbacks=[recorder, StopAfter(5)]) as wrapper:
         wrapper.fit(Loader(small_dataset(samples), 4), 3)
         assert (wrapper.trainer.iteration, wrapper.trainer.epoch) == (5, len(epochs))
     assert [(r.epoch, r.iteration, r.samples) for r in recorder.epochs] == epochs
 
 
-def test_the_rate_includes_the_average_at_the_end():
-    """Worker 0 waits there for the others; without that time the rate would be its own, times the workers."""
+def test_a_failing_worker_is_named_with_its_batch_and_device():
+    def fail():
+        raise ZeroDivisionError("on purpose")
 
-    class Slow(Callback):
-        every_rank = True
-
-        def on_iteration_end(self, trainer):
-            if trainer.rank == 1 and trainer.iteration > 10:
-                others_done.wait(30)
-            if trainer.rank == 0 and trainer.iteration == trainer.plan.iterations:
-                rounds_s.append(trainer.statistics.clock.rounds_s)
-                others_done.set()
-
-        def on_epoch_end(self, trainer, record):
-            records[trainer.rank] = record
-
-    others_done, records, rounds_s = threading.Event(), {}, []
-
-    def task(communicator):
-        trainer = Trainer(
-            Replica(small_model(), SGD(0.01)),
-            groups=Groups.of(communicator),
-            synchronizer=ParameterAveraging("end"),
-            callbacks=[Slow()],
-        )
-        trainer.fit(Fit(Loader(small_dataset(19 * 8), 4, seed=1), 1))  # no round 20, at which workers meet
-        return trainer.statistics.clock
-
-    clock = on_threads(2, task)[0]
-    assert clock.rounds_s > rounds_s[0] and 0 < clock.warm_s < clock.rounds_s and clock.averaging_s > 0
-    assert records[0].train_s == clock.rounds_s
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_failing_worker_is_named_with_its_batch_and_device(rank):
-    class Break(Recorder):
-        def on_iteration_end(self, trainer):
-            if trainer.rank == rank and trainer.iteration == 3:
-                raise ZeroDivisionError("on purpose")
-
-    wrapper = ParallelWrapper(small_model(), 3, callbacks=[Break()], prefetch_buffer=6)
-    with wrapper, pytest.raises(ZeroDivisionError, match="on purpose") as caught:
+    wrapper = ParallelWrapper(small_model(), 3, callbacks=[At(3, fail, rank=2)], prefetch_buffer=6)
+    with wrapper, pytest.raises(ZeroDivisionError) as caught:
         wrapper.fit(Loader(small_dataset(200), 4), 1)
-    assert caught.value.__notes__ == [f"worker {rank} (numpy, device 0), epoch 1, at batch {6 + rank}"]
+    assert caught.value.__notes__ == ["worker 2 (numpy, device 0), epoch 1, at batch 8"]
     assert not [t for t in threading.enumerate() if t.name.startswith("cupynet-prefetch")]
-
-
-def test_a_failing_loader_is_a_failing_worker():
-    class Broken(Loader):
-        def load(self, *arguments):
-            for index, *made in super().load(*arguments):
-                if index == 5:
-                    raise OSError("the disk is gone")
-                yield index, *made
-
-    with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(OSError, match="the disk is gone"):
-        wrapper.fit(Broken(small_dataset(200), 4), 1)
 
 
 class Filling(Nesterov):
@@ -414,21 +378,6 @@ def test_warming_up_includes_the_kernels_of_averaging(dtype, monkeypatch):
         assert {*averaged} == warm
 
 
-def test_a_history_closes_its_file_after_an_error(tmp_path):
-    class Break(Callback):
-        def on_epoch_end(self, trainer, record):
-            raise ZeroDivisionError("on purpose")
-
-    history = History(tmp_path / "history.jsonl")
-    with (
-        ParallelWrapper(small_model(), 2, callbacks=[history, Break()]) as wrapper,
-        pytest.raises(ZeroDivisionError),
-    ):
-        wrapper.fit(Loader(small_dataset(12), 4), 1)
-    history.close()
-    assert history._file is None and (tmp_path / "history.jsonl").read_text().count("\n") == 1
-
-
 def test_a_second_fit_appends_to_the_history(tmp_path):
     run = Run(tmp_path)
     with ParallelWrapper(small_model(), 2, callbacks=[History()], run=run, report_every=2) as wrapper:
@@ -447,22 +396,14 @@ def test_a_second_fit_appends_to_the_history(tmp_path):
 
 def test_a_history_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "history.jsonl")
-    expected = pytest.raises(OutputError, match="history.jsonl: must be a plain file")
-    with ParallelWrapper(small_model(), 1, callbacks=[History(tmp_path / "history.jsonl")]) as wrapper, expected:
+    history = History(tmp_path / "history.jsonl")
+    with ParallelWrapper(small_model(), 1, callbacks=[history]) as wrapper, pytest.raises(OutputError):
         wrapper.warm_up(4)
 
 
 def test_an_interrupted_epoch_is_continued():
     """Every sample is still seen once, and the end is known."""
-    seen, totals = [], []
-
-    class StopAt(Callback):
-        def on_fit_start(self, trainer):
-            totals.append(trainer.plan.iterations)
-
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 2:
-                trainer.stop()
+    seen, ends = [], Seen(lambda trainer: trainer.plan.iterations)
 
     class Seeing(Loader):
         def load(self, *arguments):
@@ -471,25 +412,13 @@ def test_an_interrupted_epoch_is_continued():
                 yield index, made, samples
 
     loader = Seeing(small_dataset(20), 4, seed=1)
-    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAt()], prefetch_buffer=0)
+    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAfter(2), ends], prefetch_buffer=0)
     trainer.fit(Fit(loader, 1))
     assert (trainer.iteration, trainer.epoch, trainer.round) == (2, 0, 2)
     trainer.fit(Fit(loader, 1))
     assert (trainer.iteration, trainer.epoch, trainer.round) == (5, 1, 0)
-    assert totals == [5, 5]
+    assert ends.iterations == [5] * 5
     assert sorted(seen) == list(range(20))
-
-
-def test_other_data_after_a_stop_start_a_new_epoch():
-    class StopAt(Callback):
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 2:
-                trainer.stop()
-
-    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAt()])
-    trainer.fit(Fit(Loader(small_dataset(20), 4), 1))
-    trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
-    assert (trainer.iteration, trainer.plan.iterations) == (5, 5)
 
 
 def test_a_schedule_spans_each_fit():
@@ -507,21 +436,12 @@ def test_a_schedule_spans_each_fit():
 
 
 @pytest.mark.parametrize(
-    ("name", "images", "classes", "message"),
-    [
-        ("fit", (8, 8, 3), 3, r"images of \(8, 8, 3\) .* takes Image\(8, 8, 1\)"),
-        ("evaluate", (8, 8, 3), 3, r"images of \(8, 8, 3\)"),
-        ("fit", (9, 8, 1), 3, r"images of \(9, 8, 1\)"),
-        ("fit", (8, 8, 1), 4, "gives Flat\\(3\\), but the data has 4 classes"),
-    ],
+    ("name", "images", "classes"), [("fit", (8, 8, 3), 3), ("evaluate", (9, 8, 1), 3), ("fit", (8, 8, 1), 4)]
 )
-def test_data_that_do_not_fit_the_model_are_refused(name, images, classes, message):
+def test_data_that_do_not_fit_the_model_are_refused(name, images, classes):
     """With three channels for one, compiled kernels once read beyond their arrays."""
     data = Dataset("odd", np.zeros((12, *images), np.uint8), np.arange(12) % 3, classes)
-    with (
-        ParallelWrapper(small_model("float", "numba"), 2) as wrapper,
-        pytest.raises(ConfigError, match=message),
-    ):
+    with ParallelWrapper(small_model("float", "numba"), 2) as wrapper, refused(""):
         getattr(wrapper, name)(Loader(data, 4))
 
 
@@ -529,22 +449,15 @@ def test_evaluation_data_that_do_not_fit_are_refused_before_training():
     model = small_model()
     before = fingerprint(model)
     odd = Dataset("odd", np.zeros((12, 8, 8, 3), np.uint8), np.arange(12) % 3, 3)
-    with ParallelWrapper(model, 2) as wrapper, pytest.raises(ConfigError, match="images of"):
+    with ParallelWrapper(model, 2) as wrapper, refused(""):
         wrapper.fit(small_dataset(20), 1, evaluate_on=odd)
     assert fingerprint(model) == before
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_an_evaluation_of_older_weights_is_dropped(workers):
+def test_an_evaluation_of_older_weights_is_dropped():
     """A stop in the middle of an epoch: the evaluation of the one before is of other weights."""
-
-    class StopAt(Callback):
-        def on_iteration_end(self, trainer):
-            if trainer.epoch == 1 and trainer.round == 2:
-                trainer.stop()
-
     data = small_dataset(40)
-    with ParallelWrapper(small_model(), workers, 1, callbacks=[StopAt()]) as wrapper:
+    with ParallelWrapper(small_model(), 2, 1, callbacks=[StopAfter(7)]) as wrapper:
         wrapper.fit(data, 3, batch_size=4, evaluate_on=data)
         assert (wrapper.trainer.epoch, wrapper.trainer.round) == (1, 2)
         assert wrapper.trainer.evaluation is None
@@ -572,20 +485,6 @@ def test_a_failed_round_leaves_no_gradient_and_no_stop():
     np.testing.assert_array_equal(trainer.model.params.master, whole.model.params.master)
 
 
-def test_the_note_of_a_failing_loader_says_loading():
-    class Broken(Loader):
-        def load(self, *arguments):
-            for index, *made in super().load(*arguments):
-                if index == 3:
-                    raise OSError("the disk is gone")
-                yield index, *made
-
-    trainer = alone(small_model(), SGD(0.01), prefetch_buffer=0)
-    with pytest.raises(OSError, match="the disk is gone") as caught:
-        trainer.fit(Fit(Broken(small_dataset(40), 4), 1))
-    assert caught.value.__notes__ == ["worker 0 (numpy, device 0), epoch 1, loading a batch"]
-
-
 def test_the_norm_of_the_gradient_is_computed_once_in_a_round(monkeypatch):
     norms, replica = [], Replica(small_model("float"), Nesterov(0.01, max_grad_norm=1.0))
     squared_norm = type(replica.backend).squared_norm
@@ -597,3 +496,10 @@ def test_the_norm_of_the_gradient_is_computed_once_in_a_round(monkeypatch):
     monkeypatch.setattr(replica.backend, "squared_norm", counted)
     Trainer(replica, synchronizer=ParameterAveraging(3), prefetch_buffer=0).fit(Fit(Loader(small_dataset(24), 8), 1))
     assert len(norms) == 3
+
+
+def test_other_data_after_a_stop_start_a_new_epoch():
+    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAfter(2)])
+    trainer.fit(Fit(Loader(small_dataset(20), 4), 1))
+    trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
+    assert (trainer.iteration, trainer.plan.iterations) == (5, 5)

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import (
     Adaptive,
-    DiLoCo,
     ElasticAveraging,
     Groups,
     ParameterAveraging,
     Pipeline,
     PostLocal,
-    SlowMo,
 )
 from cupynet.parallel.synchronizers.averaging import spread
 from cupynet.training import ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
+from tests.support.refusals import refused
 from tests.support.training import (
     KINDS_OF_WAYS,
     WAYS,
@@ -81,12 +79,6 @@ def test_no_sample_is_lost_and_replicas_are_equal_after_averages(way, monkeypatc
 
 
 @every_kind
-@pytest.mark.parametrize(("samples", "batch_size", "workers"), [(10, 4, 4), (3, 8, 3)])
-def test_workers_may_never_have_a_batch(way, samples, batch_size, workers):
-    check_samples_and_ends(run(way, workers, samples, batch_size), samples)
-
-
-@every_kind
 def test_one_worker_alone_runs_no_parallel_code(way):
     model = small_model("float")
     plain = alone(model, nesterov(), prefetch_buffer=0, report_every=0)
@@ -97,12 +89,6 @@ def test_one_worker_alone_runs_no_parallel_code(way):
 
 
 @every_kind
-def test_the_same_seeds_give_the_same_bits(way):
-    one, two = (run(way, 3, dtype="float", backend="numba") for _ in range(2))
-    assert one.recorders[0].weights == two.recorders[0].weights
-
-
-@pytest.mark.parametrize("way", [*KINDS_OF_WAYS.values(), WAYS["gradients"]], ids=[*KINDS_OF_WAYS, "gradients"])
 def test_a_replica_that_is_not_finite_spoils_no_other(way):
     """The weights of worker 1 are poisoned, or its gradient: the other replicas stay finite."""
     for where in ("params", "gradient"):
@@ -127,9 +113,8 @@ def test_a_replica_that_is_not_finite_spoils_no_other(way):
             trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
             trainer.fit(Fit(Loader(small_dataset(60), 4, seed=3), 1))
 
-        with pytest.raises(DivergedError) as caught:
+        with pytest.raises(DivergedError, match="(replica|worker) 1 "):
             on_threads(3, task)
-        assert re.search("replica 1 is not finite|of worker 1 at batch .* (is|are) not finite", str(caught.value))
         assert np.isfinite(kept[0]).all() and np.isfinite(kept[2]).all()
 
 
@@ -169,21 +154,6 @@ def test_equivalent_schedules_give_equal_weights(one, other):
     assert run(one, 3).recorders[0].weights == run(other, 3).recorders[0].weights
 
 
-def test_an_outer_step_of_rate_1_without_momentum_is_the_mean():
-    plain, slowmo, diloco, moving = (
-        run(ParameterAveraging(3, outer=outer), 3).master
-        for outer in ("mean", SlowMo(1.0, 0.0), DiLoCo(1.0, 0.0), "slowmo")
-    )
-    assert np.abs(slowmo - plain).max() <= 1e-12 and np.abs(diloco - plain).max() <= 1e-12
-    assert np.abs(moving - plain).max() > 1e-6
-
-
-def test_post_local_averages_less_often_from_its_epoch_on():
-    run_ = run(ParameterAveraging(PostLocal(1, 4)), 3, 97, epochs=3)  # 9 rounds an epoch
-    equal = [len({r.weights[i] for r in run_.recorders}) == 1 for i in range(27)]
-    assert [i + 1 for i, same in enumerate(equal) if same] == [*range(1, 10), 12, 16, 20, 24]
-
-
 def test_adaptive_periods_follow_what_is_measured():
     def averaged(target):
         trained = run(ParameterAveraging(Adaptive(target, 2, 50)), 3, 240, epochs=1)  # 20 rounds
@@ -191,15 +161,6 @@ def test_adaptive_periods_follow_what_is_measured():
 
     assert averaged(1e6) == [2, 6, 14]
     assert averaged(1e-9) == [2, *range(3, 21)]
-
-
-def test_half_is_near_the_exact_mean():
-    half, exact = run(ParameterAveraging(3, wire="half"), 3, 97), run(ParameterAveraging(3), 3, 97)
-    start = small_model().params.master
-    apart = np.abs(half.master - exact.master).max()
-    assert 0 < apart < 0.01 * np.abs(exact.master - start).max()
-    sent = [trained.trainers[0].groups.world.traffic.bytes_sent for trained in (half, exact)]
-    assert sent[0] < 0.5 * sent[1]  # from double
 
 
 @pytest.mark.parametrize("wire", ["exact", "half"])
@@ -222,25 +183,10 @@ def test_elastic_replicas_and_their_centre_against_the_formula(wire):
 
 
 def test_a_pull_beyond_the_mean_is_refused():
-    with pytest.raises(
-        ConfigError, match="pull=0.5: must be at most 0.333333 with 3 workers: the centre moves 3 times as far"
-    ):
+    with refused("synchronizer.pull", "0.5"):
         ParallelWrapper(small_model(), 3, synchronizer=ElasticAveraging(1, 0.5))
     ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(1, 0.5)).close()
     ParallelWrapper(small_model(), 1, synchronizer=ElasticAveraging(1, 5.0)).close()  # no centre, and no pull
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ParameterAveraging(3, wire="quarter"), "wire=quarter: must be one of exact, half"),
-        (lambda: ParameterAveraging(3, outer="diloko"), "did you mean 'diloco'"),
-        (lambda: ElasticAveraging(1, 0.0), "pull=0.0: must be a number above 0, or null for 0.9 / workers"),
-    ],
-)
-def test_invalid_arguments_are_refused(make, message):
-    with pytest.raises(ConfigError, match=message):
-        make()
 
 
 def test_the_divergence_of_each_layer():
@@ -323,8 +269,7 @@ class Squares(SGD):
         super().step(params, iteration, squared_norm)
 
 
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_half_leaves_squares_positive(backend):
+def test_half_leaves_squares_positive():
     """What is nearly gone since the last average is less than the 16 bits of its way tell apart."""
     ends = []
 
@@ -334,41 +279,5 @@ def test_half_leaves_squares_positive(backend):
             ends.append(replica.optimizer_state["squares"].copy())
             return average
 
-    run(Noting(4, wire="half"), 3, 97, optimizer=lambda: Squares(0.05), dtype="float", backend=backend)
+    run(Noting(4, wire="half"), 3, 97, optimizer=lambda: Squares(0.05), dtype="float", backend="numba")
     assert len(ends) == 6 and all((squares[1:] > 0).all() and squares[0] >= 0 for squares in ends)
-
-
-def test_averages_measure_each_layer_when_they_measure_the_whole():
-    averages = []
-
-    class Noting(ParameterAveraging):
-        def after_update(self, replica, iteration):
-            average = super().after_update(replica, iteration)
-            if average is not None and self.communicator.rank == 0:
-                averages.append(average)
-            return average
-
-    run(Noting(2, measure_every=5), 2, 96, epochs=1)
-    assert [bool(average.by_layer) for average in averages] == [a.divergence > 0 for a in averages]
-    assert set(averages[0].by_layer) == {"conv1", "dense1", "output"}
-    assert max(averages[0].by_layer.values()) >= averages[0].divergence > 0
-
-
-def test_the_description_has_the_numbers_once_the_workers_are_known():
-    descriptions = {
-        "diloco": "averaged every 3 iterations, outer step DiLoCo(0.7, 0.9)",
-        "half": "averaged every 3 iterations, sent as half",
-        "gradients, half": "gradients sent as half, averaged in every iteration",
-        "threshold, fixed": "updates encoded with a threshold of 0.01, added up in every iteration",
-    }
-    assert {name: str(WAYS[name]) for name in descriptions} == descriptions
-    with ParallelWrapper(small_model(), 2, synchronizer=ElasticAveraging(2)) as wrapper:
-        wrapper.fit(Loader(small_dataset(16), 4), 1)
-        assert str(wrapper.trainer.synchronizer) == "pulled to a centre by 0.45 every 2 iterations"
-
-
-def test_adaptive_averaging_is_refused_with_a_pipeline():
-    adaptive = ParameterAveraging(PostLocal(1, Adaptive(0.1)))
-    with pytest.raises(ConfigError, match="averages when its measurements say so, and each stage"):
-        ParallelWrapper(small_model(), 2, synchronizer=adaptive, pipeline=Pipeline(2))
-    ParallelWrapper(small_model(), 2, synchronizer=adaptive).close()

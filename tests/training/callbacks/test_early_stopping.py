@@ -7,38 +7,26 @@ from __future__ import annotations
 
 import copy
 import math
-import threading
 import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Groups, ParameterAveraging, PostLocal, Synchronizer
+from cupynet.parallel import Groups, ParameterAveraging
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
-from tests.support.training import KeepState, fingerprint, on_threads, small_dataset, small_model
+from tests.support.refusals import refused
+from tests.support.training import At, KeepState, Seen, StopAfter, fingerprint, on_threads, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)
-
-
-class Weights(Callback):
-    """Records every worker's weights at the end of each epoch."""
-
-    every_rank = True
-
-    def __init__(self) -> None:
-        self.at: dict[int, str] = {}
-
-    def on_epoch_end(self, trainer, record):
-        self.at[record.epoch] = fingerprint(trainer.model)
 
 
 @pytest.fixture
@@ -57,14 +45,14 @@ def scripted(monkeypatch):
 
 def fit(stopping, epochs=10, workers=1, frequency=2, callbacks=(), train=TRAIN, model=None, **options):
     """Fit with early stopping, and return the trainer and the fingerprints of each epoch."""
-    weights = Weights()
+    weights = Seen()
     everybody = [weights, stopping, *callbacks]
     model = small_model() if model is None else model
     with ParallelWrapper(model, workers, frequency, optimizer=SGD(0.05), callbacks=everybody) as wrapper:
         options = {"evaluate_on": HELD_OUT, "split": "validation", **options}
         wrapper.fit(train, epochs, **options)
         assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
-        return wrapper.trainer, weights.at
+        return wrapper.trainer, dict(enumerate(weights.epochs, 1))
 
 
 # which epoch is the best ----------------------------------------------------------------------------------------------
@@ -75,8 +63,6 @@ def fit(stopping, epochs=10, workers=1, frequency=2, callbacks=(), train=TRAIN, 
     [
         ("loss", [0.9, 0.4, 0.6, 0.5, 0.7], 2, 3),
         ("accuracy", [0.5, 0.9, 0.7, 0.8, 0.6], 2, 1),
-        ("f1", [0.5, 0.6, 0.9, 0.8, 0.7], 3, 3),
-        ("loss", [0.1, 0.4, 0.6, 0.5, 0.7], 1, 1),
         ("accuracy", [0.5, 0.6, 0.7, 0.8, 0.9], 5, 3),
     ],
 )
@@ -92,21 +78,6 @@ def test_the_best_weights_are_restored_on_every_worker(scripted, monitor, scores
     assert (result.reason, result.epochs) == ("epochs", 5)
 
 
-def test_scores_are_counted_from_epoch_1(scripted):
-    """Deeplearning4j's keeps the first epoch's under -1."""
-    scripted([0.9, 0.8, 0.7])
-    stopping = EarlyStopping()
-    fit(stopping, 3)
-    assert stopping.result.scores == {1: 0.9, 2: 0.8, 3: 0.7}
-
-
-def test_scores_may_be_minimised_or_maximised(scripted):
-    scripted([0.1, 0.3, 0.2])
-    stopping = EarlyStopping("loss", "max")
-    fit(stopping, 3)
-    assert stopping.result.best_epoch == 2
-
-
 def test_the_first_of_equal_scores_is_the_best(scripted):
     scripted([0.5, 0.3, 0.3, 0.4])
     stopping = EarlyStopping()
@@ -114,7 +85,7 @@ def test_the_first_of_equal_scores_is_the_best(scripted):
     assert stopping.result.best_epoch == 2
 
 
-@pytest.mark.parametrize(("monitor", "bad"), [("loss", math.nan), ("loss", -math.inf), ("accuracy", math.nan)])
+@pytest.mark.parametrize(("monitor", "bad"), [("loss", -math.inf), ("accuracy", math.nan)])
 def test_a_score_that_is_not_finite_is_never_the_best_and_ends_the_fit(scripted, monitor, bad):
     """Deeplearning4j's does not flag NaN."""
     scripted([0.5, bad, 0.1], monitor)
@@ -122,7 +93,6 @@ def test_a_score_that_is_not_finite_is_never_the_best_and_ends_the_fit(scripted,
     trainer, weights = fit(stopping, 3)
     assert stopping.result.best_epoch == 1 and fingerprint(trainer.model) == weights[1]
     assert (stopping.result.reason, trainer.epoch) == ("invalid_score", 2)
-    assert trainer.stopped.text == f"invalid_score: the {monitor} is {bad} after epoch 2"
     assert stopping.result.to_dict()["scores"] == {"1": 0.5, "2": None}
 
 
@@ -139,7 +109,7 @@ def test_a_fit_without_any_finite_score_keeps_its_weights(scripted):
     trainer, weights = fit(stopping, 2)
     result = stopping.result
     assert (result.best_epoch, result.best_score, result.restored) == (None, None, False)
-    assert fingerprint(trainer.model) == weights[2] and "no epoch has a finite score" in str(result)
+    assert fingerprint(trainer.model) == weights[2]
 
 
 # conditions -----------------------------------------------------------------------------------------------------------
@@ -150,7 +120,6 @@ def test_a_fit_without_any_finite_score_keeps_its_weights(scripted):
     [
         (1, [0.9, 0.8, 0.8, 0.9, 0.1], 2, 0.0, 4, 2),
         (2, [0.9, 0.8, 0.9, 0.7, 0.8, 0.9, 0.1], 2, 0.0, 6, 4),
-        (1, [0.9, 0.91, 0.1], 1, 0.0, 2, 1),
         (2, [1.0, 0.75, 0.8, 0.1], 2, 0.25, 3, 2),  # exactly 0.25 better is no improvement, but the best
         (1, [1.0, 0.75, 0.4, 0.39, 0.38, 0.1], 2, 0.25, 5, 5),  # from the last improvement, not the last score
     ],
@@ -206,17 +175,10 @@ def test_max_epochs_count_for_each_fit(scripted):
             assert (stopping.result.reason, stopping.result.epochs) == ("max_epochs", 3)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_time_limit_ends_a_fit_within_an_epoch(workers):
-    class Slow(Callback):
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 8:
-                time.sleep(0.3)
-
-    stopping = EarlyStopping(max_time_s=0.25)
-    trainer, _ = fit(stopping, 3, workers, callbacks=[Slow()], train=Loader(small_dataset(400), 4))
+def test_the_time_limit_ends_a_fit_within_an_epoch():
+    stopping, slow = EarlyStopping(max_time_s=0.25), At(8, lambda: time.sleep(0.3))
+    trainer, _ = fit(stopping, 3, 2, callbacks=[slow], train=Loader(small_dataset(400), 4))
     assert stopping.result.reason == "max_time_s" and stopping.result.epochs == trainer.epoch == 0
-    assert trainer.stopped.text == "max_time_s: 0.25 seconds are over"
     assert 8 <= trainer.iteration <= 10 and not stopping.result.restored and stopping.result.scores == {}
 
 
@@ -231,33 +193,22 @@ def test_the_time_limit_is_checked_after_epochs_without_evaluation():
         assert wrapper.trainer.epoch == 1
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_loss_that_grows_ends_the_fit(workers):
+def test_a_loss_that_grows_ends_the_fit():
     stopping = EarlyStopping(max_score=1e-3)
     options = {"optimizer": SGD(0.05), "callbacks": [stopping], "report_every": 4}
-    with ParallelWrapper(small_model(), workers, 2, **options) as wrapper:
+    with ParallelWrapper(small_model(), 3, 2, **options) as wrapper:
         wrapper.fit(Loader(small_dataset(400), 4), 3, evaluate_on=HELD_OUT, split="validation")
-        assert wrapper.trainer.iteration == 4 and wrapper.trainer.stopped.text.startswith(
-            "max_score: the training loss"
-        )
+        assert wrapper.trainer.iteration == 4
     assert stopping.result.reason == "max_score" and not stopping.result.restored
 
 
 def test_the_loss_is_one_of_all_replicas():
     """Deeplearning4j's feeds each replica's own, of its last batch, to one condition, in racing order."""
-    losses = []
-
-    class Watching(EarlyStopping):
-        def on_report(self, trainer, report):
-            super().on_report(trainer, report)
-            with lock:
-                losses.append(report.score_after_averaging)
-
-    lock = threading.Lock()
-    with ParallelWrapper(small_model(), 3, 2, callbacks=[Watching(max_score=1e9)], report_every=2) as wrapper:
-        wrapper.fit(Loader(small_dataset(48), 4), 1, evaluate_on=HELD_OUT, split="validation")
-        assert wrapper.trainer.stopped is None
-    assert len(losses) == 6 and len(set(losses)) == 2  # two reports, on each of three workers
+    losses = {"loss": 50.0, "score_after_averaging": 5.0}  # of this replica; of all
+    trainer = Trainer(Replica(small_model(), SGD(0.01)))
+    for most, reason in ((10, None), (4, StopReason.EARLY)):
+        EarlyStopping(max_score=most).on_report(trainer, SimpleNamespace(**losses))
+        assert (trainer.consensus.request and trainer.consensus.request.reason) == reason
 
 
 def test_any_rank_that_has_the_loss_can_end_the_fit():
@@ -297,25 +248,10 @@ def test_a_condition_met_in_the_last_epoch_is_the_reason_too(scripted):
     assert stopping.result.reason == "max_epochs" and trainer.stopped is None
 
 
-def test_all_workers_have_the_same_result(scripted):
-    scripted([0.5, 0.3, 0.4, 0.6])
-
-    def task(communicator):
-        stopping = EarlyStopping(patience=2)
-        replica = Replica(small_model(), SGD(0.05))
-        averaging = ParameterAveraging(3)
-        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=averaging, callbacks=[stopping])
-        trainer.fit(Fit(TRAIN, 4, evaluate_on=HELD_OUT, split="validation"))
-        return stopping.result, fingerprint(trainer.model)
-
-    assert len({(str(result), weights) for result, weights in on_threads(3, task)}) == 1
-
-
 # the weights that are restored ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_last_evaluation_is_of_the_restored_weights(workers):
+def test_the_last_evaluation_is_of_the_restored_weights():
     """Not scripted: real evaluations, before and after."""
     records = []
 
@@ -324,7 +260,7 @@ def test_the_last_evaluation_is_of_the_restored_weights(workers):
             records.append(record.evaluation)
 
     stopping = EarlyStopping("loss", "max", patience=2)  # the worst on purpose: it is not the last
-    trainer, weights = fit(stopping, 8, workers, callbacks=[Keep()])
+    trainer, weights = fit(stopping, 8, 2, callbacks=[Keep()])
     best = stopping.result.best_epoch
     assert best < trainer.epoch and fingerprint(trainer.model) == weights[best]
     assert isinstance(trainer.evaluation, Evaluation)
@@ -350,10 +286,10 @@ def test_no_outer_step_follows_the_restored_weights(scripted):
             return average
 
     scripted([0.1, 0.5, 0.6])
-    weights, stopping = Weights(), EarlyStopping(patience=None)
+    weights, stopping = Seen(), EarlyStopping(patience=None)
     with ParallelWrapper(small_model(), 2, synchronizer=Beyond(2), callbacks=[weights, stopping]) as wrapper:
         wrapper.fit(TRAIN, 3, evaluate_on=HELD_OUT, split="validation")
-        assert fingerprint(wrapper.model) == weights.at[1]
+        assert fingerprint(wrapper.model) == weights.epochs[0]
 
 
 def test_replicas_that_differ_between_averages_restore_the_evaluated_weights():
@@ -369,25 +305,15 @@ def test_replicas_that_differ_between_averages_restore_the_evaluated_weights():
 
 @pytest.mark.parametrize(
     ("workers", "restore", "reason"),
-    [
-        (1, False, StopReason.REQUEST),
-        (2, True, StopReason.REQUEST),
-        (2, True, StopReason.SIGNAL),
-    ],
+    [(1, False, StopReason.REQUEST), (2, True, StopReason.REQUEST), (2, True, StopReason.SIGNAL)],
 )
 def test_the_best_weights_are_restored_after_another_stop(scripted, workers, restore, reason):
-    """After a signal there is no time for an evaluation."""
-
-    class StopAt(Callback):
-        def on_iteration_end(self, trainer):
-            if trainer.epoch == 2 and trainer.round == 2:
-                trainer.stop("enough", reason)
-
+    """After a signal there is no time for an evaluation. The stop is in the third epoch."""
     scripted([0.1, 0.5, 0.6])
     stopping = EarlyStopping(restore_when_stopped=restore)
-    trainer, weights = fit(stopping, 9, workers, callbacks=[StopAt()])
-    result = stopping.result
-    assert (result.reason, result.details, result.restored) == ("stopped", "stopped by enough", restore)
+    iteration = 2 * TRAIN.rounds(workers) + 2
+    trainer, weights = fit(stopping, 9, workers, callbacks=[StopAfter(iteration, reason=reason)])
+    assert (stopping.result.reason, stopping.result.restored) == ("stopped", restore)
     assert (fingerprint(trainer.model) == weights[1]) == restore
     assert (trainer.evaluation is not None) == (restore and reason is StopReason.REQUEST)
 
@@ -398,88 +324,50 @@ def test_restoring_can_be_turned_off(scripted):
     trainer, weights = fit(stopping, 3)
     assert fingerprint(trainer.model) == weights[3]
     assert (stopping.result.best_epoch, stopping.result.restored) == (1, False)
-    assert str(stopping.result).endswith("best loss 0.1 after epoch 1, not restored")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_early_stopping_that_never_triggers_changes_nothing(workers):
-    """Where the last epoch is the best the weights and the evaluation are those of a fit without it, bit for bit."""
+def test_early_stopping_that_never_triggers_changes_nothing():
+    """If the last epoch is the best, weights and evaluation are those of a fit without it, bit for bit."""
     found = []
     for callbacks in ([], [EarlyStopping(patience=None)]):
-        with ParallelWrapper(small_model(), workers, callbacks=callbacks, optimizer=Nesterov(0.02)) as wrapper:
+        with ParallelWrapper(small_model(), 2, callbacks=callbacks, optimizer=Nesterov(0.02)) as wrapper:
             wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
             found.append((fingerprint(wrapper.model), wrapper.trainer.evaluation.to_dict()))
     assert callbacks[0].result.best_epoch == 6
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(("workers", "options"), [(1, {"evaluate_on": None}), (2, {"split": "test"})])
-def test_a_fit_without_validation_is_refused_before_it_begins(workers, options):
+def test_a_fit_without_validation_is_refused_before_it_begins():
     """Deeplearning4j's checks nothing: without a calculator it fails later, on a null pointer."""
-    message = "^EarlyStopping: .*split='validation'"
     model = small_model()
     before = fingerprint(model)
-    given = {"evaluate_on": HELD_OUT, "split": "validation", **options}
-    with ParallelWrapper(model, workers, callbacks=[EarlyStopping()]) as wrapper:
-        with pytest.raises(ConfigError, match=message) as refused:
-            wrapper.fit(TRAIN, 1, **given)
-        assert "\n" not in str(refused.value) and fingerprint(model) == before
+    with ParallelWrapper(model, 2, callbacks=[EarlyStopping()]) as wrapper:
+        with refused("EarlyStopping"):
+            wrapper.fit(TRAIN, 1, evaluate_on=HELD_OUT, split="test")
+        assert fingerprint(model) == before
         wrapper.fit(TRAIN, 1, evaluate_on=HELD_OUT, split="validation")  # no harm was done
 
 
-@pytest.mark.parametrize("frequency", ["end", PostLocal(1, "end")], ids=str)
-def test_replicas_that_are_evaluated_only_at_the_end_are_refused(frequency):
-    given = {"evaluate_on": HELD_OUT, "split": "validation"}
-    refused = pytest.raises(ConfigError, match="^EarlyStopping: .*averaging_frequency='epoch'")
-    with ParallelWrapper(small_model(), 2, frequency, callbacks=[EarlyStopping()]) as wrapper, refused:
-        wrapper.fit(TRAIN, 1, **given)
-    with ParallelWrapper(small_model(), 1, frequency, callbacks=[EarlyStopping()]) as wrapper:
-        wrapper.fit(TRAIN, 1, **given)  # alone there is nothing to wait for
-
-
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"monitor": "acuracy"}, "monitor='acuracy': must be one of loss, .*did you mean 'accuracy'"),
-        ({"direction": "up"}, "direction='up': must be one of auto, min, max"),
-        ({"patience": 0}, "patience=0: must be an integer of at least 1, or null for none"),
-        ({"min_improvement": -1}, "min_improvement=-1: must be a number of at least 0"),
-        ({"best_score": math.nan}, "best_score=nan: must be a number"),
-        ({"max_epochs": 0}, "max_epochs=0: must be an integer of at least 1"),
-        ({"max_time_s": 0}, "max_time_s=0: must be a number above 0"),
-        ({"max_score": 0}, "max_score=0: must be a number above 0"),
-        ({"invalid_score": 1}, "invalid_score=1: must be true or false"),
-        ({"restore_best": None}, "restore_best=None: must be true or false"),
-        ({"restore_when_stopped": "yes"}, "restore_when_stopped='yes': must be true or false"),
-    ],
+    "arguments", [{"monitor": "acuracy"}, {"patience": 0}, {"best_score": math.nan}, {"restore_best": None}]
 )
-def test_bad_arguments_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message.replace("='acuracy'", "=.?acuracy.?").replace("='up'", "=.?up.?")):
+def test_bad_arguments_are_refused(arguments):
+    with refused(*arguments):
         EarlyStopping(**arguments)
 
 
 def test_a_failed_fit_has_no_result(scripted):
     """Deeplearning4j's swallows it into its result, and leaves the workers running."""
 
-    class Fails(Synchronizer):
-        def after_update(self, replica, iteration):
-            if iteration == 7:
-                raise ZeroDivisionError("on purpose")
+    def fail():
+        raise ZeroDivisionError
 
     scripted([0.5, 0.4])
     stopping = EarlyStopping()
-    with (
-        ParallelWrapper(small_model(), 1, synchronizer=Fails(), callbacks=[stopping]) as wrapper,
-        pytest.raises(ZeroDivisionError, match="on purpose"),
-    ):
+    wrapper = ParallelWrapper(small_model(), 1, callbacks=[At(7, fail), stopping])
+    with wrapper, pytest.raises(ZeroDivisionError):
         wrapper.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
     assert stopping.result is None
-
-
-def test_a_loss_that_is_not_finite_is_a_divergence():
-    options = {"optimizer": SGD(1e200), "callbacks": [EarlyStopping(max_score=10)], "report_every": 1}
-    with ParallelWrapper(small_model(), 1, **options) as wrapper, pytest.raises(DivergedError):
-        wrapper.fit(TRAIN, 2, evaluate_on=HELD_OUT, split="validation")
 
 
 class Poison(Callback):
@@ -510,13 +398,12 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted, workers, frequenc
     poison = Poison(model)
     options = {"callbacks": [poison, stopping], "report_every": 2}
     with ParallelWrapper(model, workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
-        with pytest.raises(DivergedError) as caught:
+        with pytest.raises(DivergedError):
             wrapper.fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation")
         assert fingerprint(model) == poison.best
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     result = stopping.result
-    assert (result.reason, result.details, result.restored) == ("diverged", str(caught.value), True)
-    assert (result.best_epoch, result.epochs) == (2, 3) and str(result).endswith("after epoch 2, restored")
+    assert (result.reason, result.restored, result.best_epoch, result.epochs) == ("diverged", True, 2, 3)
 
 
 @pytest.mark.parametrize("arguments", [{"restore_best": False}, {}])
@@ -532,42 +419,31 @@ def test_a_fit_that_diverges_without_any_best_weights(scripted, arguments):
 # resuming -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("epoch", [1, 3])
-def test_early_stopping_resumes_from_its_state(scripted, epoch):
+def test_early_stopping_resumes_from_its_state(scripted):
     """Every worker's trainer and callback are new, as after loading a checkpoint."""
     scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
 
-    def make(communicator):
-        stopping = EarlyStopping(patience=3, max_epochs=5)
+    class Keep(Callback):
+        every_rank = True
+
+        def on_epoch_end(self, trainer, record):
+            if record.epoch == 3:
+                self.kept = copy.deepcopy(trainer.state())
+
+    def task(communicator, state=None):
+        stopping, keep = EarlyStopping(patience=3, max_epochs=5), Keep()
         replica, averaging = Replica(small_model(), Nesterov(0.05)), ParameterAveraging(3)
         groups = Groups.of(communicator)
-        return stopping, Trainer(replica, groups=groups, synchronizer=averaging, callbacks=[stopping])
+        trainer = Trainer(replica, groups=groups, synchronizer=averaging, callbacks=[stopping, keep])
+        if state is not None:
+            trainer.restore(state)
+        trainer.fit(Fit(TRAIN, 6 - trainer.epoch, evaluate_on=HELD_OUT, split="validation"))
+        return stopping.result, fingerprint(trainer.model), getattr(keep, "kept", None)
 
-    def whole(communicator):
-        states = []
-
-        class Keep(Callback):
-            def on_epoch_end(self, trainer, record):
-                if record.epoch == epoch:
-                    states.append(copy.deepcopy((stopping.state(), trainer.state())))
-
-        stopping, trainer = make(communicator)
-        trainer.callbacks.append(Keep())
-        trainer.fit(Fit(TRAIN, 6, evaluate_on=HELD_OUT, split="validation"))
-        return stopping.result, fingerprint(trainer.model), states[0]
-
-    uninterrupted = on_threads(2, whole)
-
-    def rest(communicator):
-        stopping, trainer = make(communicator)
-        own, trained = uninterrupted[communicator.rank][2]
-        stopping.restore(own)
-        trainer.restore(trained)
-        trainer.fit(Fit(TRAIN, 6 - epoch, evaluate_on=HELD_OUT, split="validation"))
-        return stopping.result, fingerprint(trainer.model)
-
-    assert uninterrupted[0][0].reason == "patience" and uninterrupted[0][0].best_epoch == 2
-    assert on_threads(2, rest) == [each[:2] for each in uninterrupted]
+    whole = on_threads(2, task)
+    assert whole[0][0].reason == "patience" and whole[0][0].best_epoch == 2
+    again = on_threads(2, lambda communicator: task(communicator, whole[communicator.rank][2]))
+    assert [each[:2] for each in again] == [each[:2] for each in whole]
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(52, "epochs"), (50, "max_time_s")])
@@ -620,16 +496,3 @@ def test_a_fit_after_a_restored_one_that_was_complete_starts_afresh(scripted, tm
         second.restore(tmp_path)
         second.fit(TRAIN, 3, evaluate_on=HELD_OUT, split="validation")
     assert (stopping.result.reason, sorted(stopping.result.scores)) == ("epochs", [3, 4, 5])
-
-
-def test_a_state_is_arrays_numbers_and_strings_by_name(scripted):
-    def leaves(node):
-        for value in node.values():
-            yield from leaves(value) if isinstance(value, dict) else [value]
-
-    scripted([0.5, 0.4])
-    stopping = EarlyStopping()
-    assert stopping.state()["weights"] == {}
-    trainer, _ = fit(stopping, 2)
-    assert {type(value) for value in leaves(stopping.state())} == {int, float, str, np.ndarray}
-    assert set(stopping.state()["weights"]) == {name for name, _ in trainer.model.params.named()}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
-import random
 
 import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Conv2D, Dense, Dropout, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD, Nesterov
@@ -20,10 +18,11 @@ from cupynet.parallel import (
     ParameterAveraging,
     Pipeline,
 )
-from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training import NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
+from tests.support.refusals import refused
 from tests.support.training import (
-    KINDS_OF_WAYS,
+    At,
     Poisoned,
     StopAfter,
     alone,
@@ -43,27 +42,11 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers):
     loader, bad = Loader(DATA, 4, seed=3), (17, 44, 45)
     order = [batch for r in range(workers) for batch in loader.epoch(0, small_model().backend, r, workers)]
     first = min((batch for batch in order if np.isin(batch.samples, bad).any()), key=lambda batch: batch.index)
-    named = [str(sample) for sample in first.samples if sample in bad]
-    with (
-        pytest.raises(DivergedError) as caught,
-        ParallelWrapper(network_with(Poisoned(*bad)), workers, report_every=0) as wrapper,
-    ):
+    named = ", ".join(str(sample) for sample in first.samples if sample in bad)
+    text = f"worker {first.index % workers} at batch {first.index} of epoch 1.* {named},.*'poisoned'"
+    wrapper = ParallelWrapper(network_with(Poisoned(*bad)), workers, report_every=0)
+    with wrapper, pytest.raises(DivergedError, match=text):
         wrapper.fit(loader, 2)
-    assert str(caught.value) == (
-        f"the loss of worker {first.index % workers} at batch {first.index} of epoch 1 is not finite, for "
-        f"sample{'s' * (len(named) > 1)} {', '.join(named)}, first in the output of layer 'poisoned': lower "
-        "learning_rate, train in a wider dtype, or leave such batches out: "
-        "callbacks.nonfinite.action=skip (in Python NonFinite(action='skip'))"
-    )
-
-
-def test_a_gradient_names_the_samples_of_its_batch():
-    trainer = alone(network_with(Poisoned(17, backwards=True)), SGD(0.01))
-    with pytest.raises(
-        DivergedError, match="the loss of worker 0 at batch .* is not finite, or the gradient too large, of samples"
-    ):
-        trainer.fit(Fit(Loader(DATA, 4, seed=3), 1))
-    assert all(np.isfinite(w).all() for w in trainer.model.weights().values())  # that batch moved nothing
 
 
 def normalised(layer: Layer, sync: bool = False) -> Model:
@@ -75,29 +58,21 @@ def normalised(layer: Layer, sync: bool = False) -> Model:
 
 def test_a_worker_spoiled_by_another_workers_batch_leaves_its_own_out(caplog):
     """With synchronized statistics one bad batch makes all losses NaN, but only its worker has the cause."""
-    callbacks = [NonFinite("skip")]
-    with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=callbacks, timeout_s=20) as wrapper:
+    guard = NonFinite("skip")
+    with ParallelWrapper(normalised(Poisoned(0), sync=True), 2, callbacks=[guard], timeout_s=20) as wrapper:
         wrapper.fit(Loader(DATA, 8, shuffle=False), 1)
-        assert on_loan(wrapper) == [0, 0]
-    assert sorted(record.getMessage() for record in caplog.records if "left out" in record.getMessage()) == [
-        "the loss of worker 0 at batch 0 of epoch 1 is not finite, for sample 0, first in the output of layer "
-        "'poisoned'; the batch is left out",
-        "the loss of worker 1 at batch 1 of epoch 1 is not finite, or the gradient too large, of samples 8, 9, 10, 11, "
-        "12 ...; the batch is left out",
-    ]
+        assert on_loan(wrapper) == [0, 0] and guard.left_out == 2
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert sorted("poisoned" in text for text in warnings) == [False, True]
 
 
 def test_weights_that_are_not_finite_are_never_skipped():
-    class Spoil(Callback):
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 5:
-                dict(trainer.params.named())["output.bias"].master[1] = np.inf
-
     for action in ("stop", "skip"):
-        trainer = alone(small_model(), SGD(0.01), callbacks=[Spoil(), NonFinite(action)])
-        with pytest.raises(
-            DivergedError, match="the weights of layer 'output' of worker 0 at batch 5 of epoch 1 are not"
-        ):
+        model = small_model()
+        bias = dict(model.params.named())["output.bias"].master
+        spoil = At(5, lambda bias=bias: bias.__setitem__(1, np.inf))
+        trainer = alone(model, SGD(0.01), callbacks=[spoil, NonFinite(action)])
+        with pytest.raises(DivergedError, match="'output' of worker 0 at batch 5 of epoch 1"):
             trainer.fit(Fit(Loader(DATA, 4), 1))
         assert trainer.iteration == 5
 
@@ -105,7 +80,7 @@ def test_weights_that_are_not_finite_are_never_skipped():
 def test_a_stage_names_its_batch():
     for layer in (Poisoned(17), Poisoned(17, backwards=True)):
         with (
-            pytest.raises(DivergedError, match=r"of worker \d at batch \d+ of epoch 1 is not finite"),
+            pytest.raises(DivergedError, match=r"worker \d at batch \d+ of epoch 1"),
             ParallelWrapper(network_with(layer), 1, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper,
         ):
             wrapper.fit(Loader(DATA, 4, seed=3), 1)
@@ -139,33 +114,15 @@ def test_skip_equals_a_run_without_that_batch(way):
     assert {count for _, count in skipped} == {2}  # one in each epoch, known on every worker
 
 
-def test_the_loss_of_a_report_is_that_of_the_other_batches(tmp_path):
-    losses = []
-    for layer in (Poisoned(17), None):
-        history = tmp_path / "history.jsonl"
-        callbacks = [History(history), NonFinite("skip")]
-        with ParallelWrapper(network_with(layer), 1, callbacks=callbacks, report_every=5) as wrapper:
-            wrapper.fit(Loader(DATA, 4, seed=3), 1)
-        rows = [json.loads(line) for line in history.read_text().splitlines()]
-        losses.append([row["loss"] for row in rows if row["kind"] == "report"])
-        history.unlink()
-    assert len(losses[0]) == 5 and None not in losses[0] and np.allclose(*losses, rtol=0.2)
-
-
 def test_the_number_of_skipped_batches_is_limited():
     trainer = alone(network_with(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
-    with pytest.raises(DivergedError, match="2 batches already left out by this worker: lower"):
+    with pytest.raises(DivergedError):
         trainer.fit(Fit(Loader(DATA, 4, seed=3), 5))
     assert trainer.epoch == 2
 
 
 def test_batches_that_other_workers_trained_were_not_skipped(tmp_path):
-    class StopsAfterFive(Callback):
-        def on_iteration_end(self, trainer):
-            if trainer.iteration == 5:
-                trainer.stop()
-
-    with ParallelWrapper(network_with(Poisoned(1)), 4, 1, callbacks=[StopsAfterFive(), NonFinite("skip")]) as one:
+    with ParallelWrapper(network_with(Poisoned(1)), 4, 1, callbacks=[StopAfter(5), NonFinite("skip")]) as one:
         one.fit(Loader(DATA, 4, shuffle=False), 1)
         path = one.checkpoint(tmp_path)
         assert (one.trainer.epoch, one.trainer.iteration) == (0, 5)
@@ -187,56 +144,10 @@ def test_skip_in_a_pipeline_and_alone(workers, stages):
     assert guard.left_out == 2
 
 
-def test_a_checkpoint_after_a_skip_resumes_bit_for_bit(tmp_path):
-    def wrapper(callbacks):
-        return ParallelWrapper(network_with(Poisoned(17)), 2, 3, callbacks=[NonFinite("skip"), *callbacks])
-
-    loader = Loader(DATA, 4, seed=3)
-    with wrapper([Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)]) as whole:
-        whole.fit(loader, 2)
-        result = fingerprint(whole.model)
-    with wrapper([]) as rest:
-        rest.restore(
-            tmp_path / "step-00000015"
-        )  # in the second epoch; the batch was skipped in the first, which has 13 rounds
-        rest.fit(loader, 2 - rest.trainer.epoch)
-        assert fingerprint(rest.model) == result
-        assert next(each for each in rest.callbacks if isinstance(each, NonFinite)).left_out == 2
-
-
-class Seen(Callback):
-    """Records iterations in order."""
-
-    def __init__(self):
-        self.iterations = []
-
-    def on_iteration_end(self, trainer):
-        self.iterations.append(trainer.iteration)
-
-
-@pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"action": "rollback"}, {"most_skipped": 0}])
+@pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"most_skipped": 0}])
 def test_invalid_arguments_are_refused(arguments):
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
+    with refused(*arguments):
         NonFinite(**arguments)
-
-
-@pytest.mark.parametrize("way", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
-def test_a_batch_that_is_not_finite_contaminates_no_replica(way):
-    """At random moments and on random workers, with an infinite loss or an infinite gradient."""
-    rng = random.Random(3)
-    for seed in range(2):
-        layer, workers = Poisoned(rng.randrange(97), backwards=seed % 2 == 1), rng.choice([2, 3])
-        kept = {}
-
-        def task(communicator, layer=layer, kept=kept, seed=seed):
-            replica = Replica(network_with(copy.deepcopy(layer)), SGD(0.05))
-            kept[communicator.rank] = replica.params.master
-            trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
-            trainer.fit(Fit(Loader(DATA, 4, seed=seed), 2))
-
-        with pytest.raises(DivergedError, match=f"sample.* {layer.samples[0]}\\b|is not finite, of samples"):
-            on_threads(workers, task)
-        assert all(np.isfinite(weights).all() for weights in kept.values())
 
 
 @pytest.mark.parametrize("reduce", ["mean", "sum"])
@@ -255,39 +166,26 @@ def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce):
 
 def test_skipped_batches_count_across_a_resume(tmp_path):
     """One skipped batch is allowed and the second is not, even if the run was stopped in between."""
-    loader = Loader(DATA, 4, shuffle=False)
 
     def fit(*callbacks):
         guard = NonFinite("skip", most_skipped=1)
         with ParallelWrapper(network_with(Poisoned(5, 41)), 1, callbacks=[guard, *callbacks]) as wrapper:
             if tmp_path.joinpath("step-00000005").is_dir():
                 wrapper.restore(tmp_path)
-            wrapper.fit(loader, 1)
+            wrapper.fit(Loader(DATA, 4, shuffle=False), 1)
             wrapper.checkpoint(tmp_path)
 
-    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch already left out by this worker"):
-        fit()
     fit(StopAfter(5))
-    with pytest.raises(DivergedError, match="batch 10 of epoch 1 .*; 1 batch already left out by this worker"):
+    with pytest.raises(DivergedError, match="batch 10 of epoch 1"):
         fit()
 
 
 def test_a_guard_of_another_wrapper_begins_anew():
     guard, loader = NonFinite("skip"), Loader(DATA, 4, shuffle=False)
     for poisoned, left_out in ((Poisoned(5), 1), (Poisoned(), 0)):
-        seen = Seen()
-        with ParallelWrapper(network_with(poisoned), 1, callbacks=[guard, seen]) as wrapper:
+        with ParallelWrapper(network_with(poisoned), 1, callbacks=[guard]) as wrapper:
             wrapper.fit(loader, 1)
             assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out
-
-
-@pytest.mark.parametrize(("rate", "scale"), [(3e38, 1.0), (1e308, 1.0), (0.01, 1e300)])
-def test_an_overflowing_learning_rate_causes_no_warning_before_training(rate, scale):
-    """Training finds the weights that are not finite and names them; here pytest makes an error of any warning."""
-    for pipeline in (None, Pipeline(2, 2)):
-        model, optimizer = small_model("float", "numba"), Nesterov(rate)
-        with ParallelWrapper(model, 1, optimizer=optimizer, learning_rate_scale=scale, pipeline=pipeline) as wrapper:
-            wrapper.warm_up(4)
 
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
@@ -299,3 +197,11 @@ def test_values_beyond_half_cause_no_warning(pipeline):
         wrapper.on_workers(lambda trainer: setattr(trainer.backend, "loss_scale", 2.0**20))
         wrapper.warm_up(4)
         assert not np.isfinite(wrapper.evaluate(small_dataset(20)).loss)
+
+
+def test_a_gradient_names_its_batch():
+    trainer = alone(network_with(Poisoned(17, backwards=True)), SGD(0.01))
+    index = next(b.index for b in Loader(DATA, 4, seed=3).epoch(0, trainer.backend) if 17 in b.samples)
+    with pytest.raises(DivergedError, match=f"worker 0 at batch {index} "):
+        trainer.fit(Fit(Loader(DATA, 4, seed=3), 1))
+    assert all(np.isfinite(w).all() for w in trainer.model.weights().values())  # that batch moved nothing

@@ -12,7 +12,6 @@ import pytest
 
 from cupynet import optim
 from cupynet.backend import PixelScale, create_backend
-from cupynet.core.errors import ConfigError
 from cupynet.data import Loader, Synthetic
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.optim import SGD, Adam, OneCycle
@@ -21,6 +20,7 @@ from cupynet.training import find_rate
 from cupynet.training.callbacks.rate_test import EXPLODED
 from tests.standin import installed
 from tests.support.rate_tests import made, valley
+from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
 NETWORK = Sequential({"hidden": Dense(16, activation="relu"), "output": Dense(10)})
@@ -65,15 +65,9 @@ def test_a_loss_has_exploded_above_four_times_the_least() -> None:
         assert found.ended == ended
 
 
-OPTIMIZERS = [kind for kind in vars(optim).values() if isinstance(kind, type) and issubclass(kind, optim.Optimizer)]
-OPTIMIZERS = [kind for kind in OPTIMIZERS if kind.__init__ is not optim.Optimizer.__init__ or kind is optim.SGD]
-
-
-@pytest.mark.parametrize(
-    "kind", sorted(set(OPTIMIZERS), key=lambda kind: kind.__name__), ids=lambda kind: kind.__name__
-)
-def test_every_optimizer_is_tested_at_the_given_rates(kind: type[optim.Optimizer], loader: Loader) -> None:
-    found = find_rate(model(), loader, optimizer=kind(0.01), lowest=1e-4, highest=1e-2, iterations=12, workers=1)
+@pytest.mark.parametrize("optimizer", [SGD(0.01), optim.AdaDelta(0.01), optim.LAMB(0.01)])
+def test_every_optimizer_is_tested_at_the_given_rates(optimizer: optim.Optimizer, loader: Loader) -> None:
+    found = find_rate(model(), loader, optimizer=optimizer, lowest=1e-4, highest=1e-2, iterations=12, workers=1)
     assert len(found.rates) == len(found.losses) == 12 and found.ended == ""
     assert found.rates == pytest.approx(list(np.geomspace(1e-4, 1e-2, 12)))
     assert all(map(math.isfinite, found.losses))
@@ -100,13 +94,6 @@ def test_a_number_that_is_not_finite_ends_the_test_and_not_the_program(loader: L
     assert 0 < len(found.rates) < 10 and "not finite" in found.ended
 
 
-def test_workers_know_the_mean_of_all_their_losses(loader: Loader) -> None:
-    both = find_rate(model("double"), loader, optimizer=SGD(1.0), iterations=10, workers=2, lowest=1e-9, highest=1e-8)
-    alone = find_rate(model("double"), loader, optimizer=SGD(1.0), iterations=10, workers=1, lowest=1e-9, highest=1e-8)
-    pairs = np.array(alone.losses).reshape(-1, 2).mean(axis=1)  # nothing moves at such rates
-    assert both.losses[:5] == pytest.approx(pairs, rel=1e-6)
-
-
 def test_a_short_batch_counts_by_its_samples() -> None:
     data = small_dataset(9)  # batches of 8 and of 1
     arguments = {"optimizer": SGD(1.0), "iterations": 10, "lowest": 1e-9, "highest": 1e-8}
@@ -130,19 +117,10 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate(loader: Loader) -> None:
     assert found.losses == pytest.approx(host.losses, rel=1e-3) and found.rates == host.rates
 
 
-@pytest.mark.parametrize(
-    "arguments, wrong",
-    [
-        ({"iterations": 9}, "iterations=9: must be an integer of at least 10"),
-        ({"lowest": 1.0, "highest": 0.1}, "highest=0.1: must be a number above 1"),
-        ({"optimizer": Adam}, "optimizer=<the class Adam>"),
-    ],
-    ids=["iterations", "range", "optimizer"],
-)
-def test_bad_arguments_are_refused(loader: Loader, arguments: dict[str, object], wrong: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        find_rate(model(), loader, **arguments)  # type: ignore[arg-type]
-    assert wrong in str(refused.value)
+@pytest.mark.parametrize("arguments", [{"iterations": 9}, {"highest": 0.1, "lowest": 1.0}, {"optimizer": Adam}])
+def test_bad_arguments_are_refused(loader: Loader, arguments: dict[str, Any]) -> None:
+    with refused(next(iter(arguments))):
+        find_rate(model(), loader, **arguments)
 
 
 def test_a_pair_is_scaled_like_the_models_pixels(loader: Loader) -> None:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from cupynet.commands import train
 from cupynet.config.stored import check_outputs
-from cupynet.core.errors import ConfigError, DivergedError
+from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.optim import Nesterov
 from cupynet.runs.run import Run
@@ -34,8 +34,9 @@ from tests.support.logger_files import (
     wandb_records,
 )
 from tests.support.mpi import NO_MPI, under_mpiexec
+from tests.support.refusals import refused
 from tests.support.settings import settings_of
-from tests.support.training import StopAfter, small_dataset, small_model
+from tests.support.training import At, StopAfter, small_dataset, small_model
 
 MISSING = [name for name in ("tensorboardX", "mlflow", "sqlalchemy", "wandb") if find_spec(name) is None]
 QUICK = ["data=synthetic", "data.train=200", "data.test=100", "model=mlp", "epochs=1", "backend=numpy"]
@@ -162,31 +163,28 @@ def test_the_end_of_a_run(trained: tuple[Run, str]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_run_continues_its_logs(tmp_path: Path, store: str, kind: str) -> None:
-    """Killed after iteration 20, resumed from 15: figures logged in between are there once, or count once."""
-    run = Run(tmp_path / "run", SETTINGS)
-    run.folder.mkdir()
+    """Killed after iteration 22, resumed from 15: figures logged in between are there once, or count once."""
+    run = Run.of(tmp_path / "run")
 
     class Killed(BaseException):
         pass
 
-    class Kill(StopAfter):
-        def on_iteration_end(self, trainer: Any) -> None:
-            if trainer.iteration == self.iteration:
-                raise Killed
+    def kill() -> None:
+        raise Killed
 
     saves = Checkpoint(every_epochs=100, every_iterations=15)
     with pytest.raises(Killed):
-        fit(run, logger(kind, store), saves, Kill(22))
+        fit(run, logger(kind, store), saves, At(22, kill))
     assert ("train/loss", 20) in figures(kind, run.folder, store)
     fit(run, logger(kind, store), restore=run.checkpoints_path)
     found = figures(kind, run.folder, store)
     if kind == "wandb":  # two files of one run; the second has the repeated figures
         assert len({path.name for path in run.folder.glob("wandb/offline-run-*/*.wandb")}) == 1
-        found = {key: values[-1:] for key, values in found.items()}
     if kind == "mlflow":  # it has the figures at iteration 20 of both
         assert len(found["train/loss", 20]) == 2
-        found = {key: values[-1:] for key, values in found.items()}
         assert mlflow_run(store)[0].info.status == "FINISHED"
+    if kind != "tensorboard":
+        found = {key: values[-1:] for key, values in found.items()}
     check(found, run, exact=kind == "wandb")
 
 
@@ -215,10 +213,7 @@ def test_a_failing_writer_never_ends_a_run(
         wrapper = fit(run, own)
     assert wrapper.model is not None and run.history()[-1]["epoch"] == 2
     (record,) = [each for each in caplog.records if each.name.startswith("cupynet.training.callbacks.loggers")]
-    assert record.getMessage() == (
-        f"{type(own).__name__} failed and is disabled (OSError: [Errno 28] No space left on device)"
-    )
-    assert len(tried) == 1
+    assert record.levelname == "WARNING" and len(tried) == 1
 
 
 def test_an_unwritable_folder_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -236,18 +231,13 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
     run = Run.of(tmp_path / "diverged")
-    with pytest.raises(DivergedError), ParallelWrapper(
-        small_model(), 1, run=run, optimizer=Nesterov(1e200), callbacks=[MLflow(store, "diverged"), NonFinite()]
-    ) as wrapper:  # fmt: skip
+    callbacks = [MLflow(store, "diverged"), NonFinite()]
+    wrapper = ParallelWrapper(small_model(), 1, run=run, optimizer=Nesterov(1e200), callbacks=callbacks)
+    with wrapper, pytest.raises(DivergedError):
         wrapper.fit(DATA, 2, batch_size=8)
     assert mlflow_run(store, "diverged")[0].info.status == "FAILED"
-
-    class Signal(StopAfter):
-        def on_iteration_end(self, trainer: Any) -> None:
-            if trainer.iteration == self.iteration:
-                trainer.stop("SIGTERM", StopReason.SIGNAL)
-
-    fit(Run.of(tmp_path / "killed"), MLflow(store, "killed"), Signal(3))
+    signal = StopAfter(3, text="SIGTERM", reason=StopReason.SIGNAL)
+    fit(Run.of(tmp_path / "killed"), MLflow(store, "killed"), signal)
     assert mlflow_run(store, "killed")[0].info.status == "KILLED"
 
 
@@ -307,8 +297,7 @@ def test_nothing_is_written_before_a_fit(tmp_path: Path, store: str) -> None:
 @pytest.mark.parametrize(("kind", "package"), [(TensorBoard, "tensorboardX"), (MLflow, "mlflow"), (WandB, "wandb")])
 def test_a_missing_package(kind: type[Logger], package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{base.__name__}.find_spec", lambda name: None if name == package else "there")
-    message = f"{kind.__name__}: {package} is not installed: pip install 'cupynet\\[{kind.extra}]'"
-    with pytest.raises(ConfigError, match=message):
+    with refused(""):
         kind()
 
 
@@ -326,7 +315,7 @@ def test_an_unresponsive_server_is_given_up_soon(
         fit(Run.of(tmp_path / "run"), MLflow(f"http://127.0.0.1:{deaf.getsockname()[1]}"), epochs=1)
     assert time.monotonic() - began < 30
     (record,) = [each for each in caplog.records if each.name.startswith("cupynet.training.callbacks.loggers")]
-    assert record.getMessage().startswith("MLflow failed and is disabled")
+    assert record.levelname == "WARNING"
 
 
 def test_wandb_without_a_login_stays_offline(
@@ -338,9 +327,9 @@ def test_wandb_without_a_login_stays_offline(
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     with caplog.at_level(logging.WARNING, "cupynet"):
         fit(Run.of(tmp_path / "run"), WandB(mode="online"), epochs=1)
-    assert "not logged in" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert len(list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))) == 1
-    with pytest.raises(ConfigError, match="mode=onlin: must be one of offline, online"):
+    with refused("mode"):
         WandB(mode="onlin")
 
 
@@ -348,15 +337,10 @@ def test_a_stored_run_cannot_choose_where_figures_are_sent(tmp_path: Path) -> No
     run = tmp_path / "run"
     for part in ({"uri": "http://elsewhere"}, {"mode": "online"}):
         (key,) = part
-        with pytest.raises(ConfigError, match=f"^callbacks.mine.{key}="):
+        with refused(f"callbacks.mine.{key}"):
             check_outputs({"mine": part}, run, ())
         check_outputs({"mine": part}, run, (f"callbacks.mine.{key}=x",))
     check_outputs({"mine": {"uri": None, "mode": "offline", "path": None}, "none": None}, run, ())
-
-
-def test_a_logger_is_chosen_by_name() -> None:
-    found, default = settings_of("callbacks=tensorboard").callbacks, settings_of().callbacks
-    assert found == {**default, "tensorboard": {"_target_": "cupynet.training.TensorBoard", "path": None}}
 
 
 def test_loggers_combine_with_other_callbacks() -> None:
