@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.backend import Shared, create_backend
-from cupynet.core.errors import ConfigError
 from cupynet.data import (
     Augmentation,
     BatchFeed,
@@ -21,9 +21,9 @@ from cupynet.data import (
     Loader,
     Rotate,
     Shift,
-    Source,
     Synthetic,
 )
+from tests.support.refusals import refused
 from tests.support.shards import write_shards
 
 PARTS: list[Augmentation] = [Shift(2), HorizontalFlip(), CutOut(5), Rotate(20), Elastic(20, 3)]
@@ -60,12 +60,17 @@ def test_draws_are_uniform_and_apart() -> None:
     flat = numbers.reshape(2000, -1)
     assert np.abs(np.corrcoef(flat.T) - np.eye(35)).max() < 0.1  # one number and another of an image
     assert np.abs(np.corrcoef(flat[:100]) - np.eye(100)).max() < 0.75  # one image and another, 35 numbers each
-    again = draws.uniform(-1, 3, 7, 5)
-    assert not np.isin(again, numbers).mean() > 0.05
+    assert np.isin(draws.uniform(-1, 3, 7, 5), numbers).mean() < 0.05
+
+
+def test_integers_are_drawn_evenly() -> None:
     counted = np.bincount(Draws(1, 0, np.arange(6000), 0).integers(-1, 1) + 1, minlength=3)
     assert counted.sum() == 6000 and counted.min() > 1800
-    others = [Draws(*each, np.arange(5), place).uniform(0, 1, 3) for each in ((1, 2), (2, 1)) for place in (0, 1)]
-    assert len({each.tobytes() for each in others}) == 4
+
+
+def test_draws_differ_by_seed_epoch_and_place() -> None:
+    draws = [Draws(*each, np.arange(5), place).uniform(0, 1, 3) for each in ((1, 2), (2, 1)) for place in (0, 1)]
+    assert len({each.tobytes() for each in draws}) == 4
 
 
 def test_draws_are_those_of_splitmix64() -> None:
@@ -147,7 +152,7 @@ def of(loader: Any, epoch: int, size: int, start: int = 0) -> dict[int, bytes]:
     return found
 
 
-def test_any_number_of_workers_and_any_beginning(tmp_path: Any) -> None:
+def test_any_number_of_workers_and_any_beginning() -> None:
     loader = Loader(DATA, 8, seed=3, augment=PARTS)
     first = of(loader, 4, 1)
     assert len(first) == 50
@@ -158,12 +163,17 @@ def test_any_number_of_workers_and_any_beginning(tmp_path: Any) -> None:
     assert first != of(Loader(DATA, 8, seed=3), 4, 1)
 
 
-def test_shards_are_augmented_by_the_number_of_the_sample(tmp_path: Any) -> None:
-    source = Synthetic(train=40, test=10, augment=[Shift(3)])
-    data = source.load()
-    shards = write_shards(data.train, tmp_path, 2)  # type: ignore[arg-type]
-    sharded = of(Loader(shards, 7, seed=9, augment=source.augment), 1, 2)
-    assert sharded == of(Loader(data.train, 7, seed=9, augment=source.augment), 1, 1)  # type: ignore[arg-type]
+def test_equal_augmentations_draw_different_numbers() -> None:
+    """Two flips by the same numbers would undo each other."""
+    plain, twice = Loader(DATA, 8), Loader(DATA, 8, augment=[HorizontalFlip(), HorizontalFlip()])
+    assert of(plain, 0, 1) != of(twice, 0, 1)
+
+
+def test_shards_are_augmented_by_the_number_of_the_sample(tmp_path: Path) -> None:
+    shards = write_shards(DATA, tmp_path, 2)
+    assert of(Loader(shards, 7, seed=9, augment=[Shift(3)]), 1, 2) == of(
+        Loader(DATA, 7, seed=9, augment=[Shift(3)]), 1, 1
+    )
 
 
 @pytest.mark.parametrize(("name", "ahead"), [("numpy", 0), ("numba", 3)])
@@ -191,7 +201,7 @@ def check_fed(loader: Loader, backend: Any, ahead: int, on_device: Any = "auto")
 
 @pytest.mark.standin
 def test_images_that_must_stay_on_a_gpu_are_not_augmented() -> None:
-    with pytest.raises(ConfigError, match="data_on_device=true: images are augmented on the host"):
+    with refused("data_on_device"):
         BatchFeed(Loader(DATA, 8, augment=PARTS), create_backend("cupy"), on_device=True)
 
 
@@ -200,19 +210,25 @@ def test_signatures_differ_with_augmentation() -> None:
     assert len({loader.signature for loader in loaders}) == 5
 
 
-@pytest.mark.parametrize("wrong", ["Shift", [3], [Shift], {"pixels": 2}], ids=str)
+@pytest.mark.parametrize("wrong", ["Shift", [3], [Shift]], ids=str)
 def test_objects_of_another_type_are_refused(wrong: Any) -> None:
     for make in (lambda: Synthetic(augment=wrong), lambda: Loader(DATA, 8, augment=wrong)):
-        with pytest.raises(ConfigError, match="^augment"):
+        with refused("augment"):
             make()
 
 
 @pytest.mark.parametrize(
-    "make",
-    [lambda: Shift(0), lambda: CutOut(0), lambda: HorizontalFlip(1.5), lambda: Rotate(0), lambda: Elastic(0, 1)],
+    ("make", "name"),
+    [
+        (lambda: Shift(0), "pixels"),
+        (lambda: CutOut(0), "size"),
+        (lambda: HorizontalFlip(1.5), "probability"),
+        (lambda: Rotate(0), "degrees"),
+        (lambda: Elastic(0, 1), "alpha"),
+    ],
 )
-def test_wrong_arguments(make: Any) -> None:
-    with pytest.raises(ConfigError, match="must be a"):
+def test_wrong_arguments(make: Any, name: str) -> None:
+    with refused(name):
         make()
 
 
@@ -221,29 +237,15 @@ def test_an_augmentation_that_changes_the_size_is_refused() -> None:
         def __call__(self, images: Any, draws: Draws) -> Any:
             return images[:, 1:]
 
-    with pytest.raises(ConfigError, match=r"Crop\(\) made \(1, 7, 8, 1\) of uint8 of images \(1, 8, 8, 1\) of uint8"):
+    with refused(""):
         of(Loader(DATA, 8, augment=[Crop()]), 0, 1)
 
 
-def test_sources_accept_augmentations() -> None:
-    assert isinstance(Synthetic(augment=PARTS), Source) and Synthetic(augment=PARTS).augment == tuple(PARTS)
-    assert Synthetic().augment == ()
-
-
-def test_a_wide_gaussian_is_the_mean() -> None:
-    field = RNG.normal(size=(2, 2, 7, 5)).astype(np.float32)
-    np.testing.assert_allclose(Elastic(1, 1e9)._smooth(field, 2)[:, :, 3], field.sum(axis=2) / 13, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
-    ("part", "refusal"),
-    [
-        (Shift(9), "Shift pixels=9: must be below 9"),
-        (Shift(2**31 - 1), "must be below 9"),
-        (Elastic(20, 12), "Elastic sigma=12: must be at most 11"),
-    ],
+    ("part", "name"),
+    [(Shift(9), "pixels"), (Shift(2**31 - 1), "pixels"), (Elastic(20, 12), "sigma")],
     ids=repr,
 )
-def test_an_augmentation_that_would_lose_the_image_is_refused(part: Augmentation, refusal: str) -> None:
-    with pytest.raises(ConfigError, match=refusal):
+def test_an_augmentation_that_would_lose_the_image_is_refused(part: Augmentation, name: str) -> None:
+    with refused(name):
         through(part)

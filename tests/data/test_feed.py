@@ -5,24 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import HostData, Shared, create_backend
+from cupynet.backend import Shared, create_backend
 from cupynet.backend.cuda import transfer
-from cupynet.backend.cuda.transfer import CudaTransfer, Resident, Staging
-from cupynet.core.errors import ConfigError, DataError
+from cupynet.backend.cuda.transfer import Resident, Staging
+from cupynet.core.errors import ConfigError
 from cupynet.data import Batch, BatchFeed, Dataset, Loader, Prefetcher
 from tests.standin import installed
-from tests.standin.errors import Unordered
 from tests.standin.machine import active
 from tests.standin.memory import DevicePool
 from tests.standin.pinned import PinnedPool
-from tests.standin.planted import caught, kept, together
-from tests.support.shards import write_shards
+from tests.standin.planted import together
+from tests.support.data_errors import data_error
+from tests.support.refusals import refused
 
 pytestmark = pytest.mark.standin
 WAYS = [(True, 0), (True, 3), (False, 0), (False, 1), (False, 3)]  # on the device or not, and how many ahead
@@ -57,10 +56,6 @@ def expected(loader: Loader, dtype: str, epoch: int, *deal: int) -> Any:
     return seen(backend, loader.epoch(epoch, backend, *deal))
 
 
-def sharded(dataset: Dataset, folder: Path) -> Loader:
-    return Loader(write_shards(dataset, folder, 2), 4, seed=2)
-
-
 @pytest.mark.parametrize(
     ("on_device", "ahead", "dtype"),
     [(True, 0, "half"), (True, 3, "float"), (False, 0, "double"), (False, 1, "float"), (False, 3, "half")],
@@ -73,16 +68,6 @@ def test_batches_equal_those_of_the_cpu_bit_for_bit(on_device: bool, ahead: int,
             for epoch, start in ((0, 0), (1, 0), (1, 3), (2, 0)):
                 with closing(feed.epoch(epoch, start)) as batches:
                     assert seen(backend, batches) == expected(loader, dtype, epoch, rank, size, start)
-
-
-@every_way
-def test_batches_of_a_shard_are_those_of_the_cpu(on_device: bool, ahead: int, tmp_path: Path) -> None:
-    loader, backend = sharded(pictures(), tmp_path), worker()
-    for rank in range(2):
-        with BatchFeed(loader, backend, rank, 2, prefetch=ahead, on_device=on_device) as feed:
-            for epoch in range(2):
-                with closing(feed.epoch(epoch)) as batches:
-                    assert seen(backend, batches) == expected(loader, "float", epoch, rank, 2)
 
 
 def computed(backend: Any, batch: Batch, total: Any) -> None:
@@ -117,7 +102,7 @@ def test_a_stage_without_input_gets_labels_only() -> None:
             np.testing.assert_array_equal(backend.to_host(batch.labels), other.labels)
 
 
-@pytest.mark.parametrize("upload", [1, 100, 30 * 7])
+@pytest.mark.parametrize("upload", [1, 100])
 def test_images_are_copied_to_a_device_in_parts(upload: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 bytes each."""
     monkeypatch.setattr(transfer, "UPLOAD", upload)
@@ -126,7 +111,7 @@ def test_images_are_copied_to_a_device_in_parts(upload: int, monkeypatch: pytest
         assert seen(backend, batches) == expected(loader, "float", 0)
 
 
-@every_way
+@pytest.mark.parametrize(("on_device", "ahead"), [(True, 0), (False, 3)])
 def test_an_epoch_is_ordered_before_its_first_round(on_device: bool, ahead: int) -> None:
     """Otherwise the first round would include the time."""
     loader, ordered = Loader(pictures(), 4, seed=2), list[int]()
@@ -237,10 +222,8 @@ def test_the_prefetch_thread_allocates_nothing(on_device: bool, ahead: int, monk
 def test_data_stay_on_a_device_with_four_times_their_size_free(limit: int, on_device: Any, stay: bool) -> None:
     import cupy
 
-    loader, backend = (
-        Loader(pictures(), 4, seed=2),
-        worker(),
-    )  # 1290 bytes of images, 688 of numbers: 7912 is four times that
+    # 1290 bytes of images, 688 of numbers: 7912 is four times that
+    loader, backend = Loader(pictures(), 4, seed=2), worker()
     cupy.get_default_memory_pool().set_limit(size=limit)
     with BatchFeed(loader, backend, prefetch=1, on_device=on_device) as feed:
         assert feed._transfer.ahead is not stay
@@ -252,23 +235,12 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
     with installed(devices=1, memory=30_000):
         loader, backend, shared = Loader(pictures(1000), 4), worker(), Shared()
         for _ in range(2):
-            with pytest.raises(
-                ConfigError, match=r"^data_on_device=true: 30.0 kB of images do not fit on device 0 .*: use auto or f"
-            ):
+            with refused("data_on_device"):
                 BatchFeed(loader, backend, on_device=True, shared=shared)
         monkeypatch.setattr(transfer, "SHARE", 0)  # as if other programs had taken the memory meanwhile
         with BatchFeed(loader, backend, prefetch=1, shared=shared) as feed, closing(feed.epoch(0)) as batches:
             assert sum(map(len, batches)) == 1000
         assert used() == 0
-
-
-def test_no_more_is_made_ahead_than_there_are_batches() -> None:
-    with (
-        BatchFeed(Loader(pictures(), 4), worker(), 0, 2, prefetch=1000, on_device=False) as feed,
-        closing(feed.epoch(0)) as batches,
-    ):
-        next(batches)
-        assert feed._made is not None and feed._made.capacity == 6
 
 
 # what cannot be -------------------------------------------------------------------------------------------------------
@@ -288,34 +260,15 @@ def test_batches_that_no_kernel_could_take_are_refused(on_device: bool, ahead: i
     loader, backend = Wrong(pictures(), 4), worker()
     with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
         loader.rows = np.arange(5)
-        with (
-            pytest.raises(ConfigError, match="a batch of 5 images exceeds batch_size=4"),
-            closing(feed.epoch(0)) as batches,
-        ):
+        with pytest.raises(ConfigError), closing(feed.epoch(0)) as batches:
             next(batches)
         for rows in ([0, 43], [-1, 5]):
             loader.rows = np.array(rows)
-            text = f"samples {rows[0]} to {rows[1]}: there are 43 images"
-            with pytest.raises(IndexError, match=text), closing(feed.epoch(0)) as batches:
+            with pytest.raises(IndexError), closing(feed.epoch(0)) as batches:
                 next(batches)
         loader.rows = np.array([42, 42, 0])
         with closing(feed.epoch(0)) as batches:
             assert seen(backend, batches)[0][4] == [42, 42, 0]
-
-
-def test_samples_may_repeat_beyond_the_size_of_the_data() -> None:
-    class Twice(Loader):
-        def rounds(self, size: int) -> int:
-            return 2 * super().rounds(size)
-
-        def assigned(self, *deal: Any) -> Any:
-            return super().assigned(*deal) * 2
-
-    loader, backend = Twice(pictures(), 4, seed=2), worker()
-    with BatchFeed(loader, backend, on_device=True) as feed:
-        for epoch in range(2):
-            with closing(feed.epoch(epoch)) as batches:
-                assert seen(backend, batches) == expected(loader, "float", epoch)
 
 
 @pytest.mark.parametrize("on_device", [True, False])
@@ -325,7 +278,7 @@ def test_images_that_cannot_be_read_are_an_error_of_the_data(on_device: bool) ->
             raise OSError(5, "Input/output error", "images.npy")
 
     before = used()
-    with pytest.raises(DataError, match="data set 'pictures': cannot be read .*Input/output error"):
+    with data_error("'pictures'"):
         BatchFeed(Unreadable(pictures(), 4), worker(), on_device=on_device)
     assert used() == before
 
@@ -339,48 +292,7 @@ def test_an_error_during_close_does_not_hide_the_users_error(monkeypatch: pytest
 
     monkeypatch.setattr(Staging, "close", fails)
     feed = BatchFeed(Loader(pictures(), 4), backend, on_device=False)
-    with pytest.raises(ValueError, match="what happened"), feed:
-        raise ValueError("what happened")
-    with pytest.raises(RuntimeError, match="the device has failed"), feed:
+    with pytest.raises(ValueError, match="^mine$"), feed:
+        raise ValueError("mine")
+    with pytest.raises(RuntimeError), feed:
         pass
-
-
-# mistakes -------------------------------------------------------------------------------------------------------------
-
-
-class Early:
-    """An event that is never recorded, so waiting for it has no effect."""
-
-    clock: dict[int, int] = {}
-    captured = False
-
-    def record(self) -> None:
-        pass
-
-    def synchronize(self) -> None:
-        pass
-
-
-def test_pinned_memory_written_too_soon_is_detected() -> None:
-    dataset, backend = pictures(400), worker()
-    sent = CudaTransfer(backend, HostData(dataset.images, dataset.labels), 4)
-    rows = list(np.arange(400).reshape(100, 4))
-    sent.begin(rows)
-    sent._pixels_sent._arrived = [Early(), Early()]
-    for some in rows[:5]:
-        sent.send(*sent.make(some))
-    with caught(Unordered, "pinned memory has changed while memcpyAsync .*transfer.py"):
-        backend.xp.cuda.Device(0).synchronize()
-    backend.xp.cuda.Device(0).synchronize()
-    sent.close()
-
-
-def test_pinned_memory_returned_too_soon_is_detected() -> None:
-    backend = worker()
-    with backend.here():
-        x = backend.allocate((3,), np.int64)
-        staging = Staging(backend.xp, 24)
-        staging.send(x, np.ones(3, np.int64))
-    with kept(Unordered, "pinned memory is given back while memcpyAsync"):
-        del staging
-    backend.synchronize()

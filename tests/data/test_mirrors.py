@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cupynet.core.errors import DataError
 from cupynet.data import MNIST
+from tests.support.data_errors import data_error
 from tests.support.sources import SOURCES
 
 MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place
@@ -48,6 +48,6 @@ def test_only_listed_files_of_listed_mirrors_are_requested(tmp_path: Path, monke
     monkeypatch.setattr(MNIST, "mirrors", MIRRORS)
     monkeypatch.delenv("CUPYNET_OFFLINE")
     monkeypatch.setattr(urllib.request.OpenerDirector, "open", refuses)
-    with pytest.raises(DataError, match="HTTP Error 503"):
+    with data_error(503):
         MNIST(tmp_path, fallback=None).load()
     assert sorted(opened) == sorted(mirror + FILES[0].name for mirror in MIRRORS)

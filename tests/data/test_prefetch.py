@@ -9,13 +9,14 @@ import time
 import traceback
 import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cupynet.core.errors import ConfigError
 from cupynet.data import Prefetcher
+from tests.support.refusals import refused
 
 CAPACITIES = [0, 1, 3]
 
@@ -49,38 +50,14 @@ def test_an_error_arrives_once_and_after_the_items_before_it(capacity: int) -> N
     def failing() -> Iterator[int]:
         yield 1
         yield 2
-        raise OSError("the disk is gone")
+        raise OSError("mine")
 
     prefetcher = Prefetcher(failing(), capacity)
     assert [next(prefetcher), next(prefetcher)] == [1, 2]
-    with pytest.raises(OSError, match="the disk is gone") as caught:
+    with pytest.raises(OSError, match="^mine$") as caught:
         next(prefetcher)
     assert "failing" in [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
     assert list(prefetcher) == []
-
-
-def test_an_error_wakes_a_consumer_that_waits() -> None:
-    waiting = threading.Event()
-    outcome: list[str] = []
-
-    def failing() -> Iterator[int]:
-        until(waiting)
-        time.sleep(0.05)  # long enough for the consumer to block
-        raise OSError("late")
-        yield
-
-    def consume() -> None:
-        waiting.set()
-        try:
-            next(prefetcher)
-        except OSError as error:
-            outcome.append(str(error))
-
-    prefetcher = Prefetcher(failing(), 2)
-    consumer = threading.Thread(target=consume, daemon=True)
-    consumer.start()
-    consumer.join(10)
-    assert outcome == ["late"]
 
 
 @pytest.mark.parametrize(
@@ -98,12 +75,6 @@ def test_any_exception_of_the_producer_reaches_the_consumer(error: BaseException
     with pytest.raises(type(error)) as caught:
         next(Prefetcher(Failing(), capacity))
     assert caught.value is error
-
-
-def test_a_source_that_is_not_iterable_is_refused() -> None:
-    for capacity in CAPACITIES:
-        with pytest.raises(TypeError):
-            Prefetcher(5, capacity)  # type: ignore[arg-type]
 
 
 def test_an_error_is_released_after_it_is_raised() -> None:
@@ -205,12 +176,6 @@ def test_a_consumer_that_stops_early_or_fails() -> None:
     assert not producers()
 
 
-def test_many_prefetchers_closed_at_any_moment() -> None:
-    for i in range(40):
-        with Prefetcher(range(50), 1 + i % 4) as prefetcher:
-            assert [next(prefetcher) for _ in range(i % 7)] == list(range(i % 7))
-
-
 def test_capacity_0_prefetches_nothing_and_has_no_thread() -> None:
     made = []
     prefetcher = Prefetcher((made.append(i) or i for i in range(5)), 0)  # type: ignore[func-returns-value]
@@ -219,6 +184,6 @@ def test_capacity_0_prefetches_nothing_and_has_no_thread() -> None:
 
 
 @pytest.mark.parametrize("capacity", [-1, 1.0, True])
-def test_capacity_is_refused_by_name(capacity: object) -> None:
-    with pytest.raises(ConfigError, match="capacity=.*: must be an integer of at least 0; 0 makes nothing ahead"):
-        Prefetcher([], capacity)  # type: ignore[arg-type]
+def test_capacity_is_refused_by_name(capacity: Any) -> None:
+    with refused("capacity"):
+        Prefetcher([], capacity)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cupynet.data import Source
 from cupynet.data.sources.idx import IDX_NAMES
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "digits.npz"
@@ -22,6 +23,21 @@ class Parts(NamedTuple):
     test_labels: Any
 
 
+COLOURS = Parts(
+    np.random.default_rng(1).integers(0, 256, (12, 5, 7, 3), np.uint8),
+    np.arange(12, dtype=np.uint8) // 4,
+    np.random.default_rng(2).integers(0, 256, (6, 5, 7, 3), np.uint8),
+    np.arange(6, dtype=np.uint8) // 2,
+)
+
+
+def checked(source: Source) -> Any:
+    """Load the data as a run does."""
+    data = source.load()
+    data.check(source.image_shape, source.classes)
+    return data
+
+
 def digits(train: int = 1500, test: int = 297) -> Parts:
     """Return digits of 8 x 8 pixels, sorted by class like image folders, so that all formats have one order."""
     with np.load(GOLDEN, allow_pickle=False) as file:
@@ -33,10 +49,14 @@ def digits(train: int = 1500, test: int = 297) -> Parts:
     )
 
 
+def idx_header(*axes: int, kind: int = 8) -> bytes:
+    """Return the header of an IDX file: two zero bytes, the type, the number of axes, and each axis as 32 bits."""
+    return bytes([0, 0, kind, len(axes)]) + b"".join(axis.to_bytes(4, "big") for axis in axes)
+
+
 def idx_bytes(array: Any) -> bytes:
-    """Return an IDX file: two zero bytes, the type, the number of axes, each axis as 32 bits, and the contents."""
-    axes = b"".join(axis.to_bytes(4, "big") for axis in array.shape)
-    return bytes([0, 0, 8, array.ndim]) + axes + np.ascontiguousarray(array, np.uint8).tobytes()
+    """Return an IDX file of unsigned bytes."""
+    return idx_header(*array.shape) + np.ascontiguousarray(array, np.uint8).tobytes()
 
 
 def write_idx(folder: Path, parts: Parts, packed: bool = True) -> Path:

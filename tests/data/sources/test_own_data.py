@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from cupynet.core.errors import DataError
 from cupynet.core.files import load_weights
 from cupynet.runs.checkpoints import Checkpoints, read
 from tests.support.commands import SMALL, run
+from tests.support.data_errors import data_error
 from tests.support.resumed_runs import resumed, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 
@@ -81,7 +80,7 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
                 sorted((folder / part).iterdir())[-1].rename(folder / part / renamed)
     trained(tmp_path / "run", "data=folder", f"data.folder={tmp_path / 'then'}", *SHORT)
     _, stderr = run(tmp_path, "run", "data.folder=now", command="evaluate", code=65)
-    assert stderr.startswith("cupynet: these data have the classes ") and "'another'" in stderr
+    assert "'another'" in stderr and stderr.count("\n") == 1
 
 
 def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]], tmp_path: Path) -> None:
@@ -113,10 +112,10 @@ def test_a_resumed_run_continues_on_the_same_data(tmp_path: Path) -> None:
         of_version_0_1_0(tmp_path / name)
     resumed(tmp_path / "all", "epochs=3")
     before = (tmp_path / "some" / "weights.safetensors").read_bytes()
-    with pytest.raises(DataError, match="limit=100"):  # which were the first 100, of four classes
+    with data_error("limit=100"):  # which were the first 100, of four classes
         resumed(tmp_path / "some", "epochs=3")
     write_npz(path, Parts(parts[0], parts[1][::-1], *parts[2:]))
-    with pytest.raises(DataError, match="labels"):
+    with data_error("labels"):
         resumed(tmp_path / "all", "epochs=4")
     assert (tmp_path / "some" / "weights.safetensors").read_bytes() == before
 
@@ -130,23 +129,8 @@ def test_a_run_on_transparent_pictures_that_were_black_is_not_resumed(tmp_path: 
     trained(tmp_path / "run", "data=folder", f"data.folder={folder}", *SHORT)
     resumed(tmp_path / "run", "epochs=2")
     of_version_0_1_0(tmp_path / "run")
-    with pytest.raises(DataError, match="transparent"):
+    with data_error("transparent"):
         resumed(tmp_path / "run", "epochs=3")
-
-
-def test_a_fast_dev_run_on_sorted_files_has_some_of_each_class(kept: dict[str, list[str]], tmp_path: Path) -> None:
-    trained(tmp_path / "run", *kept["npz"], *SHORT, "fast_dev_run=true")
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert all(row["support"] > 0 for row in summary["test"]["per_class"])
-
-
-def test_a_mistake_is_reported_in_one_line(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "mine", digits(40, 20))
-    path = folder / "train" / "class-1" / "readme.txt"
-    path.write_text("ones")
-    with pytest.raises(DataError, match=f"^{re.escape(str(path))}: expected only .png") as caught:
-        trained(tmp_path / "run", "data=folder", f"data.folder={folder}", *SHORT)
-    assert "\n" not in str(caught.value)
 
 
 def test_colour_images_of_another_shape(tmp_path: Path) -> None:
