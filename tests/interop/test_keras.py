@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-import re
 import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 import pytest
 
-from cupynet import ConfigError, DataError, import_keras, import_torch
+from cupynet import ConfigError, import_keras, import_torch
 from cupynet.backend import PixelScale, create_backend
 from cupynet.nn import (
     Activation,
@@ -33,6 +33,7 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
+from tests.support.data_errors import data_error
 from tests.support.exported_networks import logits
 from tests.support.imported_networks import (
     GOLDEN,
@@ -44,6 +45,7 @@ from tests.support.imported_networks import (
     small_model,
     torch_logits,
 )
+from tests.support.refusals import refused
 
 
 @pytest.fixture(scope="module")
@@ -51,14 +53,24 @@ def golden() -> dict[str, Any]:
     return torch_logits()
 
 
+NUMBERS = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
+
+
+def stored_as(source: Model, names: dict[str, str]) -> dict[str, Any]:
+    """What Keras would save of these weights. names: our layer -> Keras's."""
+    parts = ((*name.rpartition("."), weight) for name, weight in source.weights().items())
+    return {f"layers/{names[layer]}/vars/{NUMBERS[own]}": weight for layer, _, own, weight in parts}
+
+
 def variables(source: Model, renamed: dict[str, str] | None = None) -> dict[str, Any]:
-    """What Keras would save of these weights: by class and count, kernel and bias by number."""
-    names = {"conv1": "conv2d", "conv2": "conv2d_1", "dense1": "dense", "output": "dense_1"} | (renamed or {})
-    numbers = {"weight": 0, "bias": 1}
-    return {
-        f"layers/{names[layer]}/vars/{numbers[own]}": weight
-        for (layer, own), weight in ((name.split("."), weight) for name, weight in source.weights().items())
-    }
+    """What Keras would save of the small model."""
+    names = {"conv1": "conv2d", "conv2": "conv2d_1", "dense1": "dense", "output": "dense_1"}
+    return stored_as(source, names | (renamed or {}))
+
+
+def check_same_weights(found: Model, source: Model) -> None:
+    for name, weight in source.weights().items():
+        np.testing.assert_array_equal(found.weights()[name], weight, err_msg=name)
 
 
 def write(path: Path, arrays: dict[str, Any]) -> Path:
@@ -92,16 +104,12 @@ def test_normalization_and_its_running_statistics_are_imported(golden: Any, tmp_
     import_torch(source, NORMS, NORMS_NAMES)
     there = {"conv": "conv2d", "norm1": "batch_normalization", "norm2": "layer_normalization", "dense": "dense"}
     there |= {"norm3": "batch_normalization_1", "norm4": "batch_normalization_2", "output": "dense_1"}
-    numbers = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
-    arrays = {
-        f"layers/{there[layer]}/vars/{numbers[own]}": weight
-        for (layer, own), weight in ((name.split("."), weight) for name, weight in source.weights().items())
-    }
+    arrays = stored_as(source, there)
     arrays["layers/dropout/seed_generator/vars/0"] = np.array([1337, 0], np.uint32)
     import_keras(found, write(tmp_path / "a.weights.h5", arrays))
     np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
     del arrays["layers/batch_normalization_1/vars/3"]  # of one without gamma, say
-    with pytest.raises(DataError, match="lacks 'layers/batch_normalization_1/vars/3', for weight 'norm3.variance'"):
+    with data_error("layers/batch_normalization_1/vars/3", "norm3.variance"):
         import_keras(normalized_model(), write(tmp_path / "b.weights.h5", arrays))
 
 
@@ -124,8 +132,7 @@ def test_layers_are_imported_by_name(tmp_path: Path) -> None:
     source.load_weights({name: weight + 1 for name, weight in source.weights().items()})
     path = write(tmp_path / "a.weights.h5", variables(source, {"conv1": "conv2d_7", "output": "head"}))
     import_keras(found, path, {"conv1": "conv2d_7", "output": "head"} | {"conv2": "conv2d_1"})
-    for name, weight in source.weights().items():
-        np.testing.assert_array_equal(found.weights()[name], weight)
+    check_same_weights(found, source)
 
 
 def depthwise(seed: int) -> Model:
@@ -146,79 +153,73 @@ def test_depthwise_convolutions_are_imported(own_layer: bool, tmp_path: Path) ->
     deep = ("depthwise_conv2d", "depthwise_conv2d_1") if own_layer else ("conv2d_1", "conv2d_2")
     last = "conv2d_1" if own_layer else "conv2d_3"
     there = {"conv1": "conv2d", "deep1": deep[0], "deep2": deep[1], "conv2": last, "output": "dense"}
-    arrays = {
-        f"layers/{there[layer]}/vars/{number}": source.weights()[f"{layer}.{own}"]
-        for layer in there
-        for number, own in enumerate(("weight", "bias"))
-        if f"{layer}.{own}" in source.weights()
-    }
+    arrays = stored_as(source, there)
     if own_layer:
         for name, shape in zip(deep, [(3, 2, 4, 2), (2, 2, 8, 1)], strict=True):
             arrays[f"layers/{name}/vars/0"] = arrays[f"layers/{name}/vars/0"].reshape(shape)
     import_keras(found, write(tmp_path / "a.weights.h5", arrays), {} if own_layer else there)
-    for name, weight in source.weights().items():
-        np.testing.assert_array_equal(found.weights()[name], weight)
+    check_same_weights(found, source)
 
 
-def linked(path: Path) -> str:
-    with h5py.File(path, "a") as file:
-        del file["layers/dense/vars/0"]
-        file["layers/dense/vars/0"] = h5py.ExternalLink("/etc/passwd", "/")
-    return "layers/dense/vars/0 is a link, which is not followed"
+DENSE = "layers/dense/vars/0"
+BATCH_NORM = "layers/batch_normalization/vars/0"
+OUTPUT = "layers/dense_1/vars/0"
 
 
-def elsewhere(path: Path) -> str:
-    with h5py.File(path, "a") as file:
-        del file["layers/dense/vars/1"]
-        file.create_dataset("layers/dense/vars/1", (6,), "f8", external=[("/etc/passwd", 0, 48)])
-    return "layers/dense/vars/1 is in another file, which is not read"
+def link(file: Any) -> None:
+    del file[DENSE]
+    file[DENSE] = h5py.ExternalLink("/etc/passwd", "/")
 
 
-def lacking(path: Path) -> str:
-    with h5py.File(path, "a") as file:
-        del file["layers/dense/vars/1"]
-    return "lacks 'layers/dense/vars/1', for weight 'dense1.bias'"
+def elsewhere(file: Any) -> None:
+    del file[DENSE]
+    file.create_dataset(DENSE, (20, 6), "f8", external=[("/etc/passwd", 0, 960)])
 
 
-def more(path: Path) -> str:
-    with h5py.File(path, "a") as file:
-        file["layers/batch_normalization/vars/0"] = np.zeros(4)
-    return "'layers/batch_normalization/vars/0' belongs to no layer"
+def more(file: Any) -> None:
+    file[BATCH_NORM] = np.zeros(4)
 
 
-def turned(path: Path) -> str:
-    with h5py.File(path, "a") as file:
-        weight = file["layers/dense_1/vars/0"][()].T
-        del file["layers/dense_1/vars/0"]
-        file["layers/dense_1/vars/0"] = weight
-    return r"weight output.weight of 'layers/dense_1/vars/0': its shape \(3, 6\) does not fit the \(6, 3\)"
+def turned(file: Any) -> None:
+    weight = file[OUTPUT][()].T
+    del file[OUTPUT]
+    file[OUTPUT] = weight
 
 
-def enormous(path: Path) -> str:
-    with h5py.File(path, "a") as file:
-        del file["layers/dense/vars/0"]
-        file.create_dataset("layers/dense/vars/0", (1 << 40, 6), "f8", chunks=(1 << 10, 6), compression="gzip")
-    return r"its shape \(1099511627776, 6\) does not fit the \(20, 6\)"
+def enormous(file: Any) -> None:
+    del file[DENSE]
+    file.create_dataset(DENSE, (1 << 40, 6), "f8", chunks=(1 << 10, 6), compression="gzip")
 
 
-def text(path: Path) -> str:
-    path.write_text("text")
-    return "cannot be read as .weights.h5 or .keras of Keras 3"
-
-
-def old(path: Path) -> str:
-    with h5py.File(path, "w") as file:
-        file["model_weights/dense/dense/kernel:0"] = np.zeros(3)
-    return "cannot be read as .weights.h5 or .keras of Keras 3"
-
-
-@pytest.mark.parametrize("spoil", [linked, elsewhere, lacking, more, turned, enormous, text, old])
-def test_files_that_do_not_fit_are_refused(spoil: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (link, DENSE), (elsewhere, DENSE), (lambda file: file.pop(DENSE), DENSE), (more, BATCH_NORM), (turned, OUTPUT),
+        (enormous, DENSE),
+    ],
+    ids=["link", "elsewhere", "lacking", "more", "turned", "enormous"],
+)  # fmt: skip
+def test_weights_that_do_not_fit_are_named(spoil: Callable[[Any], object], named: str, tmp_path: Path) -> None:
     path = write(tmp_path / "a.weights.h5", variables(small_model()))
-    expected = spoil(path)
-    with pytest.raises(DataError, match=expected) as caught:
+    with h5py.File(path, "a") as file:
+        spoil(file)
+    with data_error(path, named):
         import_keras(small_model(), path)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.weights.h5"
+    with h5py.File(path, "w") as file:
+        file["model_weights/dense/dense/kernel:0"] = np.zeros(3)  # of Keras 2
+    with data_error(path):
+        import_keras(small_model(), path)
+    path.write_text("text")
+    with data_error(path):
+        import_keras(small_model(), path)
+    path.unlink()
+    os.mkfifo(path)  # which is not waited for
+    with data_error(path):
+        import_keras(small_model(), path)
 
 
 # settings of layers ---------------------------------------------------------------------------------------------------
@@ -271,10 +272,10 @@ def test_a_file_that_keras_wrote() -> None:
     with np.load(path.with_suffix(".npz"), allow_pickle=False) as file:
         np.testing.assert_allclose(model.predict(file["images"]), file["probabilities"], atol=1e-6)
     for change in ({"stride": 1}, {"epsilon": 1e-5}, {"slope": 0.2}, {"second": 0.01}, {"padding": "same"}):
-        with pytest.raises(DataError, match="here and"):
+        with data_error(path):
             import_keras(of_keras(**change), path)
     model.pixels = PixelScale.of([0.5], [0.5])
-    with pytest.raises(DataError, match="Rescaling"):
+    with data_error(path, "Rescaling"):
         import_keras(model, path)
 
 
@@ -302,9 +303,7 @@ ARCHIVED = {
 def archive(path: Path, source: Model, layers: Any) -> Path:
     """Write the weights of `source` as Keras does, with these layers in config.json."""
     kinds = {"conv": "conv2d", "norm": "batch_normalization", "layernorm": "layer_normalization", "output": "dense"}
-    numbers = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
-    parts = ((*name.split("."), weight) for name, weight in source.weights().items())
-    arrays = {f"layers/{kinds[layer]}/vars/{numbers[own]}": weight for layer, own, weight in parts}
+    arrays = stored_as(source, kinds)
     config = {"class_name": "Sequential", "config": {"name": "sequential", "layers": list(layers)}}
     with zipfile.ZipFile(path, "w") as packed:
         packed.write(write(path.with_suffix(".h5"), arrays), "model.weights.h5")
@@ -338,22 +337,20 @@ def test_an_archive_of_the_same_settings_is_imported(tmp_path: Path) -> None:
         ({"padding": 0}, "padding"),
         ({"dilation": (1, 2)}, "dilation_rate"),
         ({"activation": "tanh"}, "activation"),
-        ({"activation": "identity"}, "relu"),
         ({"epsilon": 1e-5}, "epsilon"),
-        ({"norm": 1e-5}, "epsilon"),
         ({"pool": 3}, "pool_size"),
-        ({"step": 1}, "strides"),
         ({"slope": 0.01}, "negative_slope"),
         ({"after": Activation("silu")}, "silu"),
-        ({"after": Dropout(0.1)}, "relu"),
         ({"last": "tanh"}, "tanh"),
     ],
 )
 def test_a_network_of_other_settings_is_refused(changes: Any, setting: str, tmp_path: Path) -> None:
     found = convolutional(**changes)
-    before = found.weights()
-    path = archive(tmp_path / "a.keras", convolutional(), ARCHIVED.values())
-    with pytest.raises(DataError, match=rf"{re.escape(str(path))}: .*{setting}"):
+    before = {name: weight.copy() for name, weight in found.weights().items()}
+    source = convolutional()
+    source.load_weights({name: weight + 1 for name, weight in source.weights().items()})
+    path = archive(tmp_path / "a.keras", source, ARCHIVED.values())
+    with data_error(path, setting):
         import_keras(found, path)
     for name, weight in before.items():
         np.testing.assert_array_equal(found.weights()[name], weight)
@@ -362,28 +359,23 @@ def test_a_network_of_other_settings_is_refused(changes: Any, setting: str, tmp_
 @pytest.mark.parametrize(
     ("layers", "setting"),
     [
-        (changed("norm", epsilon=0.002), "epsilon"),
         (changed("norm", axis=1), "axis"),
         (changed("layernorm", rms_scaling=True), "rms_scaling"),
         (changed("conv", data_format="channels_first"), "data_format"),
         (changed("relu", max_value=6.0), "max_value"),
-        (changed("conv", activation={"class_name": "function", "config": "relu6"}), "relu6"),
         ([*ARCHIVED.values(), keras_layer("Softmax", axis=-1)], "softmax"),
         ([keras_layer("Rescaling", scale=1 / 127.5, offset=-1.0), *ARCHIVED.values()], "Rescaling"),
         ([*list(ARCHIVED.values())[:3], keras_layer("Rescaling", scale=2.0), *list(ARCHIVED.values())[3:]], "Resc"),
         ([keras_layer("Reshape", target_shape=[8, 9, 2]), *ARCHIVED.values()], "Reshape"),
-        ([keras_layer("Resizing", height=9, width=8), *ARCHIVED.values()], "Resizing"),
         ([keras_layer("ZeroPadding2D", padding=[[1, 1], [1, 1]]), *ARCHIVED.values()], "ZeroPadding2D"),
         ("text", "config.json"),
         ('{"config": {"layers": [3]}}', "config.json"),
-        (changed("conv", padding=[1, 1]), "config.json"),
-        (changed("norm", axis="x"), "config.json"),
         ([keras_layer("Rescaling", scale="x"), *ARCHIVED.values()], "config.json"),
     ],
 )
 def test_an_archive_of_other_settings_is_refused(layers: Any, setting: str, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.keras", convolutional(), layers)
-    with pytest.raises(DataError, match=rf"{re.escape(str(path))}: .*{setting}"):
+    with data_error(path, setting):
         import_keras(convolutional(), path)
 
 
@@ -418,13 +410,13 @@ def test_settings_in_branches_are_compared_in_any_order(tmp_path: Path) -> None:
         if accepted:
             import_keras(residual(3), tmp_path / "a.keras")
             continue
-        with pytest.raises(DataError, match=next(iter(each))):
+        with data_error(*each):
             import_keras(residual(3), tmp_path / "a.keras")
 
 
 def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match=r"Keras files need h5py, .*: pip install 'cupynet\[keras\]'"):
+    with refused(""):
         import_keras(small_model(), tmp_path / "a.weights.h5")
 
 
@@ -439,40 +431,23 @@ def test_layers_in_branches_need_names(tmp_path: Path) -> None:
     ways: Any = [Conv2D(4, 1)], [Conv2D(4, 1), Conv2D(4, 3, padding="same")]
     source, found = branched(*ways), branched(*ways)
     source.load_weights({name: weight + 1 for name, weight in source.weights().items()})
-    arrays = source.weights()
     first, second, third = (f"ways.branch{way}.conv2d{n}" for way, n in ((1, 1), (2, 1), (2, 2)))
-    there = {first: "conv2d_1", second: "conv2d", third: "conv2d_2", "output": "dense"}
-    stored = {f"layers/{there[layer]}/vars/{number}": arrays[f"{layer}.{own}"]
-              for layer in there for number, own in enumerate(("weight", "bias"))}  # fmt: skip
-    path = write(tmp_path / "a.weights.h5", stored)
     named = {first: "conv2d_1", second: "conv2d", third: "conv2d_2"}
+    path = write(tmp_path / "a.weights.h5", stored_as(source, {**named, "output": "dense"}))
     for missing in named:
-        with pytest.raises(ConfigError, match=rf"^layer '{missing}' is in one of several branches"):
+        with pytest.raises(ConfigError, match=f"'{missing}'"):
             import_keras(found, path, {name: place for name, place in named.items() if name != missing})
     import_keras(found, path, named)
-    for name, weight in arrays.items():
-        np.testing.assert_array_equal(found.weights()[name], weight)
+    check_same_weights(found, source)
 
 
 def test_a_residual_around_nothing_needs_no_names(tmp_path: Path) -> None:
     layers = {"block": Residual([Conv2D(2, 3, padding="same"), Conv2D(2, 3, padding="same")])}
-    source, found = (Model(Sequential({**copy.deepcopy(layers), "output": Dense(3)}), Image(6, 6, 2),
-                           create_backend("numpy"), seed) for seed in (1, 2))  # fmt: skip
-    names = [name for name in source.weights() if name.endswith(".weight")]
+    source, found = (
+        Model(Sequential({**copy.deepcopy(layers), "output": Dense(3)}), Image(6, 6, 2), create_backend("numpy"), seed)
+        for seed in (1, 2)
+    )
+    names = [name.rpartition(".")[0] for name in source.weights() if name.endswith(".weight")]
     there = dict(zip(names, ("conv2d", "conv2d_1", "dense"), strict=True))
-    stored = {f"layers/{there[name]}/vars/{number}": source.weights()[name.replace("weight", own)]
-              for name in names for number, own in enumerate(("weight", "bias"))}  # fmt: skip
-    import_keras(found, write(tmp_path / "a.weights.h5", stored))
-    for name, weight in source.weights().items():
-        np.testing.assert_array_equal(found.weights()[name], weight)
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(ConfigError, match="names: this model has no layer or weight 'conv9', but conv1.weight, "):
-        import_keras(small_model(), SMALL, {"conv9": "0"})
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "w.weights.h5")
-    with pytest.raises(DataError, match="w.weights.h5: must be a plain file"):
-        import_keras(small_model(), tmp_path / "w.weights.h5")
+    import_keras(found, write(tmp_path / "a.weights.h5", stored_as(source, there)))
+    check_same_weights(found, source)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from cupynet import ConfigError, DataError, export_torch, import_torch
+from cupynet import ConfigError, export_torch, import_torch
 from cupynet.backend import create_backend
 from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
@@ -35,6 +35,7 @@ from cupynet.nn import (
     Residual,
     Sequential,
 )
+from tests.support.data_errors import data_error
 from tests.support.exported_networks import everything_as_model, images_for, logits, model_of, of_torch
 from tests.support.imported_networks import (
     GOLDEN,
@@ -47,6 +48,7 @@ from tests.support.imported_networks import (
     torch_logits,
 )
 from tests.support.networks import Around
+from tests.support.refusals import refused
 from tests.support.settings import CHOICES, settings_of
 
 MODELS = [name for group, name in CHOICES if group == "model"]
@@ -71,7 +73,7 @@ def test_every_layer(tmp_path: Path) -> None:
 
 
 def test_a_network_of_one_layer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="Put it into a Sequential"):
+    with refused(""):
         torch_source(model_of(Dense(3), Image(1, 1, 2)))
 
 
@@ -134,7 +136,7 @@ def test_a_sum_with_a_flattened_image_is_refused(tmp_path: Path) -> None:
     layers = {"flat": Flatten(), "block": Residual([Dense(12)]), "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))
     for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):
-        with pytest.raises(ConfigError, match="^Residual 'block': adds a flattened image"):
+        with pytest.raises(ConfigError, match="'block'"):
             way()
     plain = model_of(Sequential(layers), Image(12, 1, 1))  # of one channel there is but one order
     export_torch(plain, tmp_path / "a")
@@ -143,15 +145,9 @@ def test_a_sum_with_a_flattened_image_is_refused(tmp_path: Path) -> None:
 def test_unknown_layers_are_refused(tmp_path: Path) -> None:
     model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
     for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):
-        with pytest.raises(ConfigError, match="layer 'mine' is an Around of tests.support.networks"):
+        with pytest.raises(ConfigError, match="'mine'"):
             way()
     assert not list(tmp_path.iterdir())
-
-
-def test_weights_of_another_network_do_not_fit(tmp_path: Path) -> None:
-    export_torch(everything_as_model(), tmp_path / "a")
-    with pytest.raises(DataError, match="belongs to no layer|its shape .* does not fit|lacks"):
-        import_torch(model_of(Sequential({"output": Dense(3)}), Image(3, 2, 1)), tmp_path / "a")
 
 
 # import ---------------------------------------------------------------------------------------------------------------
@@ -210,62 +206,30 @@ def test_missing_running_statistics_are_named(tmp_path: Path) -> None:
     tensors = load_file(NORMS)
     del tensors["8.running_var"]
     save_file(tensors, tmp_path / "a.safetensors")
-    with pytest.raises(DataError, match=r"lacks '8\.running_var', for weight 'norm4\.variance'"):
+    with data_error("8.running_var", "norm4.variance"):
         import_torch(normalized_model(), tmp_path / "a.safetensors", NORMS_NAMES)
 
 
-def test_single_weights_of_a_normalization_are_imported_by_name(golden: Any, tmp_path: Path) -> None:
-    tensors = load_file(NORMS)
-    tensors["mu"] = tensors.pop("1.running_mean")
-    save_file(tensors, tmp_path / "a.safetensors")
-    found = normalized_model()
-    import_torch(found, tmp_path / "a.safetensors", NORMS_NAMES | {"norm1.mean": "mu"})
-    np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_network_of_pytorch_itself_is_imported(seed: int) -> None:
-    torch = pytest.importorskip("torch")
-    torch.manual_seed(seed)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(2, 6, 3), torch.nn.MaxPool2d(2), torch.nn.Flatten(), torch.nn.Linear(6 * 3 * 4, 5)
-    ).double()
-    found = Model(
-        Sequential({"0": Conv2D(6, kernel=3), "1": MaxPool2D(2), "3": Dense(5)}),
-        Image(8, 10, 2),
-        create_backend("numba", "double"),
-    )
-    found_weights = {name: value.numpy() for name, value in net.state_dict().items()}
-    images = np.random.default_rng(seed).normal(size=(4, 8, 10, 2))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cupynet.interop.torch.load_tensors", lambda path: found_weights)
-        import_torch(found, "nowhere")
-    with torch.no_grad():
-        expected = net(torch.from_numpy(images).permute(0, 3, 1, 2)).numpy()
-    np.testing.assert_allclose(found.scores(images)[1], expected, atol=1e-12)
-
-
-SPOILT = [
-    ({"5.bias": None}, "lacks '5.bias', for weight 'dense1.bias'"),
-    ({"9.bias": np.zeros(3)}, "'9.bias' belongs to no layer"),
-    ({"0.weight": np.zeros((4, 3, 2, 3))}, "weight conv1.weight of '0.weight': its shape (4, 3, 2, 3) does not fit"),
-    ({"7.weight": np.zeros((3, 7))}, "weight output.weight of '7.weight': its shape (3, 7) does not fit the (6, 3)"),
-    ({"7.weight": np.zeros((6, 3))}, "weight output.weight of '7.weight': its shape (6, 3) does not fit the (6, 3)"),
-]
-
-
-@pytest.mark.parametrize(("change", "expected"), SPOILT, ids=[text for _, text in SPOILT])
-def test_weights_that_do_not_fit_are_named(change: dict[str, Any], expected: str, tmp_path: Path) -> None:
-    tensors = load_file(SMALL) | change
-    path = tmp_path / "a.safetensors"
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("5.bias", None),
+        ("9.bias", np.zeros(3)),
+        ("0.weight", np.zeros((4, 3, 2, 3))),
+        ("7.weight", np.zeros((3, 7))),
+        ("7.weight", np.zeros((6, 3))),
+    ],
+    ids=["lacking", "more", "a kernel turned", "another size", "transposed"],
+)
+def test_weights_that_do_not_fit_are_named(name: str, tensor: Any, tmp_path: Path) -> None:
+    path, tensors = tmp_path / "a.safetensors", load_file(SMALL) | {name: tensor}
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, path)
     found = small_model()
-    before = found.weights()
-    with pytest.raises(DataError) as caught:
+    before = {own: weight.copy() for own, weight in found.weights().items()}
+    with data_error(path, name):
         import_torch(found, path, SMALL_NAMES)
-    assert str(caught.value).startswith(f"{path}: {expected}") and "\n" not in str(caught.value)
-    for name, weight in found.weights().items():
-        np.testing.assert_array_equal(weight, before[name])
+    for own, weight in found.weights().items():
+        np.testing.assert_array_equal(weight, before[own])
 
 
 def write_raw(path: Path, kind: str, tensors: dict[str, Any]) -> Path:
@@ -287,18 +251,18 @@ def test_bfloat16_is_widened_and_narrower_types_are_refused_with_a_remedy(tmp_pa
     np.testing.assert_allclose(model.weights()["fc.weight"].T, weights["fc.weight"], rtol=1 / 128)
     np.testing.assert_array_equal(model.weights()["fc.bias"], [1, 1])
     bytes_of = {name: np.zeros(array.shape, np.uint8) for name, array in weights.items()}
-    with pytest.raises(DataError, match=r"float\(\)"):
+    with data_error("float()"):
         import_torch(model, write_raw(tmp_path / "a.safetensors", "F8_E4M3", bytes_of))
 
 
-def test_unknown_names_and_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="names: this model has no layer or weight 'conv9', but conv1.weight, "):
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ConfigError, match="'conv9'"):
         import_torch(small_model(), SMALL, {"conv9": "0"})
-    for content in (
-        b"text",
-        b"PK\x03\x04" + bytes(100),
-        b"\x80\x02\x8a" + bytes(100),
-    ):  # of torch.save: a zip, a pickle
-        (tmp_path / "text").write_bytes(content)
-        with pytest.raises(DataError, match=r"text: cannot be read as weights.*safetensors\.torch\.save_file\(net"):
-            import_torch(small_model(), tmp_path / "text")
+
+
+@pytest.mark.parametrize("content", [b"text", b"PK\x03\x04" + bytes(100), b"\x80\x02\x8a" + bytes(100)])
+def test_files_of_torch_save_and_others_are_refused(content: bytes, tmp_path: Path) -> None:
+    """torch.save writes a zip or a pickle."""
+    (tmp_path / "text").write_bytes(content)
+    with data_error(tmp_path / "text", "save_file"):
+        import_torch(small_model(), tmp_path / "text")
