@@ -25,6 +25,7 @@ REASON = "" if CHROMIUM else "there is no Chromium: apt-get install chromium"
 # where .ci/run could not install it, it has said so
 pytestmark = pytest.mark.skipif(bool(REASON) and "CUPYNET_TEST_BROWSER" not in os.environ, reason=REASON)
 WIDTHS = (320, 390, 1280)
+Found = tuple[list[dict[str, Any]], list[str]]  # measurements, and console messages
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions",
@@ -98,7 +99,7 @@ def measured(*pages: tuple[Path, str]) -> tuple[list[dict[str, Any]], list[str]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     """Measurements and console messages of a page with long names and many classes, and of one with short names."""
     names = ["a class with a very long name that goes on and on" + str(index) for index in range(20)]
     counts = [[900 if row == column else (row * column) % 7 for column in range(20)] for row in range(20)]
@@ -112,30 +113,30 @@ def found(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def light(found):
+def light(found: Found) -> list[dict[str, Any]]:
     return found[0][: len(WIDTHS)]
 
 
 @pytest.fixture(scope="module")
-def short(found):
+def short(found: Found) -> list[dict[str, Any]]:
     return found[0][len(WIDTHS) : -len(WIDTHS)]
 
 
 @pytest.fixture(scope="module")
-def dark(found):
+def dark(found: Found) -> list[dict[str, Any]]:
     return found[0][-len(WIDTHS) :]
 
 
-def test_the_browser_reports_no_errors(found):
+def test_the_browser_reports_no_errors(found: Found) -> None:
     assert found[1] == []
 
 
-def test_no_page_scrolls_sideways_at_any_width(light):
+def test_no_page_scrolls_sideways_at_any_width(light: list[dict[str, Any]]) -> None:
     assert [found["width"] for found in light] == list(WIDTHS)
     assert [found["needs"] for found in light] == list(WIDTHS)
 
 
-def test_charts_and_pictures_are_not_blank(light):
+def test_charts_and_pictures_are_not_blank(light: list[dict[str, Any]]) -> None:
     for found in light:
         assert len(found["charts"]) == 6
         for chart in found["charts"]:
@@ -144,23 +145,23 @@ def test_charts_and_pictures_are_not_blank(light):
         assert len(found["pictures"]) == 4 and all(found["pictures"])
 
 
-def test_a_score_is_on_one_line(short):
+def test_a_score_is_on_one_line(short: list[dict[str, Any]]) -> None:
     for found in short:
         assert found["scores"] and set(found["scores"]) == {1}
 
 
-def test_the_matrix_is_aligned_left_like_all_else(short):
+def test_the_matrix_is_aligned_left_like_all_else(short: list[dict[str, Any]]) -> None:
     for found in short:
         assert len(set(found["indents"])) == 1
 
 
-def test_a_table_that_is_cut_has_shadows_at_its_edges(light):
+def test_a_table_that_is_cut_has_shadows_at_its_edges(light: list[dict[str, Any]]) -> None:
     assert light[0]["cut"]
     for found in light:
         assert all("gradient" in shadow for shadow in found["cut"])
 
 
-def test_dark_mode_has_its_own_colours(light, dark):
+def test_dark_mode_has_its_own_colours(light: list[dict[str, Any]], dark: list[dict[str, Any]]) -> None:
     def brightness(colour: str) -> float:
         return sum(float(part) for part in colour.partition("(")[2].rstrip(")").split(",")[:3]) / 3
 
