@@ -13,6 +13,7 @@ from cupynet.bench import measure
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError
 from cupynet.interop import torch_source
+from tests.support.refusals import refused
 from tests.support.settings import settings_of
 
 
@@ -33,6 +34,20 @@ def test_medians_are_measured_in_turn() -> None:
 
     found = measure.medians({"a": work("a", [1.0, 9.0, 2.0]), "b": work("b", [5.0, 5.0, 7.0])}, 3)
     assert found == {"a": 2.0, "b": 5.0} and order == ["a", "b"] * 3
+
+
+def test_the_median_after_a_warm_up_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, waited = 0.0, []
+    steps = iter([9.0] * measure.WARM_UP + [1.0, 7.0, 2.0, 90.0])
+
+    def work() -> None:
+        nonlocal clock
+        clock += next(steps)
+
+    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock)
+    backend: Any = SimpleNamespace(synchronize=lambda: waited.append(clock))
+    assert measure.timed(work, backend, 20.0) == 4.5
+    assert len(waited) == 5  # after the warm-up, and after each step
 
 
 @pytest.mark.parametrize("backend", ["numpy", "numba"])
@@ -68,13 +83,13 @@ def test_a_peer_that_fails_says_why(
 ) -> None:
     done = SimpleNamespace(returncode=-9, stderr=stderr, stdout="")
     monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: done)
-    with pytest.raises(ConfigError, match=f"could not be measured: .*{reason}"):
+    with pytest.raises(ConfigError, match=reason):
         measure.torch_images_per_s(experiment, "--threads", 1)
 
 
 def test_a_peer_that_hangs_is_not_waited_for(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "PEER_S", 0.01)
-    with pytest.raises(ConfigError, match=r"^peers=torch: PyTorch takes more than 0.01 s$"):
+    with refused("peers", "torch"):
         measure.torch_images_per_s(experiment, "--threads", 1)
 
 
@@ -94,7 +109,7 @@ def test_the_peer_has_the_network_that_is_measured(monkeypatch: pytest.MonkeyPat
     assert asked[0][: len(start)] == start and asked[0][-4:] == ["--optimizer", "Adam", "--device", "cuda:3"]
 
 
-@pytest.mark.parametrize(("override", "named"), [("optimizer=lamb", "LAMB"), ("loss=hinge", "Hinge")])
-def test_networks_without_a_peer_are_refused(override: str, named: str) -> None:
-    with pytest.raises(ConfigError, match=f"^peers=torch: .*{named}"):
+@pytest.mark.parametrize("override", ["optimizer=lamb", "loss=hinge"])
+def test_networks_without_a_peer_are_refused(override: str) -> None:
+    with refused("peers", "torch"):
         measure.torch_network(Experiment(settings_of("data=synthetic", "backend=numpy", "model=mlp", override)))

@@ -6,10 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,35 +84,6 @@ def test_the_peer_trains_in_16_bits_with_weights_in_float(dtype: str, tmp_path: 
     assert (max(scales) > 100) == (dtype == "half")
     moved = max(float((a - b).detach().abs().max()) for a, b in zip(network.parameters(), before, strict=True))
     assert 0 < moved < 1
-
-
-@needs_torch
-def test_a_step_is_captured_after_a_warm_up_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    calls: list[str] = []
-
-    def stream(name: str) -> SimpleNamespace:
-        return SimpleNamespace(wait_stream=lambda other: calls.append(f"{name} waits for {other.name}"), name=name)
-
-    @contextmanager
-    def within(what: SimpleNamespace) -> Iterator[None]:
-        calls.append(f"on {what.name}")
-        yield
-        calls.append(f"off {what.name}")
-
-    main, graph = stream("main"), SimpleNamespace(name="graph", replay=lambda: calls.append("replay"))
-    for name, part in {"Stream": lambda: stream("side"), "current_stream": lambda: main, "stream": within}.items():
-        monkeypatch.setattr(torch.cuda, name, part)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    monkeypatch.setattr(torch.cuda, "graph", within)
-    network = SimpleNamespace(zero_grad=lambda set_to_none: calls.append("clear"))
-    replay = peer.captured(network, lambda: calls.append("step"))
-    warm = ["side waits for main", "on side", *["step"] * peer.WARM_UP, "off side", "main waits for side"]
-    assert calls == [*warm, "clear", "on graph", "step", "off graph"]
-    calls.clear()
-    replay()
-    assert calls == ["replay"]
 
 
 @needs_torch

@@ -23,8 +23,6 @@ from tests.guides.extending.gradient_mean import GradientMean
 from tests.guides.extending.lion import Lion
 from tests.guides.extending.residual import Residual
 from tests.guides.extending.scale import Scale
-from tests.guides.extending.stop_at import StopAt
-from tests.guides.extending.stripes import Stripes
 from tests.support import warm
 from tests.support.backends import every_backend
 from tests.support.commands import SMALL, environment
@@ -80,20 +78,16 @@ def test_the_callback_of_the_guide_stops_at_its_loss_by_the_command_line(tmp_pat
     done = warm.command("cupynet", ("train", *arguments), tmp_path, environment(), 300)
     assert done.returncode == 0, done.stderr
     summary = Run(tmp_path / "run").summary()
-    assert summary.outcome.epochs == 0 and summary.outcome.iterations in (
-        5,
-        6,
-    )  # agreed on at the next average; where rounds are slow
-    # workers ask each other at once
-    assert summary.outcome.stopped_by is not None and summary.outcome.stopped_by.startswith("the loss has come down to")
+    assert summary.outcome.epochs == 0 and summary.outcome.stopped_by
+    assert summary.outcome.iterations in (5, 6)  # agreed on at the next average, or at once if rounds are slow
 
 
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("name", ["scale", "stripes"])
 def test_a_class_that_is_not_trusted_is_not_even_imported(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"list '{name}' in trusted_modules if it is yours") as caught:
+    with pytest.raises(ConfigError, match="trusted_modules"):
         prepare(settings_of(*COMMANDS[name]))
-    assert "\n" not in str(caught.value) and name not in sys.modules
+    assert name not in sys.modules
 
 
 def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
@@ -152,20 +146,6 @@ def test_the_layer_leaves_nothing_on_loan_and_shows_what_it_holds() -> None:
     assert {name for name, _ in model.params.named()} == {
         "block.branch.weight", "block.branch.bias", "output.weight", "output.bias",
     }  # fmt: skip
-
-
-def test_the_callback_from_python() -> None:
-    with ParallelWrapper(small_model(), 2, callbacks=[StopAt(100.0)], report_every=2) as wrapper:
-        wrapper.fit(small_dataset(60), 3, batch_size=4)
-        assert wrapper.trainer.stopped is not None and wrapper.trainer.iteration < 10
-
-
-def test_the_source_declares_what_it_loads() -> None:
-    source = Stripes(images=80, validation=20, limit=30)
-    data = source.load()
-    data.check(source.image_shape, source.classes)
-    assert data.validation is not None
-    assert (len(data.train), len(data.validation), len(data.test)) == (30, 20, 20)
 
 
 # The guide -----------------------------------------------------------------------------------------------------------
