@@ -60,11 +60,10 @@ def test_any_numbers_are_drawn(values: list[float | None], log: bool) -> None:
 
 
 def test_lines_without_finite_points_are_omitted() -> None:
-    chart = Chart(
-        "t", "x", "y", [Line("a", [1, 2], [None, math.nan]), Line(None, [1], [1.0]), Line("b", [1], [2.0], 5)]
-    )
-    assert [line.name for line in chart.shown] == [None, "b"]
-    assert chart.legend == [("b", 5, False)]
+    nothing, gap = Line("nothing", [1, 2], [None, math.nan]), Line("gap", [1, 2], [None, 2.0], 5)
+    chart = Chart("t", "x", "y", [nothing, Line(None, [1], [1.0]), gap])
+    assert [line.name for line in chart.shown] == [None, "gap"]
+    assert chart.legend == [("gap", 5, False)]
 
 
 def test_a_long_line_is_thinned_to_the_means_of_neighbours() -> None:
