@@ -26,6 +26,7 @@ def test_a_full_machine_is_as_fast_as_it_was_measured() -> None:
     for frequency in (1, 3):
         found = forecast(COSTS, SLOW, 2, frequency)
         assert found.computing_s + found.averaging_s == pytest.approx(22e-3 + 1e-3 / frequency)
+        assert found.images_per_s == pytest.approx(2 * 128 / (22e-3 + 1e-3 / frequency))
     four = replace(COSTS, cores=4)
     assert forecast(four, SLOW, 2, 1).computing_s == pytest.approx(20e-3 + 2e-3 / 3)
 
