@@ -10,13 +10,11 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from string import Template
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
-from omegaconf import OmegaConf
 
 from cupynet import config
 from cupynet.config import GROUPS, composing, stored
@@ -33,6 +31,7 @@ from cupynet.config.schema import (
 )
 from cupynet.core.errors import ConfigError, DataError, Interrupted, annotate
 from tests.support.commands import Command
+from tests.support.refusals import refused
 from tests.support.settings import MINIMAL, settings_of
 
 REPOSITORY = Path(config.__file__).parents[2]
@@ -43,48 +42,46 @@ def test_only_an_explicit_data_set_has_no_fallback() -> None:
     assert settings_of("data=mnist").data["fallback"] is None
 
 
-# what is refused -> what the message says besides the setting: the nearest name, or the remedy
+# what is refused -> the setting or the name that the line shows
 REFUSED = {
-    "workrs=4": "did you mean 'workers'",
+    "workrs=4": "'workers'",
     "=3": "=3",
-    "workers=1,2": "--multirun",
+    "workers=1,2": "workers",
     "workers=[1": "workers=[1",
     "hydra.run.dir=${nothing}": "hydra.run.dir",
-    "hydra.output_subdir=/elsewhere": ".hydra",
+    "hydra.output_subdir=/elsewhere": "hydra.output_subdir",
     "hydra.job_logging.root.level=NOPE": "hydra.job_logging",
     "workers": "workers",
-}
-WRONG = {
-    "++workrs=4": "did you mean 'workers'",
-    "optimzer=sgd": "did you mean 'optimizer'",
-    "workers=four": "workers",
-    "workers=???": "workers",
-    "parallel.averaging_freqency=3": "did you mean 'parallel.averaging_frequency'",
-    "model.layers.conv2.kernal=5": "did you mean 'model.layers.conv2.kernel'",
-    "model.layer.conv2.kernel=5": "did you mean 'model.layers'",
-    "experiment=dl4j_gpu_guid": "did you mean 'dl4j_gpu_guide'",
-    "averaging_frequency=3": "did you mean 'parallel.averaging_frequency'",
-    "callbacks=loud": "early_stopping",
-    "parallel={timeout:1}": "did you mean 'parallel.timeout_s'",
-    "parallel.synchronizer.averaging_frequency=${parallel.every}": "parallel.every",
-    "parallel.synchronizer.frequency=3": "did you mean 'parallel.synchronizer.averaging_frequency'",
-    "~parallel.nothing": "parallel.nothing",
-    "~optimizer": "optimizer",
-    "callbacks=[tensorboard,nope]": "nope",
 }
 
 
 @pytest.mark.usefixtures("minimal_conf")
 @pytest.mark.parametrize("bad", REFUSED)
-def test_refused_with_one_message_and_no_folder(
+def test_refused_in_one_line_and_without_a_folder(
     bad: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, ran = command(bad)
     out, err = capsys.readouterr()
-    assert (code, ran, out) == (2, [], "")
-    assert err.startswith("cupynet: ") and err.count("\n") == 1 and "Traceback" not in err
-    assert REFUSED[bad] in err
-    assert list(in_folder.iterdir()) == []
+    assert (code, ran, out) == (2, [], "") and list(in_folder.iterdir()) == []
+    assert err.startswith("cupynet: ") and err.count("\n") == 1 and REFUSED[bad] in err
+
+
+# override -> what the error names: the setting, and the nearest name if there is one
+WRONG = {
+    "++workrs=4": ("workrs", "'workers'"),
+    "optimzer=sgd": ("optimzer", "'optimizer'"),
+    "workers=four": ("workers", ""),
+    "workers=???": ("workers", ""),
+    "parallel.averaging_freqency=3": ("parallel.averaging_freqency", "'parallel.averaging_frequency'"),
+    "model.layers.conv2.kernal=5": ("model.layers.conv2.kernal", "'model.layers.conv2.kernel'"),
+    "experiment=dl4j_gpu_guid": ("experiment", "'dl4j_gpu_guide'"),
+    "averaging_frequency=3": ("averaging_frequency", "'parallel.averaging_frequency'"),
+    "callbacks=loud": ("callbacks", "early_stopping"),
+    "parallel={timeout:1}": ("parallel.timeout", "'parallel.timeout_s'"),
+    "parallel.synchronizer.averaging_frequency=${parallel.every}": ("parallel", "parallel.every"),
+    "~optimizer": ("optimizer", ""),
+    "callbacks=[tensorboard,nope]": ("callbacks", ""),
+}
 
 
 SMALL_CONF = {
@@ -118,11 +115,12 @@ def small_conf(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 
 
 @pytest.mark.usefixtures("small_conf")
-def test_a_wrong_setting_is_named() -> None:
-    for override, message in WRONG.items():
-        with pytest.raises(ConfigError) as refused:
-            config.compose([override])
-        assert message in str(refused.value) and "\n" not in str(refused.value), override
+@pytest.mark.parametrize("override", WRONG)
+def test_a_wrong_setting_is_named(override: str) -> None:
+    setting, nearest = WRONG[override]
+    with pytest.raises(ConfigError) as caught:
+        config.compose([override])
+    assert caught.value.setting.startswith(setting) and nearest in str(caught.value)
 
 
 @pytest.mark.usefixtures("minimal_conf")
@@ -133,13 +131,13 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
 
     def check(settings: Settings) -> None:
         seen.append(settings)
-        raise ConfigError("model.layers.conv2: kernel=29\n is larger than its input")
+        raise ConfigError("is\n too large", "model.layers.conv2.kernel", "29")
 
     (in_folder / "full" / "empty").mkdir(parents=True)
     (in_folder / "full" / "precious").write_text("mine")
     assert command("workers=3", "hydra.run.dir=full/empty/a/b", check=check) == (2, [])
     assert seen[0].workers == 3
-    assert capsys.readouterr().err == "cupynet: model.layers.conv2: kernel=29 is larger than its input\n"
+    assert capsys.readouterr().err == "cupynet: model.layers.conv2.kernel=29: is too large\n"
     assert command("hydra.run.dir=full", check=lambda settings: 1 / 0) == (1, [])  # a bug is shown
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and "ZeroDivisionError: division by zero" in err.splitlines()[-1]
@@ -184,9 +182,8 @@ OTHER = "parallel.synchronizer.averaging_frequency"
     ],
 )
 def test_two_values_for_one_argument_are_refused(overrides: tuple[str, ...], setting: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with refused(setting):
         settings_of(*overrides)
-    assert refused.value.setting == setting
 
 
 @pytest.mark.parametrize(
@@ -216,43 +213,24 @@ def leaves(value: Any) -> Iterator[Any]:
 
 
 def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
-    folders: list[tuple[Path, Path, Path]] = []
     arguments = ("workers=2", "devices=[0,2]", "data=mnist", "data.limit=7", "data.folder=${hydra:runtime.cwd}/x")
-    latest = Path("outputs", "latest")
-
-    def task(settings: Settings, folder: Path) -> None:
-        config.training_begins()
-        folders.append((folder, Path.cwd(), latest.resolve()))
-
-    code, (settings,) = command(*arguments, task=task)
+    code, (settings,) = command(*arguments)
     assert code == 0
     assert (settings.workers, settings.devices, settings.data["limit"]) == (2, [0, 2], 7)
     assert settings.data["folder"] == f"{in_folder}/x" and settings.data["fallback"] is None  # because data=mnist
     assert settings.backend == BackendSettings(name="auto", priority=PrioritySettings(gpu=100, cpu=0))
-    for value in leaves(settings):
-        assert type(value) in (int, float, bool, str, type(None)), value
-    ((folder, working_folder, linked),) = folders
-    assert linked == folder.resolve()  # the newest run, as soon as its training begins
-    assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs"
-    assert sorted(path.name for path in folder.rglob("*")) == [".hydra", "config.yaml", "hydra.yaml", "overrides.yaml"]
-    assert working_folder == in_folder
+    assert {type(value) for value in leaves(settings)} <= {int, float, bool, str, type(None)}
 
 
-def test_good_values() -> None:
-    expected = {
-        "parallel.averaging_frequency=end": ("parallel", "end"),
-        "memory.device_pool_limit=80%": ("memory", "80%"),
-        "memory.device_pool_trim_above=512MiB": ("memory", "512MiB"),
-        "callbacks.progress=null": ("callbacks", "'progress': None"),
-        "+callbacks.mine._target_=mymodule.Mine": ("callbacks", "{'_target_': 'mymodule.Mine'}"),
-        "loss=hinge": ("loss", "Hinge"),
-        "optimizer.learning_rate=0.01": ("optimizer", 0.01),
-        "+model.layers.dense2={_target_:cupynet.nn.Dense,units:3}": ("model", "dense2"),
-        "+workers=3": ("workers", 3),
-    }
-    settings = settings_of(*expected)
-    for key, value in expected.values():
-        assert str(value) in str(getattr(settings, key)), key
+@pytest.mark.usefixtures("minimal_conf")
+def test_a_job_has_a_folder_with_its_settings(command: Command, in_folder: Path) -> None:
+    def task(settings: Settings, folder: Path) -> None:
+        assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs" and Path.cwd() == in_folder
+        found.extend(sorted(path.name for path in folder.rglob("*")))
+
+    found: list[str] = []
+    assert command(task=task)[0] == 0
+    assert found == [".hydra", "config.yaml", "hydra.yaml", "overrides.yaml"]
 
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,9 +243,8 @@ def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings.callbacks["report"]["enabled"] is False
     for wrong in ("abc", "[1"):
         monkeypatch.setenv("BACKEND_PRIORITY_GPU", wrong)
-        with pytest.raises(ConfigError, match=re.escape("backend.priority.gpu: ")) as caught:
+        with refused("backend.priority.gpu"):
             composing.settings_of(composed, [], Settings)
-        print(caught.value)
 
 
 @pytest.mark.usefixtures("minimal_conf")
@@ -337,8 +314,7 @@ def test_settings_that_cannot_be_stored(command: Command, in_folder: Path, capsy
     (in_folder / "here").mkdir()
     (in_folder / "here" / ".hydra").write_text("a file")
     assert command("hydra.run.dir=here") == (74, [])
-    err = capsys.readouterr().err
-    assert "here/.hydra" in err and err.count("\n") == 1
+    assert "here/.hydra" in capsys.readouterr().err
     assert [path.name for path in (in_folder / "here").iterdir()] == [".hydra"]
 
 
@@ -465,81 +441,47 @@ def test_ranks_compare_all_but_machine_specific_settings(in_folder: Path, monkey
     compared: dict[str, Any] = {}
     monkeypatch.setenv("PMI_RANK", "1")
     monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=mpi", "+data.folder=mine", "batch_size=7"])
+    monkeypatch.setattr(
+        sys, "argv", ["train.py", "parallel.launcher=mpi", "+data.folder=mine", "devices=[0]", "batch_size=7"]
+    )
     job = {"rank": 1, "size": 2, "ranks": SimpleNamespace()}
     ranks: Any = SimpleNamespace(agree=compared.update, share=lambda text: text, **job)
     config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
-    assert "data.folder" not in compared
+    assert not {key for key in compared if key.startswith(("data.folder", "devices"))}
 
 
-def expected_help(name: str) -> str:
-    """Return the help page of a command: `hydra.help` of its file in conf/, over conf/hydra/help/cupynet.yaml."""
-    conf = composing.conf_folder()
-    usual, own = OmegaConf.load(conf / "hydra" / "help" / "cupynet.yaml"), OmegaConf.load(conf / f"{name}.yaml").hydra
-    command = {"config": "train"}.get(name, name)
-    found = OmegaConf.create({"hydra": {"job": {"name": command}, "help": OmegaConf.merge(usual, own.get("help", {}))}})
-    return Template(found.hydra.help.template).substitute()
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_help_is_the_page_of_the_command(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--help", "hydra/help=cupynet") == (0, [])  # as in the defaults list of conf/config.yaml
-    page = capsys.readouterr().out.replace("conftest", "train")  # here Hydra names the job after the module of the task
-    assert page.strip() == expected_help("config").strip()
-
-
-def test_a_command_with_its_own_config_has_its_own_help(
-    in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        *(("config", Settings), ("bench", BenchSettings), ("plan", PlanSettings)),
+        *(("find_rate", RateSettings), ("tune", TuneSettings)),
+    ],
+)
+def test_help_lists_the_settings_that_exist(
+    name: str, schema: type[Settings], in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["tune.py", "--help"])
-    config.run(lambda settings, folder: None, lambda settings: settings, "tune", TuneSettings)
-    assert capsys.readouterr().out.strip() == expected_help("tune").strip()
-
-
-@pytest.mark.parametrize("name", ["config", "bench", "plan", "find_rate", "tune"])
-def test_help_lists_the_settings_that_exist(name: str) -> None:
-    """Every group in one line, with files that are there; examples that compose; the exit codes."""
-    schema = {
-        **{"config": Settings, "bench": BenchSettings, "plan": PlanSettings},
-        **{"find_rate": RateSettings, "tune": TuneSettings},
-    }[name]
-    page = expected_help(name).splitlines()
+    """Every group in one line, with files that are there; a command's own settings; the exit codes."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    config.run(lambda settings, folder: None, lambda settings: settings, name, schema)
+    page = capsys.readouterr().out.strip().splitlines()
     assert max(map(len, page)) <= 80 and len(page) <= 40
     groups = {line.split()[0]: line.split() for line in page if line[:2] == "  " and line[2:].split()[0] in GROUPS}
-    assert list(groups) == list(GROUPS) and len(groups) == sum(line[2:].startswith(GROUPS) for line in page)
+    assert list(groups) == list(GROUPS)
     for group, words in groups.items():
         there = {path.stem for path in (composing.conf_folder() / group).glob("*.yaml")}
         listed = [word for word in words[1:] if word in there]
         after = words[words.index(listed[0]) :]
         assert set(after) <= there | {"..."} and ("..." in after) == (set(listed) != there)
-    examples = [line.split()[2:] for line in page if line.startswith("  cupynet ")]
-    assert len(examples) >= (5 if name == "config" else 2)
-    if name == "config":
-        for example in examples:
-            asked = [word for word in example if "=" in word and "," not in word and not word.startswith("resume")]
-            assert settings_of(*asked)
-    if name in ("find_rate", "tune"):
-        completion = next(line for line in page if line.startswith("Completion"))
-        assert completion.split("(")[1].split()[0] in (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     assert name == "config" or all(setting in " ".join(page) for setting in own_names(schema))
     codes = [int(code) for code in re.findall(r"\d+", next(line for line in page if line.startswith("Exit codes")))]
     assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
 
 
-@pytest.mark.parametrize("arguments", [["--speed", "5"], ["-cd", "nowhere"]])
-def test_a_wrong_option(
-    arguments: list[str], command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(*arguments) == (2, [])
-    assert "Traceback" not in capsys.readouterr().err and list(in_folder.iterdir()) == []
-
-
 @pytest.mark.usefixtures("minimal_conf")
 def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     for question in (["--help"], ["--cfg", "job"]):
-        assert command(*question, "workrs=4") == (2, [])
-        assert "did you mean 'workers'" in capsys.readouterr().err
+        assert command(*question, "workrs=4") == (2, []) and "'workers'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("minimal_conf")
@@ -582,15 +524,14 @@ def test_own_files(own_files: Path, command: Command, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.usefixtures("small_conf")
-def test_a_wrong_setting_in_a_file_is_named_with_the_file(own_files: Path) -> None:
-    for name, said in {
-        "wrong": ("experiment/wrong", "did you mean 'workers'"),
-        "typed": ("experiment/typed", "workers"),
-        "group": ("data=nothing", "mnist"),
-    }.items():
-        with pytest.raises(ConfigError) as refused:
-            config.compose([f"experiment={name}"], own_files)
-        assert all(each in str(refused.value) for each in said), refused.value
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("wrong", ("experiment/wrong", "workrs", "'workers'")), ("typed", ("workers",)), ("group", ("data=nothing",))],
+)
+def test_a_wrong_setting_in_a_file_is_named_with_the_file(name: str, named: tuple[str, ...], own_files: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config.compose([f"experiment={name}"], own_files)
+    assert all(each in str(caught.value) for each in named), caught.value
 
 
 @pytest.mark.usefixtures("minimal_conf")
@@ -662,43 +603,8 @@ def test_help_imports_no_numpy_and_ends_quietly_on_a_broken_pipe(tmp_path: Path)
     assert child.returncode == 141
 
 
-# --- types
-
-COMMAND = """
-from pathlib import Path
-from cupynet import config
-from cupynet.config.instantiate import build
-from cupynet.config.schema import BenchSettings, Settings
-
-class Job:
-    def __init__(self, settings: BenchSettings) -> None:
-        self.peers = settings.peers
-        settings.paers  # type: ignore[attr-defined]
-        settings.parallel.timeout  # type: ignore[attr-defined]
-
-def task(job: Job, folder: Path) -> None:
-    print(job.peers, folder)
-    job.paers  # type: ignore[attr-defined]
-
-def other(job: str, folder: Path) -> None: ...
-
-config.run(task, Job, "bench", BenchSettings)
-config.run(other, Job, "bench", BenchSettings)  # type: ignore[misc]
-config.run(task, Job, "bench", Settings)  # type: ignore[arg-type]
-"""
-
-
-@pytest.mark.slow
-def test_mypy_finds_a_misspelt_setting_in_a_command(tmp_path: Path) -> None:
-    """Every ignored line is an error: mypy --strict reports unused ignores."""
-    (tmp_path / "command.py").write_text(COMMAND)
-    line = [sys.executable, "-m", "mypy", "--strict", "--config-file", "pyproject.toml", str(tmp_path / "command.py")]
-    done = subprocess.run(line, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("option", ["--nonsense", "-x", "--helpp", "--config-fir=x"])
-def test_an_unknown_option_is_refused_in_one_line(
+@pytest.mark.parametrize("option", ["--nonsense", "-x", "--helpp", "--config-fir=x", "--speed"])
+def test_an_unknown_option_is_refused(
     option: str, command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("seed=1", option) == (2, [])
@@ -707,8 +613,6 @@ def test_an_unknown_option_is_refused_in_one_line(
     assert list(in_folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("options", [["-cjob"], ["--cfg=job"], ["--cf", "job"], ["-c", "job"]])
-def test_options_may_be_written_as_argparse_permits(
-    options: list[str], command: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("options", [["-cjob"], ["--cf", "job"]])
+def test_options_may_be_written_as_argparse_permits(options: list[str], command: Command, capsys: Any) -> None:
     assert command(*options) == (0, []) and "batch_size" in capsys.readouterr().out

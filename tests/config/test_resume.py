@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import resource
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -17,12 +17,14 @@ from PIL import Image
 from cupynet import config
 from cupynet.commands import train
 from cupynet.config import resume
+from cupynet.config.schema import Settings
 from cupynet.core import lock
-from cupynet.core.errors import ConfigError, Interrupted, OutputError
+from cupynet.core.errors import Interrupted, OutputError
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, SMALL, run
+from tests.support.commands import QUICK, SMALL, Command, run
+from tests.support.refusals import refused
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, started, trained
 from tests.support.user_files import digits, write_pictures
 
@@ -33,25 +35,33 @@ NORM = ["workers=2", "model=lenet_norm", "epochs=2"]  # with running estimates a
 
 
 @pytest.fixture(scope="module")
-def one_stopped(tmp_path_factory):
+def one_stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run that SIGTERM stopped between averages, three iterations after its last checkpoint."""
     folder = tmp_path_factory.mktemp("stopped")
-    with pytest.raises(Interrupted, match=f"to resume: cupynet train resume={folder / RUN}"):
+    with pytest.raises(Interrupted, match=f"cupynet train resume={folder / RUN}"):
         trained(folder / RUN, *QUICK, *SMALL, *MORE, *NORM, callbacks=[EndAfter(7)])
     return folder
 
 
 @pytest.fixture
-def stopped(one_stopped, in_folder, caplog, minimal_conf):
+def stopped(one_stopped: Path, in_folder: Path, caplog: pytest.LogCaptureFixture, minimal_conf: None) -> Path:
     """The folder of that run, below the working folder."""
     shutil.copytree(one_stopped, in_folder, dirs_exist_ok=True)
     caplog.set_level("INFO", "cupynet")
     return RUN
 
 
-def train_job(settings, folder):
+def train_job(settings: Settings, folder: Path) -> float | None:
     """Run a job as the command does."""
     return train.train(train.prepare(settings), folder)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def modification_times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
 @contextlib.contextmanager
@@ -59,8 +69,9 @@ def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]
     """Check that the run that the `with` block resumes equals an uninterrupted one."""
     trained(Path("whole"), *QUICK, *SMALL, *MORE, *settings)
     began = json.loads((run_folder / "started.json").read_text())["started"]
-    state = Checkpoints(run_folder / "checkpoints").newest().state
-    compile_s = state["workers"][0]["numbers"]["clock"]["compile_s"]
+    newest = Checkpoints(run_folder / "checkpoints").newest()
+    assert newest is not None
+    compile_s = newest.state["workers"][0]["numbers"]["clock"]["compile_s"]
     yield
     assert same(Path("whole"), run_folder)
     cost = Run(run_folder).summary().cost
@@ -69,10 +80,9 @@ def resumes_bit_for_bit(run_folder: Path, settings: list[str]) -> Iterator[None]
     assert not [entry for entry in (run_folder / "checkpoints").iterdir() if "." in entry.name]
 
 
-def test_a_stopped_run_resumes_bit_for_bit(stopped, caplog):
+def test_a_stopped_run_resumes_bit_for_bit(stopped: Path) -> None:
     with resumes_bit_for_bit(stopped, NORM):
         resumed(stopped)
-    assert "resuming after iteration" in caplog.text
 
 
 # tests/test_soak.py kills at every place of a save, with and without averages
@@ -85,73 +95,55 @@ def test_a_stopped_run_resumes_bit_for_bit(stopped, caplog):
         pytest.param(["workers=1"], 18, "SIGTERM", marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_resumes_bit_for_bit(in_folder, settings, iteration, end, command, capsys):
+def test_a_killed_run_resumes_bit_for_bit(
+    in_folder: Path, settings: list[str], iteration: int, end: str, command: Command, capsys: Any
+) -> None:
     code = -9 if end == "SIGKILL" else 143
     started(in_folder, "parts", *settings, code=code, END_AFTER=str(iteration), END_BY=end)
     before = set(in_folder.iterdir())
     with resumes_bit_for_bit(Path("parts"), settings):
         assert command("resume=parts", "~callbacks.fault", task=train_job)[0] == 0
-    stdout, stderr = capsys.readouterr()
-    assert stderr == "" and "resuming after iteration" in stdout
-    assert set(in_folder.iterdir()) == before | {in_folder / "whole"}
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def modification_times(folder):
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert capsys.readouterr().err == "" and set(in_folder.iterdir()) == before | {in_folder / "whole"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    "arguments",
     [
-        (
-            ["resume=outputs/day/run", "batch_size=16"],
-            "batch_size=16: the run in outputs/day/run was started with 32, and",
-        ),
-        (["resume=outputs/day"], "resume='outputs/day': is neither the folder of a run nor one of its checkpoints"),
-        (["resume=latest", "-m", "seed=1,2"], "resume=latest: "),
+        ["resume=outputs/day/run", "batch_size=16"],
+        ["resume=outputs/day"],
+        ["resume=latest", "-m", "seed=1,2"],
     ],
 )
-def test_invalid_resumes_are_refused(stopped, arguments, said, command, capsys):
+def test_an_invalid_resume_is_refused_and_changes_nothing(
+    stopped: Path, arguments: list[str], command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = modification_times(stopped)
     assert command(*arguments) == (2, [])
-    stderr = capsys.readouterr().err
-    assert said in stderr and stderr.count("\n") == 1
-    assert modification_times(stopped) == before
+    assert capsys.readouterr().err.count("\n") == 1 and modification_times(stopped) == before
 
 
-def test_a_setting_that_only_one_of_two_runs_has_is_refused():
-    for now, then in (({}, {"momentum": 0.9}), ({"momentum": 0.9}, {})):
-        with pytest.raises(ConfigError, match=r"^optimizer\.momentum="):
-            resume.refuse_other({"optimizer": now}, {"optimizer": then}, RUN)
+SCHEDULE = {"_target_": "cupynet.optim.Warmup", "steps": 9, "then": {"_target_": "A", "peak": 0.2}}
+OTHER = {**SCHEDULE, "then": {"_target_": "A", "peak": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("given", "stored", "key"),
+    [
+        ({"rate": 0.01}, {"rate": SCHEDULE}, "rate"),
+        ({"rate": SCHEDULE}, {"rate": 0.01}, "rate"),
+        ({"rate": OTHER}, {"rate": SCHEDULE}, "rate.then.peak"),
+        ({"rate": 0.01}, {}, "rate"),
+        ({"optimizer": {}}, {"optimizer": {"momentum": 0.9}}, "optimizer.momentum"),
+    ],
+)
+def test_a_setting_that_must_not_change_is_refused(given: dict[str, Any], stored: dict[str, Any], key: str) -> None:
+    with refused(key):
+        resume.refuse_other({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
     resume.refuse_other({"epochs": 2}, {"epochs": 1, "callbacks": {"mine": {"path": "x"}}}, RUN)
 
 
-THEN = {"_target_": "A", "peak": 0.2}
-SCHEDULE = {"rate": {"_target_": "cupynet.optim.Warmup", "steps": 9, "then": THEN}}
-OTHER = {"rate": {**SCHEDULE["rate"], "then": {**THEN, "peak": 0.1}}}
-
-
-@pytest.mark.parametrize(
-    ("given", "stored", "named", "made"),
-    [
-        ({"rate": 0.01}, SCHEDULE, "rate=0.01: ", "{_target_:cupynet.optim.Warmup,steps:9,then:{_target_:A,peak:0.2}}"),
-        (SCHEDULE, {"rate": 0.01}, "rate={_target_:cupynet.optim.Warmup,", "with 0.01,"),
-        (OTHER, SCHEDULE, "rate.then.peak=0.1: ", "with 0.2,"),
-        ({"rate": 0.01}, {}, "rate=0.01: ", "without it"),
-    ],
-)
-def test_a_refused_setting_names_what_the_run_was_made_with(given, stored, named, made):
-    with pytest.raises(ConfigError) as refused:
-        resume.refuse_other({**given, "seed": 1}, {**stored, "seed": 1}, RUN)
-    assert str(refused.value).startswith(named) and made in str(refused.value)
-
-
 @pytest.mark.usefixtures("minimal_conf")
-def test_a_run_on_grey_pictures_of_several_kinds_goes_on_as_its_message_says(in_folder, command):
+def test_the_channels_of_a_run_on_grey_pictures_may_be_set_on_resume(in_folder: Path, command: Command) -> None:
     """An earlier version trained on them without a number of channels."""
     pictures = write_pictures(in_folder / "pictures", digits(20, 10))
     trained(
@@ -168,20 +160,18 @@ def test_a_run_on_grey_pictures_of_several_kinds_goes_on_as_its_message_says(in_
     assert command("resume=run", "epochs=3", "data.channels=null", task=train_job)[0] == 2
 
 
-def test_a_running_run_cannot_be_resumed(stopped, command, capsys, monkeypatch):
+def test_a_running_run_cannot_be_resumed(
+    stopped: Path, command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
-    assert resume.find("latest", []) == stopped
     hold = Hold(stopped)
     try:
         before = modification_times(stopped), contents(stopped)
-        for arguments in (
-            [f"resume={stopped}", "hydra.run.dir=other", "epochs=9"],
-            [f"hydra.run.dir={stopped}"],
-        ):
+        for arguments in ([f"resume={stopped}", "hydra.run.dir=other", "epochs=9"], [f"hydra.run.dir={stopped}"]):
             capsys.readouterr()
             assert command(*arguments) == (2, [])
             stdout, stderr = capsys.readouterr()
-            assert stderr.startswith(f"cupynet: {stopped}: a run is in progress there (process {os.getpid()} on ")
+            assert str(stopped) in stderr and str(os.getpid()) in stderr
             assert (stdout, stderr.count("\n")) == ("", 1)
         assert (modification_times(stopped), contents(stopped)) == before
         assert resume.find("latest", []) is None and not Path("other").exists()
@@ -190,8 +180,7 @@ def test_a_running_run_cannot_be_resumed(stopped, command, capsys, monkeypatch):
     assert resume.find("latest", []) == stopped
 
 
-def test_latest_is_the_newest_unfinished_run(stopped, command, capsys):
-    assert resume.find("latest", []) == stopped
+def test_latest_is_the_newest_unfinished_run(stopped: Path, command: Command) -> None:
     resumed(stopped)
     assert Run(stopped).summary().outcome.epochs == 2
     assert resume.find("latest", [f"hydra.run.dir={stopped}"]) == stopped
@@ -201,60 +190,55 @@ def test_latest_is_the_newest_unfinished_run(stopped, command, capsys):
     assert resume.find("latest", []) == stopped
     resumed(stopped)
     assert (stopped / "weights.safetensors").read_bytes() == before and (stopped / "summary.json").is_file()
-    capsys.readouterr()
-    code, (settings,) = command("resume=latest")
+    code, (settings,) = command("resume=latest")  # there is none, and a new run begins
     assert code == 0 and settings.resume is None
-    assert "there is no run to resume: a new run begins" in capsys.readouterr().out
 
 
-def test_a_run_resumes_with_other_workers_and_another_dtype(stopped, caplog):
+def test_a_run_resumes_with_other_workers_and_another_dtype(stopped: Path) -> None:
     resumed(stopped, "workers=3", "dtype=double", "backend=numpy", "epochs=2")
-    assert "3 workers continue from 2: all start from the mean of the weights" in caplog.text
-    assert "not bit for bit: workers 3, then 2; backend numpy, then numba; dtype double, then float" in caplog.text
     summary = Run(stopped).summary()
     assert (summary.setup.workers, summary.setup.dtype, summary.outcome.epochs) == (3, "double", 2)
 
 
-def test_a_new_run_does_not_overwrite_another(stopped, command, capsys):
-    """Neither an unfinished run is overwritten nor a finished one, nor what is stored of its settings."""
-
-    def refused(*arguments: str) -> str:
+def test_a_new_run_does_not_overwrite_another(stopped: Path, command: Command) -> None:
+    """Neither an unfinished run nor a finished one."""
+    for change in ([], ["epochs=1"]):
+        if change:
+            resumed(stopped, *change)
         before = contents(stopped)
-        assert command(*arguments)[0] == 2
+        assert command(f"hydra.run.dir={stopped}")[0] == 2
+        assert command("-m", f"hydra.sweep.dir={stopped}")[0] == 2
         assert contents(stopped) == before
-        return str(capsys.readouterr().err)
 
-    said = f"{stopped}: already holds a run"
-    stderr = refused(f"hydra.run.dir={stopped}")
-    assert said in stderr and f"cupynet train resume={stopped}" in stderr
-    assert said in refused("-m", f"hydra.sweep.dir={stopped}")
+
+def test_results_are_kept_until_there_are_better_ones(stopped: Path) -> None:
     resumed(stopped, "epochs=1")
-    with pytest.raises(ConfigError, match=said):
-        resume.refuse_taken(stopped)
     kept = (stopped / "summary.json").read_bytes()
     with pytest.raises(KeyError, match="as if killed"):
         resumed(stopped, "epochs=2", callbacks=[EndAfter(16, killed=True)])
-    assert (stopped / "summary.json").read_bytes() == kept  # until there are better ones
-    assert resume.find("latest", []) == stopped
+    assert (stopped / "summary.json").read_bytes() == kept and resume.find("latest", []) == stopped
     resumed(stopped, "epochs=2")
-    assert Run(stopped).summary().outcome.epochs == 2
+    assert Run(stopped).summary().outcome.epochs == 2 and resume.find("latest", []) is None
 
 
-def test_a_refused_resume_changes_nothing(stopped, command, capsys):
-    """Whatever was asked for: what the next `resume=` does must not depend on one that did nothing."""
-    folder = stopped / ".hydra"
-    before = contents(folder)
+def test_a_refused_resume_changes_nothing(stopped: Path, command: Command) -> None:
+    """What the next `resume=` does must not depend on one that did nothing."""
+    before = contents(stopped / ".hydra")
     assert command("resume=latest", "backend.tf32=true", "epochs=7", check=train.prepare)[0] == 2
-    assert contents(folder) == before
-    assert command("resume=latest", "callbacks.checkpoint.keep_last=5", task=train_job)[0] == 0
-    assert "keep_last: 5\n" in (folder / "config.yaml").read_text()
-    capsys.readouterr()
-    before = contents(stopped / ".hydra"), (stopped / "summary.json").read_bytes()
-    assert command(f"resume={stopped}", "epochs=2", "workers=1", task=train_job)[0] == 0
-    stdout = capsys.readouterr().out
-    assert "its replicas" not in stdout and "the run is complete" in stdout
+    assert contents(stopped / ".hydra") == before
+    assert command(f"resume={stopped}", task=train_job)[0] == 0
+    before = contents(stopped)
+    assert command(f"resume={stopped}", "epochs=2", "workers=1", task=train_job)[0] == 0  # it is complete
     assert command(f"resume={stopped}", "epochs=1", task=train_job)[0] == 2  # it has two
-    assert (contents(stopped / ".hydra"), (stopped / "summary.json").read_bytes()) == before
+    log = stopped / "train.log"
+    assert {**contents(stopped), log: b""} == {**before, log: b""}
+
+
+def test_the_changes_of_a_resume_are_stored(stopped: Path, command: Command) -> None:
+    change = "callbacks.checkpoint.keep_last=5"
+    assert command("resume=latest", change, task=train_job)[0] == 0
+    assert config.load(stopped).callbacks["checkpoint"]["keep_last"] == 5
+    assert change in config.overrides_of(stopped) and "epochs=2" in config.overrides_of(stopped)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +248,9 @@ def test_a_refused_resume_changes_nothing(stopped, command, capsys):
         ("callbacks.checkpoint.path={other}", 2),  # found when training begins
     ],
 )
-def test_a_resume_that_fails_before_training_changes_no_settings(stopped, change, code, command):
+def test_a_resume_that_fails_before_training_changes_no_settings(
+    stopped: Path, change: str, code: int, command: Command
+) -> None:
     other = Path("other").absolute()
     Checkpoints(other).save(3, {}, {})
     kept = [stopped / ".hydra", stopped / "checkpoints"]
@@ -276,48 +262,41 @@ def test_a_resume_that_fails_before_training_changes_no_settings(stopped, change
     assert config.load(stopped).epochs == 2 == Run(stopped).summary().outcome.epochs
 
 
-def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(stopped, command, in_folder):
-    """Its results are from before, and no checkpoint is newer than they are."""
+def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(stopped: Path) -> None:
+    """Its results are from before, and no checkpoint is newer than it."""
     resumed(stopped)
-    first, last = Checkpoints(stopped / "checkpoints").steps()[-2:]
-    assert resume.find("latest", []) is None
+    store = Checkpoints(stopped / "checkpoints")
+    first, last = store.steps()[-2:]
     kept = (stopped / "summary.json").read_bytes()
+    experiment = train.prepare(config.load(stopped, [f"resume={resume.quoted(store.path(first))}"]))
+    experiment.callbacks.append(EndAfter(first + 1, killed=True))
     with pytest.raises(KeyError, match="as if killed"):
-        path = stopped / "checkpoints" / f"step-{first:08d}"
-        experiment = train.prepare(config.load(stopped, [f"resume={resume.quoted(path)}"]))
-        experiment.callbacks.append(EndAfter(last, killed=True))
         train.train(experiment, stopped)
+    assert last not in store.steps() and first in store.steps()
     assert (stopped / "summary.json").read_bytes() == kept and resume.find("latest", []) == stopped
-    shutil.copytree(stopped, in_folder / "outputs" / "copied")  # whatever the times of its files are
-    assert not resume.finished(in_folder / "outputs" / "copied")
     resumed(stopped)
-    shutil.rmtree(in_folder / "outputs" / "copied")
     assert resume.find("latest", []) is None and resume.finished(stopped)
 
 
-def test_a_run_that_ended_without_a_checkpoint_is_done(in_folder, command, capsys):
+def test_a_run_that_ended_without_a_checkpoint_is_done(in_folder: Path, command: Command) -> None:
     """As one with checkpoints is: who asks again and again, until all is done, is let go."""
     trained(in_folder / "run", *QUICK, "model=mlp", "data.train=64", "workers=1", "callbacks.checkpoint=null")
     before = contents(in_folder / "run")
-    capsys.readouterr()
     assert command("hydra.run.dir=run", "resume=latest") == (0, [])
-    stdout, stderr = capsys.readouterr()
-    assert stdout.startswith("resume=latest: the run in run ") and stderr == ""
     assert contents(in_folder / "run") == before
 
 
-def test_a_resumed_run_keeps_an_automatic_number_of_stages(in_folder, caplog):
+def test_a_resumed_run_keeps_an_automatic_number_of_stages(in_folder: Path) -> None:
     """Whatever the machine that goes on has for each replica."""
-    caplog.set_level("INFO", "cupynet")
     folder = in_folder / "run"
     trained(folder, *QUICK, "model=mlp", "data.train=64", "workers=1", "parallel=pipeline")
     stages = json.loads((folder / "started.json").read_text())["stages"]
     resumed(folder, "workers=3", "epochs=2")  # of one stage each, where there are as many cores
     begun = json.loads((folder / "started.json").read_text())
-    assert (begun["workers"], begun["stages"]) == (3, stages) and "continues bit for bit" not in caplog.text
+    assert (begun["workers"], begun["stages"]) == (3, stages)
 
 
-def test_a_moved_checkpoint_is_found(stopped, caplog):
+def test_a_moved_checkpoint_is_found(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Killed between the two renames that put one in place of another of the same iteration."""
     store = Checkpoints(stopped / "checkpoints")
     *others, newest = store.steps()
@@ -326,17 +305,16 @@ def test_a_moved_checkpoint_is_found(stopped, caplog):
     store.path(newest).rename(store.folder / f"{store.path(newest).name}.old-123")
     assert store.steps() == [newest] and resume.find("latest", []) == stopped
     resumed(stopped, "epochs=1")
-    assert f"resuming after iteration {newest}" in caplog.text
+    assert f"iteration {newest}," in caplog.text
 
 
-def test_a_link_in_place_of_the_checkpoints(stopped, in_folder, command, capsys):
+def test_a_link_in_place_of_the_checkpoints(stopped: Path, in_folder: Path, command: Command) -> None:
     (stopped / "checkpoints").rename(in_folder / "elsewhere")
     (stopped / "checkpoints").symlink_to(in_folder / "elsewhere")
     assert command(f"resume={stopped}") == (65, [])
-    assert "checkpoints: must be a plain file" in capsys.readouterr().err
 
 
-def test_a_new_run_after_a_dry_run_has_no_old_checkpoints(in_folder):
+def test_a_new_run_after_a_dry_run_has_no_old_checkpoints(in_folder: Path) -> None:
     """A trial's results are none; what it left does not pass for the new run's."""
     quick = [*QUICK, "model=mlp", "data.train=100", "workers=1"]
     trained(in_folder / "run", *quick, "fast_dev_run=true")
@@ -358,24 +336,20 @@ def longest_file(most: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_keeps_earlier_checkpoints(in_folder):
+@pytest.mark.parametrize(
+    ("change", "file"), [("epochs=2", "step-00000008"), ("callbacks.checkpoint=null", "weights.safetensors")]
+)
+def test_a_full_disk_keeps_earlier_checkpoints(change: str, file: str, in_folder: Path) -> None:
     """No file may be longer than 100,000 bytes, and the network's weights have 203,000: of a checkpoint, and alone."""
-
-    def files() -> list[Path]:
-        return sorted({*in_folder.rglob("*")} - {Run(folder).failed_path})
-
     folder = in_folder / "run"
     trained(folder, *QUICK, "model=mlp", "model.layers.dense1.units=64", "data.train=128", "workers=1")
     (folder / "summary.json").unlink()
-    before = files()
-    for change, said in (
-        ("epochs=2", "step-00000008: the checkpoint cannot be written (File too large)"),
-        ("callbacks.checkpoint=null", "weights.safetensors: cannot be written (File too large)"),
-    ):
-        with longest_file(100_000), pytest.raises(OutputError, match=re.escape(said)) as caught:
-            resumed(folder, "epochs=2", change)
-        assert "\n" not in str(caught.value) and files() == before
-    assert Checkpoints(folder / "checkpoints").newest().state["iteration"] == 4
+    before = {*in_folder.rglob("*")}
+    with longest_file(100_000), pytest.raises(OutputError, match=file):
+        resumed(folder, "epochs=2", change)
+    assert {*in_folder.rglob("*")} - {Run(folder).failed_path} == before
+    newest = Checkpoints(folder / "checkpoints").newest()
+    assert newest is not None and newest.state["iteration"] == 4
     resumed(folder, "epochs=2")
 
 
@@ -396,51 +370,45 @@ STEP += ["+optimizer.learning_rate.factor=0.5", "+optimizer.learning_rate.every=
     ],
     ids=["one cycle", "constant", "step", "scaled step", "scaled cycle"],
 )
-def test_training_further_is_as_in_one_go_or_says_what_the_schedule_does(
-    rate, workers, same_in_one_go, in_folder, caplog
-):
+def test_training_further_is_as_in_one_go_or_warns_that_the_schedule_changed(
+    rate: list[str], workers: int, same_in_one_go: bool, in_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned() -> list[Any]:
+        found = [each.args for each in caplog.records if each.name.startswith("cupynet.commands")]
+        caplog.clear()
+        return found
+
     caplog.set_level("WARNING", "cupynet.commands")
-    quick = [*QUICK, "model=mlp", "data.train=128", "backend=numpy", f"workers={workers}", *rate]
-    quick = [each for each in quick if each != "epochs=1"]
-    trained(in_folder / "whole", *quick, "epochs=4")
-    trained(in_folder / "parts", *quick, "epochs=2")
+    quick = [*(each for each in QUICK if each != "epochs=1"), "model=mlp", "data.train=128", "backend=numpy"]
+    trained(in_folder / "whole", *quick, *rate, f"workers={workers}", "epochs=4")
+    trained(in_folder / "parts", *quick, *rate, f"workers={workers}", "epochs=2")
     caplog.clear()
     resumed(in_folder / "parts", "epochs=4")
     one, other = (Run(in_folder / name).weights() for name in ("whole", "parts"))
     assert all((one[name] == other[name]).all() for name in one) == same_in_one_go
-    assert [record.args[:3] for record in caplog.records if "schedule" in record.msg] == [(4, 2, 4)] * (
-        not same_in_one_go
-    )
-    caplog.clear()
+    assert [each[:3] for each in warned() if len(each) > 3] == ([] if same_in_one_go else [(4, 2, 4)])
     resumed(in_folder / "parts", "epochs=4")
-    assert not caplog.records
+    assert not warned()
 
 
-def test_a_run_resumed_as_planned_warns_of_nothing(stopped, caplog):
-    caplog.set_level("WARNING")
-    resumed(stopped)
-    assert not [record for record in caplog.records if "schedule" in record.msg]
-
-
-def test_only_train_resumes(in_folder):
+def test_only_train_resumes(in_folder: Path) -> None:
     _, stderr = run(in_folder, "resume=outputs/day/run", command="bench", code=2)
     assert stderr.startswith("cupynet: resume=outputs/day/run: ")
 
 
-def test_a_damaged_checkpoint_is_passed_over(stopped, caplog):
+def test_a_damaged_checkpoint_is_passed_over(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = Checkpoints(stopped / "checkpoints")
     first, newest = store.steps()[-2:]
     path = store.path(newest) / "weights.safetensors"
     path.write_bytes(path.read_bytes()[:-3] + b"abc")
     resumed(stopped, "epochs=1")
-    assert f"{path}: damaged, expected" in caplog.text
-    assert f"resuming after iteration {first}" in caplog.text
+    assert str(path) in caplog.text and f"iteration {first}," in caplog.text
 
 
-def test_paths_of_runs_and_checkpoints(tmp_path, monkeypatch):
+def test_paths_of_runs_and_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    os.makedirs("it's/a run/.hydra")
     path = Path("it's/a run")
+    (path / ".hydra").mkdir(parents=True)
     (path / ".hydra/config.yaml").touch()
     assert resume.asked(["resume=x"]) == "x" and resume.asked(["resume=null"]) is None and resume.asked(["a=2"]) is None
     step = path / "checkpoints/step-00000012"
@@ -448,5 +416,5 @@ def test_paths_of_runs_and_checkpoints(tmp_path, monkeypatch):
     assert resume.checkpoint_of(step) == step and resume.checkpoint_of(path) == path / "checkpoints"
     assert resume.find(str(step), []) == step and resume.find("latest", []) is None
     for wrong in ("nowhere", "it's", "a\0b"):
-        with pytest.raises(ConfigError, match="is neither"):
+        with refused("resume"):
             resume.find(wrong, [])

@@ -8,10 +8,15 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
 from cupynet import config
-from cupynet.config import search_space, split
+from cupynet.config import composing, search_space, split
+from cupynet.config.schema import Settings, TuneSettings
 from cupynet.config.search_space import is_continuous, lowest, written
 from cupynet.core.errors import ConfigError
+from tests.support.refusals import refused
 
 
 def one(text: str) -> Any:
@@ -20,7 +25,7 @@ def one(text: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "text, kind, ends",
+    ("text", "kind", "ends"),
     [
         ("batch_size=32,64", "Categorical", ("32", "64")),
         ("batch_size=choice(32,64,32)", "Categorical", ("32", "64")),
@@ -32,7 +37,6 @@ def one(text: str) -> Any:
         ("a=range(0.1,0.5,0.1)", "Float", (0.1, 0.4)),
         ("a=tag(log,int(interval(4,7)))", "Int", (4, 7)),
     ],
-    ids=["simple", "choice", "texts", "interval", "integers", "range", "downwards", "fractions", "log_integers"],
 )
 def test_values_are_distributions(text: str, kind: str, ends: tuple[object, ...]) -> None:
     found = one(text)
@@ -49,30 +53,23 @@ def test_wide_intervals_are_searched_on_a_logarithmic_scale() -> None:
 
 def test_a_number_has_few_digits() -> None:
     assert written(0.5555555555) == "0.555556" and written(1e-7) == "1e-07" and written(12) == "12"
-    assert list(search_space(["+a.b=1,2"])) == ["+a.b"]
 
 
 @pytest.mark.parametrize(
-    "texts",
+    "text",
     [
-        ["a=3"],
-        ["a"],
-        ["a=interval(3,"],
-        ["a=interval(3,1)"],
-        ["a=interval(1,inf)"],
-        ["a=tag(log,interval(-1,1))"],
-        ["a=tag(logarithmic,interval(1,2))"],
-        ["a=range(3,9,-1)"],
-        ["a=range(3,9,0)"],
-        ["a=glob(*)"],
-        ["a=1,2", "+a=3,4"],
+        *("a=3", "a", "a=interval(3,", "a=interval(3,1)", "a=interval(1,inf)", "a=range(3,9,-1)", "a=range(3,9,0)"),
+        *("a=tag(log,interval(-1,1))", "a=tag(logarithmic,interval(1,2))", "a=glob(*)"),
     ],
-    ids=" ".join,
 )
-def test_a_value_that_leaves_nothing_to_search_is_refused(texts: list[str]) -> None:
-    with pytest.raises(ConfigError, match="a") as refused:
-        search_space(texts)
-    assert str(refused.value).startswith(texts[-1]) and "\n" not in str(refused.value)
+def test_a_value_that_leaves_nothing_to_search_is_refused(text: str) -> None:
+    with refused("a", text.partition("=")[2] or None):
+        search_space([text])
+
+
+def test_a_setting_is_searched_once() -> None:
+    with refused("+a"):
+        search_space(["a=1,2", "+a=3,4"])
 
 
 def test_a_command_line_is_parsed_and_written_back() -> None:
@@ -80,22 +77,15 @@ def test_a_command_line_is_parsed_and_written_back() -> None:
     given = ["workers=1", texts[0], "--config-dir", "there", texts[1], "broken=(", texts[2], "devices=[0,1]"]
     *kept, last = split(given)
     assert kept == ["workers=1", "--config-dir", "there", "broken=(", "devices=[0,1]"]
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     parsed = OverridesParser.create().parse_override(last)
     assert parsed.key_or_group == "search" and parsed.value() == texts
     assert split(["workers=1"]) == ["workers=1"]
 
 
 def test_composing_does_not_change_the_running_command() -> None:
-    from hydra.core.config_store import ConfigStore
-
-    from cupynet.config import composing
-    from cupynet.config.schema import Settings, TuneSettings
-
     composing.register(TuneSettings)
     try:
-        with pytest.raises(ConfigError, match="there is no setting 'trials'"):
+        with pytest.raises(ConfigError):
             config.compose(["trials=3"])
         assert "trials" in ConfigStore.instance().repo["spine.yaml"].node
     finally:

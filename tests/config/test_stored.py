@@ -10,6 +10,7 @@ import pytest
 from cupynet import config
 from cupynet.config import stored
 from cupynet.core.errors import ConfigError, DataError
+from tests.support.refusals import refused
 from tests.support.settings import settings_of
 
 
@@ -20,56 +21,70 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_load(run_folder: Path) -> None:
-    settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"], ["mine"])
+def test_stored_settings_can_be_changed(run_folder: Path) -> None:
+    settings = config.load(run_folder, ["batch_size=512", "data.limit=10", "+optimizer.momentum=0.5"])
     assert (settings.workers, settings.batch_size, settings.data["limit"]) == (2, 512, 10)
+    assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
     assert settings.parallel.synchronizer["averaging_frequency"] == settings.parallel.averaging_frequency == 3
     other = config.load(str(run_folder), ["parallel.averaging_frequency=7", "parallel=averaging"])
-    assert other.parallel.synchronizer["averaging_frequency"] == 7 and other.trusted_modules == []
-    assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
-    assert settings.trusted_modules == ["mine"]
+    assert other.parallel.synchronizer["averaging_frequency"] == 7
+
+
+def test_only_the_caller_trusts_modules(run_folder: Path) -> None:
+    assert config.load(run_folder).trusted_modules == []
+    assert config.load(run_folder, (), ["mine"]).trusted_modules == ["mine"]
     assert config.load(run_folder, ["trusted_modules=[mine]"]).trusted_modules == ["mine"]
 
 
-def test_load_checks_settings_by_the_same_rules(run_folder: Path) -> None:
-    for override, said in {
-        "workrs=4": "did you mean 'workers'",
-        "workers=0": "workers=0",
-        "+foo=1": "foo",
-        "workers=[1": "workers=[1",
-        "model.layers.conv2.kernal=5": "did you mean 'model.layers.conv2.kernel'",
-        "data=nothing": "mnist",
-    }.items():
-        with pytest.raises(ConfigError) as caught:
-            config.load(run_folder, [override])
-        assert said in str(caught.value)
+@pytest.mark.parametrize(
+    ("override", "setting"),
+    [
+        ("workrs=4", "workrs"),
+        ("workers=0", "workers"),
+        ("+foo=1", "foo"),
+        ("model.layers.conv2.kernal=5", "model.layers.conv2.kernal"),
+        ("data=nothing", "data"),
+        ("workers=[1", ""),
+    ],
+)
+def test_changes_keep_the_same_rules(override: str, setting: str, run_folder: Path) -> None:
+    with refused(setting):
+        config.load(run_folder, [override])
 
 
-def test_load_refuses_a_folder_without_a_run(run_folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not the folder of a run: there is no"):
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
         config.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [(b"[", DataError), (b"- 1\n", DataError), (b"\xff\xfe\x00", DataError), (b"", ConfigError)],
+    ids=["half", "a list", "no text", "empty"],
+)
+def test_a_damaged_file_of_settings_is_refused(damage: bytes, error: type[Exception], run_folder: Path) -> None:
+    (run_folder / ".hydra" / "config.yaml").write_bytes(damage)
+    with pytest.raises(error):
+        config.load(run_folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("report_every_iterations: 50\n", "report_evry: 50\n", "report_evry"),
+        ("  timeout_s: 300.0\n", "  timeout: 300.0\n", "parallel.timeout"),
+        ("workers: 2\n", "workers: two\n", "workers"),
+        (r"  synchronizer:\n(    .*\n)+", "", "parallel.synchronizer"),
+    ],
+)
+def test_a_wrong_setting_of_a_file_is_named(old: str, new: str, named: str, run_folder: Path) -> None:
     path = run_folder / ".hydra" / "config.yaml"
     text = path.read_text()
-    for damage, error in (("[", DataError), ("- 1\n", DataError), ("", ConfigError), (text + "foo: 1\n", ConfigError)):
-        path.write_text(damage)
-        with pytest.raises(error):
-            config.load(run_folder)
-    for old, new, line in (
-        ("report_every_iterations: 50\n", "report_evry: 50\n", "did you mean 'report_every_iterations'"),
-        ("  timeout_s: 300.0\n", "  timeout: 300.0\n", "did you mean 'parallel.timeout_s'"),
-        ("workers: 2\n", "workers: two\n", "workers"),
-    ):
-        assert old in text
-        path.write_text(text.replace(old, new))
-        with pytest.raises(ConfigError, match=line) as caught:
-            config.load(run_folder)
-        assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
-    path.write_text(re.sub(r"  synchronizer:\n(    .*\n)+", "", text))
-    with pytest.raises(ConfigError, match="^parallel.synchronizer: "):
+    path.write_text(re.sub(old, new, text))
+    assert path.read_text() != text
+    with pytest.raises(ConfigError) as caught:
         config.load(run_folder)
-    path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="cannot be read"):
-        config.load(run_folder)
+    assert named in str(caught.value)
 
 
 def test_what_must_be_typed_again_is_enough_to_resume(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Nothing that comes in a file runs, is trusted, or writes where nobody asked it to: a corpus of hostile ones.
 
-Each is refused in one line that names it. A canary lies where its code would have left something, and the folder is
-compared with what it was. The tables of those files make the file long.
+Each is refused, and the folder is as it was: a canary lies where its code would have left something. The tables of
+those files make the file long.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from cupynet.reporting.folder import read_run
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
 from cupynet.training import History, ParallelWrapper
 from tests.support.commands import Command
+from tests.support.refusals import refused
 from tests.support.settings import settings_of
 from tests.support.training import small_dataset, small_model
 
 CANARY = "CANARY"  # what each of them would make in the folder where the command was started
-CODE = f"_target_: os.mkdir\npath: {CANARY}"
 
 
 def tree(folder: Path) -> dict[str, int]:
@@ -55,20 +55,16 @@ def tree(folder: Path) -> dict[str, int]:
     return {name: 0 if path.is_dir() else path.lstat().st_mtime_ns for name, path in found.items()}
 
 
-def indented(text: str, by: int) -> str:
-    return "".join(f"{' ' * by}{line}\n" for line in text.splitlines())
-
-
 @pytest.fixture
-def refused(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
-    """refused(said, *arguments): the command says that, in one line, with exit code `code`, and leaves nothing."""
+def refuses(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
+    """refuses(named, *arguments): the command names that in one line, ends with `code`, and leaves nothing."""
 
-    def call(said: str, *arguments: str, code: int = 2, check: Callable[[Settings], Any] = Experiment) -> None:
+    def call(named: str, *arguments: str, code: int = 2, check: Callable[[Settings], Any] = Experiment) -> None:
         capsys.readouterr()
         before = tree(in_folder)
         assert command(*arguments, check=check) == (code, [])
         stderr = capsys.readouterr().err
-        assert said in stderr and stderr.count("\n") == 1 and stderr.startswith("cupynet: "), stderr
+        assert named in stderr and stderr.count("\n") == 1 and stderr.startswith("cupynet: "), stderr
         assert tree(in_folder) == before and not (in_folder / CANARY).exists()
 
     return call
@@ -77,47 +73,35 @@ def refused(command: Command, in_folder: Path, capsys: pytest.CaptureFixture[str
 # what a file of settings says -----------------------------------------------------------------------------------------
 
 PARTS = {
-    "a borrowed name": (
-        "optimizer:\n  _target_: cupynet.commands.train.signal.Signals\n",
-        "optimizer._target_=cupynet.commands.train.signal.Signals",
-    ),
-    "a borrowed function": (
-        "loss:\n  _target_: cupynet.commands.train.os.mkdir\n  path: CANARY\n",
-        "loss._target_=cupynet.commands.train.os.mkdir",
-    ),
+    "a borrowed name": ("optimizer: {_target_: cupynet.commands.train.signal.Signals}", "optimizer._target_"),
+    "a borrowed function": ("loss: {_target_: cupynet.commands.train.os.mkdir, path: CANARY}", "loss._target_"),
     "in a list in a part": (
-        "callbacks:\n  a:\n    _target_: cupynet.training.History\n    path:\n      - x:\n" + indented(CODE, 10),
-        "callbacks.a.path[0].x._target_=os.mkdir",
+        "callbacks: {a: {_target_: cupynet.training.History, path: [{x: {_target_: os.mkdir, path: CANARY}}]}}",
+        "callbacks.a.path[0].x._target_",
     ),
-    "threads": (
-        "optimizer:\n  _target_: cupynet.parallel.ThreadLauncher\n  workers: 9999\n",
-        "is a class of cupynet.parallel.launchers.threads, which is not trusted",
-    ),
-    "eval": ("loss:\n  _target_: builtins.eval\n", "loss._target_=builtins.eval"),
-    "a process": ("loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n", "loss._target_=subprocess.Popen"),
-    "half built": ("optimizer:\n  _partial_: true\n", "optimizer._partial_: Nesterov has no argument '_partial_'"),
-    "not recursive": (
-        "optimizer:\n  _recursive_: false\n",
-        "optimizer._recursive_: Nesterov has no argument '_recursive_'",
-    ),
-    "arguments by place": ("optimizer:\n  _args_: [1]\n", "optimizer._args_: Nesterov has no argument '_args_'"),
+    "threads": ("optimizer: {_target_: cupynet.parallel.ThreadLauncher, workers: 9999}", "optimizer._target_"),
+    "eval": ("loss: {_target_: builtins.eval}", "loss._target_"),
+    "a process": ("loss: {_target_: subprocess.Popen, args: [mkdir, CANARY]}", "loss._target_"),
+    "half built": ("optimizer: {_partial_: true}", "optimizer._partial_"),
+    "not recursive": ("optimizer: {_recursive_: false}", "optimizer._recursive_"),
+    "arguments by place": ("optimizer: {_args_: [1]}", "optimizer._args_"),
 }
 FILES = {
-    "a part": ("optimizer:\n" + indented(CODE, 2), "optimizer._target_=os.mkdir: only classes of cupynet are built"),
-    "by a reference": ('loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n', "loss._target_=os.mkdir"),
-    "by the environment": ("loss:\n  _target_: ${oc.env:EVIL}\n", "loss._target_=os.mkdir"),
-    "a tag": ("loss: !!python/object/apply:os.mkdir [CANARY]\n", "could not determine a constructor for the tag"),
+    "a part": "optimizer: {_target_: os.mkdir, path: CANARY}\n",
+    "by a reference": 'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n',
+    "by the environment": "loss:\n  _target_: ${oc.env:EVIL}\n",
+    "a tag": "loss: !!python/object/apply:os.mkdir [CANARY]\n",
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_settings_build_nothing_untrusted(name: str, in_folder: Path) -> None:
-    text, said = PARTS[name]
+    text, setting = PARTS[name]
     settings = settings_of()
     ((group, part),) = yaml.safe_load(text).items()
-    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+    with refused(setting):
         Experiment(replace(settings, **{group: {**getattr(settings, group), **part}}))
-    assert "\n" not in str(caught.value) and list(in_folder.iterdir()) == []
+    assert list(in_folder.iterdir()) == []
 
 
 @pytest.fixture
@@ -133,30 +117,25 @@ def untrusted_config(in_folder: Path, minimal_conf: None, monkeypatch: pytest.Mo
     return write
 
 
-@pytest.mark.parametrize("name", ["a part", "a tag"])
-def test_a_config_file_runs_no_code(name: str, refused: Any, untrusted_config: Callable[[str], Path]) -> None:
-    text, said = FILES[name]
-    untrusted_config(text)
-    refused(
-        said,
-        "--config-dir",
-        "theirs",
-        "+experiment=evil",
-        check=lambda settings: build(settings.optimizer, "optimizer"),
-    )
+@pytest.mark.parametrize(("name", "named"), [("a part", "optimizer._target_"), ("a tag", "os.mkdir")])
+def test_a_config_file_runs_no_code(
+    name: str, named: str, refuses: Any, untrusted_config: Callable[[str], Path]
+) -> None:
+    untrusted_config(FILES[name])
+    made = ("--config-dir", "theirs", "+experiment=evil")
+    refuses(named, *made, check=lambda settings: build(settings.optimizer, "optimizer"))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in ("a part", "a tag")])
+@pytest.mark.parametrize("name", ["by a reference", "by the environment"])
 def test_an_interpolation_in_a_config_file_runs_no_code(
     name: str, untrusted_config: Callable[[str], Path], in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text, said = FILES[name]
     monkeypatch.setenv("EVIL", "os.mkdir")
-    folder = untrusted_config(text)
+    folder = untrusted_config(FILES[name])
     before = tree(in_folder)
-    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+    with refused("loss._target_", "os.mkdir"):
         build(config.compose(["+experiment=evil"], folder).loss, "loss")
-    assert "\n" not in str(caught.value) and tree(in_folder) == before
+    assert tree(in_folder) == before
 
 
 # what a run has stored ------------------------------------------------------------------------------------------------
@@ -164,12 +143,12 @@ def test_an_interpolation_in_a_config_file_runs_no_code(
 
 @pytest.mark.usefixtures("minimal_conf")
 def test_a_stored_run_does_not_decide_where_data_are_downloaded(
-    command: Command, in_folder: Path, refused: Any
+    command: Command, in_folder: Path, refuses: Any
 ) -> None:
     stored.keep(in_folder / "run", settings_of("data.folder=elsewhere"), ["data.folder=elsewhere"])
     (in_folder / "run" / "summary.json").touch()
-    refused("data.folder=elsewhere: ", "resume=run")
-    with pytest.raises(ConfigError, match="data.folder=elsewhere: "):
+    refuses("data.folder=elsewhere: ", "resume=run")
+    with refused("data.folder", "elsewhere"):
         Trained("run").settings()
     typed = ["data.folder=elsewhere"]
     assert command("resume=run", *typed)[0] == 0 and Trained("run").settings(typed).data["folder"] == "elsewhere"
@@ -180,22 +159,22 @@ LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{n}: &{n} [{','.join(['*' + m] * 9)}]\n" for m, n in zip("abcdefgh", "bcdefghi", strict=True)
 )
 STORED = {
-    "an alias": (LAUGHS, "YAML aliases are refused"),
-    "deep": ("a: " + "[" * 100_000, "cannot be read"),
-    "NUL": ('loss:\n  _target_: "a\\0b"\n', "a NUL character"),
-    "long": (f"a: {'x' * (1 << 20)}\n", "1048576 bytes"),
-    "the environment": ("seed: ${oc.env:HOME}\n", "must be a plain value"),
-    "a part of a value": ("data:\n  folder: x${seed}\nseed: 1\n", "must be a plain value"),
-    "a reference to itself": ("seed: ${seed}\n", "must be a plain value"),
-    "a reference to nothing": ("seed: ${sed}\n", "must be a plain value"),
-    "a class by a resolver": ("loss: '${oc.create:{_target_: os.mkdir}}'\n", "must be a plain value"),
-    "a number without end": ("seed: 0x" + "f" * 80_000 + "\n", "cannot be read"),
-    "a default without end": (f"seed: ${{cupynet.env:X,{'9' * 8000}}}\n", "must be a plain value"),
-    "a tag": ("loss: !!python/object/apply:os.mkdir [CANARY]\n", "could not determine a constructor"),
-    "a key twice": ("seed: 1\nseed: 2\n", "found duplicate key seed"),
-    "no text": ("\0", "cannot be read"),
-    "no mapping": ("- 1\n", "is not a configuration"),
-    "Hydra's own": ("hydra:\n  run: {dir: CANARY}\n", "'hydra'"),
+    "an alias": LAUGHS,
+    "deep": "a: " + "[" * 100_000,
+    "NUL": 'loss:\n  _target_: "a\\0b"\n',
+    "long": f"a: {'x' * (1 << 20)}\n",
+    "the environment": "seed: ${oc.env:HOME}\n",
+    "a part of a value": "data:\n  folder: x${seed}\nseed: 1\n",
+    "a reference to itself": "seed: ${seed}\n",
+    "a reference to nothing": "seed: ${sed}\n",
+    "a class by a resolver": "loss: '${oc.create:{_target_: os.mkdir}}'\n",
+    "a number without end": "seed: 0x" + "f" * 80_000 + "\n",
+    "a default without end": f"seed: ${{cupynet.env:X,{'9' * 8000}}}\n",
+    "a tag": "loss: !!python/object/apply:os.mkdir [CANARY]\n",
+    "a key twice": "seed: 1\nseed: 2\n",
+    "no text": "\0",
+    "no mapping": "- 1\n",
+    "Hydra's own": "hydra:\n  run: {dir: CANARY}\n",
 }
 
 
@@ -211,80 +190,62 @@ def run(in_folder: Path, minimal_conf: None) -> Path:
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_the_stored_settings_of_a_run(name: str, run: Path) -> None:
-    text, said = STORED[name]
+def test_the_stored_settings_of_a_run_are_plain_values(name: str, run: Path) -> None:
     path = run / ".hydra" / "config.yaml"
-    path.write_text(text)
+    path.write_text(STORED[name])
     with pytest.raises((DataError, ConfigError)) as caught:
         config.load(run)
-    assert str(caught.value).startswith(f"{path}: ") and said in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(f"{path}: ") and "\n" not in str(caught.value)
 
 
-def test_an_evaluated_run_builds_no_untrusted_class(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, text = run / ".hydra" / "config.yaml", (run / ".hydra" / "config.yaml").read_text()
-    before = tree(run.parent)
-    for part, said in {
-        "loss:\n  _target_: os.mkdir\n  path: CANARY\n": "loss._target_=os.mkdir: only classes of cupynet are built",
-        'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n': "must be a plain value",
-        "loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n": "loss._target_=subprocess.Popen",
-    }.items():
-        changed = re.sub(r"^loss:\n(  .*\n)+", lambda _, part=part: part, text, flags=re.MULTILINE)
-        assert changed != text
-        path.write_text(changed.replace("trusted_modules: []", "trusted_modules: [os, subprocess, posix]"))
-        with pytest.raises((ConfigError, DataError)) as caught:
-            Experiment(config.load(run))
-        assert said in str(caught.value)
+@pytest.mark.parametrize(
+    "part",
+    [
+        "loss:\n  _target_: os.mkdir\n  path: CANARY\n",
+        'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n',
+        "loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n",
+    ],
+)
+def test_an_evaluated_run_builds_no_untrusted_class(part: str, run: Path) -> None:
+    path = run / ".hydra" / "config.yaml"
+    before, text = tree(run.parent), path.read_text()
+    changed = re.sub(r"^loss:\n(  .*\n)+", lambda _: part, text, flags=re.MULTILINE)
+    path.write_text(changed.replace("trusted_modules: []", "trusted_modules: [os, subprocess, posix]"))
+    assert part in path.read_text()
+    with pytest.raises((ConfigError, DataError)):
+        Experiment(config.load(run))
     assert tree(run.parent).keys() == before.keys()
 
 
 def test_stored_numbers_are_limited_for_all_who_read_them(run: Path) -> None:
     (run / ".hydra" / "config.yaml").write_text(f"seed: [0x{'f' * 80_000}]\n")
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError):
         config.written(run)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    "overrides",
     [
-        (
-            ["experiment=../../theirs/evil"],
-            "experiment=../../theirs/evil: is not a setting of a run",
-        ),
-        (["experiment=[../../theirs/evil]"], "is not a setting of a run"),
-        (["+callbacks@hydra.callbacks=default"], "+callbacks@hydra.callbacks=default: is not a setting"),
-        (["nothing=1"], "nothing=1: is not a setting"),
-        (["--config-dir=theirs"], "--config-dir=theirs: is not"),
-        (["data=a.b"], "is not a setting of a run"),
-        ([{"a": 1}], "is not a setting of a run"),
-        ("seed: 1\n", "is not a setting of a run"),
-        ("[", "cannot be read"),
+        *(["experiment=../../theirs/evil"], ["experiment=[../../theirs/evil]"], ["+callbacks@hydra.callbacks=default"]),
+        *(["nothing=1"], ["--config-dir=theirs"], ["data=a.b"], [{"a": 1}], "seed: 1\n", "["),
     ],
+    ids=str,
 )
-def test_the_stored_command_line_of_a_run(overrides: Any, said: str, run: Path) -> None:
+def test_the_stored_command_line_of_a_run_has_settings_only(overrides: Any, run: Path) -> None:
     text = overrides if isinstance(overrides, str) else json.dumps(overrides)
     (run / ".hydra" / "overrides.yaml").write_text(text)
-    with pytest.raises(DataError, match="overrides.yaml: ") as caught:
+    with pytest.raises(DataError) as caught:
         config.overrides_of(run)
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert "overrides.yaml" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_resumed_run_writes_nowhere_else(run: Path, refused: Any) -> None:
+def test_a_resumed_run_writes_nowhere_else(run: Path, refuses: Any) -> None:
     path = run / ".hydra" / "config.yaml"
     old, new = "cupynet.training.History\n    path: null", "cupynet.training.History\n    path: /CANARY"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    refused("callbacks.history.path=/CANARY: the run in run would write", "resume=run")
-
-
-@pytest.mark.parametrize("path", ["/CANARY", "run/../CANARY", "elsewhere/history.jsonl", "run"])
-def test_a_stored_callback_writes_nowhere_but_into_the_folder_of_its_run(path: str) -> None:
-    parts = {"history": {"_target_": "cupynet.training.History", "path": path}}
-    with pytest.raises(ConfigError, match=f"^callbacks.history.path={path}: the run in run would write"):
-        stored.check_outputs(parts, Path("run"), ["epochs=3"])
-    stored.check_outputs(parts, Path("run"), [f"callbacks.history.path={path}"])  # who types it may
-    parts["history"]["path"] = "run/history.jsonl"
-    stored.check_outputs(parts, Path("run"), [])
+    refuses("callbacks.history.path=/CANARY", "resume=run")
 
 
 def test_a_resumed_run_does_not_follow_its_stored_command_line(run: Path, command: Command) -> None:
@@ -299,14 +260,14 @@ def test_a_resumed_run_does_not_follow_its_stored_command_line(run: Path, comman
     assert not (run.parent / CANARY).exists()
 
 
-def test_links_in_the_folder_of_a_run(run: Path, refused: Any) -> None:
+def test_links_in_the_folder_of_a_run(run: Path, refuses: Any) -> None:
     victim = run.parent / "victim"
     victim.write_text("precious")
     for name in ("history.jsonl", "train.log", ".hydra/overrides.yaml", "running.json", "tensorboard"):
         kept = (run / name).read_bytes() if (run / name).exists() else None
         (run / name).unlink(missing_ok=True)
         (run / name).symlink_to(victim)
-        refused("must be a plain file", "resume=run", code=65)
+        refuses(name, "resume=run", code=65)
         (run / name).unlink()
         if kept is not None:
             (run / name).write_bytes(kept)
@@ -340,35 +301,19 @@ def victim(run: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", LEADING_OUT)
-@pytest.mark.parametrize("place", FOLDERS)
+@pytest.mark.parametrize(("place", "kind"), [*zip(FOLDERS, LEADING_OUT, strict=True), ("sub/deep", "a pipe")])
 def test_a_link_below_the_folder_of_a_run_leads_nowhere(place: str, kind: str, run: Path, victim: Path) -> None:
     """One or two levels down; both by itself and in a stored path."""
     (run / place).mkdir(parents=True)
     link = run / place / "link"
     LEADING_OUT[kind](link, victim)
     before = tree(victim)
-    with pytest.raises(DataError, match="must be a plain file"):
+    with pytest.raises(DataError):
         resume.find("run", [])
-    if kind not in ("a hard link", "a pipe"):
-        for name in WRITERS:
-            for path in (link, link / "new"):
-                parts = {"a": {"_target_": f"cupynet.training.{name}", "path": str(path)}}
-                with pytest.raises(ConfigError, match=r"^callbacks\.a\.path="):
-                    stored.check_outputs(parts, run, [])
+    for path in (link, link / "new") if kind not in ("a hard link", "a pipe") else ():
+        with refused("callbacks.a.path"):
+            stored.check_outputs({"a": {"_target_": "cupynet.training.History", "path": str(path)}}, run, [])
     assert tree(victim) == before
-
-
-def test_a_hostile_run_is_refused_by_the_command(run: Path, victim: Path, refused: Any) -> None:
-    (run / "sub").mkdir()
-    (run / "sub" / "link").symlink_to(victim)
-    path = run / ".hydra" / "config.yaml"
-    old, new = (
-        "cupynet.training.History\n    path: null",
-        "cupynet.training.History\n    path: run/sub/link/notes.jsonl",
-    )
-    path.write_text(path.read_text().replace(old, new))
-    refused("run/sub/link: must be a plain file", "resume=run", code=65)
 
 
 def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: Path) -> None:
@@ -382,28 +327,30 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
     parts = {"a": {"_target_": "cupynet.training.TensorBoard", "path": "run/wandb/latest-run/events"}}
     stored.check_outputs(parts, Path("run"), [])
     (logs / "folder").symlink_to(victim)
-    with pytest.raises(DataError, match="folder: must be a plain file"):
+    with pytest.raises(DataError):
         resume.find("run", [])
 
 
-def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refused: Any) -> None:
+def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refuses: Any) -> None:
     (run / "FAST_DEV_RUN.txt").touch()
     (run / "checkpoints").symlink_to(victim / "checkpoints")  # where a new run removes the old checkpoints
-    refused("checkpoints: must be a plain file", "hydra.run.dir=run", code=65, check=lambda settings: None)
+    refuses("run/checkpoints", "hydra.run.dir=run", code=65, check=lambda settings: None)
 
 
 @pytest.mark.parametrize(
-    "path",
+    ("name", "path"),
     [
-        *("..", "../x", "run", "run/.", "run/..", "run/../victim/x", "run/sub/../../victim", "./run/../run/../victim"),
-        *("victim/x", "/CANARY", "runs/x", "run2/x", "~/x"),
+        *(("History", path) for path in ("..", "../x", "run", "run/.", "run/..", "run/sub/../../victim", "run2/x")),
+        *((name, path) for name, path in zip(WRITERS, ("victim/x", "/CANARY", "runs/x", "~/x", "run"), strict=True)),
     ],
 )
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_stored_path_stays_in_the_folder(path: str, name: str, run: Path, victim: Path) -> None:
+def test_a_stored_callback_writes_nowhere_but_into_the_folder_of_its_run(
+    name: str, path: str, run: Path, victim: Path
+) -> None:
     parts = {"a": {"_target_": f"cupynet.training.{name}", "path": path}}
-    with pytest.raises(ConfigError, match=r"^callbacks\.a\.path="):
-        stored.check_outputs(parts, Path("run"), [])
+    with refused("callbacks.a.path", path):
+        stored.check_outputs(parts, Path("run"), ["epochs=3"])
+    stored.check_outputs(parts, Path("run"), [f"callbacks.a.path={path}"])  # who types it may
 
 
 @pytest.mark.parametrize("path", ["run/x", "run/a/../x", "run/../run/x", "./run/x/y", "ABSOLUTE"])
@@ -414,61 +361,50 @@ def test_a_stored_path_inside_the_folder_is_kept(path: str, run: Path) -> None:
         stored.check_outputs(parts, folder, [])
 
 
-MLFLOW = [
-    "cupynet.training.MLflow",
-    "cupynet.training.callbacks.loggers.MLflow",
-    "cupynet.training.callbacks.loggers.mlflow.MLflow",
-]
+MLFLOW = ("cupynet.training.MLflow", "cupynet.training.callbacks.loggers.mlflow.MLflow")
 
 
-@pytest.mark.parametrize("uri", [{}, {"uri": None}, {"uri": "sqlite:///run/mlflow.db"}, {"uri": "http://localhost"}])
+@pytest.mark.parametrize("uri", [{}, {"uri": None}, {"uri": "sqlite:///run/mlflow.db"}])
 @pytest.mark.parametrize("target", MLFLOW)
 def test_a_stored_run_does_not_decide_where_mlflow_writes(target: str, uri: Any) -> None:
     parts = {"m": {"_target_": target, **uri}}
-    for typed in (
-        [],
-        ["epochs=2"],
-        ["callbacks.m={artifacts: true}"],
-        ["callbacks={m: {name: a}}"],
-        ["callbacks.m2.uri=x"],
-    ):
-        with pytest.raises(ConfigError, match=r"^callbacks\.m\.uri="):
-            stored.check_outputs(parts, Path("run"), typed)
-    for typed in (
-        ["callbacks.m.uri=null"],
-        ["+callbacks.m={uri: x}"],
-        ["callbacks={m: {uri: x}}"],
-        ["callbacks=mlflow"],
-    ):
-        stored.check_outputs(parts, Path("run"), typed)
+    for typed in ("epochs=2", "callbacks.m={artifacts: true}", "callbacks={m: {name: a}}", "callbacks.m2.uri=x"):
+        with refused("callbacks.m.uri"):
+            stored.check_outputs(parts, Path("run"), [typed])
+    for typed in ("callbacks.m.uri=null", "+callbacks.m={uri: x}", "callbacks={m: {uri: x}}", "callbacks=mlflow"):
+        stored.check_outputs(parts, Path("run"), [typed])
 
 
-def test_a_resumed_run_does_not_write_to_mlflow(run: Path, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_does_not_write_to_mlflow(run: Path, refuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{CANARY}")
     path = run / ".hydra" / "config.yaml"
     part = "callbacks:\n  m:\n    _target_: cupynet.training.MLflow\n"
     path.write_text(path.read_text().replace("callbacks:\n", part))
-    refused("callbacks.m.uri=null: the run in run would write", "resume=run")
+    refuses("callbacks.m.uri=null", "resume=run")
 
 
 def test_changing_a_part_does_not_permit_its_stored_places(run: Path) -> None:
-    parts = {"a": {"_target_": "cupynet.training.WandB", "mode": "online", "path": "/CANARY"}}
-    for typed in (["callbacks.a={project: x}"], ["callbacks.a={mode: offline}"], ["callbacks.a.project=x"]):
-        with pytest.raises(ConfigError, match=r"^callbacks\.a\."):
-            stored.check_outputs(parts, run, typed)
+    places = {"mode": "online", "path": "/CANARY"}
+    parts: dict[str, Any] = {"a": {"_target_": "cupynet.training.WandB", **places}}
+    for typed in ("callbacks.a={project: x}", "callbacks.a={mode: offline}", "callbacks.a.project=x"):
+        with pytest.raises(ConfigError):
+            stored.check_outputs(parts, run, [typed])
     stored.check_outputs(parts, run, ["callbacks.a={mode: online, path: /CANARY}"])
+    del parts["a"]["path"]
+    with refused("callbacks.a.mode", "online"):
+        stored.check_outputs(parts, run, [])
 
 
-def test_a_folder_name_is_not_interpolated(run: Path, refused: Any) -> None:
+def test_a_folder_name_is_not_interpolated(run: Path, refuses: Any) -> None:
     shutil.move(run, run.parent / "${oc.env:HOME}")
-    refused("${oc.env:HOME}: must not have ${ in its name", "resume=${oc.env:HOME}", code=65)
+    refuses("${oc.env:HOME}", "resume=${oc.env:HOME}", code=65)
 
 
-@pytest.mark.parametrize("name", ["history.jsonl", "train.log", "running.json", "report.html"])
-def test_pipes_in_the_folder_of_a_run(name: str, run: Path, refused: Any) -> None:
+@pytest.mark.parametrize("name", ["history.jsonl", "running.json"])
+def test_pipes_in_the_folder_of_a_run(name: str, run: Path, refuses: Any) -> None:
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
-    refused(f"{name}: must be a plain file", "resume=run", code=65)
+    refuses(name, "resume=run", code=65)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -558,14 +494,14 @@ def test_damaged_weight_files_are_refused(name: str, tmp_path: Path, monkeypatch
     """By itself, and in a checkpoint whose digests are right."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w.safetensors").write_bytes(WEIGHTS[name])
-    with pytest.raises(DataError, match=r"w\.safetensors: ") as caught:
+    with pytest.raises(DataError) as caught:
         load_weights(tmp_path / "w.safetensors")
-    assert "\n" not in str(caught.value)
+    assert "w.safetensors" in str(caught.value) and "\n" not in str(caught.value)
     path = Checkpoints(tmp_path / "c").save(1, {"workers": []}, {"weights": {}})
     (path / "manifest.json").unlink()
     (path / "weights.safetensors").write_bytes(WEIGHTS[name])
     _write_manifest(path)
-    with pytest.raises(DataError, match=r"weights\.safetensors: "):
+    with pytest.raises(DataError):
         read(path)
     assert not (tmp_path / CANARY).exists() and not (tmp_path.parent / CANARY).exists()
 
@@ -580,7 +516,7 @@ def test_a_folder_without_a_run_is_refused(name: str, tmp_path: Path, monkeypatc
     for kind in ("tar", "zip"):
         (here / f"run.{kind}").write_bytes(archive(kind))
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match="is neither the folder of a run nor one of its checkpoints"):
+    with refused("resume", repr(name)):
         resume.find(name, [])
     assert tree(tmp_path) == before
 
@@ -607,58 +543,49 @@ def changed(state: Any, keys: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "value", "said"),
+    ("keys", "value"),
     [
-        ("workers", 7, "not the state of a training run, or of an earlier version"),
-        ("workers:1", "x", "not the state of a training run"),
-        ("workers:0:arrays", ["a"], "not the state of a training run"),
-        ("workers:0:arrays:trainer/deal", 3, "KeyError: 3"),
-        ("workers:0:arrays:trainer/deal", "nothing", "KeyError: 'nothing'"),
-        ("workers:0:arrays", {"a/b/c": "trainer/deal"}, "no place for the array"),
-        ("workers:0:numbers:trainer", None, "trainer"),
-        ("workers:0:numbers:trainer:iteration", "5", r"trainer.iteration: expected a number of at least 0, found '5'"),
-        ("workers:0:numbers:trainer:iteration", -7, "found -7"),
-        ("workers:0:numbers:trainer:epoch", 10**30, "found 1000"),
-        ("workers:0:numbers:trainer:round", True, "found True"),
-        ("workers:0:numbers:trainer:round", float("nan"), "found nan"),
-        ("workers:0:numbers:clock:extra", 1, "extra"),
-        ("workers:0:numbers:since", 5, "not the state of a training run"),
-        ("workers:0:numbers:replica:updates", None, "KeyError: 'updates'"),
-        ("workers:0:numbers:synchronizer:tally", 3, "state"),
-        ("workers:0:arrays:replica/optimizer/velocity/conv1.weight", "trainer/deal", "expected an array of shape"),
+        ("workers", 7),
+        ("workers:1", "x"),
+        ("workers:0:arrays", ["a"]),
+        ("workers:0:arrays:trainer/deal", "nothing"),
+        ("workers:0:arrays", {"a/b/c": "trainer/deal"}),
+        ("workers:0:numbers:trainer", None),
+        ("workers:0:numbers:trainer:iteration", "5"),
+        ("workers:0:numbers:trainer:iteration", -7),
+        ("workers:0:numbers:trainer:epoch", 10**30),
+        ("workers:0:numbers:trainer:round", True),
+        ("workers:0:numbers:trainer:round", float("nan")),
+        ("workers:0:numbers:clock:extra", 1),
+        ("workers:0:numbers:since", 5),
+        ("workers:0:numbers:replica:updates", None),
+        ("workers:0:numbers:synchronizer:tally", 3),
+        ("workers:0:arrays:replica/optimizer/velocity/conv1.weight", "trainer/deal"),
     ],
 )
-def test_a_forged_state_is_refused(keys: str, value: Any, said: str, good: Path, tmp_path: Path) -> None:
+def test_a_forged_state_is_refused(keys: str, value: Any, good: Path, tmp_path: Path) -> None:
     stored = read(good)
     changed(stored.state, keys, value)
     path = Checkpoints(tmp_path).save(5, stored.state, stored.arrays)
-    with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(CupynetError, match=said) as caught:
+    with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(CupynetError) as caught:
         wrapper.restore(path)
-    assert caught.value.exit_code == 65 or "this state has no" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("[" * 100_000, "cannot be read"),
-        ('{"workers": ' + "9" * 5000 + "}", "cannot be read"),
-        ("[]", "expected an object, found list"),
-    ],
-)
-def test_a_malformed_state_file_is_refused(text: str, said: str, good: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"workers": ' + "9" * 5000 + "}", "[]"], ids=["deep", "long", "list"])
+def test_a_malformed_state_file_is_refused(text: str, good: Path, tmp_path: Path) -> None:
     path = tmp_path / good.name
     shutil.copytree(good, path)
     (path / "manifest.json").unlink()
     (path / "state.json").write_text(text)
     _write_manifest(path)
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError) as caught:
         read(path)
     assert str(path) in str(caught.value)
 
 
 def test_trusted_modules_exist() -> None:
-    with pytest.raises(ConfigError, match=re.escape("trusted_modules=[os.path,nonexistent]: ")):
+    with refused("trusted_modules"):
         Experiment(settings_of("trusted_modules=[os.path,nonexistent]"))
 
 
@@ -689,14 +616,14 @@ def test_an_impossible_path_is_refused(
 @pytest.mark.parametrize("setting", ["~data", "data=null", "data=1"])
 def test_a_run_cannot_do_without_data(setting: str, run: Path) -> None:
     (run / "summary.json").touch()
-    with pytest.raises(ConfigError, match="^data: "):
+    with refused("data"):
         Trained("run").settings([setting])
 
 
 def test_a_history_is_not_cut_before_its_beginning(tmp_path: Path) -> None:
     history = History(tmp_path / "history.jsonl")
     history.start(None, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="-5"):
+    with pytest.raises(ValueError):
         history.restore({"bytes": -5})
     history.close()
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.support import warm
 
 Command = Callable[..., Any]  # the type of the fixture `command` in tests/config
+
+Call = Callable[..., "Called"]  # the type of the fixture `call` in tests/commands
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,6 +24,20 @@ QUICK = [
     "callbacks.progress.style=lines",
 ]
 SMALL = ["model.layers.conv1.filters=4", "model.layers.conv2.filters=6", "model.layers.dense1.units=16"]
+
+
+class Called(NamedTuple):
+    """How a command ended in this process: its exit code, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line on stderr about what was wrong."""
+        assert self.err.startswith("cupynet: ") and self.err.count("\n") == 1, self.err
+        return self.err
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -1,0 +1,149 @@
+"""`cupynet evaluate`: the figures of a run again, and what makes them another run's."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet.commands.evaluate import main
+from cupynet.core.files import load_weights, save_weights
+from tests.support.commands import QUICK, SMALL, Call
+from tests.support.resumed_runs import trained
+from tests.support.user_files import digits, write_npz
+
+SAME = "the same as in summary.json"
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two workers, with a checkpoint after each of its two epochs."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    trained(folder, *QUICK, *SMALL, "workers=2", "epochs=2")
+    return folder
+
+
+@pytest.fixture
+def copy(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to spoil."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
+
+
+def summary_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    """Return the summary of a run, after some changes of the file."""
+    path = folder / "summary.json"
+    found: dict[str, Any] = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps(found))
+    return found
+
+
+def test_the_figures_of_the_run_are_repeated_exactly(finished: Path, call: Call) -> None:
+    found, summary = call(main, finished), summary_of(finished)
+    assert found.code == 0 and SAME in found.out
+    assert f"{summary['test_accuracy']:.4f}" in found.out and repr(summary["test_loss"]) in found.out
+    other = call(main, finished, "workers=1", "backend=numpy")
+    assert other.code == 0 and f"{summary['test_accuracy']:.4f}" in other.out
+
+
+@pytest.mark.parametrize("changes", [{"test_accuracy": 0.5}, {"test_loss": 0.5}], ids=str)
+def test_other_figures_than_the_runs_are_not_called_the_same(changes: dict[str, float], copy: Path, call: Call) -> None:
+    before = summary_of(copy, **changes)["test_accuracy"]
+    found = call(main, copy)
+    assert found.code == 0 and SAME not in found.out and str(before) in found.out.splitlines()[-1]
+
+
+def test_a_run_that_was_not_tested_is_compared_with_nothing(copy: Path, call: Call) -> None:
+    """Such as a trial of a search."""
+    summary_of(copy, test_accuracy=None, test_loss=None, test=None)
+    found = call(main, copy)
+    assert found.code == 0 and SAME not in found.out and "None" not in found.out
+
+
+def test_json_has_the_whole_evaluation(finished: Path, call: Call) -> None:
+    summary = summary_of(finished)
+    (finished.parent / "latest").symlink_to(finished)
+    found = json.loads(call(main, finished.parent / "latest", "--json").out)
+    assert (found["accuracy"], found["loss"]) == (summary["test_accuracy"], summary["test_loss"])
+    assert found["dataset"] == "synthetic" and found["confusion"] == summary["test"]["confusion"]
+
+
+def test_a_checkpoint_is_evaluated_by_itself(finished: Path, call: Call) -> None:
+    summary = summary_of(finished)
+    newest = call(main, finished / "checkpoints", "backend=numpy")
+    assert f"{summary['test_accuracy']:.4f}" in newest.out and "summary.json" not in newest.out
+    first = min((finished / "checkpoints").glob("step-*"))
+    assert json.loads(call(main, "--json", first).out)["loss"] > summary["test_loss"]
+
+
+@pytest.mark.parametrize(("checkpoint", "noted"), [("callbacks.checkpoint=null", True), ("epochs=1", False)])
+def test_an_earlier_version_may_have_chosen_other_images(
+    checkpoint: str, noted: bool, tmp_path: Path, call: Call
+) -> None:
+    """Its checkpoints do not identify its images, and a limit kept the first of them."""
+    data = ["data=npz", f"data.file={write_npz(tmp_path / 'digits.npz', digits(100, 90))}", "data.limit=20"]
+    folder = tmp_path / "run"
+    trained(folder, *data, "model=mlp", "backend=numpy", "workers=1", "epochs=1", checkpoint)
+    assert SAME in call(main, folder).out
+    summary_of(folder, test_accuracy=1.0)
+    assert ("limit=20" in call(main, folder).out) == noted
+    assert "limit=20" not in call(main, folder, "data.limit=20").out
+
+
+def test_a_summary_is_not_a_reference(copy: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number of workers is among the settings of an evaluation."""
+    monkeypatch.setenv("SECRET", "1234567")
+    summary_of(copy, workers="${oc.env:SECRET}")
+    found = call(main, copy)
+    assert (found.code, found.out) == (65, "") and "workers=" in found.error and "1234567" not in found.error
+
+
+def test_weights_that_are_not_finite_are_refused(copy: Path, call: Call) -> None:
+    weights = load_weights(copy / "weights.safetensors")
+    weights["conv1.weight"][0] = np.inf
+    save_weights(copy / "weights.safetensors", weights)
+    found = call(main, copy)
+    assert (found.code, found.out) == (65, "") and "conv1.weight" in found.error
+
+
+def test_damaged_weights_are_refused(copy: Path, call: Call) -> None:
+    content = bytearray((copy / "weights.safetensors").read_bytes())
+    content[-100] ^= 1
+    (copy / "weights.safetensors").write_bytes(content)
+    found = call(main, copy)
+    assert found.code == 65 and "weights.safetensors" in found.error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        ([], 2, "run"),
+        (["absent"], 2, "absent"),
+        ([__file__], 2, __file__),
+        (["RUN", "workrs=1"], 2, "'workers'"),
+        (["RUN", "--jsn"], 2, "--jsn"),
+        (["RUN", "json"], 2, "json"),
+        (["RUN", "model.layers.dense1.units=7"], 65, "dense1.weight"),
+    ],
+    ids=["no folder", "missing folder", "file", "setting", "option", "no key", "other network"],
+)
+def test_wrong_arguments_are_refused(arguments: list[str], code: int, named: str, finished: Path, call: Call) -> None:
+    found = call(main, *(finished if each == "RUN" else each for each in arguments))
+    assert (found.code, found.out) == (code, "") and named in found.error
+
+
+def test_other_images_than_the_runs_are_refused_unless_chosen(copy: Path, call: Call) -> None:
+    summary_of(copy, dataset="mnist")
+    found = call(main, copy)
+    assert found.code == 65 and "mnist" in found.error and "synthetic" in found.error
+    assert call(main, copy, "data.test=200").code == 0
+
+
+def test_parts_that_only_training_needs_are_not_built(tmp_path: Path, call: Call) -> None:
+    """A callback of the user's own, which evaluation does not trust."""
+    own = ["trusted_modules=[tests]", "+callbacks.own._target_=tests.support.training.Recorder"]
+    trained(tmp_path / "run", *QUICK, *SMALL, "workers=1", *own, "optimizer._target_=cupynet.optim.SGD")
+    assert SAME in call(main, tmp_path / "run").out
