@@ -9,6 +9,7 @@ import os
 import stat
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ from cupynet.core.errors import DataError
 from cupynet.data import MNIST
 from cupynet.data.files import KnownFile
 from tests.support import warm
-from tests.support.commands import environment
+from tests.support.commands import Call, environment
 from tests.support.mpi import needs_mpi
 from tests.support.user_files import idx_bytes
 
@@ -52,42 +53,35 @@ def shadow(folder: Path, name: str, text: str) -> str:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def test_help_says_what_the_settings_are(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["doctor", "--help"])
-    with pytest.raises(SystemExit):
-        doctor.main()
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == ["key=value"])
-    assert "settings of cupynet train" in line
-
-
-def test_a_finding_about_a_strangers_file_cannot_control_the_terminal(monkeypatch, capsys):
-    def check(settings):
+def test_a_finding_about_a_strangers_file_cannot_control_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(settings: Sequence[str]) -> Iterator[Finding]:
         yield Finding("disk", "ok", "a\x1b[2J\u202eb")
 
     monkeypatch.setattr(doctor, "CHECKS", {"disk": check})
     assert doctor.diagnose([]) == 0
-    assert capsys.readouterr().out.startswith(f"{'ok':<9}{'disk':<10}a\ufffd[2J\ufffdb\n")
+    assert not {"\x1b", "\u202e"} & {*capsys.readouterr().out}
 
 
 @pytest.mark.slow
-def test_a_machine_that_can_train(tmp_path):
+def test_a_machine_that_can_train(tmp_path: Path) -> None:
     lines = report(tmp_path, *SMALL).splitlines()
-    assert lines[-1] == "training works here" and not any(line.startswith("problem") for line in lines)
+    assert not any(line.startswith("problem") for line in lines)
     for part in ("python", "packages", "cpu", "memory", "blas", "gpu", "mpi", "data", "disk", "training"):
         assert any(line[9:].startswith(part) for line in lines), part
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
 
 
-def test_doctor_runs_as_one_process(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["doctor"])
+def test_doctor_runs_as_one_process(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
     monkeypatch.setenv("PMI_RANK", "0")
     monkeypatch.setenv("PMI_SIZE", "2")
-    with pytest.raises(SystemExit) as left:
-        doctor.main()
-    assert left.value.code == 2 and "without mpiexec" in capsys.readouterr().err
+    assert call(doctor.main).code == 2
 
 
-def test_the_exit_code_is_that_of_the_first_problem(monkeypatch, capsys):
+def test_the_exit_code_is_that_of_the_first_problem(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     findings = {
         "disk": [Finding("data", "problem", "damaged: bring others", 65)],
         "training": [Finding("training", "problem", "refused", 2), Finding("training", "note", "x")],
@@ -95,8 +89,7 @@ def test_the_exit_code_is_that_of_the_first_problem(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", lambda name, settings: findings.get(name, []))
     assert doctor.diagnose([]) == 65
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "problem  data      damaged: bring others"
-    assert lines[-1] == "training would end with exit code 65: see the first problem"
+    assert lines[0].split()[:2] == ["problem", "data"] and "65" in lines[-1]
 
 
 # Checks that fail -----------------------------------------------------------------------------------------------------
@@ -110,10 +103,12 @@ def test_the_exit_code_is_that_of_the_first_problem(monkeypatch, capsys):
         ("training", IndexError("x"), Finding("training", "problem", "IndexError: x", 1)),
     ],
 )
-def test_a_check_that_fails_is_a_finding(name, error, finding, monkeypatch):
+def test_a_check_that_fails_is_a_finding(
+    name: str, error: Exception, finding: Finding, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it found before is kept."""
 
-    def check(settings):
+    def check(settings: Sequence[str]) -> Iterator[Finding]:
         yield Finding(name, "ok", "one")
         raise error
 
@@ -124,21 +119,20 @@ def test_a_check_that_fails_is_a_finding(name, error, finding, monkeypatch):
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 
-def test_installed_packages_are_listed():
+def test_installed_packages_are_listed() -> None:
     found = list(doctor.check_packages([]))
     assert states(found) == [("python", "ok"), ("packages", "ok")]
     assert "numpy 2" in found[1].text and "hydra-core 1.3" in found[1].text
 
 
 @pytest.mark.parametrize("missing", ["hydra", pytest.param("rich", marks=pytest.mark.slow)])
-def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path, missing):
+def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path, missing: str) -> None:
     """Also the ones that other commands begin with."""
     path = shadow(tmp_path, missing, "raise ImportError('libgone.so: cannot open shared object file')")
-    text = report(tmp_path, code=1, PYTHONPATH=path)
-    assert "\nproblem  training  ImportError: libgone.so: cannot open shared object file\n" in text
+    assert "libgone.so" in report(tmp_path, code=1, PYTHONPATH=path)
 
 
-def test_cores_memory_and_blas():
+def test_cores_memory_and_blas() -> None:
     found = list(doctor.check_cpu([]))
     assert states(found) == [("cpu", "ok"), ("memory", "ok"), ("blas", "ok")] and "cores of" in found[0].text
 
@@ -163,7 +157,7 @@ class Gpu:
 
 
 @pytest.fixture
-def gpu(tmp_path, monkeypatch):
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine with a driver, a CuPy that stands in for the real one, and two GPUs."""
     program(tmp_path, "nvidia-smi", "echo '570.86, NVIDIA H200'\necho '570.86, NVIDIA H200'")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -184,60 +178,61 @@ def gpu(tmp_path, monkeypatch):
     return cupy
 
 
-def test_gpus_are_listed_one_by_one(gpu):
+def test_gpus_are_listed_one_by_one(gpu: Any) -> None:
     found = list(doctor.check_gpu([]))
     assert states(found) == [("cupy", "ok"), ("nccl", "ok"), ("gpu 0", "ok"), ("gpu 1", "ok")]
-    assert found[0].text == "14.0.1, CUDA 12.4, driver for CUDA 12.9" and found[1].text == "2.27.3"
-    assert found[2].text == "NVIDIA H200, compute capability 9.0, 70.0 GB free of 80.0 GB"
+    assert all(version in found[0].text for version in ("14.0.1", "12.4", "12.9")) and found[1].text == "2.27.3"
+    assert all(figure in found[2].text for figure in ("NVIDIA H200", "9.0", "70.0 GB", "80.0 GB"))
 
 
-def test_without_nccl(gpu):
+def test_without_nccl(gpu: Any) -> None:
     del gpu.cuda.nccl
     assert states(list(doctor.check_gpu([])))[1] == ("nccl", "note")
 
 
-def test_a_gpu_that_cannot_be_used(gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: "CuPy cannot run a kernel (no kernel image)")
+def test_a_gpu_that_cannot_be_used(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: "no kernel image")
     (found,) = doctor.check_gpu([])
     assert found[:2] == ("gpu", "note") and "no kernel image" in found.text and "cupynet[cuda12x]" in found.text
     monkeypatch.setenv("PATH", "")
     (found,) = doctor.check_gpu([])
-    assert found.text == "CuPy cannot run a kernel (no kernel image), and no nvidia-smi"
+    assert "no kernel image" in found.text and "cupynet[cuda12x]" not in found.text
 
 
 @needs_mpi[0]
 @needs_mpi[1]
-def test_two_ranks_communicate():
+def test_two_ranks_communicate() -> None:
     (found,) = doctor.check_mpi([])
-    assert found.text.startswith("two ranks started by ") and found.state == "ok", found
+    assert found.state == "ok", found
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "last"),
     [
-        ("for i in 1 2; do echo I am process 0 of 1; done", "-n 2 does not start two ranks (I am process 0 of 1)"),
-        ("echo it is broken >&2; exit 3", "-n 2 does not start two ranks (it is broken)"),
+        ("for i in 1 2; do echo I am process 0 of 1; done", "I am process 0 of 1"),
+        ("echo I am process 0 of 2", "I am process 0 of 2"),
+        ("echo it is broken >&2; exit 3", "it is broken"),
     ],
 )
-def test_ranks_that_do_not_see_each_other(tmp_path, monkeypatch, text, said):
+def test_ranks_that_do_not_see_each_other(
+    text: str, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "find_mpiexec", lambda: str(program(tmp_path, "mpiexec", text)))
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
     (found,) = doctor.check_mpi([])
-    assert found.state == "note" and said in found.text
+    assert found.state == "note" and last in found.text
 
 
-def test_without_mpi(tmp_path, monkeypatch):
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    assert states(list(doctor.check_mpi([]))) == [("mpi", "note")]
-    monkeypatch.setattr(doctor, "find_spec", lambda name: object())
+@pytest.mark.parametrize("installed", [None, object()], ids=["no mpi4py", "no mpiexec"])
+def test_without_mpi(installed: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "find_spec", lambda name: installed)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", "")
-    (found,) = doctor.examine("mpi", [])
-    assert found.state == "note" and "there is no mpiexec" in found.text
+    assert states(doctor.examine("mpi", [])) == [("mpi", "note")]
 
 
 @pytest.fixture
-def small_mnist(tmp_path, monkeypatch):
+def small_mnist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A data set of four small files, and where they belong."""
     files = []
     (tmp_path / "mnist").mkdir()
@@ -258,25 +253,25 @@ def of_data(*settings: str) -> Finding:
     return doctor.examine("training", [*settings, "workers=1", "model=mlp"])[0]
 
 
-def test_complete_missing_and_damaged_data(small_mnist, monkeypatch):
+def test_complete_missing_and_damaged_data(small_mnist: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert of_data() == Finding("data", "ok", "mnist")
     labels = small_mnist / "labels.gz"
     content = labels.read_bytes()
     labels.unlink()
     found = of_data("data.fallback=synthetic")
-    assert found[:2] == ("data", "note") and found.text == "mnist is not there, synthetic is used"
+    assert found[:2] == ("data", "note") and "synthetic" in found.text
     for asked in ([], ["data.fallback=null"]):  # CUPYNET_DATA says where they are to be
         found = of_data(*asked)
         assert (found.state, found.code) == ("problem", 65) and "labels.gz" in found.text
     monkeypatch.delenv("CUPYNET_OFFLINE")
-    found = of_data()
-    assert found.state == "note" and found.text == f"mnist would be downloaded to {small_mnist}"
+    found = of_data()  # they would be downloaded
+    assert found.state == "note" and str(small_mnist) in found.text
     labels.write_bytes(content[:-9])
     found = of_data()
     assert (found.state, found.code) == ("problem", 65) and str(labels) in found.text
 
 
-def test_the_output_folder(tmp_path, monkeypatch):
+def test_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (found,) = doctor.check_disk([])
     assert found.state == "ok" and found.text.startswith(f"{tmp_path}: ") and list(tmp_path.iterdir()) == []
@@ -284,20 +279,19 @@ def test_the_output_folder(tmp_path, monkeypatch):
     assert next(doctor.check_disk([])).text.startswith(f"{tmp_path / 'outputs'}: ")
 
 
-def test_an_output_folder_that_cannot_be_written(tmp_path, monkeypatch):
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
     (found,) = doctor.check_disk([])
-    assert (found.state, found.code) == ("problem", 74) and "Permission denied" in found.text
+    assert (found.state, found.code) == ("problem", 74)
 
 
-def test_the_settings_describe_the_run_to_check(monkeypatch):
-    monkeypatch.setenv("CUPYNET_OFFLINE", "1")
+def test_the_settings_describe_the_run_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
     _, found = doctor.examine("training", [*SMALL, "backend=numpy"])
-    assert found.state == "ok" and found.text.startswith("backend numpy, workers=1 on cpu: one batch in ")
+    assert found.state == "ok" and "numpy" in found.text
     (found,) = doctor.examine("training", [*SMALL, "workers=0"])
     assert (found.state, found.code) == ("problem", 2) and found.text.startswith("workers=0: ")
     monkeypatch.setattr("cupynet.training.ParallelWrapper.warm_up", lambda *_: [][1])

@@ -15,10 +15,10 @@ from cupynet.bench.cost_model import LINKS, forecast
 from cupynet.commands import plan
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import PlanSettings, Settings, own_names, read
-from cupynet.core.errors import ConfigError
 from cupynet.parallel import ParameterAveraging
 from tests.support.commands import QUICK, run
 from tests.support.costs import COSTS
+from tests.support.refusals import refused
 from tests.support.settings import MINIMAL, settings_of, settings_of_command
 
 WIDTH = 112
@@ -35,6 +35,11 @@ def test_the_table_has_a_line_for_every_forecast() -> None:
         ]  # fmt: skip
     *_, head, line = plan.table(COSTS, [{**rows[0], "measured": 100.0, "ratio": 0.9}])
     assert line.split()[-2:] == ["100", "0.90"] and head.endswith("ratio") and len(line) <= WIDTH
+
+
+def test_the_table_has_the_share_of_averaging_in_the_whole_time() -> None:
+    row = asdict(forecast(COSTS, LINKS["10gbe"], 2, 1)) | {"averaging_s": 1.0, "computing_s": 3.0}
+    assert plan.table(COSTS, [row])[-1].split()[-2:] == ["25", "%"]
 
 
 @pytest.fixture(scope="module")
@@ -90,45 +95,36 @@ def test_the_settings_of_a_plan_describe_runs() -> None:
     assert {"workers", "link", "check"} <= set(own_names(PlanSettings)) and "epochs" not in own_names(PlanSettings)
 
 
-REFUSED = [
-    ("link", "10gb", "link=10gb: must be one of wan, 1gbe, 10gbe, 100gbe, nvlink, "),
-    ("link", {"bandwidth_gbit_s": 1}, "link="),
-    (*("link", {"bandwidth_gbit_s": 0, "latency_us": 1}), "link.bandwidth_gbit_s=0: must be a number above 0"),
-    ("workers", [2, 0], "workers=0: must be an integer of at least 1, or a list"),
-    ("frequencies", "often", "frequencies='often': must be an integer of at least 1, or a list"),
-    ("machines", 0, "machines=0: must be an integer of at least 1"),
-    ("check", 1, "check=1: must be true or false"),
-]
-
-
-@pytest.mark.parametrize(("key", "value", "line"), REFUSED)
-def test_impossible_requests_are_refused(key: str, value: object, line: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(
+    ("key", "value", "setting"),
+    [
+        ("link", "10gb", "link"),
+        ("link", {"bandwidth_gbit_s": 1}, "link"),
+        ("link", {"bandwidth_gbit_s": 0, "latency_us": 1}, "link.bandwidth_gbit_s"),
+        ("link", {"bandwidth_gbit_s": 1, "latency_us": -1}, "link.latency_us"),
+        ("workers", [2, 0], "workers"),
+        ("frequencies", "often", "frequencies"),
+        ("machines", 0, "machines"),
+        ("check", 1, "check"),
+    ],
+)
+def test_impossible_requests_are_refused(key: str, value: object, setting: str) -> None:
+    with refused(setting):
         read(PlanSettings, {**MINIMAL, key: value})
-    assert str(caught.value).startswith(line)
 
 
 @pytest.mark.parametrize(
-    ("setting", "line"),
+    ("overrides", "setting"),
     [
-        ("link=10gb", "link=10gb: must be one of wan"),
-        ("link={bandwidth_gbit_s:1,latency_us:-1}", "link.latency_us=-1: must be a"),
-        ("parallel=pipeline", "parallel: only averaging is forecast"),
-        ("parallel=gradients", "parallel: only averaging is forecast"),
-        ("parallel.launcher=mpi", "parallel.launcher=mpi: "),
-        ("check=true workers=1024", "workers=1024: check=true starts all of them. Use at most 16"),
+        ("parallel=pipeline", "parallel"),
+        ("parallel=gradients", "parallel"),
+        ("parallel.launcher=mpi", "parallel.launcher"),
+        ("check=true workers=1024", "workers"),
     ],
 )
-def test_bad_settings_are_refused_before_anything_is_measured(setting: str, line: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        plan.prepare(settings_of_command("plan", PlanSettings, *setting.split()))
-    assert str(refused.value).startswith(line) and "\n" not in str(refused.value)
-
-
-def test_a_bad_setting_is_refused_in_one_line(tmp_path: Path) -> None:
-    _, stderr = run(tmp_path, "link=10gb", command="plan", code=2)
-    assert stderr.startswith("cupynet: link=10gb: must be one of wan") and stderr.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+def test_bad_settings_are_refused_before_anything_is_measured(overrides: str, setting: str) -> None:
+    with refused(setting):
+        plan.prepare(settings_of_command("plan", PlanSettings, *overrides.split()))
 
 
 def test_a_plan_measures_and_forecasts(tmp_path: Path) -> None:
@@ -146,12 +142,12 @@ def test_a_plan_measures_and_forecasts(tmp_path: Path) -> None:
     assert all(row["images_per_s"] > 0 and 0 < row["computing_s"] < 60 for row in rows)
     assert result["costs"]["size"] == pytest.approx(2 * 4 * 431_080, rel=0.01)  # weights and velocities
     assert result["link"] == {"bandwidth_gbit_s": 2, "latency_us": 30}
-    assert "averaged every" in stdout and str(file.relative_to(tmp_path)) in stdout
+    assert str(file.relative_to(tmp_path)) in stdout
 
 
 @pytest.mark.slow
-def test_a_check_trains_and_compares(tmp_path) -> None:
-    stdout, _ = run(
+def test_a_check_trains_and_compares(tmp_path: Path) -> None:
+    run(
         tmp_path, "data.train=2000", "data.test=200", "repeats=1", "images=2000", "workers=[1,2]",
         "check=true", "batch_size=64", command="plan",
     )  # fmt: skip
@@ -159,4 +155,3 @@ def test_a_check_trains_and_compares(tmp_path) -> None:
     rows = json.loads(file.read_text())["forecasts"]
     assert [row["workers"] for row in rows] == [1, 2] and all(row["measured"] > 0 for row in rows)
     assert all(row["ratio"] == pytest.approx(row["images_per_s"] / row["measured"]) for row in rows)
-    assert "measured   ratio" in stdout

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from cupynet import config
 from cupynet.config.instantiate import build
-from cupynet.config.schema import BackendSettings, PrioritySettings, Settings
+from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import EarlyStopping
@@ -65,7 +65,7 @@ def test_every_file_composes_and_its_parts_can_be_built(group: str, name: str) -
     settings = composed(*covering_overrides(group, name))
     built = ["data", "model", "loss", "optimizer"]
     if settings.data["_target_"].rpartition(".")[2] in ("Folder", "Idx", "Npz", "Sharded"):  # the user names the files
-        with pytest.raises(ConfigError, match="name the "):
+        with pytest.raises(ConfigError):
             build(settings.data, built.pop(0))
     for each in built:
         assert type(build(getattr(settings, each), each)).__module__.startswith("cupynet.")
@@ -100,22 +100,14 @@ def test_settings_of_equals_config_compose(overrides: list[str]) -> None:
     assert settings_of(*overrides) == config.compose(overrides)
 
 
-def test_files_are_written_for_hydra_1_4_too() -> None:
-    for path in CONF.rglob("*.yaml"):
-        check_file(path)
-
-
-def check_file(path: Path) -> None:
-    text = path.read_text()
-    code = re.sub(r"(^|\s)#.*", "", text)
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_files_are_written_for_hydra_1_4_too(path: Path) -> None:
+    code = re.sub(r"(^|\s)#.*", "", path.read_text())
     if re.search(r"^defaults:", code, re.MULTILINE):
         assert re.search(r"^  - _self_$", code, re.MULTILINE), "_self_ must be written out"
     assert "override_dirname" not in code and "_group_." not in code
     assert not re.search(r"(:|-)\s+[\[{].*\$\{", code), "${} in a flow mapping or list is a parse error"
-    if path.parent.name == "experiment":
-        assert text.startswith("# @package _global_\n")
-    elif path.parent.name in GROUPS:
-        assert text.startswith("# ") and "@package" not in text
+    assert path.parent.name != "experiment" or path.read_text().startswith("# @package _global_\n")
 
 
 def test_defaults_of_config_yaml_equal_those_of_the_schema() -> None:
@@ -138,47 +130,20 @@ def test_the_spine_is_first_and_experiment_is_not_optional() -> None:
     assert {"override hydra/help": "cupynet"} in defaults
 
 
-def test_lenet() -> None:
-    layers = settings_of().model["layers"]
-    assert list(layers) == ["conv1", "pool1", "conv2", "pool2", "dense1", "output"]
-    assert [layer["_target_"].rpartition(".")[2] for layer in layers.values()] == [
-        *("Conv2D", "MaxPool2D", "Conv2D", "MaxPool2D", "Dense", "Dense")
-    ]
-    assert [layers[name]["filters"] for name in ("conv1", "conv2")] == [20, 50]
-    assert [layers[name]["kernel"] for name in ("conv1", "pool1", "conv2", "pool2")] == [5, 2, 5, 2]
-    assert [layers[name]["units"] for name in ("dense1", "output")] == [500, 10]
-    assert [layer.get("activation") for layer in layers.values()].count("relu") == 1
-
-
 def test_defaults_of_the_contract() -> None:
     settings = settings_of()
     parallel = plain(settings)["parallel"]
-    assert parallel.pop("synchronizer") == {
+    assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
+    assert [settings.model["layers"][name]["filters"] for name in ("conv1", "conv2")] == [20, 50]
+    assert (parallel["averaging_frequency"], parallel["prefetch_buffer"], parallel["timeout_s"]) == (3, 24, 300)
+    assert (parallel["average_updaters"], parallel["learning_rate_scale"], parallel["reduce"]) == (True, "none", "auto")
+    assert {**parallel["synchronizer"]} == {
         **{"_target_": "cupynet.parallel.ParameterAveraging", "averaging_frequency": 3, "average_updaters": True},
         **{"report_score": True, "measure_every": 50, "wire": "exact", "outer": "mean"},
     }
-    assert parallel == {
-        **{"averaging_frequency": 3, "prefetch_buffer": 24, "report_score_after_averaging": True},
-        **{"average_updaters": True, "learning_rate_scale": "none", "timeout_s": 300, "launcher": "thread"},
-        **{"reduce": "auto", "pipeline": None},
-    }
-    assert (settings.seed, settings.data["seed"], settings.batch_size) == (123, 12345, 128)
-    memory = plain(settings)["memory"]
-    assert memory.pop("data_on_device") == "auto" and set(memory.values()) == {None}
-    assert settings.report_every_iterations == 50
-    assert settings.callbacks == {
-        "history": {"_target_": "cupynet.training.History", "path": None},
-        "progress": {"_target_": "cupynet.training.Progress", "style": "auto"},
-        "report": {
-            "_target_": "cupynet.reporting.ReportPage",
-            "enabled": False,  # by CUPYNET_REPORT, which tests/conftest.py sets
-        },
-        "checkpoint": {
-            **{"_target_": "cupynet.training.Checkpoint", "every_epochs": 1, "every_iterations": None, "keep_last": 2},
-            **{"keep_every": None, "best": None, "path": None},
-        },
-        "nonfinite": {**{"_target_": "cupynet.training.NonFinite", "action": "stop", "most_skipped": 100}},
-    }
+    assert list(settings.callbacks) == ["history", "progress", "report", "checkpoint", "nonfinite"]
+    assert settings.callbacks["checkpoint"]["keep_last"] == 2 and settings.callbacks["nonfinite"]["action"] == "stop"
+    assert settings.callbacks["report"]["enabled"] is False  # by CUPYNET_REPORT, which tests/conftest.py sets
 
 
 def test_the_synchronizer_follows_the_settings_of_its_group() -> None:
@@ -189,24 +154,10 @@ def test_the_synchronizer_follows_the_settings_of_its_group() -> None:
 
 def test_experiments() -> None:
     wrapper = composed("experiment=dl4j_parallel_wrapper")
-    assert (wrapper.workers, wrapper.epochs, wrapper.batch_size, wrapper.seed, wrapper.dtype) == (
-        2,
-        10,
-        128,
-        123,
-        "float",
-    )
+    assert (wrapper.workers, wrapper.epochs, wrapper.batch_size, wrapper.dtype) == (2, 10, 128, "float")
     assert (wrapper.parallel.averaging_frequency, wrapper.parallel.prefetch_buffer) == (3, 24)
-    assert wrapper.optimizer == {
-        **{
-            "_target_": "cupynet.optim.Nesterov",
-            "learning_rate": 0.01,
-            "momentum": 0.9,
-            "max_grad_norm": None,
-            "l2": 0.0005,
-            **{"l1": 0.0, "weight_decay": 0.0, "clip_layer_norm": None, "clip_value": None},
-        }
-    }
+    nesterov = {"_target_": "cupynet.optim.Nesterov", "learning_rate": 0.01, "momentum": 0.9, "l2": 0.0005}
+    assert wrapper.optimizer.items() >= nesterov.items()
     guide = composed("experiment=dl4j_gpu_guide")
     assert (guide.workers, guide.dtype, guide.parallel.averaging_frequency) == (4, "half", 1)
     assert (guide.optimizer["learning_rate"], guide.parallel.learning_rate_scale) == (0.01, 1.2)
@@ -216,6 +167,9 @@ def test_experiments() -> None:
     assert parallel.data["fallback"] == "auto"  # although its file has `override /data: mnist`
     early = composed("experiment=dl4j_early_stopping")
     assert early.data["validation"] == 5000 and early.epochs == early.callbacks["early_stopping"]["max_epochs"] == 50
+    diloco = composed("experiment=diloco")
+    assert (diloco.workers, diloco.parallel.averaging_frequency) == (4, 50)
+    assert diloco.parallel.synchronizer["outer"]["momentum"] < 0.9
 
 
 def test_early_stopping_is_added_to_the_default_callbacks() -> None:
@@ -231,13 +185,6 @@ def test_early_stopping_is_added_to_the_default_callbacks() -> None:
 def test_the_command_line_overrides_an_experiment() -> None:
     settings = settings_of("experiment=dl4j_gpu_guide", "workers=3", "optimizer=sgd")
     assert settings.workers == 3 and settings.optimizer["_target_"] == "cupynet.optim.SGD"
-
-
-@pytest.mark.parametrize("name", ["numpy", "numba", "cupy", "auto"])
-def test_backends(name: str) -> None:
-    assert with_file("backend", name).backend == BackendSettings(
-        name=name, priority=PrioritySettings(gpu=100, cpu=0), max_block_size=256, max_grid_size=None, tf32=False
-    )
 
 
 @pytest.mark.parametrize(
@@ -298,10 +245,3 @@ def test_each_short_name_builds_the_class_of_its_file() -> None:
         short = settings_of(f"parallel.synchronizer.outer={name}").parallel.synchronizer
         one, other = (build(node, "x") for node in (short, with_file("parallel", name).parallel.synchronizer))
         assert str(one.outer) == str(other.outer)
-
-
-def test_the_diloco_experiment() -> None:
-    settings = composed("experiment=diloco")
-    assert (settings.workers, settings.parallel.averaging_frequency) == (4, 50)
-    outer = settings.parallel.synchronizer["outer"]
-    assert outer["_target_"] == "cupynet.parallel.DiLoCo" and outer["momentum"] < 0.9

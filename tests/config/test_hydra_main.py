@@ -224,13 +224,11 @@ def test_plain_values_arrive(command: Command, in_folder: Path) -> None:
 
 @pytest.mark.usefixtures("minimal_conf")
 def test_a_job_has_a_folder_with_its_settings(command: Command, in_folder: Path) -> None:
-    def task(settings: Settings, folder: Path) -> None:
-        assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs" and Path.cwd() == in_folder
-        found.extend(sorted(path.name for path in folder.rglob("*")))
-
-    found: list[str] = []
-    assert command(task=task)[0] == 0
-    assert found == [".hydra", "config.yaml", "hydra.yaml", "overrides.yaml"]
+    folders: list[Path] = []
+    assert command(task=lambda settings, folder: folders.append(folder))[0] == 0
+    (folder,) = folders
+    assert folder.is_absolute() and folder.parent.parent == in_folder / "outputs"
+    assert {path.name for path in folder.rglob("*")} == {".hydra", "config.yaml", "hydra.yaml", "overrides.yaml"}
 
 
 def test_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

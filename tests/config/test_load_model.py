@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from copy import copy
-from dataclasses import replace
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import pytest
 
 import cupynet
 from cupynet import ConfigError, DataError, Model, Run, load_model, load_weights, save_weights
-from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
+from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
 
 SMALL = ["data=synthetic", "data.train=300", "data.test=100", "batch_size=32", "callbacks.progress.style=lines"]
@@ -42,6 +41,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def model(finished: Path) -> Model:
     """The model of that run."""
     return load_model(finished, "numba")
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that run, to spoil."""
+    return Path(shutil.copytree(finished, tmp_path / "copy"))
 
 
 @cache
@@ -82,20 +87,14 @@ def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_averag
     assert found.keys() == model.weights().keys()
 
 
-def test_a_checkpoint_of_an_unfinished_run_restores_its_normalization(
-    finished: Path, model: Model, tmp_path: Path
-) -> None:
-    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
-    (folder / "summary.json").unlink()
-    (folder / "weights.safetensors").unlink()
+def test_a_checkpoint_of_an_unfinished_run_restores_its_normalization(finished: Path, copied: Path) -> None:
+    for name in ("summary.json", "weights.safetensors"):
+        (copied / name).unlink()
     test = images().images
-    found = load_model(folder / "checkpoints", "numba").predict(test)
-    np.testing.assert_array_equal(found, model.predict(test))
-    with pytest.raises(
-        ConfigError,
-        match=r"copy: is not a finished run, .*: name a run's folder under outputs/, or one of its checkpoints$",
-    ):
-        load_model(folder)
+    found, expected = (load_model(folder / "checkpoints", "numba").predict(test) for folder in (copied, finished))
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(ConfigError):
+        load_model(copied)
 
 
 def test_stages_are_joined(tmp_path: Path) -> None:
@@ -108,14 +107,10 @@ def test_stages_are_joined(tmp_path: Path) -> None:
 
 
 @pytest.mark.standin
-@pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False), ("double", False)])
-def test_float_disables_tf32(dtype: str | None, tf32: bool, finished: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
-    path = folder / ".hydra" / "config.yaml"
-    text = path.read_text()
-    assert "tf32: false" in text
-    path.write_text(text.replace("tf32: false", "tf32: true"))
-    assert load_model(folder, "cupy", dtype).backend.options["tf32"] == tf32
+@pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False)])
+def test_float_disables_tf32(dtype: str | None, tf32: bool, copied: Path) -> None:
+    changed(copied, "tf32: false", "tf32: true")
+    assert load_model(copied, "cupy", dtype).backend.options["tf32"] == tf32
 
 
 def rewritten(folder: Path, **changes: Any) -> None:
@@ -136,89 +131,87 @@ def without(folder: Path, name: str) -> None:
     save_weights(folder / "weights.safetensors", weights)
 
 
+def spoilt(folder: Path, name: str) -> None:
+    weights = load_weights(folder / "weights.safetensors")
+    weights[name][0] = np.nan
+    save_weights(folder / "weights.safetensors", weights)
+
+
 def flipped(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-100] ^= 1
     path.write_bytes(content)
 
 
-SPOILT = {
-    "no weights": (lambda run: (run / "weights.safetensors").unlink(), DataError, "weights.safetensors: cannot be re"),
-    "damaged weights": (lambda run: flipped(run / "weights.safetensors"), DataError, "damaged weights, expected SHA"),
-    "another network": (
-        lambda run: without(run, "conv1.weight"),
-        DataError,
-        "these weights belong to another network: ",
-    ),
-    "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "is not the folder of a run: there is no"),
-    "no JSON": (lambda run: (run / "summary.json").write_text("{"), DataError, "summary.json: cannot be read"),
-    "no image": (lambda run: rewritten(run, image_shape=["a"]), DataError, "description of images is not valid"),
-    "trust": (
-        lambda run: (run / ".hydra" / "config.yaml").write_text(
-            (run / ".hydra" / "config.yaml").read_text().replace("cupynet.nn.Dense", "mine.Dense")
-        ),
-        ConfigError,
-        "list 'mine' in trusted_modules if it is yours",
-    ),
+SPOILT: dict[str, tuple[Callable[[Path], object], type[Exception], str]] = {
+    "no weights": (lambda run: (run / "weights.safetensors").unlink(), DataError, "weights.safetensors"),
+    "damaged weights": (lambda run: flipped(run / "weights.safetensors"), DataError, "weights.safetensors"),
+    "another network": (lambda run: without(run, "conv1.weight"), DataError, "conv1.weight"),
+    "not finite": (lambda run: spoilt(run, "conv1.weight"), DataError, "conv1.weight"),
+    "no settings": (lambda run: shutil.rmtree(run / ".hydra"), ConfigError, "config.yaml"),
+    "no JSON": (lambda run: (run / "summary.json").write_text("{"), DataError, "summary.json"),
+    "no image": (lambda run: rewritten(run, image_shape=["a"]), DataError, ""),
+    "trust": (lambda run: changed(run, "cupynet.nn.Dense", "mine.Dense"), ConfigError, "trusted_modules"),
 }
 
 
 @pytest.mark.parametrize("name", SPOILT)
-def test_missing_files_of_a_run_are_named(name: str, finished: Path, tmp_path: Path) -> None:
-    spoil, kind, expected = SPOILT[name]
-    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
-    spoil(folder)
+def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
+    spoil, kind, named = SPOILT[name]
+    spoil(copied)
     with pytest.raises(kind) as caught:
-        load_model(folder)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
+        load_model(copied)
+    assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_wrong_description_of_images_is_refused(finished: Path) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"normalize": {"mean": [0]}},
+        {"normalize": {"mean": ["a"], "deviation": [1]}},
+        {"normalize": {"mean": [0], "deviation": [0]}},
+        {"normalize": {"mean": [0, 1], "deviation": [1]}},
+        {"normalize": {"mean": [0, 1], "deviation": [1, 1]}},
+        {"class_names": ["cat"]},
+    ],
+    ids=str,
+)
+def test_a_wrong_description_of_images_is_refused(changes: dict[str, Any], copied: Path) -> None:
     """Invalid normalization, and a summary that does not match the network."""
-    run, invalid = Trained(finished), "description of images is not valid"
-    summary = Run(finished).summary()
-    assert run.source.image_shape == (28, 28, 1)  # reads the settings once; the copies share them
-    for changes, said in (
-        ({"normalize": {"mean": [0]}}, invalid),
-        ({"normalize": {"mean": ["a"], "deviation": [1]}}, invalid),
-        ({"normalize": {"mean": [0], "deviation": [0]}}, invalid),
-        ({"normalize": {"mean": [0, 1], "deviation": [1]}}, invalid),
-        ({"normalize": {"mean": [0, 1], "deviation": [1, 1]}}, "belong to another network"),
-        ({"class_names": ["cat"]}, "belong to another network"),
-    ):
-        other = copy(run)
-        other.summary = replace(summary, setup=replace(summary.setup, **changes))
-        with pytest.raises(DataError, match=said) as caught:
-            other.model()
-        assert "\n" not in str(caught.value)
+    rewritten(copied, **changes)
+    with pytest.raises(DataError):
+        load_model(copied)
+
+
+def test_a_loaded_model_has_the_names_of_its_classes(copied: Path) -> None:
+    names = [f"kind {number}" for number in range(10)]
+    rewritten(copied, class_names=names)
+    assert load_model(copied).class_names == tuple(names)
 
 
 @pytest.mark.parametrize("name", ["nobody", "a\0b", "x" * 300])
-def test_a_missing_folder_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match="there is no such folder. The folders of runs are in outputs/"):
+def test_a_missing_folder_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError):
         load_model(name)
 
 
 def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a finished run, it has no summary.json: name a run"):
-        load_model(tmp_path)
     (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ConfigError, match="checkpoints: there is no checkpoint"):
-        load_model(tmp_path / "checkpoints")
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        with pytest.raises(ConfigError):
+            load_model(folder)
 
 
 def test_user_classes_are_built_if_the_caller_trusts_them(
-    finished: Path, model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Model, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = Path(shutil.copytree(finished, tmp_path / "copy"))
-    path = folder / ".hydra" / "config.yaml"
-    text = path.read_text().replace("cupynet.nn.Dense", "mine_of_test.Thick")
-    path.write_text(text.replace("trusted_modules: []", "trusted_modules: [mine_of_test]"))
+    changed(copied, "cupynet.nn.Dense", "mine_of_test.Thick")
+    changed(copied, "trusted_modules: []", "trusted_modules: [mine_of_test]")
     (tmp_path / "mine_of_test.py").write_text("from cupynet.nn import Dense\nclass Thick(Dense):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="list 'mine_of_test' in trusted_modules"):
-        load_model(folder)
-    found = load_model(folder, "numba", trusted_modules=["mine_of_test"])
+    with pytest.raises(ConfigError):
+        load_model(copied)
+    found = load_model(copied, "numba", trusted_modules=["mine_of_test"])
     assert any(type(layer).__name__ == "Thick" for layer in found.network.walk())
     np.testing.assert_array_equal(found.predict(images().images), model.predict(images().images))
 
@@ -237,7 +230,7 @@ def test_classify_returns_the_likeliest_classes() -> None:
     model.class_names = ("cat", "dog", "eel")
     assert model.classify(some)[0][0][0] == model.class_names[scores[0].argmax()]
     assert model.replicate(cupynet.create_backend("numpy")).class_names == model.class_names
-    with pytest.raises(ConfigError, match="top=4: must be at most 3: there are 3 classes"):
+    with refused("top", "4"):
         model.classify(some, top=4)
     model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
     assert [name for name, _ in model.classify(some[0], 3)[0]] == ["cat", "dog", "eel"]  # all alike
@@ -247,13 +240,3 @@ def test_classify_returns_the_likeliest_classes() -> None:
 def test_a_single_image_is_classified(shape: tuple[int, ...]) -> None:
     model, some = small(), np.random.default_rng(1).integers(0, 256, (7, 4, 5, 1), np.uint8)
     np.testing.assert_array_equal(model.predict(some[0].reshape(shape)), model.predict(some)[:1])
-
-
-def test_weights_that_are_not_finite_are_refused(finished: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    shutil.copytree(finished, folder)
-    weights = load_weights(folder / "weights.safetensors")
-    weights["conv1.weight"][0] = np.nan
-    save_weights(folder / "weights.safetensors", weights)
-    with pytest.raises(DataError, match="weights conv1.weight are not finite"):
-        load_model(folder)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet import Callback, DataError, History, ParallelWrapper, Run
+from cupynet import DataError, History, ParallelWrapper, Run
 from cupynet.runs.history import Columns
 from tests.support.training import small_dataset, small_model
 
@@ -55,26 +53,11 @@ def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path
         assert wrapper.history.reports["iteration"][:3] == [2, 4, 6]
 
 
-class Poison(Callback):
-    """Spoils a weight once, after an iteration, and notes how many epochs the history had at the end of each."""
-
-    def __init__(self, iteration: int) -> None:
-        self.iteration, self.wrapper, self.known = iteration, None, list[int]()
-
-    def on_iteration_end(self, trainer: Any) -> None:
-        if trainer.iteration == self.iteration:
-            self.iteration = 0
-            next(iter(trainer.params.named()))[1].master[...] = math.nan
-
-    def on_epoch_end(self, trainer: Any, record: Any) -> None:
-        self.known.append(len(self.wrapper.history.epochs["epoch"]))
-
-
 def test_rows_of_several_kinds() -> None:
     rows = [{"kind": "epoch", "a": 1}, {"kind": "other", "a": 2}, {"kind": "epoch", "b": None}, {"a": 3}]
     assert Columns.of(rows) == Columns({"a": [1, None], "b": [None, None]}, {})
 
 
 def test_a_run_without_a_history(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="history.jsonl: cannot be read"):
+    with pytest.raises(DataError, match=r"history\.jsonl"):
         Run(tmp_path).columns()

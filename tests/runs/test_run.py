@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynet.core import files
 from cupynet.core.errors import DataError
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
@@ -18,7 +19,7 @@ from tests.support.summaries import FIGURES, SUMMARY, changed
 def test_a_summary_round_trips(tmp_path: Path) -> None:
     run, weights = Run(tmp_path), {"conv1.weight": np.arange(6.0).reshape(2, 3)}
     run.save(SUMMARY, weights)
-    run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n')
+    run.history_path.write_text('{"kind": "epoch"}\n{"kind": "report"}\n{"kind": "epo')  # a killed process wrote
     assert run.summary() == SUMMARY
     np.testing.assert_array_equal(run.weights()["conv1.weight"], weights["conv1.weight"])
     assert [row["kind"] for row in run.history()] == ["epoch", "report"]
@@ -44,20 +45,58 @@ def test_partial_files_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert store.steps() == [3] and run.weights_path.read_bytes() == before and run.summary() == SUMMARY
 
 
-def test_equal_runs_leave_equal_bytes(tmp_path: Path) -> None:
-    weights = {name: np.ones(3) for name in ("b", "a")}
-    written = []
-    for folder in (tmp_path / "one", tmp_path / "two"):
-        folder.mkdir()
-        Run(folder).save(SUMMARY, dict(sorted(weights.items())) if written else weights)
-        written.append(Run(folder).weights_path.read_bytes())
-    assert written[0] == written[1]
+class Killed(BaseException):
+    """Stands in for the end of a process."""
+
+
+def test_a_save_that_is_killed_leaves_no_summary_of_other_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_: object) -> None:
+        raise Killed
+
+    run = Run(tmp_path)
+    run.save(SUMMARY, {"a": np.ones(1)})
+    monkeypatch.setattr(files, "write_json", killed)
+    with pytest.raises(Killed):
+        run.save(SUMMARY, {"a": np.zeros(1)})
+    assert not run.summary_path.exists()
+
+
+def test_a_result_without_mistakes_has_no_examples_of_an_earlier_one(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.save(SUMMARY, {}, np.zeros((2, 3, 3, 1), np.uint8))
+    assert run.examples_path.exists()
+    run.save(SUMMARY, {}, np.zeros((0, 3, 3, 1), np.uint8))
+    assert not run.examples_path.exists()
+
+
+def test_a_resumed_run_is_unfinished_until_it_is_saved_again(tmp_path: Path) -> None:
+    run, store = Run(tmp_path), Checkpoints(tmp_path / "checkpoints")
+    run.save(SUMMARY, {})
+    for step in (3, 7):
+        store.save(step, {}, {})
+    run.reopen(3)
+    assert run.reopened_path.exists() and store.steps() == [3]
+    run.save(SUMMARY, {})
+    assert not run.reopened_path.exists()
+
+
+def test_a_run_fails_only_after_it_began(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.fail(65)
+    assert not run.failed_path.exists()
+    run.started_path.write_text('{"started": "2026-05-01 12:30:00", "epochs": 3}')
+    run.fail(65)
+    assert json.loads(run.failed_path.read_text()) == {"exit_code": 65}
+    assert (run.started(), run.planned_epochs()) == ("2026-05-01 12:30:00", 3)
 
 
 def test_a_new_run_in_an_old_folder_starts_empty(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.save(SUMMARY, {"a": np.ones(1)})
-    run.history_path.write_text("{}\n")
+    for path in (run.history_path, run.started_path, run.failed_path, run.reopened_path, run.report_path):
+        path.write_text("{}\n")
     (tmp_path / "notes.txt").write_text("mine")
     run.begin()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -70,24 +109,13 @@ def test_keys_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     assert run.summary() == SUMMARY
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", "cannot be read"),
-        ("[1]", "expected an object, found list"),
-        ('{"dataset": "mnist"}', "is not a complete summary, it lacks fallback, backend, devices"),
-    ],
-)
-def test_a_damaged_summary_is_named(content: str, message: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [None, "{", "[1]", '{"dataset": "mnist"}'])
+def test_a_missing_or_damaged_summary_is_named(content: str | None, tmp_path: Path) -> None:
     run = Run(tmp_path)
-    run.summary_path.write_text(content)
-    with pytest.raises(DataError, match=f"summary.json: {message}"):
+    if content is not None:
+        run.summary_path.write_text(content)
+    with pytest.raises(DataError, match=r"summary\.json"):
         run.summary()
-
-
-def test_a_folder_without_a_summary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="summary.json: cannot be read"):
-        Run(tmp_path).summary()
 
 
 @pytest.mark.parametrize(
@@ -100,12 +128,13 @@ def test_a_folder_without_a_summary_is_refused(tmp_path: Path) -> None:
         ("devices", "cpu"),
         ("environment", None),
         ("fallback", 0),
+        ("test_loss", float("inf")),
     ],
 )
 def test_a_summary_with_values_of_other_types_is_refused(name: str, value: Any, tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.summary_path.write_text(json.dumps({**FIGURES, name: value}))
-    with pytest.raises(DataError, match=f"summary.json: {name}=.*: is not a value of a run"):
+    with pytest.raises(DataError, match=name):
         run.summary()
 
 
@@ -114,7 +143,7 @@ def test_a_missing_or_damaged_history_is_named(content: Any, tmp_path: Path) -> 
     run = Run(tmp_path)
     if content is not None:
         run.history_path.write_text(content)
-    with pytest.raises(DataError, match=r"history.jsonl: cannot be read"):
+    with pytest.raises(DataError, match=r"history\.jsonl"):
         run.history()
 
 

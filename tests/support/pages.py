@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "img", "br", "path", "use"}
+VOID = {"meta", "link", "img", "br", "wbr", "path", "use", "rect", "line", "stop"}
 
 
 class Page(HTMLParser):

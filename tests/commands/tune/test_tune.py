@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -32,7 +31,8 @@ from cupynet.core.wording import percent
 from cupynet.runs.run import Run
 from cupynet.training import Evaluation
 from cupynet.training.callbacks.loggers import base
-from tests.support.commands import environment, run
+from tests.support.commands import Call, environment, run
+from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
 from tests.support.settings import settings_of, settings_of_command
 
@@ -73,25 +73,29 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, str]
     return folder, found, stdout
 
 
-def test_a_search_leaves_runs_a_table_and_the_best_settings(searched: tuple[Path, Path, str]) -> None:
-    _, folder, stdout = searched
-    names = {path.name for path in folder.iterdir()}
-    assert names == {".hydra", "train.log", "study.db", "trials", "tune.csv"}
+def test_a_search_leaves_runs_and_a_table(searched: tuple[Path, Path, str]) -> None:
+    _, folder, _ = searched
+    assert {path.name for path in folder.iterdir()} == {".hydra", "train.log", "study.db", "trials", "tune.csv"}
     rows = table(folder)
     assert {row["batch_size"] for row in rows} == {"32", "64"} and {row["outcome"] for row in rows} == {"complete"}
-    for row in rows:
-        trial = folder / "trials" / f"{int(row['trial']):04d}"
-        summary = Run(trial).summary()
-        assert summary.scores.validation_accuracy == float(row["accuracy"])
-        assert summary.scores.test_accuracy is None and summary.scores.test is None
+    assert (folder.parents[2] / "latest").resolve() == folder.resolve()
+
+
+def test_trials_are_compared_by_images_held_out_and_see_no_test_images(searched: tuple[Path, Path, str]) -> None:
+    for row in table(searched[1]):
+        trial = searched[1] / "trials" / f"{int(row['trial']):04d}"
+        scores = Run(trial).summary().scores
+        assert scores.validation_accuracy == float(row["accuracy"])
+        assert scores.test_accuracy is None and scores.test is None
         assert config.load(trial).data["validation"] == 30
         assert "test" not in (trial / "history.jsonl").read_text()
-    best = best_of(folder)
-    assert re.search(rf"^best trial +{best['trial']}, ", stdout, re.MULTILINE)
-    assert stdout[stdout.index("best trial") :].strip() in (folder / "train.log").read_text()
-    assert "data.validation=30" in stdout
-    assert (folder.parents[2] / "latest").resolve() == folder.resolve()
-    assert all(len(line) <= 80 for line in stdout.splitlines() if line[:1] == " ")
+
+
+def test_the_best_trial_is_printed_and_logged(searched: tuple[Path, Path, str]) -> None:
+    _, folder, stdout = searched
+    best = stdout[stdout.index("best trial") :]
+    assert best.split()[2].rstrip(",") == best_of(folder)["trial"]
+    assert best.strip() in (folder / "train.log").read_text()
 
 
 def best_of(folder: Path) -> dict[str, str]:
@@ -107,19 +111,13 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
     assert again.test_accuracy is not None and f"accuracy {percent(again.test_accuracy)}" in stdout
 
 
-def test_a_trial_is_a_run_for_other_commands(
-    searched: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_is_a_run_for_other_commands(searched: tuple[Path, Path, str], call: Call) -> None:
     _, folder, stdout = searched
     best = folder / "trials" / f"{int(best_of(folder)['trial']):04d}"
-    monkeypatch.setattr(sys, "argv", ["evaluate", str(best), "--json"])
-    with pytest.raises(SystemExit, match="^0$"):
-        evaluate.main()
-    assert f"accuracy {percent(json.loads(capsys.readouterr().out)['accuracy'])}" in stdout
-    monkeypatch.setattr(sys, "argv", ["compare", str(folder / "trials")])
-    with pytest.raises(SystemExit, match="^0$"):
-        compare.main()
-    assert "batch_size" in capsys.readouterr().out
+    found = call(evaluate.main, best, "--json")
+    assert found.code == 0 and percent(json.loads(found.out)["accuracy"]) in stdout
+    compared = call(compare.main, folder / "trials")
+    assert compared.code == 0 and "batch_size" in compared.out
 
 
 @pytest.mark.usefixtures("fast_compose")
@@ -200,42 +198,48 @@ def test_a_trial_leaves_nothing_to_the_next(tmp_path: Path) -> None:
 # refused --------------------------------------------------------------------------------------------------------------
 
 
-def refusal(*arguments: str) -> str:
+def prepared_with(*arguments: str) -> Plan:
+    """Prepare a small search, with arguments that replace its own."""
     typed = {each.partition("=")[0] for each in arguments}
-    with pytest.raises(ConfigError) as refused:
-        prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    return prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
 
 
 @pytest.mark.usefixtures("fast_compose")
 @pytest.mark.parametrize(
-    "arguments, wrong",
+    ("arguments", "setting"),
     [
-        ([], "nothing is searched"),
-        (["dtype=interval(1,2)"], "dtype=1.0"),
-        (["workers=0,1"], "workers=0"),
+        ([], ""),  # nothing is searched
+        (["dtype=interval(1,2)"], "dtype"),
+        (["workers=0,1"], "workers"),
         ([RATE, "optimizer.learning_rate=0.1"], "optimizer.learning_rate"),
-        ([RATE, "data.validation=0"], "data.validation"),
-        ([RATE, "sampler=grid"], "sampler=grid"),
+        ([RATE, "data.validation=0"], ""),
+        ([RATE, "sampler=grid"], "sampler"),
         (["-m", RATE], "-m"),
-        (["resume=nowhere"], "resume=nowhere"),
+        (["resume=nowhere"], "resume"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], wrong: str) -> None:
-    assert wrong in refusal(*arguments)
+def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], setting: str) -> None:
+    with refused(setting):
+        prepared_with(*arguments)
 
 
-def test_trials_that_cannot_be_composed_are_refused_before_the_first() -> None:
-    assert "did you mean 'batch_size'" in refusal("batch_sise=32,64")
-    assert "'16.0' of type 'float'" in refusal("batch_size=interval(16,64)")
-    assert "optimizer=adum" in refusal("optimizer=choice(adum,adam)")
+@pytest.mark.parametrize(
+    ("searched", "setting"),
+    [
+        ("batch_sise=32,64", "batch_sise"),
+        ("batch_size=interval(16,64)", "batch_size"),
+        ("optimizer=choice(adum,adam)", "optimizer"),
+    ],
+)
+def test_trials_that_cannot_be_composed_are_refused_before_the_first(searched: str, setting: str) -> None:
+    with refused(setting):
+        prepared_with(searched)
 
 
-def test_without_optuna_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"cupynet\[sweep\]"):
+    with refused(""):
         prepared(*TINY, RATE)
 
 
@@ -245,37 +249,49 @@ def test_images_are_held_out_unless_some_are_already() -> None:
     assert prepared(*TINY, RATE, "data.validation=50").shared == [*TINY, "data.validation=50"]
 
 
+def stored_search(folder: Path, *typed: str) -> list[str]:
+    """Store the command line of a search in a folder; return the arguments for Hydra."""
+    arguments, _ = for_hydra(typed)
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "overrides.yaml").write_text(json.dumps(arguments))
+    (folder / "study.db").write_bytes(b"a study")
+    return arguments
+
+
 def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
-    first, _ = for_hydra([*TINY, RATE, "trials=5", "trusted_modules=[mine]"])
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(first))
-    (tmp_path / "study.db").write_bytes(b"a study")
-    with pytest.raises(ConfigError, match="holds a search"):
-        prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
+    first = stored_search(tmp_path, *TINY, RATE, "trials=5", "trusted_modules=[mine]")
     again, resumed = for_hydra([f"resume={tmp_path}", "trials=9"])
     expected = [each for each in first if not each.startswith(("trials", "trusted_modules"))]
     assert again == [*expected, "trials=9", f"hydra.run.dir='{tmp_path}'"] and resumed == tmp_path
     assert tune_settings_of(again).search == [RATE]
     with pytest.raises(ConfigError, match="epochs=3"):
         for_hydra([f"resume={tmp_path}", "epochs=3"])
-    (tmp_path / "study.db-journal").symlink_to("/tmp")  # to which SQLite would write
-    with pytest.raises(DataError, match="must be a plain file"):
-        for_hydra([f"resume={tmp_path}"])
-    (tmp_path / "study.db-journal").unlink()
+
+
+def test_a_folder_with_a_search_is_refused(tmp_path: Path) -> None:
+    stored_search(tmp_path, *TINY, RATE)
+    for file in ("study.db", "trials"):
+        with refused(""):
+            prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
+        if file == "study.db":
+            (tmp_path / "study.db").rename(tmp_path / "trials")
+
+
+@pytest.mark.parametrize("name", ["study.db-journal", "trials/0001"])
+def test_a_search_with_links_is_not_resumed(name: str, tmp_path: Path) -> None:
+    """SQLite would write to the journal, and a trial into its folder."""
+    stored_search(tmp_path, *TINY, RATE)
     (tmp_path / "trials").mkdir()
-    (tmp_path / "trials" / "0001").symlink_to("/tmp")  # the folder of a trial
-    with pytest.raises(DataError, match="0001: must be a plain file"):
+    (tmp_path / name).symlink_to("/tmp")
+    with pytest.raises(DataError):
         for_hydra([f"resume={tmp_path}"])
 
 
 def test_an_empty_study_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "study.db").touch()
-    with pytest.raises(DataError, match=r"study\.db"):
+    with pytest.raises(DataError):
         for_hydra([f"resume={tmp_path}", "trials=9"])
     assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
-    (tmp_path / "study.db").rename(tmp_path / "trials")
-    with pytest.raises(ConfigError, match="holds the trials of a search"):
-        prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +301,7 @@ def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> N
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([*TINY, stored]))
     (tmp_path / "study.db").write_bytes(b"a study")
-    with pytest.raises(DataError, match="plain value"):
+    with pytest.raises(DataError):
         for_hydra([f"resume={tmp_path}"])
 
 
@@ -293,11 +309,8 @@ def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("searched", [False, True])
 def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -> None:
     path = "callbacks.history.path=" + ("choice(/tmp/a,/tmp/b)" if searched else "/tmp/a")
-    given, _ = for_hydra([*TINY, RATE, path])
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
-    (tmp_path / "study.db").write_bytes(b"a study")
-    with pytest.raises(ConfigError, match="callbacks.history.path=/tmp/a"):
+    stored_search(tmp_path, *TINY, RATE, path)
+    with refused("callbacks.history.path", "/tmp/a"):
         prepared(f"resume={tmp_path}")
     if not searched:
         assert prepared(f"resume={tmp_path}", path).resumed == tmp_path  # typed again
@@ -324,17 +337,14 @@ def test_a_search_can_be_resumed_as_its_message_says(tmp_path: Path, monkeypatch
     plan = prepared(*again)
     assert plan.resumed == folder and plan.experiment({"optimizer.learning_rate": 0.1}).settings.callbacks["mlflow"]
     assert prepared("resume=there", *again[1:], "callbacks.mlflow.uri=sqlite:///other.db").resumed == folder
-    with pytest.raises(ConfigError, match=r"callbacks\.mlflow\.name"):
+    with pytest.raises(ConfigError):
         prepared(*again, "callbacks.mlflow.name=other")
 
 
 @pytest.mark.usefixtures("fast_compose")
 def test_a_resumed_search_downloads_nothing_to_a_folder_that_it_names(tmp_path: Path) -> None:
-    given, _ = for_hydra(["data.folder=/tmp/a", RATE])
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps(given))
-    (tmp_path / "study.db").write_bytes(b"a study")
-    with pytest.raises(ConfigError, match="data.folder=/tmp/a: the run in .* would download its data to /tmp/a/mnist"):
+    stored_search(tmp_path, "data.folder=/tmp/a", RATE)
+    with refused("data.folder", "/tmp/a"):
         prepared(f"resume={tmp_path}")
 
 
@@ -342,7 +352,7 @@ class Trial:
     """An Optuna trial that is pruned after some epochs."""
 
     def __init__(self, epochs: int) -> None:
-        self.epochs, self.reported = epochs, []
+        self.epochs, self.reported = epochs, list[tuple[int, float]]()
 
     def report(self, value: float, step: int) -> None:
         self.reported.append((step, value))
