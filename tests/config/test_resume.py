@@ -314,17 +314,6 @@ def test_a_link_in_place_of_the_checkpoints(stopped: Path, in_folder: Path, comm
     assert command(f"resume={stopped}") == (65, [])
 
 
-def test_a_new_run_after_a_dry_run_has_no_old_checkpoints(in_folder: Path) -> None:
-    """A trial's results are none; what it left does not pass for the new run's."""
-    quick = [*QUICK, "model=mlp", "data.train=100", "workers=1"]
-    trained(in_folder / "run", *quick, "fast_dev_run=true")
-    assert Checkpoints(in_folder / "run/checkpoints").steps() == [1]
-    resume.refuse_taken(in_folder / "run")
-    trained(in_folder / "run", *quick)
-    assert Checkpoints(in_folder / "run/checkpoints").steps() == [4]
-    assert not (in_folder / "run/FAST_DEV_RUN.txt").exists()
-
-
 @contextlib.contextmanager
 def longest_file(most: int) -> Iterator[None]:
     """Let no file become longer than `most` bytes, as if the disk were full."""

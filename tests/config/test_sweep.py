@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.commands import environment
 
@@ -85,14 +86,6 @@ def check_left(jobs: list[dict[str, Any]]) -> None:
     assert all({**job, "rss": 0} == first for job in jobs[1:])
 
 
-@pytest.mark.slow
-@linux
-def test_a_job_leaves_nothing_to_the_next(tmp_path: Path) -> None:
-    jobs = watched(WATCHED, "workers=1,2", "seed=1,2", folder=tmp_path)
-    assert len(jobs) == 4
-    check_left(jobs)
-
-
 @linux
 @pytest.mark.slow
 def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:
@@ -115,32 +108,20 @@ def test_parallel_jobs_equal_sequential_jobs(tmp_path: Path) -> None:
     own = tmp_path / "mine" / "experiment" / "small.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("# @package _global_\ndata:\n  limit: 32\n")
-    settings = [
-        "experiment=small",
-        "--config-dir=mine",
-        "workers=1",
-        "seed=1,2",
-        "+callbacks.mine=null",
-        "hydra.sweep.dir=outputs/sweep",
-    ]
+    own_settings = ["experiment=small", "--config-dir=mine", "workers=1", "seed=1,2", "+callbacks.mine=null"]
     done = subprocess.run(
-        [sys.executable, "-m", "cupynet", "train", "-m", *TINY, *settings, "hydra/launcher=processes"], cwd=tmp_path,
-        capture_output=True, text=True, timeout=200, env=environment(CUPYNET_DATA=str(tmp_path)),
+        [sys.executable, "-m", "cupynet", "train", "-m", *TINY, *own_settings, "hydra/launcher=processes",
+         "hydra.sweep.dir=outputs/sweep"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, env=environment(CUPYNET_DATA=str(tmp_path)),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1].endswith(" cupynet compare outputs/sweep")
     assert os.readlink(tmp_path / "outputs" / "latest") == "sweep"
     sweep = tmp_path / "outputs" / "sweep"
-    rows = (sweep / "sweep.csv").read_text().splitlines()
-    assert rows[0].startswith("job,seed,test_accuracy") and [row.split(",")[:2] for row in rows[1:]] == [
-        ["0", "1"],
-        ["1", "2"],
-    ]
+    rows = csv.DictReader((sweep / "sweep.csv").read_text().splitlines())
+    assert [(row["job"], row["seed"]) for row in rows] == [("0", "1"), ("1", "2")]
     for number in "01":
-        asked = (sweep / number / ".hydra" / "overrides.yaml").read_text().splitlines()
-        assert (
-            f"- seed={int(number) + 1}" in asked and "- experiment=small" in asked and "- +callbacks.mine=null" in asked
-        )
+        asked = yaml.safe_load((sweep / number / ".hydra" / "overrides.yaml").read_text())
+        assert {f"seed={int(number) + 1}", "experiment=small", "+callbacks.mine=null"} <= {*asked}
         assert json.loads((sweep / number / "summary.json").read_text())["images"] == 32
 
 
@@ -158,4 +139,4 @@ def test_a_signal_ends_a_sweep_and_its_job_has_a_row(tmp_path: Path) -> None:
     stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 143 and "Traceback" not in stderr
     (row,) = csv.DictReader((tmp_path / "sweep" / "sweep.csv").read_text().splitlines())
-    assert (row["job"], row["exit_code"]) == ("0", "143") and "job 0 " in stdout and "failed" not in stdout
+    assert (row["job"], row["exit_code"]) == ("0", "143") and "job 0 " in stdout

@@ -350,7 +350,7 @@ def test_a_stored_callback_writes_nowhere_but_into_the_folder_of_its_run(
     parts = {"a": {"_target_": f"cupynet.training.{name}", "path": path}}
     with refused("callbacks.a.path", path):
         stored.check_outputs(parts, Path("run"), ["epochs=3"])
-    stored.check_outputs(parts, Path("run"), [f"callbacks.a.path={path}"])  # who types it may
+    stored.check_outputs(parts, Path("run"), [f"callbacks.a.path='{path}'"])  # who types it may
 
 
 @pytest.mark.parametrize("path", ["run/x", "run/a/../x", "run/../run/x", "./run/x/y", "ABSOLUTE"])
@@ -417,8 +417,8 @@ def test_a_folder_of_any_name_is_found_and_quoted(name: str, run: Path) -> None:
     assert OmegaConf.create({"dir": given}).dir == name
 
 
-@pytest.mark.parametrize("name", [NAMES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[1:])])
-def test_a_run_resumes_in_a_folder_of_any_name(name: str, run: Path, command: Command) -> None:
+def test_a_run_resumes_in_a_folder_of_any_name(run: Path, command: Command) -> None:
+    name = NAMES[0]
     shutil.move(run, run.parent / name)
     assert command(f"resume={name}")[0] == 0
     assert sorted(path.name for path in run.parent.iterdir()) == [name]

@@ -156,45 +156,6 @@ def test_a_search_that_is_stopped_or_killed_can_be_resumed(tmp_path: Path) -> No
     assert found.count("fail") == 3 and len(found) >= 7
 
 
-WATCHED = """
-import json, logging, os, signal, threading
-from threadpoolctl import threadpool_info
-from cupynet.commands.tune import search
-from cupynet.commands.tune import command as tune
-
-run_trial = search.run_trial
-def watched(*arguments):
-    found = {
-        "threads": threading.active_count(), "files": len(os.listdir("/proc/self/fd")),
-        "children": open(f"/proc/self/task/{os.getpid()}/children").read(),
-        "blas": [library["num_threads"] for library in threadpool_info()],
-        "handlers": [len(logging.getLogger(name).handlers) for name in (None, "cupynet", "__main__")],
-        "levels": [each.level for each in logging.getLogger("cupynet").handlers],
-        "signals": [repr(signal.getsignal(number)) for number in (signal.SIGINT, signal.SIGTERM)],
-    }
-    print("found", json.dumps(found))
-    return run_trial(*arguments)
-search.run_trial = watched
-tune.main()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the system does not show what a process holds")
-def test_a_trial_leaves_nothing_to_the_next(tmp_path: Path) -> None:
-    trials = ["workers=1,2", "optimizer.learning_rate=0.01,1e30", "sampler=grid", "callbacks.report=null"]
-    tiny = [each for each in TINY if each != "workers=1"]
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *tiny, *trials, "hydra.run.dir=there"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(row["outcome"] for row in table(tmp_path / "there")) == ["complete"] * 2 + ["pruned"] * 2
-    found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("found ")]
-    assert len(found) == 4 and found[1] == found[2] == found[3]
-    assert found[1] | {"files": 0} == found[0] | {"files": 0}
-
-
 # refused --------------------------------------------------------------------------------------------------------------
 
 
