@@ -78,53 +78,35 @@ def changed(content: Any, rng: random.Random) -> None:
 # changes of a run's folder --------------------------------------------------------------------------------------------
 
 
-def change_json(folder: Path, rng: random.Random) -> None:
-    path = folder / rng.choice(["summary.json", "summary.json", "started.json"])
-    content = json.loads(path.read_text())
-    for _ in range(rng.randint(1, 4)):
-        changed(content, rng)
-    path.write_text(json.dumps(content, ensure_ascii=rng.random() < 0.5), errors="surrogatepass")
+# the files that commands read as settings or figures, the more important ones more often
+STRUCTURED = (
+    *("summary.json", "summary.json", "summary.json", "started.json", "history.jsonl"),
+    *(".hydra/config.yaml", ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"),
+)
+SHOWN = ("dataset", "workers", "test_accuracy", "test_loss", "class_names", "normalize", "image_shape", "commit")
 
 
-def change_key(folder: Path, rng: random.Random) -> None:
-    """Change one of the values that commands show or use most."""
-    path = folder / "summary.json"
-    content = json.loads(path.read_text())
-    keys = ("dataset", "workers", "test_accuracy", "test_loss", "class_names", "normalize", "image_shape", "commit")
-    content[rng.choice(keys)] = value(rng)
-    path.write_text(json.dumps(content))
-
-
-def change_history(folder: Path, rng: random.Random) -> None:
-    path = folder / "history.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for _ in range(rng.randint(1, 5)):
-        changed(rows, rng)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def change_config(folder: Path, rng: random.Random) -> None:
-    path = folder / ".hydra" / "config.yaml"
-    content = yaml.safe_load(path.read_text())
-    for _ in range(rng.randint(1, 2)):
-        changed(content, rng)
-    path.write_text(yaml.safe_dump(content, allow_unicode=False), errors="replace")
-
-
-def change_overrides(folder: Path, rng: random.Random) -> None:
-    path = folder / ".hydra" / "overrides.yaml"
+def change_structure(folder: Path, rng: random.Random) -> None:
+    """Change values at any depth of a file, which stays JSON or YAML."""
+    path = folder / rng.choice(STRUCTURED)
+    if path.suffix == ".jsonl":
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        for _ in range(rng.randint(1, 5)):
+            changed(rows, rng)
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return
     content = yaml.safe_load(path.read_text()) or []
-    content.append(
-        rng.choice([f"seed={rng.choice(TEXTS)}", f"{rng.choice(TEXTS)}=1", value(rng), "seed=${oc.env:HOSTILE}"])
-    )
-    path.write_text(yaml.safe_dump(content), errors="replace")
-
-
-def change_choices(folder: Path, rng: random.Random) -> None:
-    path = folder / ".hydra" / "hydra.yaml"
-    if path.exists():
-        content = yaml.safe_load(path.read_text())
-        content["hydra"]["runtime"]["choices"][rng.choice(["optimizer", "model", "data"])] = value(rng)
+    if isinstance(content, list):  # of overrides
+        content += [f"seed={rng.choice(TEXTS)}", f"{rng.choice(TEXTS)}=1", "seed=${oc.env:HOSTILE}"][
+            : rng.randint(1, 3)
+        ]
+    elif path.name == "summary.json" and rng.random() < 0.5:  # what commands show or use most
+        content[rng.choice(SHOWN)] = value(rng)
+    for _ in range(rng.randint(0, 3)):
+        changed(content, rng)
+    if path.suffix == ".json":
+        path.write_text(json.dumps(content, ensure_ascii=rng.random() < 0.5), errors="surrogatepass")
+    else:
         path.write_text(yaml.safe_dump(content), errors="replace")
 
 
@@ -201,8 +183,8 @@ def change_folder(folder: Path, rng: random.Random) -> None:
 
 
 RUN_CHANGES: list[Callable[[Path, random.Random], None]] = [
-    change_json, change_key, change_key, change_history, change_config, change_config, change_overrides, change_choices,
-    change_log, change_weights, change_checkpoint, change_bytes, change_kind, change_kind, change_folder,
+    *[change_structure] * 8, change_log, change_weights, change_checkpoint, change_bytes, change_kind, change_kind,
+    change_folder,
 ]  # fmt: skip
 
 
@@ -277,7 +259,7 @@ def case_of_data(good: Path, here: Path, rng: random.Random) -> tuple[list[str],
 
 def case_of_a_search(good: Path, here: Path, rng: random.Random) -> tuple[list[str], list[list[str]]]:
     folder = Path(shutil.copytree(good / "search", here / "search"))
-    made = apply([change_overrides, change_config, change_bytes, change_kind, change_folder], folder, rng)
+    made = apply([change_structure, change_structure, change_bytes, change_kind, change_folder], folder, rng)
     return made, [["tune", "resume=search", "trials=2"]]
 
 

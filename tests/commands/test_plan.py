@@ -60,8 +60,9 @@ def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
     with experiment.wrapper(callbacks=(), options=options) as wrapper:
         wrapper.fit(experiment.train_loader(experiment.load()), 1)
         averages = wrapper.trainer.iteration + 1  # the last is that of the end
-        sent = wrapper.trainer.statistics.spent.bytes_sent
-    assert sent[0] / averages == pytest.approx(plan.averaged_bytes(experiment), rel=0.01)
+        spent = wrapper.trainer.statistics.spent
+    assert spent is not None
+    assert spent.bytes_sent[0] / averages == pytest.approx(plan.averaged_bytes(experiment), rel=0.01)
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 2), (2, 2), (64, 16)])

@@ -188,7 +188,7 @@ def test_every_mode(mode: str, channels: int, tmp_path: Path) -> None:
     grey[3:9, 3:6] = 255
     made = Pictures.fromarray(grey).convert(mode)
     path = tmp_path / ("a.jpg" if mode == "CMYK" else "a.png")
-    made.save(path, **({"quality": 100} if mode == "CMYK" else {}))
+    made.save(path, quality=100)
     found = picture(path, channels, drawn=True)
     assert found.shape == (12, 9, channels) and found.dtype == np.uint8
     np.testing.assert_allclose(found.astype(int).mean(axis=2), grey, atol=12 if mode == "CMYK" else 0)

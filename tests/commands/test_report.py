@@ -23,8 +23,12 @@ def test_report_writes_the_page_and_prints_its_path(tmp_path: Path, call: Call) 
 
 
 def test_open_shows_it_in_the_browser(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(page: str) -> bool:
+        shown.append(page)
+        return True
+
     shown: list[str] = []
-    monkeypatch.setattr("webbrowser.open", lambda page: shown.append(page) or True)
+    monkeypatch.setattr("webbrowser.open", opened)
     folder = unfinished(tmp_path)
     assert call(main, folder, "--open").code == 0 and shown == [(folder / "report.html").as_uri()]
 

@@ -20,6 +20,7 @@ from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import EarlyStopping
+from tests.support.refusals import refused
 from tests.support.settings import CHOICES, CONF, GROUPS, file_of, settings_of
 
 
@@ -220,6 +221,13 @@ def test_another_optimizer_keeps_the_learning_rate() -> None:
     clipping = {"max_grad_norm", "clip_layer_norm", "clip_value"}
     assert set(settings.optimizer) == {"_target_", "learning_rate", "l1", "l2", "weight_decay", *clipping}
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
+
+
+def test_an_argument_that_was_typed_stays_whatever_class_is_chosen() -> None:
+    """So that a wrong one is refused when the part is built."""
+    settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.momentum=0.5")
+    with refused("optimizer.momentum"):
+        build(settings.optimizer, "optimizer")
 
 
 @pytest.mark.parametrize(("name", "frequency"), [

@@ -408,46 +408,47 @@ def test_questions_are_answered_and_start_nothing(
     assert list(in_folder.iterdir()) == []
 
 
-@pytest.mark.usefixtures("minimal_conf")
-def test_under_mpiexec_the_launcher_must_be_mpi(
-    in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=thread"])
-    ranks: Any = SimpleNamespace(rank=0, size=2, speaks=lambda error: True, exit_code=2)
-    with pytest.raises(SystemExit) as left:
+def as_ranks(monkeypatch: pytest.MonkeyPatch, *arguments: str, rank: int | None = None, **job: Any) -> int:
+    """Run a command as a rank of two. rank: as the environment says; None if it says nothing. Return the exit code."""
+    if rank is not None:
+        monkeypatch.setenv("PMI_RANK", str(rank))
+        monkeypatch.setenv("PMI_SIZE", "2")
+    monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+    ranks: Any = SimpleNamespace(**{"size": 2, "rank": rank, "exit_code": 2, "library": "MPICH", **job})
+    try:
         config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
-    err = capsys.readouterr().err
-    assert left.value.code == 2 and "parallel.launcher=mpi" in err and err.count("\n") == 1
-    assert list(in_folder.iterdir()) == []
+    except SystemExit as left:
+        assert isinstance(left.code, int)
+        return left.code
+    return 0
 
 
 @pytest.mark.usefixtures("minimal_conf")
-@pytest.mark.parametrize("rank", [0, 1])
+def test_under_mpiexec_the_launcher_must_be_mpi(in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert as_ranks(monkeypatch, "parallel.launcher=thread", rank=0, speaks=lambda error: True) == 2
+    err = capsys.readouterr().err
+    assert "parallel.launcher=mpi" in err and err.count("\n") == 1 and list(in_folder.iterdir()) == []
+
+
+@pytest.mark.usefixtures("minimal_conf")
+@pytest.mark.parametrize("number", [0, 1])
 def test_ranks_that_the_environment_does_not_know_are_refused(
-    rank: int, in_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    number: int, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each already has a folder and a log when MPI says that there are several."""
     monkeypatch.setattr(sys, "argv", ["train.py", "parallel.launcher=mpi"])
-    job = {"rank": rank, "size": 2, "library": "MPICH", "speaks": lambda error: rank == 0, "exit_code": 2}
-    with pytest.raises(SystemExit, match="^2$"):
-        config.run(lambda *_: None, lambda settings: settings, "config", Settings, lambda: SimpleNamespace(**job))
-    assert capsys.readouterr().err.count("\n") == 1 - rank
-    assert list(in_folder.iterdir()) == []
+    job: Any = SimpleNamespace(rank=number, size=2, library="MPICH", speaks=lambda error: number == 0, exit_code=2)
+    with pytest.raises(SystemExit):
+        config.run(lambda *_: None, lambda settings: settings, "config", Settings, lambda: job)
+    assert capsys.readouterr().err.count("\n") == 1 - number and list(in_folder.iterdir()) == []
 
 
 @pytest.mark.usefixtures("minimal_conf")
 def test_ranks_compare_all_but_machine_specific_settings(in_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compared: dict[str, Any] = {}
-    monkeypatch.setenv("PMI_RANK", "1")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    monkeypatch.setattr(
-        sys, "argv", ["train.py", "parallel.launcher=mpi", "+data.folder=mine", "devices=[0]", "batch_size=7"]
-    )
-    job = {"rank": 1, "size": 2, "ranks": SimpleNamespace()}
-    ranks: Any = SimpleNamespace(agree=compared.update, share=lambda text: text, **job)
-    config.run(lambda settings, folder: None, lambda settings: settings, "config", Settings, lambda: ranks)
+    own = ("parallel.launcher=mpi", "+data.folder=mine", "devices=[0]", "batch_size=7")
+    found = {"agree": compared.update, "share": lambda text: text, "ranks": SimpleNamespace()}
+    assert as_ranks(monkeypatch, *own, rank=1, **found) == 0
     assert compared["batch_size"] == 7 and "the version of cupynet" in compared
     assert not {key for key in compared if key.startswith(("data.folder", "devices"))}
 
@@ -477,21 +478,6 @@ def test_help_lists_the_settings_that_exist(
     assert name == "config" or all(setting in " ".join(page) for setting in own_names(schema))
     codes = [int(code) for code in re.findall(r"\d+", next(line for line in page if line.startswith("Exit codes")))]
     assert codes == [0, 1, 2, 3, 65, 74, 130, 143]
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_questions_about_wrong_settings_are_refused(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    for question in (["--help"], ["--cfg", "job"]):
-        assert command(*question, "workrs=4") == (2, []) and "'workers'" in capsys.readouterr().err
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_completion(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], in_folder: Path
-) -> None:
-    monkeypatch.setenv("COMP_LINE", "train.py parallel.averaging")
-    assert command("-sc", "query=bash") == (0, [])
-    assert capsys.readouterr().out.strip() == "parallel.averaging_frequency=" and list(in_folder.iterdir()) == []
 
 
 @pytest.fixture

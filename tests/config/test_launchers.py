@@ -154,9 +154,13 @@ def test_a_second_sweep_is_refused_before_the_folder_contains_anything(
 
 @pytest.mark.usefixtures("impatient")
 def test_a_sweep_locks_its_folder_while_it_runs(sweep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    locked = []
+    def noted(*given: Any) -> None:
+        locked.append(lock.at_work(Path("s")))
+        began(*given)
+
+    locked: list[bool] = []
     began = sweep_record.began
-    monkeypatch.setattr(sweep_record, "began", lambda *given: (locked.append(lock.at_work(Path("s"))), began(*given)))
+    monkeypatch.setattr(sweep_record, "began", noted)
     assert sweep("seed=1,2", "hydra.sweep.dir=s") == 0 and locked == [True, True]
     assert not lock.at_work(Path("s")) and not Path("s/running.json").exists()
     before = {path: path.stat().st_mtime_ns for path in Path("s").rglob("*")}

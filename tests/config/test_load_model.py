@@ -70,8 +70,8 @@ def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path, model: M
     assert model.backend.policy.name == "float"
     for path in (Run(finished), steps / "step-00000010"):
         np.testing.assert_array_equal(load_model(path, "numba").predict(test), expected)
-    for path, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint, at the end
-        found = load_model(path, "numpy", dtype)
+    for place, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint, at the end
+        found = load_model(place, "numpy", dtype)
         assert found.backend.policy.name == "double"
         np.testing.assert_allclose(found.predict(test), expected, atol=1e-5)
 

@@ -100,14 +100,15 @@ def test_settings_build_nothing_untrusted(name: str, in_folder: Path) -> None:
     settings = settings_of()
     ((group, part),) = yaml.safe_load(text).items()
     with refused(setting):
-        Experiment(replace(settings, **{group: {**getattr(settings, group), **part}}))
+        changes: dict[str, Any] = {group: {**getattr(settings, group), **part}}
+        Experiment(replace(settings, **changes))
     assert list(in_folder.iterdir()) == []
 
 
 @pytest.fixture
 def untrusted_config(in_folder: Path, minimal_conf: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """Return a function that writes its argument to experiment/evil.yaml and returns the folder for --config-dir."""
-    monkeypatch.setattr(composing, "conf_folder", hydra_main.conf_folder)  # for `config.compose` too
+    monkeypatch.setattr(composing, "conf_folder", vars(hydra_main)["conf_folder"])  # for `config.compose` too
 
     def write(text: str) -> Path:
         (in_folder / "theirs" / "experiment").mkdir(parents=True)
@@ -277,15 +278,19 @@ def test_links_in_the_folder_of_a_run(run: Path, refuses: Any) -> None:
 # links below the folder of a run --------------------------------------------------------------------------------------
 
 FOLDERS = ("sub", "sub/deep", "checkpoints", "checkpoints/step-00000001", "tensorboard", ".hydra/more", "wandb/run-1")
-LEADING_OUT: dict[str, Callable[[Path, Path], None]] = {
+
+
+def over_another_link(link: Path, victim: Path) -> None:
+    (link.parent / "other").symlink_to(victim)
+    link.symlink_to("other")
+
+
+LEADING_OUT: dict[str, Callable[[Path, Path], object]] = {
     "to a folder": lambda link, victim: link.symlink_to(victim),
     "to a folder, relative": lambda link, victim: link.symlink_to(os.path.relpath(victim, link.parent)),
     "to a file": lambda link, victim: link.symlink_to(victim / "notes.jsonl"),
     "to nothing yet": lambda link, victim: link.symlink_to(victim / "new"),
-    "over another link": lambda link, victim: (
-        (link.parent / "other").symlink_to(victim),
-        link.symlink_to("other"),
-    ),
+    "over another link": over_another_link,
     "a hard link": lambda link, victim: os.link(victim / "notes.jsonl", link),
     "a pipe": lambda link, victim: os.mkfifo(link),
 }

@@ -276,7 +276,7 @@ def die_at(point: str) -> None:
     elif point == "flush parent":
         os.fsync = dying(os.fsync, nth_folder(2))
     else:
-        shutil.rmtree = dying(shutil.rmtree, lambda path, *_: ".tmp-" in str(path) and path.exists())  # type: ignore[assignment]
+        shutil.rmtree = dying(shutil.rmtree, lambda path, *_: ".tmp-" in str(path) and path.exists())
 
 
 @pytest.mark.parametrize("limit", [100, 1000, 90_000])

@@ -54,7 +54,12 @@ def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path
 
 
 def test_rows_of_several_kinds() -> None:
-    rows = [{"kind": "epoch", "a": 1}, {"kind": "other", "a": 2}, {"kind": "epoch", "b": None}, {"a": 3}]
+    rows: list[dict[str, object]] = [
+        {"kind": "epoch", "a": 1},
+        {"kind": "other", "a": 2},
+        {"kind": "epoch", "b": None},
+        {"a": 3},
+    ]
     assert Columns.of(rows) == Columns({"a": [1, None], "b": [None, None]}, {})
 
 
