@@ -91,13 +91,16 @@ def test_build_trusts_no_module_by_default() -> None:
 
 
 def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "trap.py").write_text("raise AssertionError('imported')\n")
+    for name in ("trap", "poorx"):
+        (tmp_path / f"{name}.py").write_text("raise AssertionError('imported')\n")
     (tmp_path / "poor.py").write_text("import no_such_package_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     with refused("model._target_"):
         build({"_target_": "trap.Layer"}, "model")
     with refused("model._target_"):
         build({"_target_": "poor.Layer"}, "model", ["poor"])
+    with refused("model._target_"):  # begins like a trusted name
+        build({"_target_": "poorx.Layer"}, "model", ["poor"])
 
 
 @pytest.mark.parametrize("node", ["mse", None, {"filters": 2}, {"_target_": f"{HERE}.Anything"}], ids=str)
