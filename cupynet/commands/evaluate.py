@@ -68,7 +68,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
             print("the same as in summary.json" if same else f"summary.json says {before.test_accuracy}")
             reason = "" if same else changed(trained, overrides)
             if reason:
-                print(f"the test images may differ from those of the run: {reason}")
+                print(f"the run may have used other test images: {reason}")
 
 
 def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:

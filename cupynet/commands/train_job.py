@@ -61,7 +61,7 @@ class TrainJob:
     def __init__(self, experiment: Experiment, run: Run) -> None:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
         self.first, self.began = experiment.rank == 0, time.perf_counter()
-        self._context = copy_context()  # that of the command; worker threads have others
+        self._context = copy_context()  # the command's context; worker threads do not inherit it
 
     def train(self) -> float | None:
         """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""

@@ -97,7 +97,7 @@ class Experiment:
     def _options(self, stages: int | None) -> TrainingOptions:
         """Return the options of training. ConfigError.
 
-        The synchronizer is always set: its settings refer to those of `parallel`, such as `averaging_frequency`.
+        The synchronizer is always set. Its arguments are interpolated from `parallel`, as `averaging_frequency` is.
         """
         settings, parallel = self.settings, self.settings.parallel
         workers, pipeline = settings.workers, None
@@ -212,8 +212,8 @@ class Experiment:
 
         Args:
             run: the run that callbacks write to.
-            callbacks: replace those of the settings.
-            options: replace those of the settings, and are checked first.
+            callbacks: used instead of the configured ones.
+            options: used instead of the configured ones, after a check.
         """
         checked = self.checked if options is None else self._check(options, None)
         callbacks = self.own_callbacks() if callbacks is None else callbacks

@@ -47,7 +47,7 @@ def build(node: Any, key: str, trusted_modules: Iterable[str] = ()) -> Any:
         node: plain values. A mapping with `_target_: "cupynet.nn.Conv2D"` becomes an object of that class. Other
             mappings and lists are built item by item. Everything else is returned unchanged.
         key: the node's dotted key, for errors.
-        trusted_modules: modules besides cupynet whose classes, and those of their submodules, may be built.
+        trusted_modules: additional modules, including their submodules, whose classes may be built.
 
     Raises:
         ConfigError: the class is unknown or not trusted, or it does not accept its arguments.

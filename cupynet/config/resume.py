@@ -25,7 +25,7 @@ LATEST = Path("outputs", "latest")  # leads to the newest run, or sweep
 # W&B leaves these links in its folders and never opens them again: to its cache and to uploaded files
 OF_WANDB = re.compile(r"(^|/)wandb/(offline-)?run-[^/]+/(files|logs)/")
 MAY_DIFFER = ("epochs", "workers", "devices", "backend", "dtype", "callbacks", "resume", "trusted_modules", "profile")
-MAY_BE_SET = ("data.channels",)  # if the run left it open; a value other than that of the images needs another network
+MAY_BE_SET = ("data.channels",)  # only if it was null; the network must still match the images
 
 
 def asked(arguments: Sequence[str]) -> str | None:
@@ -158,7 +158,7 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def refuse_other(given: Mapping[str, Any], stored: Mapping[str, Any], path: Path) -> None:
-    """Refuse changes to settings that must stay those of the run. ConfigError."""
+    """Refuse changes to settings that a resumed run cannot change. ConfigError."""
     for key, now, then in _differences(given, stored):
         if key.partition(".")[0] not in MAY_DIFFER and (key not in MAY_BE_SET or then is not None):
             started = "without it" if then is None else f"with {written(then)}"

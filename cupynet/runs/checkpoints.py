@@ -34,7 +34,7 @@ from cupynet.runs.layout import STEP, checkpoints, step_name
 
 FORMAT = 1
 STATE, MANIFEST, ARRAYS = "state.json", "manifest.json", ".safetensors"
-OWNER = "run.json"  # identity of the run that owns a folder outside of its own
+OWNER = "run.json"  # identifies the run that owns a checkpoint folder outside its run folder
 
 log = logging.getLogger(__name__)
 

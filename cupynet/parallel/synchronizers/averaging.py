@@ -103,7 +103,7 @@ class ParameterAveraging(Synchronizer):
 
     @property
     def may_run_ahead(self) -> bool:  # type: ignore[override]
-        """True unless a subclass does something of its own in each round."""
+        """True unless a subclass overrides `before_update` or `after_update`."""
         own = type(self)
         ours = own.before_update is Synchronizer.before_update
         return ours and own.after_update is ParameterAveraging.after_update
