@@ -11,7 +11,7 @@ from tests.support.mpi import needs_mpi, under_mpiexec
 
 pytestmark = needs_mpi
 
-SCRIPT = """
+FAILING = """
 import os, signal, sys
 from cupynet.core.errors import DivergedError
 from cupynet.parallel import MpiLauncher
@@ -43,7 +43,7 @@ def task(c):
             fail()
         c.gather_numbers(now)
         c.check()
-    groups = [c.split(0, -c.rank) for _ in range(2100 if kind == "groups" else 1)]  # MPI has 2,048 and no more
+    groups = [c.split(0, -c.rank) for _ in range(2100 if kind == "groups" else 1)]
     return int(groups[-1].gather_numbers(c.rank)[0, 0])
 
 launcher = MpiLauncher(timeout_s=1.0 if kind == "stop" else 60.0)
@@ -55,30 +55,24 @@ if result is not None:
 """
 
 
-@pytest.fixture
-def script(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    return path
-
-
-def run(script: Path, ranks: int, kind: str, victim: int = 1, turn: int = 20) -> tuple[int, str, str]:
-    """Exit code, stdout, stderr; fails the test if it takes so long that a rank must have hung."""
-    done = under_mpiexec(ranks, str(script), kind, str(victim), str(turn), cwd=script.parent, timeout=60)
+def ended(folder: Path, program: str, *arguments: object, ranks: int = 2) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of the ranks; fails the test if they take so long that one must have hung."""
+    (folder / "program.py").write_text(program)
+    done = under_mpiexec(ranks, "program.py", *map(str, arguments), cwd=folder, timeout=60)
     return done.returncode, done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(("victim", "turn"), [(1, 20), pytest.param(2, 100, marks=pytest.mark.slow)])
-def test_the_rank_that_raises_shows_its_traceback_and_ends_all(script, victim, turn):
+def test_the_rank_that_raises_shows_its_traceback_and_ends_all(tmp_path: Path, victim: int, turn: int) -> None:
     """In its task, or when the others have done all their work."""
-    code, _, stderr = run(script, 3, "raise", victim, turn)
+    code, _, stderr = ended(tmp_path, FAILING, "raise", victim, turn, ranks=3)
     assert code == 1
-    assert stderr.count("Traceback") == 1 and "in deliberate_failure" in stderr
-    assert stderr.count("ZeroDivisionError: on purpose") == 1
+    assert stderr.count("Traceback") == stderr.count("ZeroDivisionError: on purpose") == 1
+    assert "in deliberate_failure" in stderr
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "shown"),
+    ("kind", "code", "tracebacks"),
     [
         ("diverge", 3, 1),
         pytest.param("alike", 3, 1, marks=pytest.mark.slow),
@@ -86,32 +80,44 @@ def test_the_rank_that_raises_shows_its_traceback_and_ends_all(script, victim, t
         pytest.param("interrupt", 143, 1, marks=pytest.mark.slow),
     ],
 )
-def test_all_ranks_end_with_the_exit_code_of_the_failed_one(script, kind, code, shown):
-    found, stdout, stderr = run(script, 2, kind)
-    assert (found, stdout) == (code, "")
-    assert stderr.count("Traceback") == shown
+def test_all_ranks_end_with_the_exit_code_of_the_failed_one(
+    tmp_path: Path, kind: str, code: int, tracebacks: int
+) -> None:
+    found, stdout, stderr = ended(tmp_path, FAILING, kind, 1, 20)
+    assert (found, stdout, stderr.count("Traceback")) == (code, "", tracebacks)
 
 
-def test_a_rank_that_is_killed_ends_all(script):
-    code, stdout, _ = run(script, 2, "kill")
+def test_a_rank_that_is_killed_ends_all(tmp_path: Path) -> None:
+    code, stdout, _ = ended(tmp_path, FAILING, "kill", 1, 20)
     assert code != 0 and "done" not in stdout
 
 
-def test_groups_of_the_same_ranks_are_made_once(script):
+@pytest.mark.parametrize("turn", [20, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_rank_that_stops_responding_ends_all(tmp_path: Path, turn: int) -> None:
+    """In its task, or instead of coming to the end of its program: one rank reports it."""
+    code, stdout, stderr = ended(tmp_path, FAILING, "stop", 1, turn, ranks=3)
+    assert (code, "done" in stdout) == (1, turn == 100)
+    assert stderr.count("parallel.timeout_s") == 1
+
+
+def test_groups_of_the_same_ranks_are_made_once(tmp_path: Path) -> None:
     """MPI has 2,048 communicators and no more; each worker splits 2,100 times."""
-    code, stdout, _ = run(script, 2, "groups")
+    code, stdout, _ = ended(tmp_path, FAILING, "groups", 1, 20)
     assert (code, stdout) == (0, "done 1\n")
 
 
-@pytest.mark.parametrize("turn", [20, pytest.param(100, marks=pytest.mark.slow)])
-def test_a_rank_that_stops_responding_ends_all(script, turn):
-    """In its task, or instead of coming to the end of its program: one rank says which one waited."""
-    code, stdout, stderr = run(script, 3, "stop", 1, turn)
-    assert (code, "done" in stdout) == (1, turn == 100)
-    assert stderr.count(" waited 1 s for ") == stderr.count("parallel.timeout_s") == 1
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["raise", "kill", "stop"])
+def test_fifty_failures_at_random_moments_never_hang(tmp_path: Path, kind: str) -> None:
+    rng = random.Random(11)
+    for _ in range(50):
+        ranks, turn = rng.randint(2, 3), rng.randint(0, 99)
+        code, stdout, stderr = ended(tmp_path, FAILING, kind, rng.randrange(ranks), turn, ranks=ranks)
+        assert code != 0 and "done" not in stdout
+        assert stderr.count("Traceback") == (kind != "kill")
 
 
-TOGETHER = """
+SIGNALLED = """
 import os, signal, time
 from pathlib import Path
 from cupynet.parallel import MpiLauncher
@@ -128,32 +134,17 @@ def task(c):
             os.kill(int(processes[0]), number)
             while not os.path.exists(f"heard-{number}"):
                 time.sleep(0.01)
-        Path("sent").touch()
     c.barrier()
-    return f"done {int(c.split(0, -c.rank).gather_numbers(c.rank)[0, 0])}"
+    return f"done {c.rank}"
 
-result = MpiLauncher(timeout_s=20).run(task)
-if result is not None:
-    print(result)
+print(MpiLauncher(timeout_s=20).run(task) or "", end="")
 """
 
 
-@pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """The folder of two ranks that succeed, and their process."""
-    folder = tmp_path_factory.mktemp("together")
-    (folder / "together.py").write_text(TOGETHER)
-    return folder, under_mpiexec(2, "together.py", cwd=folder, timeout=60)
-
-
-def test_rank_0_returns_the_result(together):
-    _, done = together
-    assert (done.returncode, done.stdout) == (0, "done 1\n")
-
-
-def test_a_waiting_rank_handles_signals(together):
-    """The rank it waits for joins after the signals have been handled."""
-    assert (together[0] / "sent").exists()
+def test_a_waiting_rank_handles_signals(tmp_path: Path) -> None:
+    """The rank that it waits for arrives after all signals have been handled. Rank 0 alone returns the result."""
+    code, stdout, _ = ended(tmp_path, SIGNALLED)
+    assert (code, stdout) == (0, "done 0")
 
 
 REFUSED = """
@@ -167,49 +158,42 @@ with ParallelWrapper(model, 2, launcher="mpi", timeout_s=20, progress="none") as
 """
 
 
-def test_all_ranks_refuse_a_bad_checkpoint(tmp_path):
+def test_all_ranks_refuse_a_bad_checkpoint(tmp_path: Path) -> None:
     """Rank 0 alone reads checkpoints; the others must not wait for one that it cannot send."""
-    (tmp_path / "refused.py").write_text(REFUSED)
-    done = under_mpiexec(2, "refused.py", cwd=tmp_path, timeout=60)
-    assert done.returncode == 2 and done.stderr.count("Error: missing: there is no checkpoint") == 1
+    code, _, stderr = ended(tmp_path, REFUSED)
+    assert code == 2 and stderr.count("Error: missing: ") == 1
 
 
-BEGINNING = """
-import os, sys, time
+WITHOUT_MPI = """
+import sys, time
 from cupynet.core.mpiexec import started
 from cupynet.parallel import job
-from cupynet.parallel.launchers import mpi as ranks
 
-kind = sys.argv[1]
-if kind == "leaves":
-    ranks.START_S = 1.0
 if started()[0] == 1:
     time.sleep(0.1)  # the others are waiting already
-    if kind == "leaves":
-        sys.exit(0)
     sys.modules["mpi4py"] = None
 job()
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "shown"),
-    [pytest.param("leaves", "in library", marks=pytest.mark.slow), ("has no MPI", "pip install 'cupynet[mpi]'")],
-)
-def test_a_rank_that_cannot_start_mpi_ends_the_waiting_ranks(tmp_path, kind, shown):
-    (tmp_path / "beginning.py").write_text(BEGINNING)
-    done = under_mpiexec(2, "beginning.py", kind, cwd=tmp_path, timeout=50)
-    assert done.returncode != 0 and shown in done.stderr
+def test_a_rank_that_cannot_start_mpi_ends_the_waiting_ranks(tmp_path: Path) -> None:
+    code, _, stderr = ended(tmp_path, WITHOUT_MPI)
+    assert code != 0 and "pip install 'cupynet[mpi]'" in stderr
+
+
+LEAVING = """
+import sys
+from cupynet.core.mpiexec import started
+from cupynet.parallel import job
+from cupynet.parallel.launchers import mpi
+
+mpi.START_S = 1.0
+if started()[0] == 0:
+    job()
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["raise", "kill", "stop"])
-def test_fifty_failures_at_random_moments_never_hang(script, kind):
-    """At a random moment of the work, its beginning and its end included."""
-    rng = random.Random(11)
-    report = {"raise": "in deliberate_failure", "kill": "", "stop": " waited 1 s for "}[kind]
-    for _ in range(50):
-        ranks, turn = rng.randint(2, 3), rng.randint(0, 99)
-        code, stdout, stderr = run(script, ranks, kind, rng.randrange(ranks), turn)
-        assert code != 0 and "done" not in stdout
-        assert report in stderr and stderr.count("Traceback") == (kind != "kill")
+def test_a_rank_that_leaves_before_mpi_starts_ends_the_waiting_ranks(tmp_path: Path) -> None:
+    code, _, stderr = ended(tmp_path, LEAVING)
+    assert code != 0 and "in library" in stderr

@@ -1,6 +1,6 @@
 """Sums over NCCL on the one GPU that most machines have: by a rank that is alone, and by two that share it.
 
-What several GPUs do is tested with them (test_communicators.py), and on the stand-in.
+Several GPUs are tested in test_communicators.py, and on the stand-in.
 """
 
 from __future__ import annotations
@@ -8,118 +8,109 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import create_backend
+from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.backend.policy import stored_dtype
-from cupynet.parallel import SerialCommunicator
+from cupynet.parallel import Communicator
 from cupynet.parallel.communicators import nccl
-from cupynet.parallel.communicators.devices import means_of_ranks
-from cupynet.parallel.communicators.threads import ThreadCommunicator
+from cupynet.parallel.communicators.nccl import NcclSum
 from tests.standin import installed, machine
 from tests.support.backends import needs_bfloat16
+from tests.support.mpi import ROOT
 from tests.support.training import on_threads
 
-ROOT = Path(__file__).resolve().parents[3]
-MASTERS = {"half": "float16", "bfloat16": "bfloat16", "float": "float32", "double": "float64"}
 SHARES_A_GPU = 23003  # NCCL 2.30.3, the first in which ranks may: NCCL_MULTI_RANK_GPU_ENABLE
-SIZES = (1, 1000, 431_080)
+
+
+def gpu() -> CupyBackend:
+    backend = create_backend("cupy", "float")
+    assert isinstance(backend, CupyBackend)
+    backend.activate()
+    return backend
+
+
+def connected(backend: CupyBackend, hand: nccl.Hand = lambda own: own, rank: int = 0, size: int = 1) -> NcclSum:
+    made = nccl.connect(hand, rank, size, backend, lambda opened: None)
+    assert made is not None
+    return made
+
+
+def vectors(dtype: str, seed: int) -> list[np.ndarray[Any, Any]]:
+    """Numbers of which two add up exactly."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(-512, 512, size).astype(stored_dtype(dtype)) for size in (1, 1000, 431_080)]
 
 
 @pytest.fixture
-def backend(devices: str) -> Any:
+def backend(devices: str) -> Iterator[CupyBackend]:
     if why := nccl.missing():
         pytest.skip(why)
-    made = create_backend("cupy", "float")
-    made.activate()
+    made = gpu()
     yield made
     made.deactivate()
 
 
-def vectors(backend: Backend, dtype: str, seed: int) -> tuple[list[np.ndarray], list[Any]]:
-    """Numbers of which two add up exactly, on the host and on the device."""
-    rng = np.random.default_rng(seed)
-    made = [rng.integers(-512, 512, size).astype(stored_dtype(dtype)) for size in SIZES]
-    return made, [backend.asarray(each) for each in made]
-
-
-@pytest.mark.parametrize("dtype", ["half", pytest.param("bfloat16", marks=needs_bfloat16), "float", "double"])
-def test_a_rank_that_is_alone_has_its_own_sum(backend: Backend, dtype: str) -> None:
-    """Made as for several devices, asked, let go of; and once more. (What moves numbers is the sum of two.)"""
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=needs_bfloat16), "float32", "float64"])
+def test_a_rank_that_is_alone_has_its_own_sum(backend: CupyBackend, dtype: str) -> None:
     from cupy.cuda.nccl import NcclError
 
-    for turn in range(2):
-        made = nccl.connect(lambda own: own, 0, 1, backend, [].append)
-        assert made is not None
-        wanted, arrays = vectors(backend, MASTERS[dtype], turn)
-        for _ in range(3):
-            made.sum(arrays)
-        found = [backend.to_host(array) for array in arrays]
-        made.close()
-        assert [each.tobytes() for each in found] == [each.tobytes() for each in wanted]
+    for turn in range(2):  # it can be connected again
+        own, numbers = connected(backend), vectors(dtype, turn)
+        arrays = [backend.asarray(each) for each in numbers]
+        own.sum(arrays)
+        own.close()
+        assert [backend.to_host(each).tobytes() for each in arrays] == [each.tobytes() for each in numbers]
         with pytest.raises(NcclError):
-            made.sum(arrays)
+            own.sum(arrays)
 
 
-def test_a_process_that_is_alone_has_its_own_mean(backend: Backend) -> None:
-    made = means_of_ranks(SerialCommunicator(), backend, "nccl")
-    assert made is not None
-    wanted, arrays = vectors(backend, "float32", 1)
-    made.mean(arrays, 3.0)
-    found = [backend.to_host(array) for array in arrays]
-    made.close()
-    assert [each.tobytes() for each in found] == [each.tobytes() for each in wanted]
+def test_integer_arrays_are_refused(backend: CupyBackend) -> None:
+    own = connected(backend)
+    with pytest.raises(RuntimeError):
+        own.sum([backend.asarray(np.zeros(3, np.int32))])
+    own.close()
 
 
-def test_integer_arrays_are_refused(backend: Backend) -> None:
-    made = nccl.connect(lambda own: own, 0, 1, backend, [].append)
-    assert made is not None
-    with pytest.raises(RuntimeError, match="int32"):
-        made.sum([backend.asarray(np.zeros(3, np.int32))])
-    made.close()
-
-
-def test_two_ranks_that_share_a_gpu_have_one_sum(backend: Backend) -> None:
+def test_two_ranks_that_share_a_gpu_have_one_sum(backend: CupyBackend) -> None:
     """In a process of its own: NCCL reads its variables once."""
     from cupy.cuda.nccl import get_version
 
     if get_version() < SHARES_A_GPU:
         pytest.skip(f"NCCL {get_version()} lets no two ranks share a GPU: that takes {SHARES_A_GPU}")
-    made_up = machine.switched_on() is not None  # for this test, or for all: `python -m tests.standin -m pytest`
-    code = f"from tests.parallel.communicators import test_nccl; test_nccl.two_on_one(standin={made_up})"
+    standin = machine.switched_on() is not None
+    code = f"from tests.parallel.communicators.test_nccl import sum_of_two; sum_of_two(standin={standin})"
     environment = {**os.environ, "NCCL_MULTI_RANK_GPU_ENABLE": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stdout) == (0, "the same on both\n"), done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
-def two_on_one(*, standin: bool) -> None:
-    """Two threads with a stream each on device 0, of a GPU or made up."""
+def sum_of_two(*, standin: bool) -> None:
+    """Check the sum of two threads with a stream each on device 0."""
+
+    def task(c: Communicator) -> list[bytes]:
+        backend = gpu()
+        arrays = [backend.asarray(each) for each in vectors("float32", c.rank)]
+
+        def hand(own: bytes) -> bytes:
+            texts = c.all_gather(np.frombuffer(own, np.uint8))
+            return next(each.tobytes() for each in texts if len(each))
+
+        own = connected(backend, hand, c.rank, 2)
+        own.sum(arrays)
+        backend.synchronize()
+        c.barrier()  # both sums are complete, so memory may be allocated
+        found = [backend.to_host(array).tobytes() for array in arrays]
+        own.close()
+        return found
+
     with installed(devices=1) if standin else nullcontext():
-        host = create_backend("numpy")
-        both = [vectors(host, "float32", rank)[0] for rank in range(2)]
-        wanted = [(one + other).tobytes() for one, other in zip(*both, strict=True)]
-        assert on_threads(2, _sum) == [wanted, wanted]
-    print("the same on both")
-
-
-def _sum(communicator: ThreadCommunicator) -> list[bytes]:
-    def hand(own: bytes) -> bytes:
-        given: bytes = next(filter(None, communicator._exchange(own)))
-        return given
-
-    backend = create_backend("cupy", "float")
-    backend.activate()
-    _, arrays = vectors(backend, "float32", communicator.rank)
-    made = nccl.connect(hand, communicator.rank, 2, backend, [].append)
-    assert made is not None
-    made.sum(arrays)
-    backend.synchronize()
-    communicator.barrier()  # nobody is in a sum any more: memory may be asked for
-    found = [backend.to_host(array).tobytes() for array in arrays]
-    made.close()
-    return found
+        both = zip(vectors("float32", 0), vectors("float32", 1), strict=True)
+        expected = [(one + other).tobytes() for one, other in both]
+        assert on_threads(2, task) == [expected, expected]

@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from cupynet.parallel import ThreadLauncher, WorkerTimeout
-from cupynet.parallel.communicators import base
+from cupynet.parallel import Communicator, ThreadLauncher, WorkerTimeout
 from cupynet.parallel.communicators.base import LOOK_S, Timeout
 from cupynet.parallel.launchers import threads as launch
 from tests.support.mpi import ROOT, mpiexec, needs_mpi
@@ -20,28 +20,14 @@ from tests.support.mpi import ROOT, mpiexec, needs_mpi
 TIMEOUT_S, STOPPED_S = 1.5, 2.5
 
 
-class Clock:
-    def __init__(self, monkeypatch):
-        self.now = 1000.0
-        monkeypatch.setattr(base.time, "monotonic", lambda: self.now)
-
-    def looks(self, timeout: Timeout, *pauses: float) -> list[bool]:
-        found = []
-        for pause in pauses:
-            self.now += pause
-            found.append(timeout.expired())
-        return found
-
-
-def test_time_runs_out(monkeypatch):
-    clock, timeout = Clock(monkeypatch), Timeout(0.25)
-    assert clock.looks(timeout, 0.1, 0.1, 0.06) == [False, False, True]
-
-
-def test_time_in_which_the_process_was_suspended_counts_little(monkeypatch):
-    clock, timeout = Clock(monkeypatch), Timeout(1.0)
-    assert clock.looks(timeout, 3600, 3600, 0.05, 3600) == [False] * 4
-    assert clock.looks(timeout, *[LOOK_S] * 7) == [False] * 6 + [True]
+def test_time_in_which_the_process_was_suspended_counts_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    timeout, expired = Timeout(1.0), []
+    for pause in (3600, 3600, 0.05, 3600, *[LOOK_S] * 7):
+        now += pause
+        expired.append(timeout.expired())
+    assert expired == [False] * 10 + [True]
 
 
 TRAINING = """
@@ -74,69 +60,64 @@ with ParallelWrapper(
 """
 
 
-def stopped_while_training(folder, launcher: str, ranks: list[int]) -> tuple[int, str, str]:
+def stopped_while_training(folder: Path, launcher: str, ranks: list[int]) -> tuple[int, str, str]:
     """Train with two workers, and stop the processes of some for a while; exit code, stdout and stderr."""
     (folder / "training.py").write_text(TRAINING)
     command = [sys.executable, "training.py", launcher, str(TIMEOUT_S)]
     if launcher == "mpi":
         command = [str(mpiexec()), "-n", "2", *command]
     with subprocess.Popen(
-        command, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         deadline = time.monotonic() + 60
         while not (folder / "after 2").exists():
             assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=10)
             time.sleep(0.01)
-        processes = {int((folder / f"{rank}.pid").read_text()) for rank in ranks}
-        for number in (signal.SIGSTOP, signal.SIGCONT):
-            for each in processes:
-                os.kill(each, number)
-            time.sleep(STOPPED_S * (number == signal.SIGSTOP))
+        pids = {int((folder / f"{rank}.pid").read_text()) for rank in ranks}
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
         stdout, stderr = process.communicate(timeout=60)
     return process.returncode, stdout, stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["thread", pytest.param("mpi", marks=needs_mpi)])
-def test_a_suspended_run_continues(tmp_path, launcher):
-    """Ctrl-Z for longer than the time-out: no worker is considered dead."""
+def test_a_run_that_was_suspended_for_longer_than_the_timeout_continues(tmp_path: Path, launcher: str) -> None:
     assert stopped_while_training(tmp_path, launcher, [0, 1]) == (0, "trained 5\n", "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [pytest.param(rank, marks=needs_mpi) for rank in (0, 1)])
-def test_a_rank_suspended_alone_is_considered_dead(tmp_path, rank):
+def test_a_rank_suspended_alone_is_considered_dead(tmp_path: Path, rank: int) -> None:
     """The others did wait for it; when it wakes it does not blame them."""
     code, stdout, stderr = stopped_while_training(tmp_path, "mpi", [rank])
     assert (code, stdout) == (1, "")
     assert stderr.count("WorkerTimeout: ") == 1
-    assert f"WorkerTimeout: worker {1 - rank} waited 1.5 s for " in stderr
+    assert f"WorkerTimeout: worker {1 - rank} " in stderr
 
 
-class Hanging:
-    """A task in which one worker hangs until it is released."""
-
-    def __init__(self, victim: int) -> None:
-        self.victim, self.release, self.came_back = victim, threading.Event(), []
-
-    def __call__(self, communicator) -> None:
-        if communicator.rank == self.victim:
-            self.stand_here()
-        communicator.gather_numbers(0)
-        self.came_back.append(communicator.rank)
-
-    def stand_here(self) -> None:
-        self.release.wait(30)
-
-
-def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch):
+def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRACE_S", 0.1)
-    task = Hanging(0)
-    team = ThreadLauncher(3, timeout_s=0.3)
-    with team, pytest.raises(WorkerTimeout):
-        team.run(task)
-    (thread,) = [each for each in threading.enumerate() if each.name.startswith("cupynet worker")]
-    task.release.set()
-    thread.join(10)
-    assert thread.name == "cupynet worker 0" and not thread.is_alive() and task.came_back == []
+    release, hanging, came_back = threading.Event(), [], []
+
+    def task(c: Communicator) -> None:
+        if c.rank == 0:
+            hanging.append(threading.current_thread())
+            release.wait(30)
+        c.barrier()
+        came_back.append(c.rank)
+
+    with ThreadLauncher(3, timeout_s=0.3) as launcher, pytest.raises(WorkerTimeout):
+        launcher.run(task)
+    release.set()
+    hanging[0].join(10)
+    assert not hanging[0].is_alive() and came_back == []

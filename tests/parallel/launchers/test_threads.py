@@ -7,55 +7,54 @@ import signal
 import threading
 import time
 import traceback
+from typing import Any, NoReturn
 
 import pytest
 
-from cupynet.parallel import PeerFailed, ThreadLauncher
-from cupynet.parallel.launchers import threads as launch
+from cupynet.parallel import Communicator, PeerFailed, ThreadLauncher
 from tests.support.refusals import refused
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_rank_0_returns_the_result(workers):
-    def task(c):
+def deliberate_failure() -> NoReturn:
+    raise ZeroDivisionError("on purpose")
+
+
+def test_rank_0_returns_the_result() -> None:
+    def task(c: Communicator) -> int:
         time.sleep(0.01 * (3 - c.rank))
         return c.rank * 10 + 1
 
-    with ThreadLauncher(workers) as team:
-        assert team.run(task) == 1
+    with ThreadLauncher(4) as launcher:
+        assert launcher.run(task) == 1
 
 
-def test_one_worker_runs_in_the_calling_thread():
-    with ThreadLauncher(1) as team:
-        assert team.run(lambda c: threading.current_thread()) is threading.current_thread()
+def test_one_worker_runs_in_the_calling_thread() -> None:
+    with ThreadLauncher(1) as launcher:
+        assert launcher.run(lambda c: threading.current_thread()) is threading.current_thread()
 
 
-@pytest.mark.parametrize("workers", [0, True, "2"])
-def test_bad_counts_are_refused(workers):
+@pytest.mark.parametrize("workers", [0, True])
+def test_bad_counts_are_refused(workers: Any) -> None:
     with refused("workers"):
         ThreadLauncher(workers)
 
 
-def deliberate_failure():
-    raise ZeroDivisionError("on purpose")
-
-
-def test_the_first_failure_is_raised_with_its_own_traceback():
-    def task(c):
+def test_the_first_failure_is_raised_with_its_own_traceback() -> None:
+    def task(c: Communicator) -> None:
         if c.rank == 2:
             deliberate_failure()
         c.barrier()
 
-    with ThreadLauncher(3) as team:
+    with ThreadLauncher(3) as launcher:
         with pytest.raises(ZeroDivisionError) as caught:
-            team.run(task)
+            launcher.run(task)
         assert "deliberate_failure" in "".join(traceback.format_tb(caught.value.__traceback__))
         with pytest.raises(RuntimeError):
-            team.run(task)
+            launcher.run(task)
 
 
-def test_a_failure_that_follows_from_another_does_not_hide_it():
-    def task(c):
+def test_a_failure_that_follows_from_another_does_not_hide_it() -> None:
+    def task(c: Communicator) -> None:
         if c.rank == 1:
             deliberate_failure()
         try:
@@ -65,87 +64,73 @@ def test_a_failure_that_follows_from_another_does_not_hide_it():
         except PeerFailed as stopped:
             raise KeyError("in the clean-up of worker 0") from stopped
 
-    with ThreadLauncher(2) as team, pytest.raises(ZeroDivisionError):
-        team.run(task)
+    with ThreadLauncher(2) as launcher, pytest.raises(ZeroDivisionError):
+        launcher.run(task)
 
 
-def test_failures_at_random_moments_never_hang():
-    rng = random.Random(7)
-    for _ in range(20):
-        workers, victim, moment = rng.randint(2, 4), rng.randint(0, 1), rng.randint(0, 6)
+@pytest.mark.parametrize("seed", range(12))
+def test_failures_at_random_moments_never_hang(seed: int) -> None:
+    rng = random.Random(seed)
+    workers, victim, moment = rng.randint(2, 4), rng.randint(0, 1), rng.randint(0, 6)
 
-        def task(c, victim=victim, moment=moment):
-            for turn in range(7):
-                if (c.rank, turn) == (victim, moment):
-                    deliberate_failure()
-                c.gather_numbers(turn)
+    def task(c: Communicator) -> None:
+        for turn in range(7):
+            if (c.rank, turn) == (victim, moment):
+                deliberate_failure()
+            c.gather_numbers(turn)
 
-        began = time.monotonic()
-        with ThreadLauncher(workers, timeout_s=60) as team, pytest.raises(ZeroDivisionError):
-            team.run(task)
-        assert time.monotonic() - began < 10
-
-
-def test_a_worker_that_does_not_respond_is_left_behind(monkeypatch):
-    monkeypatch.setattr(launch, "GRACE_S", 0.1)
-    release = threading.Event()
-
-    def task(c):
-        if c.rank == 0:
-            deliberate_failure()
-        release.wait(30)
-
-    with ThreadLauncher(2) as team, pytest.raises(ZeroDivisionError):
-        team.run(task)
-    release.set()
+    began = time.monotonic()
+    with ThreadLauncher(workers, timeout_s=60) as launcher, pytest.raises(ZeroDivisionError):
+        launcher.run(task)
+    assert time.monotonic() - began < 4  # nobody was left behind
 
 
 @pytest.mark.parametrize("closer", ["a worker", "another thread"])
-def test_closing_a_launcher_ends_its_task(closer):
-    team, rounds = ThreadLauncher(2, timeout_s=60), []
+def test_closing_a_launcher_ends_its_task(closer: str) -> None:
+    launcher, rounds = ThreadLauncher(2, timeout_s=60), []
+    close = launcher.close if closer == "a worker" else threading.Thread(target=launcher.close).start
 
-    def task(c):
+    def task(c: Communicator) -> None:
         for turn in range(100_000):
             c.gather_numbers(turn)
             if c.rank == 0:
                 rounds.append(turn)
                 if turn == 3:
-                    closing = team.close if closer == "a worker" else threading.Thread(target=team.close).start
-                    closing()
+                    close()
 
     with pytest.raises(RuntimeError):
-        team.run(task)
+        launcher.run(task)
     assert len(rounds) < 100_000
 
 
-def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch):
+def test_an_interruption_while_a_task_is_started_stops_all_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """They would wait for the others until the time-out."""
     started, start = [], threading.Thread.start
 
-    def interrupted(thread):
+    def interrupted(thread: threading.Thread) -> None:
         started.append(thread)
         if len(started) == 2:
             signal.raise_signal(signal.SIGINT)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with ThreadLauncher(2, timeout_s=60) as team, pytest.raises(KeyboardInterrupt):
-        team.run(lambda c: c.barrier())
+    with ThreadLauncher(2, timeout_s=60) as launcher, pytest.raises(KeyboardInterrupt):
+        launcher.run(lambda c: c.barrier())
     assert not started[0].is_alive() and started[1].ident is None
 
 
-def test_a_signal_that_a_worker_thread_takes_is_handled():
+def test_a_signal_that_a_worker_thread_takes_is_handled() -> None:
     """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
     handled = threading.Event()
 
-    def task(c):
+    def task(c: Communicator) -> bool:
         if c.rank == 1:
             signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         return handled.wait(20)
 
     before = signal.signal(signal.SIGUSR1, lambda number, frame: handled.set())
     try:
-        with ThreadLauncher(2) as team:
-            assert team.run(task)
+        with ThreadLauncher(2) as launcher:
+            assert launcher.run(task)
     finally:
         signal.signal(signal.SIGUSR1, before)
