@@ -101,9 +101,10 @@ def test_a_schedule_resumes_from_its_state(inner: Any) -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    for wrong in (0, 2.5, "never"):
+    wrong: list[Any] = [0, 2.5, "never"]
+    for frequency in wrong:
         with refused("averaging_frequency"):
-            averaging_schedule(wrong)
+            averaging_schedule(frequency)
     with refused("epochs"):
         PostLocal(-1, 3)
     with refused("target"):
