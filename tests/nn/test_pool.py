@@ -130,6 +130,8 @@ PAIRS = {
     "relu": (Conv2D(9, [1, 3], activation="relu"), MaxPool2D([2, 1]), True),
     "overlapping": (Conv2D(2, (3, 1)), MaxPool2D(2, (2, 1)), False),
     "padded": (Conv2D(3, 2), MaxPool2D(3, 3, 1), False),
+    "gaps": (Conv2D(3, 2, dilation=2), MaxPool2D(2), False),
+    "groups": (Conv2D(4, 3, groups=2), MaxPool2D(2), False),
     "large windows": (Conv2D(3, 2), MaxPool2D((2, 5)), False),
 }
 
