@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from cupynet.backend import Backend, create_backend
 from cupynet.nn import (
     Activation,
     AvgPool2D,
+    Backward,
     BatchNorm,
     Concat,
     Context,
@@ -32,7 +34,7 @@ from cupynet.nn import (
 )
 from cupynet.optim import LAMB
 from tests.support.backends import every_backend, every_dtype
-from tests.support.networks import train_step
+from tests.support.networks import examples, train_step
 
 INPUT = Image(6, 6, 4)
 
@@ -63,30 +65,30 @@ def every_layer() -> Layer:
     return Sequential(layers)
 
 
-def examples(backend: Backend, count: int) -> tuple[Any, Any]:
-    x = np.random.default_rng(1).random((count, *INPUT.shape)).astype(backend.policy.storage)
-    return backend.asarray(x), backend.asarray(np.arange(count) % 3)
+def trained(name: str, *layers: Layer) -> None:
+    """Take one step with a network."""
+    model = Model(Sequential([Dense(3), *layers]), INPUT, create_backend(name))
+    train_step(model, *examples(model.backend, 2, INPUT))
 
 
 @every_backend
 @every_dtype
 def test_a_hundred_steps_allocate_what_the_first_did(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend, allocations, optimizer = create_backend(name, dtype), [], LAMB(0.001, clip_layer_norm=1.0)
-    workspace, allocate = backend.workspace, backend.workspace._allocate
-    monkeypatch.setattr(workspace, "_allocate", lambda *given: allocations.append(given) or allocate(*given))
+    backend, optimizer = create_backend(name, dtype), LAMB(0.001, clip_layer_norm=1.0)
+    allocate = Mock(wraps=backend.workspace._allocate)
+    monkeypatch.setattr(backend.workspace, "_allocate", allocate)
     model = Model(every_layer(), INPUT, backend)
     optimizer.init(model.params, backend)
-    full, short = examples(backend, 3), examples(backend, 2)
-    train_step(model, *full, optimizer, 0)
-    first = len(allocations)
+    train_step(model, *examples(backend, 3, INPUT), optimizer, 0)
+    first = allocate.call_count
     for iteration in range(1, 5 if name == "cupy" else 100):
-        train_step(model, *(short if iteration % 7 == 3 else full), optimizer, iteration)
-        assert workspace.on_loan == 0
-    assert len(allocations) == first > 0
+        train_step(model, *examples(backend, 2 if iteration % 7 == 3 else 3, INPUT), optimizer, iteration)
+        assert backend.workspace.on_loan == 0
+    assert allocate.call_count == first > 0
 
 
 class Watched(Layer):
-    """The identity. Notes which outputs of all such layers are alive in its derivative, and if dy goes when it may."""
+    """The identity. Records which outputs of all such layers are alive in its derivative, and if dy goes then."""
 
     outputs: list[Any]
     alive: list[list[bool]]
@@ -95,7 +97,7 @@ class Watched(Layer):
     def build(self, input: InputType, params: Any, backend: Backend) -> InputType:
         return input
 
-    def forward(self, x: Any, context: Context) -> Any:
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y = self.backend.borrow(x.shape)
         y[...] = x
         self.outputs.append(weakref.ref(y))
@@ -121,21 +123,15 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> type[Watched]:
 
 @every_backend
 def test_activations_go_in_the_order_of_the_backward_pass(name: str, watched: type[Watched]) -> None:
-    model = Model(Sequential([Dense(3), Watched(), Watched(), Watched(), Dense(3)]), INPUT, create_backend(name))
-    train_step(model, *examples(model.backend, 2))
+    trained(name, Watched(), Watched(), Watched(), Dense(3))
     assert watched.alive == [[True, True, True], [True, True, False], [True, False, False]]
 
 
 @every_backend
 def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
     """The caller of a derivative keeps no reference to the gradient, so that it can go when it was read."""
-    inner = Sequential([Watched(), Residual(Watched()), Watched()])
-    model = Model(Sequential([Dense(3), Watched(), inner, Watched()]), INPUT, create_backend(name))
-    x, labels = examples(model.backend, 2)
-    logits, backward = model.forward(x, Context(train=True))
-    handed = [model.loss(model.backend, logits, labels)[1]]
-    backward(handed.pop())
-    assert len(watched.gone) == 5
+    trained(name, Watched(), Sequential([Watched(), Residual(Watched()), Watched()]), Dense(3))
+    assert len(watched.gone) == 4
     if sys.version_info >= (3, 11):  # before, a call holds its arguments
         assert all(watched.gone)
 
@@ -143,7 +139,7 @@ def test_a_gradient_is_handed_over(name: str, watched: type[Watched]) -> None:
 @every_backend
 def test_a_derivative_is_called_once(name: str) -> None:
     model = Model(Sequential([Dense(3)]), INPUT, create_backend(name))
-    x, labels = examples(model.backend, 2)
+    x, _ = examples(model.backend, 2, INPUT)
     logits, backward = model.forward(x, Context(train=True))
     backward(logits)
     with pytest.raises(RuntimeError):
@@ -153,7 +149,7 @@ def test_a_derivative_is_called_once(name: str) -> None:
 @every_backend
 def test_what_a_user_gets_is_not_of_the_pool(name: str) -> None:
     model = Model(every_layer(), INPUT, create_backend(name))
-    x, labels = examples(model.backend, 3)
+    x, labels = examples(model.backend, 3, INPUT)
     scores, logits = model.scores(x)
     kept = scores.copy(), logits.copy()
     train_step(model, x, labels)
