@@ -9,7 +9,7 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
-from cupynet.nn import INFERENCE, Conv2D, Flat, Image, InputType, MaxPool2D, Params, Sequential
+from cupynet.nn import INFERENCE, Conv2D, Flat, Image, InputType, Params
 from cupynet.nn.activation import ACTIVATIONS
 from cupynet.nn.pool import same_padding
 from tests.support.backends import every_backend
@@ -56,27 +56,6 @@ def test_gradients_in_groups(
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gradients_with_activation_and_bias(activation: str, bias: bool) -> None:
     check_layer(Conv2D(3, 3, padding=1, activation=activation, bias=bias), Image(5, 4, 2))
-
-
-@every_backend
-@pytest.mark.parametrize("groups", [2, 4])
-def test_each_group_is_a_separate_convolution(name: str, groups: int) -> None:
-    """Also if a pool follows, which is not fused."""
-    backend, params, size = create_backend(name, "double"), Params(), 4 // groups
-    whole = Sequential([Conv2D(8, 3, groups=groups, activation="relu"), MaxPool2D(2)])
-    part = Sequential([Conv2D(2 * size, 3, activation="relu"), MaxPool2D(2)])
-    whole.build(Image(7, 6, 4), params.scope("whole"), backend)
-    part.build(Image(7, 6, size), params.scope("part"), backend)
-    params.allocate(backend, 5)
-    weights = {key: p for key, p in params.named() if key.endswith("weight")}
-    x = np.random.default_rng(1).normal(size=(2, 7, 6, 4))
-    y, _ = whole.forward(backend.asarray(x), INFERENCE)
-    for g in range(groups):
-        filters, channels = slice(2 * size * g, 2 * size * (g + 1)), slice(size * g, size * (g + 1))
-        weights["part.conv2d1.weight"].master[...] = weights["whole.conv2d1.weight"].master[..., filters]
-        found, _ = part.forward(backend.asarray(np.ascontiguousarray(x[..., channels])), INFERENCE)
-        expected = backend.to_host(y)[..., filters]
-        np.testing.assert_allclose(backend.to_host(found), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> None:

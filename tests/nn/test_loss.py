@@ -24,7 +24,6 @@ from cupynet.nn import (
     SoftmaxNLL,
 )
 from tests.support.backends import every_backend, every_dtype
-from tests.support.gradients import check_derivative
 from tests.support.refusals import refused
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "loss.npz")
@@ -65,18 +64,6 @@ def test_losses_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
 
 def test_every_golden_loss_is_compared() -> None:
     assert {each.partition("/")[0] for each in GOLDEN if "/" in each} == LOSSES.keys()
-
-
-@every_loss
-def test_every_gradient_is_that_of_the_mean_loss(kind: str) -> None:
-    backend, rng = create_backend("numpy", "double"), np.random.default_rng(3)
-    outputs, labels = rng.normal(0, 2, (6, 5)), rng.integers(0, 5, 6)
-    gradient = LOSSES[kind](backend, outputs, labels)[1].copy()
-
-    def value() -> float:
-        return float(LOSSES[kind](backend, outputs, labels)[0].mean())
-
-    check_derivative(value, backend, outputs, gradient, "outputs")
 
 
 @every_backend

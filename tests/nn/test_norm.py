@@ -20,7 +20,6 @@ from cupynet.nn import (
     Dense,
     Flat,
     Image,
-    InputType,
     Layer,
     LayerNorm,
     Model,
@@ -29,7 +28,6 @@ from cupynet.nn import (
 )
 from cupynet.nn.norm import BatchNormReLU
 from tests.support.backends import every_backend, every_dtype
-from tests.support.gradients import check_layer
 from tests.support.refusals import refused
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "norms.npz")
@@ -99,21 +97,6 @@ def test_layer_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None
         compare(found, known[result], dtype, result)
     compare(inferred(layer, backend, known["x"]), known["y"], dtype, "inferred")
     assert backend.workspace.on_loan == 0
-
-
-LAYERS: dict[str, Callable[[], Layer]] = {
-    "batch": BatchNorm,
-    "batch, then relu": lambda: Sequential([BatchNorm(), Activation("relu")]),
-    "layer": LayerNorm,
-    "channels": lambda: LayerNorm("channels"),
-    "behind a layer": lambda: Sequential([Dense(6), BatchNorm(), Activation("relu"), Dense(2), BatchNorm()]),
-}
-
-
-@pytest.mark.parametrize("input", [Image(3, 2, 4), Flat(5)], ids=str)
-@pytest.mark.parametrize("kind", LAYERS)
-def test_gradients_with_the_statistics_of_the_batch(kind: str, input: InputType) -> None:
-    check_layer(LAYERS[kind](), input, batch=4, training=True)
 
 
 @every_backend

@@ -123,34 +123,26 @@ def test_invalid_arguments_and_inputs_are_refused(setting: str, make: Callable[[
 
 # with a convolution before --------------------------------------------------------------------------------------------
 
-PAIRS = {
-    "plain": (Conv2D(3, 3), MaxPool2D(2), True),
-    "strides": (Conv2D(3, (3, 2), (1, 2), (1, 0)), MaxPool2D((1, 3)), True),
-    "many filters": (Conv2D(17, (2, 5), padding="same", bias=False), MaxPool2D((3, 2), (3, 4)), True),
-    "relu": (Conv2D(9, [1, 3], activation="relu"), MaxPool2D([2, 1]), True),
-    "overlapping": (Conv2D(2, (3, 1)), MaxPool2D(2, (2, 1)), False),
-    "padded": (Conv2D(3, 2), MaxPool2D(3, 3, 1), False),
-    "gaps": (Conv2D(3, 2, dilation=2), MaxPool2D(2), False),
-    "groups": (Conv2D(4, 3, groups=2), MaxPool2D(2), False),
-    "large windows": (Conv2D(3, 2), MaxPool2D((2, 5)), False),
-}
 
-
-@every_backend
-@pytest.mark.parametrize("kind", PAIRS)
-def test_a_convolution_and_a_pool_equal_the_reference(name: str, kind: str) -> None:
-    """Behind another convolution. Numba fuses the pair if the windows are small and do not overlap."""
-    x, found = np.random.default_rng(0).normal(size=(3, 6, 9, 2)), []
+@every_compiled_backend
+@pytest.mark.parametrize(
+    ("conv", "pool"),
+    [
+        (Conv2D(3, 2), MaxPool2D(3, 3, 1)),
+        (Conv2D(3, 2, dilation=2), MaxPool2D(2)),
+        (Conv2D(4, 2, groups=2), MaxPool2D(2)),
+        (Conv2D(3, 2), MaxPool2D(2, 1)),
+    ],
+    ids=["padding", "gaps", "groups", "overlapping windows"],
+)
+def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, pool: MaxPool2D) -> None:
+    x, found = np.random.default_rng(0).normal(size=(2, 7, 6, 2)), []
     for backend in (create_backend(name, "double"), Reference("double")):
-        conv, pool, fused = copy.deepcopy(PAIRS[kind])
-        network = Sequential([Conv2D(8, 1), conv, pool])
-        params = built(network, Image(6, 9, 2), backend)
-        if backend.name == "numba":
-            assert len(network.steps) == (2 if fused else 3)
-        dy = np.random.default_rng(1).normal(size=(3, *network.output.shape))
-        found.append([*gradient_of(network, backend, x, dy), np.array(backend.to_host(params.grad))])
+        network = Sequential(copy.deepcopy([conv, pool]))
+        built(network, Image(7, 6, 2), backend)
+        found.append(gradient_of(network, backend, x))
     for numbers, expected in zip(*found, strict=True):
-        np.testing.assert_allclose(numbers, expected, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(numbers, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
@@ -171,15 +163,6 @@ def test_a_fused_pair_sees_every_image_of_a_large_batch() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-10)
 
 
-@every_backend
-@pytest.mark.parametrize("bias", [-100.0, 0.0])
-def test_a_closed_relu_passes_no_gradient_through_a_pool(name: str, bias: float) -> None:
-    backend, network = create_backend(name, "float"), Sequential([Conv2D(2, 3, activation="relu"), MaxPool2D(2)])
-    params = built(network, Image(6, 6, 1), backend, bias=bias)
-    y, dx = gradient_of(network, backend, np.zeros((2, 6, 6, 1)))
-    assert not y.any() and not dx.any() and not bool(params.grad.any())
-
-
 # NaN ------------------------------------------------------------------------------------------------------------------
 
 
@@ -194,29 +177,6 @@ def test_a_nan_anywhere_in_a_window_is_passed_on(name: str, dtype: str, place: i
     found, won = backend.to_host(y), backend.to_host(winners)
     assert np.flatnonzero(np.isnan(found)).tolist() == [7]
     assert won[0, 0, 0, 7] == place and (won[1] == 5).all()
-
-
-@every_backend
-@pytest.mark.parametrize("place", range(4))
-@pytest.mark.parametrize(
-    ("dtype", "channels", "activation"), [("float", 1, "identity"), ("float", 16, "relu"), ("half", 1, "relu")]
-)
-def test_a_nan_under_a_convolution_is_passed_on(
-    name: str, dtype: str, channels: int, activation: str, place: int
-) -> None:
-    """All pixels but the NaN are equal, so that the first of a window has the gradient."""
-    backend = create_backend(name, dtype)
-    network = Sequential([Conv2D(21, 1, activation=activation), MaxPool2D(2)])
-    built(network, Image(4, 4, channels), backend, weight=0.5, bias=0.5)
-    x = np.ones((2, 4, 4, channels))
-    x[1, 2 + place // 2, place % 2, 0] = np.nan
-    y, dx = gradient_of(network, backend, x)
-    assert np.argwhere(np.isnan(y).any(axis=3)).tolist() == [[1, 1, 0]]
-    hit = np.zeros((2, 4, 4), bool)
-    hit[:, ::2, ::2] = True
-    hit[1, 2, 0] = False  # ReLU passes no gradient where NaN came out
-    hit[1, 2 + place // 2, place % 2] = activation == "identity"
-    np.testing.assert_array_equal(dx.any(axis=3), hit)
 
 
 @every_compiled_backend
