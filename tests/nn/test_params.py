@@ -110,18 +110,6 @@ def test_the_numbers_follow_from_seed_and_name_alone() -> None:
     assert (among["x.weight"] != among["y.weight"]).all()
 
 
-@every_backend
-def test_half_publishes_rounded_copies(name: str) -> None:
-    backend = create_backend(name, "half")
-    params = declared(backend)
-    np.testing.assert_array_equal(backend.to_host(params.data), backend.to_host(params.master).astype(np.float16))
-    weight = dict(params.named())["a.weight"]
-    weight.master[...] = 1 / 3
-    assert not bool((weight.data == np.float16(1 / 3)).any())
-    params.publish()
-    assert bool((weight.data == np.float16(1 / 3)).all())
-
-
 def test_a_name_is_declared_once() -> None:
     params = Params()
     params.scope("a").add("weight", (1, 1), zeros)

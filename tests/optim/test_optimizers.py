@@ -78,16 +78,6 @@ def test_init_resets_the_state() -> None:
 
 
 @every_backend
-def test_the_state_is_laid_out_like_the_weights(name: str) -> None:
-    backend = create_backend(name, "half")
-    params, optimizer = weights(backend), Momentum(0.1)
-    optimizer.init(params, backend)
-    velocity = optimizer.state["velocity"]
-    assert (velocity.shape, velocity.dtype) == (params.master.shape, params.master.dtype)
-    assert backend.address(velocity) % 64 == 0
-
-
-@every_backend
 @every_dtype
 @pytest.mark.parametrize(("length", "factor"), [(8.0, 0.5), (2.0, 1.0)])
 def test_a_long_gradient_is_shortened_and_a_short_one_is_not(
