@@ -23,33 +23,19 @@ def output_of(layer: Conv2D, input: InputType) -> InputType:
 
 
 @pairwise(
+    sizes=((2, 3, 1), (1, 3, 1), (4, 6, 2), (3, 3, 3), (3, 9, 3)),  # channels, filters, groups
     kernel=(1, 2, 3, (3, 5), [1, 4], (4, 2)),
     stride=(1, 2, (1, 2), (3, 1)),
-    padding=(0, 1, 2, "same", (1, 0)),
-    image=(Image(6, 7, 2), Image(5, 5, 1), Image(8, 5, 3)),
+    padding=(0, 2, "same", "valid", (2, 0)),
+    dilation=(1, 2, (2, 1), (1, 2)),
+    image=((12, 13), (11, 11)),
 )
-def test_gradients_for_every_geometry(kernel: Any, stride: Any, padding: Any, image: Image) -> None:
-    check_layer(Conv2D(3, kernel, stride, padding), image)
-
-
-@pairwise(padding=(0, 2, "same", "valid"), stride=(1, (2, 1)), dilation=(2, (1, 3), (3, 2)))
-def test_gradients_of_windows_with_gaps(dilation: Any, stride: Any, padding: int | str) -> None:
-    check_layer(Conv2D(3, (3, 2), stride, padding, dilation=dilation), Image(8, 7, 2))
-
-
-@pairwise(
-    sizes=((4, 6, 2), (6, 3, 3), (3, 3, 3), (3, 9, 3), (1, 4, 1)),
-    kernel=(1, 2, 3, (3, 2)),
-    stride=(1, 3, (2, 1)),
-    padding=(0, 1, "same", (2, 0)),
-    dilation=(1, 2, (2, 1)),
-)
-def test_gradients_in_groups(
-    sizes: tuple[int, int, int], kernel: Any, stride: Any, padding: Any, dilation: Any
+def test_gradients_for_every_geometry(
+    sizes: tuple[int, int, int], kernel: Any, stride: Any, padding: Any, dilation: Any, image: tuple[int, int]
 ) -> None:
     channels, filters, groups = sizes
     layer = Conv2D(filters, kernel, stride, padding, "tanh", dilation=dilation, groups=groups)
-    check_layer(layer, Image(7, 6, channels))
+    check_layer(layer, Image(*image, channels))
 
 
 @pytest.mark.parametrize("bias", [True, False])

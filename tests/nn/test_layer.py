@@ -28,7 +28,6 @@ from cupynet.nn import (
     Scope,
     Sequential,
 )
-from cupynet.optim import Nesterov
 from tests.guides.extending.scale import Scale
 from tests.support.backends import every_backend, every_compiled_backend
 from tests.support.gradients import check_layer
@@ -54,19 +53,6 @@ def test_gradients_of_a_users_layer() -> None:
 
 
 # buffers and passes ---------------------------------------------------------------------------------------------------
-
-
-@every_backend
-@every_network
-def test_a_step_returns_all_buffers_and_then_allocates_nothing(name: str, kind: str) -> None:
-    backend, optimizer, allocated = create_backend(name, "float"), Nesterov(0.01), []
-    model = Model(small_networks()[kind], SMALL, backend)
-    optimizer.init(model.params, backend)
-    for iteration, size in enumerate([6, 2, 6, 1, 6]):  # with the short last batch of an epoch now and then
-        train_step(model, *examples(backend, size), optimizer, iteration)
-        assert backend.workspace.on_loan == 0
-        allocated.append(backend.workspace.allocated_bytes)
-    assert allocated == [allocated[0]] * 5
 
 
 @every_backend
@@ -148,8 +134,9 @@ def test_a_stage_behind_another_gives_its_derivative(kind: str) -> None:
         x, _ = examples(backend, 3)
         _, backward = network.forward(x, Context(train=True))
         dx = backward(backend.asarray(np.ones((3, *output.shape))))
-        assert dx is None or dx.shape == x.shape
         assert dx is not None or not needs_dx
+        del dx, _, backward
+        assert backend.workspace.on_loan == 0
         found.append(np.array(params.grad))
     np.testing.assert_array_equal(found[0], found[1])
 
@@ -158,9 +145,7 @@ def test_a_stage_behind_another_gives_its_derivative(kind: str) -> None:
 
 
 class Fails(Layer):
-    """Borrows an array, then raises, forwards or backwards, while `armed`."""
-
-    armed = True
+    """Borrows an array, then raises, forwards or backwards."""
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -171,52 +156,27 @@ class Fails(Layer):
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y = self.backend.borrow(x.shape)
         y[...] = x
-        if self.where == "forward" and self.armed:
+        if self.where == "forward":
             raise ZeroDivisionError
 
         def backward(dy: Any) -> Any:
             self.backend.borrow(x.shape)
-            if self.armed:
-                raise ZeroDivisionError
-            return dy
+            raise ZeroDivisionError
 
         return y, backward
-
-
-def failing(name: str, where: str) -> Model:
-    layers = [Conv2D(3, 3, padding=1), MaxPool2D(2), Dense(4, "relu"), Fails(where), Dense(4, "relu"), Dense(3)]
-    return Model(Sequential(layers), SMALL, create_backend(name, "double"))
 
 
 @every_backend
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_nothing_stays_on_loan_after_an_error(name: str, where: str) -> None:
-    model, allocated = failing(name, where), []
+    layers = [Conv2D(3, 3, padding=1), MaxPool2D(2), Dense(4, "relu"), Fails(where), Dense(4, "relu"), Dense(3)]
+    model, allocated = Model(Sequential(layers), SMALL, create_backend(name, "double")), []
     for _ in range(3):
         with pytest.raises(ZeroDivisionError):
             train_step(model, *examples(model.backend, 4))
         assert model.backend.workspace.on_loan == 0
         allocated.append(model.backend.workspace.allocated_bytes)
     assert allocated == [allocated[0]] * 3, "something was neither lent nor free"
-
-
-@every_backend
-def test_an_error_leaves_other_passes_alone(name: str) -> None:
-    model = failing(name, "backward")
-    layer: Any = dict(model.network.children())["fails1"]
-    failed, other = in_flight(model, 1), in_flight(model, 2)
-    on_loan = model.backend.workspace.on_loan
-    with pytest.raises(ZeroDivisionError):
-        finish(failed)
-    assert model.backend.workspace.on_loan == on_loan // 2
-    layer.armed = False
-    model.params.grad[...] = 0
-    finish(other)
-    found = gradients(model)
-    model.params.grad[...] = 0
-    finish(in_flight(model, 2))
-    for parameter, expected in gradients(model).items():
-        np.testing.assert_array_equal(found[parameter], expected)
 
 
 # names and places -----------------------------------------------------------------------------------------------------

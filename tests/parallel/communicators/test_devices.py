@@ -89,23 +89,6 @@ def test_vectors_of_weight_zero_are_not_read(devices: list[int]) -> None:
         np.testing.assert_array_equal(found, before)
 
 
-@standin
-def test_vectors_of_one_dtype_are_fetched_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetched, fetch = [], CupyBackend.fetch
-
-    def counted(self: CupyBackend, out: Any, array: Any, source: CupyBackend) -> None:
-        fetched.append(out.size)
-        fetch(self, out, array, source)
-
-    monkeypatch.setattr(CupyBackend, "fetch", counted)
-    single, double = vectors_of(2, "float32"), vectors_of(2, "float64")
-    vectors = [single[rank] + double[rank] + single[rank] for rank in range(2)]
-    results = means_of_threads([0, 1], vectors, [3.0, 1.0], "device")
-    for found, expected in zip(results[1], mean_on_host(vectors, [3.0, 1.0]), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert fetched == [2 * (40 + 8), 38 + 6] * 2  # 37 and 5 values, each padded to a multiple of 16 bytes
-
-
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
