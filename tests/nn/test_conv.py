@@ -9,12 +9,13 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
-from cupynet.nn import INFERENCE, Conv2D, Flat, Image, InputType, Params
+from cupynet.nn import Conv2D, Flat, Image, InputType, Params
 from cupynet.nn.activation import ACTIVATIONS
 from cupynet.nn.pool import same_padding
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
 from tests.support.pairwise import pairwise
+from tests.support.passes import built, inferred
 from tests.support.refusals import refused
 
 
@@ -46,9 +47,8 @@ def test_gradients_with_activation_and_bias(activation: str, bias: bool) -> None
 
 def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> None:
     """Xavier's variance is 2 / (in + out) of a unit: nine inputs, and two filters look at each."""
-    backend, params, layer = create_backend("numpy", "double"), Params(), Conv2D(2000, 3, groups=1000)
-    layer.build(Image(5, 5, 1000), params.scope("conv"), backend)
-    params.allocate(backend, 1)
+    layer = Conv2D(2000, 3, groups=1000)
+    built(layer, (5, 5, 1000), create_backend("numpy", "double"))
     assert layer.weight.shape == (3, 3, 1, 2000)
     assert float(layer.weight.data.var()) == pytest.approx(2 / (9 + 18), rel=0.05)
     assert layer.multiply_adds() == 9 * 2000 * 9
@@ -79,13 +79,9 @@ def test_same_keeps_a_window_for_every_stride(size: int, kernel: int, stride: in
 
 @every_backend
 def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
-    backend, params, layer = create_backend(name, "double"), Params(), Conv2D(1, 2, padding="same", init="zeros")
-    layer.build(Image(1, 3, 1), params.scope("conv"), backend)
-    params.allocate(backend, seed=0)
-    layer.weight.master[0, :, 0, 0] = backend.asarray(np.array([1.0, 10.0]))
-    params.publish()
-    y, _ = layer.forward(backend.asarray(np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)), INFERENCE)
-    assert backend.to_host(y).ravel().tolist() == [21, 32, 3]
+    layer, weight = Conv2D(1, (1, 2), padding="same"), np.array([1.0, 10.0]).reshape(1, 2, 1, 1)
+    built(layer, (1, 3, 1), create_backend(name, "double"), weight=weight)
+    assert inferred(layer, np.array([1.0, 2.0, 3.0]).reshape(1, 1, 3, 1)).ravel().tolist() == [21, 32, 3]
 
 
 @pytest.mark.parametrize(

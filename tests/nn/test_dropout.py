@@ -2,86 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import create_backend
 from cupynet.backend.philox import dropped_below, key_of, of_examples
-from cupynet.nn import INFERENCE, Context, Dense, Dropout, Flat, Image, InputType, Params, Sequential
+from cupynet.nn import INFERENCE, Context, Dense, Dropout, Flat, Sequential
 from tests.support.backends import every_backend, every_dtype
 from tests.support.gradients import check_layer
+from tests.support.passes import built, passed
 from tests.support.refusals import refused
 
 SAMPLES = np.array([5, 0, 1 << 33, 7, 8])
 
 
-def built(input: InputType, backend: Backend, rate: float = 0.4, name: str = "drop") -> Dropout:
+def dropout(shape: tuple[int, ...], name: str, dtype: str = "float", rate: float = 0.4) -> Dropout:
     layer = Dropout(rate)
-    layer.build(input, Params().scope(name), backend)
+    built(layer, shape, create_backend(name, dtype))
     return layer
-
-
-def passed(layer: Dropout, x: float, count: int, **context: Any) -> tuple[Any, Any]:
-    """The output and the derivative of a training pass over equal values, on the host."""
-    backend, shape = layer.backend, (count, *layer.input.shape)
-    y, backward = layer.forward(
-        backend.asarray(np.full(shape, x, backend.policy.storage)), Context(train=True, **context)
-    )
-    found = np.array(backend.to_host(y), np.float64)
-    dx = backward(backend.asarray(np.ones(shape, backend.policy.storage)))
-    return found, np.array(backend.to_host(dx), np.float64)
 
 
 @every_backend
 @every_dtype
 def test_dropout_follows_from_seed_epoch_and_sample(name: str, dtype: str) -> None:
-    layer = built(Image(3, 5, 3), create_backend(name, dtype))
-    y, dx = passed(layer, 1, 5, epoch=2, seed=17, samples=SAMPLES)
-    drawn = of_examples(np, SAMPLES, 2, key_of(17, "drop"), 45).reshape(5, 3, 5, 3)
+    layer, ones = dropout((3, 5, 3), name, dtype), np.ones((5, 3, 5, 3))
+    y, dx = passed(layer, ones, epoch=2, seed=17, samples=SAMPLES)
+    drawn = of_examples(np, SAMPLES, 2, key_of(17, "it"), 45).reshape(ones.shape)
     np.testing.assert_array_equal(y == 0, drawn < dropped_below(0.4))
     np.testing.assert_array_equal(dx, y)  # it is linear
-    later, _ = passed(layer, 1, 2, epoch=2, iteration=9, seed=17, samples=SAMPLES[2:4])
+    later, _ = passed(layer, ones[:2], epoch=2, iteration=9, seed=17, samples=SAMPLES[2:4])
     np.testing.assert_array_equal(later, y[2:4])
 
 
 @every_backend
-@pytest.mark.parametrize(("epoch", "seed", "layer"), [(1, 0, "drop"), (0, 1, "drop"), (0, 0, "other")])
-def test_other_epochs_seeds_and_layers_drop_others(name: str, epoch: int, seed: int, layer: str) -> None:
-    backend = create_backend(name)
-    first, _ = passed(built(Flat(60), backend), 1, 5, samples=SAMPLES)
-    second, _ = passed(built(Flat(60), backend, name=layer), 1, 5, samples=SAMPLES, epoch=epoch, seed=seed)
-    assert 0.3 < ((first == 0) != (second == 0)).mean() < 0.65
+def test_other_epochs_seeds_and_layers_drop_others(name: str) -> None:
+    layer, ones = dropout((60,), name), np.ones((5, 60))
+    first, _ = passed(layer, ones, samples=SAMPLES)
+    other_layer = Sequential({"other": Dropout(0.4)})
+    built(other_layer, (60,), create_backend(name))
+    others = [
+        passed(layer, ones, samples=SAMPLES, epoch=1),
+        passed(layer, ones, samples=SAMPLES, seed=1),
+        passed(other_layer, ones, samples=SAMPLES),
+    ]
+    for y, _ in others:
+        assert 0.3 < ((y == 0) != (first == 0)).mean() < 0.65
 
 
 @every_backend
 def test_samples_are_numbered_from_0_by_default(name: str) -> None:
-    layer = built(Flat(60), create_backend(name))
-    np.testing.assert_array_equal(passed(layer, 1, 5)[0], passed(layer, 1, 5, samples=np.arange(5))[0])
+    layer, ones = dropout((60,), name), np.ones((5, 60))
+    np.testing.assert_array_equal(passed(layer, ones)[0], passed(layer, ones, samples=np.arange(5))[0])
 
 
 @every_backend
 @every_dtype
 def test_dropout_keeps_the_mean(name: str, dtype: str) -> None:
-    y, _ = passed(built(Flat(5000), create_backend(name, dtype), 0.2), 3, 4)
+    y, _ = passed(dropout((5000,), name, dtype, 0.2), np.full((4, 5000), 3.0))
     np.testing.assert_allclose(y[y != 0], 3.75, rtol=1e-3)
     assert abs(y.mean() - 3) < 0.1
 
 
 @every_backend
 def test_dropout_drops_nan_too(name: str) -> None:
-    y, _ = passed(built(Flat(4000), create_backend(name), 0.5), np.nan, 1)
+    y, _ = passed(dropout((4000,), name, rate=0.5), np.full((1, 4000), np.nan))
     assert 0.4 < (y == 0).mean() < 0.6 and np.isnan(y[y != 0]).all()
 
 
 @every_backend
 @pytest.mark.parametrize(("rate", "context"), [(0.4, INFERENCE), (0, Context(train=True))], ids=["inference", "rate 0"])
 def test_an_evaluation_drops_nothing(name: str, rate: float, context: Context) -> None:
-    backend = create_backend(name)
-    x = backend.asarray(np.ones((2, 5), np.float32))
-    y, _ = built(Flat(5), backend, rate).forward(x, context)
-    assert y is x
+    layer = dropout((5,), name, rate=rate)
+    x = layer.backend.asarray(np.ones((2, 5), np.float32))
+    assert layer.forward(x, context)[0] is x
 
 
 def test_gradients() -> None:

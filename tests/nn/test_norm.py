@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, create_backend
+from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import (
     INFERENCE,
@@ -18,54 +18,32 @@ from cupynet.nn import (
     Context,
     Conv2D,
     Dense,
-    Flat,
     Image,
     Layer,
     LayerNorm,
     Model,
-    Params,
     Sequential,
 )
 from cupynet.nn.norm import BatchNormReLU
 from tests.support.backends import every_backend, every_dtype
+from tests.support.passes import built, inferred, passed
 from tests.support.refusals import refused
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "norms.npz")
 TRAINING = Context(train=True)
 TOLERANCES = {"half": 2e-2, "float": 1e-5, "double": 1e-10}
-Results = dict[str, Any]
 
 
-def golden(kind: str) -> Results:
+def golden(kind: str) -> dict[str, Any]:
     return {name.partition(".")[2]: GOLDEN[name] for name in GOLDEN.files if name.startswith(f"{kind}.")}
 
 
-def build(layer: Layer, backend: Backend, x: Any, **given: Any) -> None:
-    """Build a layer for inputs like x, with the given scale and shift."""
-    params, shape = Params(), x.shape[1:]
-    layer.build(Image(*shape) if len(shape) == 3 else Flat(*shape), params.scope("norm"), backend)
-    params.allocate(backend, seed=3)
-    for name, p in params.named():
-        if name.partition(".")[2] in given:
-            p.master[...] = backend.asarray(given[name.partition(".")[2]], p.master.dtype)
-    params.publish()
-
-
-def passed(layer: Layer, backend: Backend, x: Any, dy: Any) -> Results:
+def results_of(layer: BatchNorm | LayerNorm, x: Any, dy: Any) -> dict[str, Any]:
     """The results of a training pass, on the host."""
-    y, backward = layer.forward(backend.asarray(x, backend.policy.storage), TRAINING)
-    found, gradient = {"y": np.array(backend.to_host(y))}, backend.borrow(y.shape)
-    gradient[...] = backend.asarray(dy, backend.policy.storage)
-    found["dx"] = np.array(backend.to_host(backward(gradient)))
-    if isinstance(layer, BatchNorm | LayerNorm):
-        found |= {"scale_grad": layer.scale.grad, "shift_grad": layer.shift.grad}
-    if isinstance(layer, BatchNorm):
-        found |= {"mean": layer.mean.data, "variance": layer.variance.data}
-    return {name: np.array(backend.to_host(array), np.float64) for name, array in found.items()}
-
-
-def inferred(layer: Layer, backend: Backend, x: Any) -> Any:
-    return backend.to_host(layer.forward(backend.asarray(x, backend.policy.storage), INFERENCE)[0])
+    y, dx = passed(layer, x, dy)
+    gradients = {"scale_grad": layer.scale.grad, "shift_grad": layer.shift.grad}
+    estimates = {"mean": layer.mean.data, "variance": layer.variance.data} if isinstance(layer, BatchNorm) else {}
+    return {"y": y, "dx": dx} | {name: layer.backend.to_host(a) for name, a in (gradients | estimates).items()}
 
 
 def compare(found: Any, expected: Any, dtype: str, name: str) -> None:
@@ -77,26 +55,25 @@ def compare(found: Any, expected: Any, dtype: str, name: str) -> None:
 @every_dtype
 @pytest.mark.parametrize("kind", ["images", "vectors"])
 def test_batch_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None:
-    backend, known, layer = create_backend(name, dtype), golden(kind), BatchNorm(momentum=0.8, epsilon=1e-3)
-    build(layer, backend, known["x0"], scale=known["scale"], shift=known["shift"])
+    known, layer = golden(kind), BatchNorm(momentum=0.8, epsilon=1e-3)
+    shape = known["x0"].shape[1:]
+    built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])
     for step in range(3):
         layer.scale.grad[...] = layer.shift.grad[...] = 0
-        for result, found in passed(layer, backend, known[f"x{step}"], known[f"dy{step}"]).items():
+        for result, found in results_of(layer, known[f"x{step}"], known[f"dy{step}"]).items():
             compare(found, known[f"{result}{step}"], dtype, result)
-    compare(inferred(layer, backend, known["x0"]), known["inferred"], dtype, "inferred")
-    assert backend.workspace.on_loan == 0
+    compare(inferred(layer, known["x0"]), known["inferred"], dtype, "inferred")
 
 
 @every_backend
 @pytest.mark.parametrize(("dtype", "kind"), [("half", "features"), ("float", "flat features"), ("double", "channels")])
 def test_layer_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None:
-    backend, known = create_backend(name, dtype), golden(kind)
-    layer = LayerNorm("channels" if kind == "channels" else "features", epsilon=1e-3)
-    build(layer, backend, known["x"], scale=known["scale"], shift=known["shift"])
-    for result, found in passed(layer, backend, known["x"], known["dy"]).items():
+    known, layer = golden(kind), LayerNorm("channels" if kind == "channels" else "features", epsilon=1e-3)
+    shape = known["x"].shape[1:]
+    built(layer, shape, create_backend(name, dtype), scale=known["scale"], shift=known["shift"])
+    for result, found in results_of(layer, known["x"], known["dy"]).items():
         compare(found, known[result], dtype, result)
-    compare(inferred(layer, backend, known["x"]), known["y"], dtype, "inferred")
-    assert backend.workspace.on_loan == 0
+    compare(inferred(layer, known["x"]), known["y"], dtype, "inferred")
 
 
 @every_backend
@@ -104,16 +81,14 @@ def test_layer_norm_is_that_of_pytorch(name: str, dtype: str, kind: str) -> None
 def test_a_relu_after_it_is_computed_in_the_same_pass(name: str, dtype: str) -> None:
     known, results = golden("images"), []
     for together in (True, False):
-        backend, pair = create_backend(name, dtype), Sequential({"norm": BatchNorm(), "relu": Activation("relu")})
-        build(pair, backend, known["x0"])
+        pair = Sequential({"norm": BatchNorm(), "relu": Activation("relu")})
+        built(pair, known["x0"].shape[1:], create_backend(name, dtype))
         assert [type(step) for _, step in pair.steps] == [BatchNormReLU]
         if not together:
             pair.steps = [([name], layer) for name, layer in pair]
-        results.append(passed(pair, backend, known["x0"], known["dy0"]))
-        results[-1]["inferred"] = inferred(pair, backend, known["x0"])
-    for result, found in results[0].items():
-        compare(found, results[1][result], dtype, result)
-    assert (results[0]["y"] == 0).any()
+        results.append([*passed(pair, known["x0"], known["dy0"]), inferred(pair, known["x0"])])
+    for fused, separate in zip(*results, strict=True):
+        compare(fused, np.asarray(separate, np.float64), dtype, "fused")
 
 
 # accuracy -------------------------------------------------------------------------------------------------------------
@@ -153,10 +128,9 @@ def test_long_rows_keep_their_mean(name: str, rows: Any, tolerance: float) -> No
 @every_dtype
 def test_one_value_of_a_channel_has_no_variance(name: str, dtype: str) -> None:
     """The output is the shift, it does not depend on the input, and the running estimates stay as they are."""
-    backend, layer = create_backend(name, dtype), BatchNorm()
-    x = np.array([[1000.1, -3.3, 7.0]])
-    build(layer, backend, x, scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
-    found = passed(layer, backend, x, np.array([[1.0, 2.0, 4.0]]))
+    layer = BatchNorm()
+    built(layer, (3,), create_backend(name, dtype), scale=[2.0, -1.0, 3.0], shift=[0.5, 0.25, -1.0])
+    found = results_of(layer, [[1000.1, -3.3, 7.0]], [[1.0, 2.0, 4.0]])
     np.testing.assert_array_equal(found["y"], [[0.5, 0.25, -1.0]])
     np.testing.assert_array_equal(found["dx"], np.zeros((1, 3)))
     np.testing.assert_array_equal(found["shift_grad"], [1, 2, 4])

@@ -9,17 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, Convolution, Window, create_backend
+from cupynet.backend import Convolution, Window, create_backend
 from cupynet.nn import (
-    INFERENCE,
     AvgPool2D,
-    Context,
     Conv2D,
     Dense,
     Flat,
     GlobalAvgPool2D,
     Image,
-    InputType,
     Layer,
     MaxPool2D,
     Params,
@@ -28,27 +25,8 @@ from cupynet.nn import (
 from tests.support.backends import Reference, every_backend, every_compiled_backend, every_dtype
 from tests.support.gradients import check_layer, distinct
 from tests.support.pairwise import pairwise
+from tests.support.passes import built, inferred, passed
 from tests.support.refusals import refused
-
-
-def built(layer: Layer, input: InputType, backend: Backend, **weights: Any) -> Params:
-    """Build a layer, with the given values instead of the drawn ones."""
-    params = Params()
-    layer.build(input, params.scope(), backend)
-    params.allocate(backend, seed=1)
-    for name, p in params.named():
-        if name.rpartition(".")[2] in weights:
-            p.master[...] = backend.asarray(np.asarray(weights[name.rpartition(".")[2]], p.master.dtype))
-    params.publish()
-    return params
-
-
-def gradient_of(layer: Layer, backend: Backend, x: Any, dy: Any = 1.0) -> tuple[Any, Any]:
-    """The output and the derivative with respect to x, on the host."""
-    y, backward = layer.forward(backend.asarray(np.asarray(x, backend.policy.storage)), Context(train=True))
-    out, gradient = np.array(backend.to_host(y), np.float64), backend.borrow(y.shape)
-    gradient[...] = backend.asarray(np.broadcast_to(dy, y.shape).astype(backend.policy.storage))
-    return out, np.array(backend.to_host(backward(gradient)), np.float64)
 
 
 @pairwise(
@@ -73,8 +51,8 @@ def test_gradients_of_the_mean_of_an_image(image: Image) -> None:
 @pytest.mark.parametrize("layer", [MaxPool2D(3, 1, "same"), AvgPool2D(2, 1, 1)], ids=["max", "mean"])
 def test_padding_never_wins_a_max_pool_and_does_not_count_in_a_mean(name: str, dtype: str, layer: Layer) -> None:
     backend, layer = create_backend(name, dtype), copy.deepcopy(layer)
-    built(layer, Image(3, 3, 1), backend)
-    y, _ = gradient_of(layer, backend, np.full((1, 3, 3, 1), -2))
+    built(layer, (3, 3, 1), backend)
+    y, _ = passed(layer, np.full((1, 3, 3, 1), -2))
     np.testing.assert_array_equal(y, np.full(y.shape, -2.0))
 
 
@@ -86,8 +64,8 @@ def test_ties_send_the_gradient_to_the_first(name: str, dtype: str, kernel: int,
     x = rng.integers(-1, 2, (3, 7, 6, 2)).astype(float)  # three values: nearly every window has a tie
     x[0] = 0  # what ReLU leaves: all equal
     dy = rng.integers(1, 5, (3, (7 - kernel) // stride + 1, (6 - kernel) // stride + 1, 2)).astype(float)
-    built(layer, Image(7, 6, 2), backend)
-    _, found = gradient_of(layer, backend, x, dy)
+    built(layer, (7, 6, 2), backend)
+    _, found = passed(layer, x, dy)
     expected = np.zeros(x.shape)
     for n, row, col, channel in np.ndindex(*dy.shape):
         window = x[n, row * stride : row * stride + kernel, col * stride : col * stride + kernel, channel]
@@ -131,8 +109,8 @@ def test_pairs_that_are_not_fused_equal_the_reference(name: str, conv: Conv2D, p
     x, found = np.random.default_rng(0).normal(size=(2, 7, 6, 2)), []
     for backend in (create_backend(name, "double"), Reference("double")):
         network = Sequential(copy.deepcopy([conv, pool]))
-        built(network, Image(7, 6, 2), backend)
-        found.append(gradient_of(network, backend, x))
+        built(network, (7, 6, 2), backend)
+        found.append(passed(network, x))
     for numbers, expected in zip(*found, strict=True):
         np.testing.assert_allclose(numbers, expected, rtol=1e-12, atol=1e-12)
 
@@ -183,9 +161,8 @@ def test_a_nan_that_arises_in_a_convolution_is_passed_on(name: str, value: float
     x[rng.random(x.shape) < 0.1] *= np.float32(value)
     for backend in (create_backend(name, "float"), Reference("float")):
         network = Sequential([Conv2D(filters, 2), MaxPool2D(2)])
-        built(network, Image(7, 7, 2), backend, weight=factors)
-        y, _ = network.forward(backend.asarray(x), INFERENCE)
-        found.append(np.array(backend.to_host(y)))
+        built(network, (7, 7, 2), backend, weight=factors)
+        found.append(inferred(network, x))
     np.testing.assert_array_equal(np.isnan(found[0]), np.isnan(found[1]))
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=50)  # small numbers are lost where large ones cancel
 

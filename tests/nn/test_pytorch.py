@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.nn import Activation, AvgPool2D, Context, Conv2D, Flat, Image, Layer, MaxPool2D, Params
+from cupynet.nn import Activation, AvgPool2D, Conv2D, Layer, MaxPool2D
 from tests.support.backends import every_backend
+from tests.support.passes import built, passed
 
 FILE = Path(__file__).parents[1] / "golden" / "layers.npz"
 every_precision = pytest.mark.parametrize(("dtype", "tolerance"), [("double", 1e-11), ("float", 1e-5)])
@@ -52,19 +54,11 @@ ACTIVATIONS = [kind for kind in GOLDEN if kind.startswith("activation/")]
 
 def check(layer: Layer, expected: dict[str, Any], name: str, dtype: str, tolerance: float) -> None:
     """Compare y, dx and the gradients of the weights, for stored x, dy and weights."""
-    backend, params, shape = create_backend(name, dtype), Params(), expected["x"].shape[1:]
-
-    def there(values: Any) -> Any:
-        return backend.asarray(values.astype(backend.policy.storage))
-
-    layer.build(Image(*shape) if len(shape) == 3 else Flat(*shape), params.scope("it"), backend)
-    params.allocate(backend, 0)
-    for label, p in params.named():
-        p.master[...] = there(expected[label.removeprefix("it.")])
-    params.publish()
-    y, backward = layer.forward(there(expected["x"]), Context(train=True))
-    found = {"y": np.array(backend.to_host(y)), "dx": backend.to_host(backward(there(expected["dy"])))}
-    found |= {f"d{label[3]}": backend.to_host(p.grad) for label, p in params.named()}  # dw, db
+    layer, backend = copy.deepcopy(layer), create_backend(name, dtype)
+    weights = {kind: expected[kind] for kind in ("weight", "bias") if kind in expected}
+    params = built(layer, expected["x"].shape[1:], backend, **weights)
+    found = dict(zip(("y", "dx"), passed(layer, expected["x"], expected["dy"]), strict=True))
+    found |= {"d" + label[3]: backend.to_host(p.grad) for label, p in params.named()}  # dw, db
     for result, values in found.items():
         scale = max(1.0, float(np.abs(expected[result]).max()))
         np.testing.assert_allclose(values, expected[result], rtol=0, atol=tolerance * scale, err_msg=result)
