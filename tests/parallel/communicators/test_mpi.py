@@ -164,36 +164,27 @@ def test_all_ranks_refuse_a_bad_checkpoint(tmp_path: Path) -> None:
     assert code == 2 and stderr.count("Error: missing: ") == 1
 
 
-WITHOUT_MPI = """
+STARTING = """
 import sys, time
 from cupynet.core.mpiexec import started
 from cupynet.parallel import job
+from cupynet.parallel.launchers import mpi
 
+if sys.argv[1] == "leaves":
+    mpi.START_S = 1.0
 if started()[0] == 1:
     time.sleep(0.1)  # the others are waiting already
+    if sys.argv[1] == "leaves":
+        sys.exit(0)
     sys.modules["mpi4py"] = None
 job()
 """
 
 
-def test_a_rank_that_cannot_start_mpi_ends_the_waiting_ranks(tmp_path: Path) -> None:
-    code, _, stderr = ended(tmp_path, WITHOUT_MPI)
-    assert code != 0 and "pip install 'cupynet[mpi]'" in stderr
-
-
-LEAVING = """
-import sys
-from cupynet.core.mpiexec import started
-from cupynet.parallel import job
-from cupynet.parallel.launchers import mpi
-
-mpi.START_S = 1.0
-if started()[0] == 0:
-    job()
-"""
-
-
-@pytest.mark.slow
-def test_a_rank_that_leaves_before_mpi_starts_ends_the_waiting_ranks(tmp_path: Path) -> None:
-    code, _, stderr = ended(tmp_path, LEAVING)
-    assert code != 0 and "in library" in stderr
+@pytest.mark.parametrize(
+    ("kind", "shown"),
+    [("has no MPI", "pip install 'cupynet[mpi]'"), pytest.param("leaves", "in library", marks=pytest.mark.slow)],
+)
+def test_a_rank_that_cannot_start_mpi_ends_the_waiting_ranks(tmp_path: Path, kind: str, shown: str) -> None:
+    code, _, stderr = ended(tmp_path, STARTING, kind)
+    assert code != 0 and shown in stderr
