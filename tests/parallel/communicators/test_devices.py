@@ -20,6 +20,7 @@ from tests.support.backends import on_devices
 from tests.support.refusals import refused
 from tests.support.training import on_threads
 
+pytestmark = pytest.mark.smoke
 Vectors = list[np.ndarray[Any, Any]]
 standin = pytest.mark.standin
 
