@@ -6,196 +6,181 @@ import io
 import logging
 import math
 import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet.training import Callback, EpochRecord, Evaluation, ParallelWrapper, Progress, Spent
+from cupynet.training import Callback, EpochRecord, Evaluation, ParallelWrapper, Progress, Spent, Trainer
+from cupynet.training.callbacks import progress as module
 from cupynet.training.callbacks.progress import describe
 from tests.support.terminal import Screen
 from tests.support.training import At, small_dataset, small_model
 
+DATA = small_dataset(60)
+
 
 @pytest.fixture(autouse=True)
-def a_terminal_that_can_move_its_cursor(monkeypatch):
+def a_terminal_that_can_move_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "80")
 
 
-def fitted(monkeypatch: pytest.MonkeyPatch, **options: Any) -> str:
-    """Run a fit and return its output on a terminal."""
-    screen = Screen()
-    monkeypatch.setattr(sys, "stdout", screen)
-    data = small_dataset(60)
-    with ParallelWrapper(small_model(), 1, report_every=4, **options) as wrapper:
-        wrapper.fit(data, 2, batch_size=4, evaluate_on=data)
-    return screen.getvalue()
+def fit(stdout: io.StringIO | None, *callbacks: Callback, epochs: int = 2, **options: Any) -> None:
+    """Run a fit that prints to a terminal, and leaves it in place."""
+    wrapper = ParallelWrapper(small_model(), 1, report_every=4, callbacks=callbacks, **options)
+    with redirect_stdout(stdout), wrapper:
+        try:
+            wrapper.fit(DATA, epochs, batch_size=4, evaluate_on=DATA)
+            assert wrapper.trainer.epoch == epochs
+        finally:
+            assert sys.stdout is stdout
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123"), (0.0, "0")],
-)
-def test_a_line_describes_an_epoch(value, text):
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The beginnings of logged lines about epochs."""
+    texts = [record.getMessage() for record in caplog.records]
+    return [text.partition(":")[0] for text in texts if text.startswith("epoch")]
+
+
+# lines ----------------------------------------------------------------------------------------------------------------
+
+
+def record(loss: float, samples: int = 1, took: float = 1.0, split: str = "test") -> EpochRecord:
     evaluation = Evaluation(2)
-    evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([value]))
+    evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([loss]))
     spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])
-    record = EpochRecord(1, 1, 1, 1.0, "test", evaluation, spent, 0, value, [value], 0.01)
-    line = describe(record, 2)
-    assert line.startswith("epoch 1/2: ") and line.endswith(f"1 images/s, loss {text}, test 100.00 %, loss {text}")
-    bare = replace(record, evaluation=None, loss=math.nan)
+    return EpochRecord(1, 1, samples, took, split, evaluation, spent, 0, loss, [loss], 0.01)
+
+
+@pytest.mark.parametrize(("loss", "text"), [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123"), (0.0, "0")])
+def test_a_line_describes_an_epoch(loss: float, text: str) -> None:
+    assert describe(record(loss), 2).endswith(f"1 images/s, loss {text}, test 100.00 %, loss {text}")
+
+
+def test_a_line_leaves_out_what_is_not_known() -> None:
+    bare = replace(record(0.5), evaluation=None, loss=math.nan)
     assert describe(bare, 2) == "epoch 1/2: 1.0 s, 1 images/s"
 
 
-@pytest.mark.parametrize(
-    ("split", "epochs", "images"),
-    [("test", 10, 60_000), ("validation", 100, 1_234_567), ("validation", 1000, 50_000_000)],
-)
-def test_the_line_of_an_epoch_fits_a_terminal_of_80_columns(split, epochs, images):
-    evaluation = Evaluation(2)
-    evaluation.add(np.array([[1.0, 0.0]]), np.array([0]), np.array([0.068812]))
-    spent = Spent([1.0], [1.0], [0.0], [0.0], [0.0], [1], [0])
-    record = EpochRecord(1, 1, images, 12.34, split, evaluation, spent, 0, 0.0234567, [0.02], 0.01)
-    line = describe(record, epochs)
-    assert len("[12:30:05] ") + len(line) <= 80 and "loss 0.02346" in line and "100.00 %, loss 0.06881" in line
+def test_the_line_of_an_epoch_fits_a_terminal_of_80_columns() -> None:
+    line = describe(record(0.0688123, 50_000_000, 12.34, "validation"), 1000)
+    assert len("[12:30:05] ") + len(line) <= 80
 
 
-@pytest.mark.parametrize("columns", [40, 80])
-def test_the_figures_of_the_bar_have_their_units(columns, monkeypatch):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    shown = Shown(Progress())
-    written = fitted(monkeypatch, callbacks=[shown.progress, shown])
-    for text, _ in shown.texts:
-        assert text in written
-        assert len(text.split("  ")) == min(columns // 20 - 1, 3) and text.endswith(" images/s") == (columns >= 80)
+@pytest.mark.parametrize("style", ["lines", "none"])
+def test_lines_go_to_the_log_if_it_is_configured(style: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    screen = Screen()
+    fit(screen, Progress(style))
+    assert lines(caplog) == ["epoch 1/2", "epoch 2/2"]
+    assert screen.getvalue() == ""
+
+
+def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cupynet.core.terminal.can_draw", lambda: False)
+    screen = Screen()
+    fit(screen)
+    assert "\x1b" not in screen.getvalue() and len(screen.getvalue().splitlines()) == 2
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_without_a_terminal_there_are_lines(closed: bool) -> None:
+    gone = io.StringIO()
+    gone.close()
+    callback = Progress()
+    fit(gone if closed else None, callback)
+    assert callback.style == "lines"
+
+
+@pytest.mark.parametrize("options", [{"progress": "none"}, {"callbacks": [Progress("none")]}])
+def test_progress_can_be_turned_off(options: dict[str, Any]) -> None:
+    screen = Screen()
+    fit(screen, *options.pop("callbacks", ()), **options)
+    assert screen.getvalue() == ""
 
 
 # the bar --------------------------------------------------------------------------------------------------------------
 
 
 class Shown(Callback):
-    """Records the bar after each event."""
+    """Records the bar after each iteration, and its figures after each epoch."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.at: list[tuple[str, Any, Any]] = []
-        self.texts: list[tuple[str, EpochRecord]] = []
+        self.figures: list[tuple[list[str], EpochRecord]] = []
 
-    def on_iteration_end(self, trainer):
-        (task,) = self.progress._bar.tasks
+    def on_iteration_end(self, trainer: Trainer) -> None:
+        (task,) = self.progress._bar.tasks  # type: ignore[union-attr]
         self.at.append((task.fields["epoch"], task.completed, task.total))
 
-    def on_epoch_end(self, trainer, record):
-        (task,) = self.progress._bar.tasks
-        self.texts.append((task.description, record))
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
+        (task,) = self.progress._bar.tasks  # type: ignore[union-attr]
+        self.figures.append((task.description.split("  "), record))
 
 
-def test_the_bar_shows_the_share_of_each_epoch(monkeypatch):
-    monkeypatch.setattr("cupynet.training.callbacks.progress.REFRESH_S", 0)
-    progress = Progress()
+def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REFRESH_S", 0)
+    screen, progress = Screen(), Progress()
     shown = Shown(progress)
-    written = fitted(monkeypatch, callbacks=[progress, shown])
+    fit(screen, progress, shown)
     assert shown.at == [(f"{epoch}/2", done, 15) for epoch in (1, 2) for done in range(1, 16)]
-    final = written.rpartition("epoch 2/2")[2]
-    assert "100 %" in final and "00:0" in final
+    assert "100 %" in screen.getvalue().rpartition("epoch 2/2")[2]
 
 
-def test_the_bar_ends_with_the_figures_of_the_epoch(monkeypatch):
+@pytest.mark.parametrize(("columns", "count"), [(40, 1), (80, 3)])
+def test_the_bar_has_as_many_figures_as_fit(columns: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
     progress = Progress()
     shown = Shown(progress)
-    fitted(monkeypatch, callbacks=[progress, shown])
-    for text, record in shown.texts:
-        assert text.startswith(f"loss {record.loss:.4g}  accuracy {100 * record.evaluation.accuracy:.2f} %")
-
-
-def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch):
-    monkeypatch.setattr("cupynet.core.terminal.can_draw", lambda: False)
-    written = fitted(monkeypatch)
-    assert "100 %" not in written and "\x1b" not in written and len(written.splitlines()) == 2
-
-
-@pytest.mark.parametrize("callbacks", [[], [Progress("none")]])
-def test_progress_can_be_turned_off(callbacks, monkeypatch):
-    assert fitted(monkeypatch, progress="auto" if callbacks else "none", callbacks=callbacks) == ""
-
-
-@pytest.mark.parametrize("style", ["lines", "none"])
-def test_lines_go_to_the_log_if_it_is_configured(style, monkeypatch, caplog):
-    caplog.set_level(logging.INFO)
-    written = fitted(monkeypatch, callbacks=[Progress(style)])
-    texts = [record.getMessage() for record in caplog.records]
-    assert [text.partition(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1/2", "epoch 2/2"]
-    assert written == ""
-
-
-def test_a_failed_fit_restores_the_terminal(monkeypatch):
-    def fail():
-        raise InterruptedError
-
-    screen = Screen()
-    monkeypatch.setattr(sys, "stdout", screen)
-    wrapper = ParallelWrapper(small_model(), 1, callbacks=[At(1, fail)])
-    with pytest.raises(InterruptedError):
-        wrapper.fit(small_dataset(20), 1, batch_size=4)
-    assert sys.stdout is screen and screen.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
-    wrapper.close()
+    fit(Screen(), progress, shown)
+    for figures, record in shown.figures:
+        assert record.evaluation is not None
+        every = [f"loss {record.loss:.4g}", f"accuracy {100 * record.evaluation.accuracy:.2f} %"]
+        assert len(figures) == count and figures[:2] == every[:count]
 
 
 # a display that fails -------------------------------------------------------------------------------------------------
 
 
-def trained(callback: Progress, epochs: int = 3) -> None:
-    """Run a fit that calls every event of the callback."""
-    data = small_dataset(40)
-    with ParallelWrapper(small_model(), workers=1, callbacks=[callback], report_every=2) as wrapper:
-        wrapper.fit(data, epochs, batch_size=8, evaluate_on=data)
-        assert wrapper.trainer.epoch == epochs
+def test_a_failed_fit_restores_the_terminal() -> None:
+    def fail() -> None:
+        raise InterruptedError
 
-
-FAILURES = [
-    UnicodeEncodeError("latin-1", "…", 0, 1, "ordinal not in range(256)"),
-    BrokenPipeError(32, "Broken pipe"),
-    RuntimeError("a bug of the display"),
-]
+    screen = Screen()
+    with pytest.raises(InterruptedError):
+        fit(screen, At(1, fail))
+    assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
 @pytest.mark.parametrize(
-    ("error", "takes"), list(zip(FAILURES, (0, 2, 1), strict=True)), ids=lambda value: type(value).__name__
+    ("error", "takes"),
+    [(UnicodeEncodeError("latin-1", "…", 0, 1, ""), 0), (BrokenPipeError(32, ""), 2), (RuntimeError("a bug"), 1)],
+    ids=["encoding", "pipe", "bug"],
 )
-def test_a_bar_that_fails_is_given_up(error, takes, monkeypatch, caplog):
-    screen = Screen(error, takes)
-    monkeypatch.setattr(sys, "stdout", screen)
+def test_a_bar_that_fails_is_given_up(error: Exception, takes: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     callback = Progress("bar")
-    trained(callback)
-    assert sys.stdout is screen and callback.style == "lines"
-    texts = [record.getMessage() for record in caplog.records]
+    fit(Screen(error, takes), callback, epochs=3)
+    assert callback.style == "lines"
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
-    assert [text.split(":")[0] for text in texts if text.startswith("epoch")] == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
+    assert lines(caplog) == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
 
 
-def test_a_terminal_that_is_closed_during_training_is_given_up_once(monkeypatch, caplog):
+def test_a_terminal_that_is_closed_during_training_is_given_up_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    screen = Screen()
+
     class Close(Callback):
-        def on_epoch_end(self, trainer, record):
+        def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
             screen.error, screen.takes = OSError(5, "Input/output error"), 0
 
-    monkeypatch.setattr("cupynet.training.callbacks.progress.REFRESH_S", math.inf)  # drawn after epochs alone
-    screen = Screen()
-    monkeypatch.setattr(sys, "stdout", screen)
-    caplog.set_level("INFO", "cupynet.training.callbacks.progress")
-    with ParallelWrapper(small_model(), 1, callbacks=[Progress("bar"), Close()]) as wrapper:
-        wrapper.fit(small_dataset(40), 4, batch_size=8)
-    levels = [record.levelname for record in caplog.records if record.name.endswith("progress")]
+    monkeypatch.setattr(module, "REFRESH_S", math.inf)  # drawn after epochs alone
+    caplog.set_level("INFO", module.__name__)
+    fit(screen, Progress("bar"), Close(), epochs=4)
+    levels = [record.levelname for record in caplog.records if record.name == module.__name__]
     assert levels == ["INFO", "INFO", "WARNING", "INFO", "INFO"]
-
-
-@pytest.mark.parametrize("closed", [False, True])
-def test_without_a_terminal_there_are_lines(closed, monkeypatch):
-    gone = io.StringIO()
-    gone.close()
-    monkeypatch.setattr(sys, "stdout", gone if closed else None)
-    callback = Progress()
-    trained(callback, 1)
-    assert callback.style == "lines"
