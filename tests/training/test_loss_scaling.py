@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import copy
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,19 +11,22 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
+from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import (
+    Communicator,
     GradientSharing,
-    Groups,
     ParameterAveraging,
     Pipeline,
     SerialCommunicator,
+    Synchronizer,
     ThresholdEncoding,
 )
-from cupynet.training import Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
+from tests.support.trainers import trainer_of
 from tests.support.training import (
     Poisoned,
     Seen,
@@ -34,19 +38,33 @@ from tests.support.training import (
     small_model,
 )
 
-DATA = small_dataset(97)
+LOADER = Loader(small_dataset(97), 4, seed=3)  # 25 batches
 
 
-def loader(samples: int = 97) -> Loader:
-    return Loader(small_dataset(samples), 4, seed=3)
+def overflowing(dtype: str = "half") -> Model:
+    """A network in which one batch of each epoch overflows at every scale."""
+    return network_with(Poisoned(17, backwards=True), dtype)
 
 
-def test_the_loss_scale_grows_and_shrinks(monkeypatch):
+def scaler_of(trainer: Trainer) -> LossScaler:
+    assert trainer.replica.scaler is not None
+    return trainer.replica.scaler
+
+
+def new_scaler() -> LossScaler:
+    return LossScaler(create_backend("numpy", "half"), SerialCommunicator())
+
+
+def scales_seen() -> Seen:
+    return Seen(lambda trainer: scaler_of(trainer).scale)
+
+
+def test_the_loss_scale_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Doubled after every 5 rounds until a gradient overflows: then halved, and that step is left out."""
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
-    scales = Seen(lambda trainer: trainer.replica.scaler.scale)
+    scales = scales_seen()
     trainer = alone(small_model("half"), Nesterov(0.01), callbacks=[scales])
-    trainer.fit(Fit(loader(), 4))
+    trainer.fit(Fit(LOADER, 4))
     assert scales.iterations[3:5] == [1024.0, 2048.0] and scales.iterations[9] == 4096.0
     found = np.array(scales.iterations)
     falls = np.flatnonzero(found[1:] < found[:-1])
@@ -54,108 +72,103 @@ def test_the_loss_scale_grows_and_shrinks(monkeypatch):
     assert np.isfinite(trainer.params.master).all() and trainer.iteration == 100
 
 
-def test_a_skipped_step_changes_no_weight():
-    """One batch in each epoch overflows at every scale; training is as without it."""
-    poisoned = alone(network_with(Poisoned(17, backwards=True), "half"), Nesterov(0.01))
-    poisoned.fit(Fit(loader(), 2))
-    assert poisoned.statistics.skipped_steps == 2 and poisoned.replica.scaler.scale == 256.0
-    guarded = alone(network_with(Poisoned(17, backwards=True), "float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
-    guarded.fit(Fit(loader(), 2))
+def test_an_overflow_takes_precedence_over_growth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    found = new_scaler()
+    for _ in range(4):
+        found.skips(overflow=False, failed=False)
+    assert found.skips(overflow=True, failed=False)
+    assert found.scale == 512.0
+
+
+def test_a_skipped_step_changes_no_weight() -> None:
+    poisoned = alone(overflowing(), Nesterov(0.01))
+    poisoned.fit(Fit(LOADER, 2))
+    assert poisoned.statistics.skipped_steps == 2 and scaler_of(poisoned).scale == 256.0
+    guarded = alone(overflowing("float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
+    guarded.fit(Fit(LOADER, 2))
     for name, weights in poisoned.model.weights().items():
         np.testing.assert_allclose(weights, guarded.model.weights()[name], atol=0.02)
 
 
-def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail():
+@pytest.mark.parametrize(
+    ("poisoned", "skipped", "scale"),
+    [(Poisoned(*range(97)), 0, 1024.0), (Poisoned(*range(97), backwards=True), 10, 1.0)],
+    ids=["losses", "gradients"],
+)
+def test_overflows_at_every_scale_and_losses_that_are_not_finite_fail(
+    poisoned: Poisoned, skipped: int, scale: float
+) -> None:
+    """1024 can be halved ten times."""
+    trainer = alone(network_with(poisoned, "half"), Nesterov(0.05))
     with pytest.raises(DivergedError):
-        alone(network_with(Poisoned(17), "half"), Nesterov(0.05)).fit(Fit(loader(), 1))
-    every = alone(network_with(Poisoned(*range(97), backwards=True), "half"), Nesterov(0.05))
-    with pytest.raises(DivergedError, match="worker 0 at batch 10 of epoch 1"):
-        every.fit(Fit(loader(), 1))
-    assert every.replica.scaler.scale == 1.0 and every.replica.scaler.skipped == 10  # 1024 halved ten times
+        trainer.fit(Fit(LOADER, 1))
+    assert (scaler_of(trainer).skipped, scaler_of(trainer).scale) == (skipped, scale)
 
 
 @pytest.mark.parametrize(
     ("way", "equal"),
     [(ParameterAveraging(7), False), (GradientSharing(), True), (GradientSharing(ThresholdEncoding()), False)],
+    ids=["averaging", "sharing", "encoding"],
 )
-def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_shared(way, equal):
-    scales = {}
-
-    def task(communicator):
-        mine = Seen(lambda trainer: trainer.replica.scaler.scale)
-        replica = Replica(network_with(Poisoned(17, backwards=True), "half"), Nesterov(0.05))
-        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), callbacks=[mine])
-        trainer.fit(Fit(loader(), 1))
-        scales[communicator.rank] = mine.iterations
-        return fingerprint(trainer.model), trainer.statistics.skipped_steps
+def test_loss_scales_of_replicas_differ_between_averages_unless_gradients_are_shared(
+    way: Synchronizer, equal: bool
+) -> None:
+    def task(communicator: Communicator) -> tuple[list[float], int]:
+        scales, replica = scales_seen(), Replica(overflowing(), Nesterov(0.05))
+        trainer = trainer_of(communicator, replica, way, scales)
+        trainer.fit(Fit(LOADER, 1))
+        return scales.iterations, trainer.statistics.skipped_steps
 
     found = on_threads(3, task)
-    assert len(set(found)) == 1 and found[0][1] == 1  # known on every worker, counted once
-    rounds = list(zip(*(scales[rank] for rank in range(3)), strict=True))
+    assert {skipped for _, skipped in found} == {1}  # known on every worker, counted once
+    rounds = [set(each) for each in zip(*(scales for scales, _ in found), strict=True)]
     assert {min(each) for each in rounds} == {1024.0, 512.0}
-    apart = [len(set(each)) > 1 for each in rounds]
-    assert any(apart) != equal
-    if isinstance(way, ParameterAveraging):
-        assert not apart[6]  # the least at each average
+    assert any(len(each) > 1 for each in rounds) != equal
 
 
-def test_replicas_take_the_least_at_an_average():
-    def task(communicator):
+def test_replicas_take_the_least_at_an_average() -> None:
+    def task(communicator: Communicator) -> float:
         backend = create_backend("numpy", "half")
         backend.loss_scale = [1024.0, 256.0, 512.0][communicator.rank]
         LossScaler(backend, SerialCommunicator()).agree(communicator)
-        return backend.loss_scale
+        return float(backend.loss_scale)
 
     assert on_threads(3, task) == [256.0] * 3
 
 
-def test_the_loss_scale_resumes_from_its_state(monkeypatch):
-    """After a resume the scale grows in the same round as without an interruption."""
-    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
-    before, after = (LossScaler(create_backend("numpy", "half"), SerialCommunicator()) for _ in range(2))
-    for _ in range(3):
-        before.skips(overflow=False, failed=False)
-    after.restore(before.state())
-    for scale in (1024.0, 2048.0, 2048.0):
-        for each in (before, after):
-            each.skips(overflow=False, failed=False)
-            assert each.scale == scale
-
-
-def test_an_overflow_takes_precedence_over_growth(monkeypatch):
-    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
-    scaler = LossScaler(create_backend("numpy", "half"), SerialCommunicator())
-    for _ in range(4):
-        scaler.skips(overflow=False, failed=False)
-    assert scaler.skips(overflow=True, failed=False)
-    assert scaler.scale == 512.0
-
-
-def test_stages_leave_a_step_out_together():
-    seen = []
-    with ParallelWrapper(
-        network_with(Poisoned(17, backwards=True), "half"), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20
-    ) as wrapper:
-        wrapper.fit(loader(), 2)
-        wrapper.on_workers(
-            lambda trainer: seen.append((trainer.replica.scaler.skipped, trainer.statistics.skipped_steps))
-        )
+def test_stages_leave_a_step_out_together() -> None:
+    seen: list[tuple[int, int]] = []
+    with ParallelWrapper(overflowing(), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper:
+        wrapper.fit(LOADER, 2)
+        wrapper.on_workers(lambda trainer: seen.append((scaler_of(trainer).skipped, trainer.statistics.skipped_steps)))
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert sum(skipped for skipped, _ in seen) == 4 and {steps for _, steps in seen} == {2}
 
 
-def test_a_checkpoint_holds_the_loss_scale(tmp_path):
-    def wrapper(workers, *callbacks):
-        model = network_with(Poisoned(17, backwards=True), "half")
-        return ParallelWrapper(model, workers, 3, callbacks=callbacks)
+def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a resume the scale grows in the same round as without an interruption."""
+    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
+    before, after = new_scaler(), new_scaler()
+    for _ in range(3):
+        before.skips(overflow=False, failed=False)
+    after.restore(before.state())
+    for scale in (1024.0, 2048.0):
+        after.skips(overflow=False, failed=False)
+        assert after.scale == scale
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_a_checkpoint_holds_the_loss_scale(tmp_path: Path, workers: int) -> None:
+    def wrapper(workers: int, *callbacks: Callback) -> Any:
+        return ParallelWrapper(overflowing(), workers, 3, callbacks=callbacks)
 
     with wrapper(2, Checkpoint(every_iterations=24, keep_last=100, path=tmp_path)) as whole:
-        whole.fit(loader(), 2)
-        wanted, steps = fingerprint(whole.model), whole.trainer.statistics.skipped_steps
-    for workers in (2, 3):
-        with wrapper(workers) as again:
-            again.restore(tmp_path / "step-00000024")
-            assert again.trainer.replica.scaler.scale < 1024.0
-            again.fit(loader(), 2 - again.trainer.epoch)
-            if workers == 2:
-                assert fingerprint(again.model) == wanted and again.trainer.statistics.skipped_steps == steps == 2
+        whole.fit(LOADER, 2)
+        wanted = fingerprint(whole.model), whole.trainer.statistics.skipped_steps
+    with wrapper(workers) as again:
+        again.restore(tmp_path / "step-00000024")
+        assert again.trainer.replica.scaler.scale < 1024.0
+        again.fit(LOADER, 2 - again.trainer.epoch)
+        found = fingerprint(again.model), again.trainer.statistics.skipped_steps
+        assert (found == wanted) == (workers == 2)

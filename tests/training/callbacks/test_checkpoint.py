@@ -15,10 +15,9 @@ from cupynet.data import Dataset, Loader
 from cupynet.optim import Nesterov, OneCycle
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.runs.checkpoints import Checkpoints, read
-from cupynet.runs.run import Run
 from cupynet.training import Callback, Checkpoint, EarlyStopping, History, ParallelWrapper, Trainer
 from tests.support.refusals import refused
-from tests.support.training import WAYS, StopAfter, fingerprint, small_dataset, small_model
+from tests.support.training import WAYS, StopAfter, small_dataset, small_model
 
 EVERY_3 = ParameterAveraging(3)
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
@@ -147,14 +146,6 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path: Path, p
     assert ends == [2, 2]
 
 
-def test_taking_a_checkpoint_changes_nothing(tmp_path: Path) -> None:
-    saved, unsaved = tmp_path / "saved", tmp_path / "unsaved"
-    assert fit(wrapper_of(saved)) == fit(wrapper_of(unsaved, saves=False))
-    sent = [row["bytes_sent"] for row in Run(saved).history()]
-    assert sent == [row["bytes_sent"] for row in Run(unsaved).history()]
-    assert not (unsaved / "checkpoints").exists()
-
-
 def test_state_shared_by_replicas_is_stored_once(tmp_path: Path) -> None:
     names = {name for name, _ in small_model().params.named()}
     fit(wrapper_of(tmp_path, StopAfter(3)))
@@ -163,17 +154,6 @@ def test_state_shared_by_replicas_is_stored_once(tmp_path: Path) -> None:
     fit(wrapper_of(tmp_path / "b", way=ParameterAveraging("epoch")), 1)
     apart = read(tmp_path / "b" / "checkpoints" / "step-00000004").arrays["weights"]
     assert set(apart) == {f"{name}@{rank}" for name in names for rank in range(3)}
-
-
-def test_a_checkpoint_between_fits(tmp_path: Path) -> None:
-    with ParallelWrapper(small_model(), 2) as one:
-        one.fit(DATA, 1, batch_size=4)
-        path = one.checkpoint(tmp_path)
-        one.fit(DATA, 2, batch_size=4)
-    with ParallelWrapper(small_model(seed=5), 2) as other:
-        other.restore(path)
-        other.fit(DATA, 2, batch_size=4)
-        assert fingerprint(other.model) == fingerprint(one.model)
 
 
 def test_bad_checkpoints_are_refused(tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Communicator, Groups, ParameterAveraging, Pipeline
+from cupynet.parallel import Communicator, ParameterAveraging, Pipeline
 from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
+from tests.support.trainers import trainer_of
 from tests.support.training import At, KeepState, Seen, StopAfter, fingerprint, on_threads, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
@@ -104,13 +105,6 @@ def test_scores_decide_when_a_fit_ends_and_which_weights_are_restored(
     assert outcome(stopping) == (reason, best) and trainer.epoch == epochs
     assert fingerprint(trainer.model) == weights[best or epochs]
     assert (trainer.stopped is None) == (epochs == len(scores))
-
-
-def test_patience_counts_evaluations(scripted: Script) -> None:
-    scripted([0.5] * 20)
-    stopping = EarlyStopping(patience=2)
-    trainer, _ = fit(stopping, 20, evaluate_every=3)
-    assert outcome(stopping) == ("patience", 3) and trainer.epoch == 9
 
 
 def test_max_epochs_counts_epochs_without_evaluations(scripted: Script) -> None:
@@ -229,29 +223,6 @@ def test_restoring_can_be_turned_off(scripted: Script) -> None:
     assert fingerprint(trainer.model) == weights[3]
 
 
-def test_early_stopping_that_never_triggers_changes_nothing() -> None:
-    """If the last epoch is the best, weights and evaluation are those of a fit without it, bit for bit."""
-
-    def trained(*callbacks: Callback) -> tuple[str, Any]:
-        with ParallelWrapper(small_model(), 2, callbacks=callbacks, optimizer=Nesterov(0.02)) as wrapper:
-            wrapper.fit(TRAIN, 6, **VALIDATION)
-            assert wrapper.trainer.evaluation is not None
-            return fingerprint(wrapper.model), wrapper.trainer.evaluation.to_dict()
-
-    stopping = EarlyStopping()
-    assert trained(stopping) == trained()
-    assert outcome(stopping) == ("epochs", 6)
-
-
-def test_a_fit_without_validation_is_refused_before_it_begins() -> None:
-    """Deeplearning4j's checks nothing: without a calculator it fails later, on a null pointer."""
-    with ParallelWrapper(small_model(), 2, callbacks=[EarlyStopping()]) as wrapper:
-        with refused("EarlyStopping"):
-            wrapper.fit(TRAIN, 1, evaluate_on=HELD_OUT, split="test")
-        wrapper.fit(TRAIN, 1, **VALIDATION)
-        assert wrapper.trainer.epoch == 1
-
-
 @pytest.mark.parametrize("arguments", [{"monitor": "acuracy"}, {"patience": 0}, {"best_score": math.nan}])
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
@@ -311,9 +282,8 @@ def test_early_stopping_resumes_from_its_state(scripted: Script) -> None:
 
     def task(communicator: Communicator, state: dict[str, Any] | None = None) -> tuple[Any, str, Any]:
         stopping, keep = EarlyStopping(patience=3, max_epochs=5), KeepState(10)  # in the fourth epoch
-        replica, averaging = Replica(small_model(), Nesterov(0.05)), ParameterAveraging(3)
-        groups = Groups.of(communicator)
-        trainer = Trainer(replica, groups=groups, synchronizer=averaging, callbacks=[stopping, keep])
+        replica = Replica(small_model(), Nesterov(0.05))
+        trainer = trainer_of(communicator, replica, ParameterAveraging(3), stopping, keep)
         if state is not None:
             trainer.restore(state)
         trainer.fit(Fit(TRAIN, 6 - trainer.epoch, **VALIDATION))

@@ -15,10 +15,10 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Batch, Loader
 from cupynet.nn import BatchNorm, Conv2D, Dense, Dropout, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Communicator, GradientSharing, Groups, ParameterAveraging, Pipeline, Synchronizer
-from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, Synchronizer
+from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica
 from cupynet.training.fit import Fit
-from tests.support.refusals import refused
+from tests.support.trainers import trainer_of
 from tests.support.training import (
     At,
     Poisoned,
@@ -99,8 +99,8 @@ def test_skip_equals_a_run_without_that_batch(way: Synchronizer) -> None:
     def fitted(kind: type[Replica], poisoned: Poisoned | None, *guards: NonFinite) -> list[str]:
         def task(communicator: Communicator) -> str:
             replica = kind(network_with(copy.deepcopy(poisoned)), Nesterov(0.05))
-            own, groups = copy.deepcopy(guards), Groups.of(communicator)
-            trainer = Trainer(replica, groups=groups, synchronizer=copy.deepcopy(way), callbacks=own)
+            own = copy.deepcopy(guards)
+            trainer = trainer_of(communicator, replica, way, *own)
             trainer.fit(Fit(SHUFFLED, 2))
             assert all(guard.left_out == 2 for guard in own)  # one in each epoch
             return fingerprint(trainer.model)
@@ -184,9 +184,3 @@ def test_a_guard_of_another_wrapper_begins_anew() -> None:
         with ParallelWrapper(network_with(poisoned), 1, callbacks=[guard]) as wrapper:
             wrapper.fit(IN_ORDER, 1)
             assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out
-
-
-@pytest.mark.parametrize("arguments", [{"action": "ignore"}, {"most_skipped": 0}])
-def test_invalid_arguments_are_refused(arguments: dict[str, Any]) -> None:
-    with refused(*arguments):
-        NonFinite(**arguments)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -20,8 +20,7 @@ from tests.support.rate_tests import made, valley
 from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
 
-DATA = Synthetic(train=160, test=10).load().train
-assert isinstance(DATA, Dataset)
+DATA = cast(Dataset, Synthetic(train=160, test=10).load().train)
 LOADER = Loader(DATA, batch_size=16, seed=3)
 
 

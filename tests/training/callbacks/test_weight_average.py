@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from cupynet.backend import create_backend
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Image, Model, Sequential
-from cupynet.optim import LAMB, SGD, Adam, Nesterov, Optimizer, ReduceOnPlateau, Warmup
+from cupynet.optim import LAMB, SGD, Adam, Optimizer, Warmup
 from cupynet.optim.schedules import Cosine
-from cupynet.parallel import Communicator, GradientSharing, Groups, ParameterAveraging, Pipeline, SlowMo, Synchronizer
+from cupynet.parallel import Communicator, GradientSharing, ParameterAveraging, Pipeline, SlowMo, Synchronizer
 from cupynet.training import (
     Callback,
     Checkpoint,
@@ -30,6 +30,7 @@ from cupynet.training import (
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
+from tests.support.trainers import trainer_of
 from tests.support.training import KeepState, Seen, StopAfter, fingerprint, on_threads, small_dataset, small_model
 
 LOADER = Loader(small_dataset(41), 4, seed=3)  # 11 batches
@@ -48,13 +49,8 @@ def followed(
 
     def task(communicator: Communicator) -> tuple[Seen, Weights, Trainer]:
         way = weights_seen()
-        trainer = Trainer(
-            Replica(small_model(), Adam(0.01)),
-            groups=Groups.of(communicator),
-            synchronizer=copy.deepcopy(synchronizer),
-            callbacks=[copy.deepcopy(average), way, *copy.deepcopy(more)],
-            report_every=0,
-        )
+        replica, callbacks = Replica(small_model(), Adam(0.01)), (copy.deepcopy(average), way, *copy.deepcopy(more))
+        trainer = trainer_of(communicator, replica, synchronizer, *callbacks, report_every=0)
         trainer.fit(Fit(LOADER, 2, evaluate_on=LOADER))
         assert trainer.evaluation is None or trainer.evaluation.loss == trainer.evaluate(LOADER).loss
         return way, trainer.params.master.copy(), trainer
@@ -193,12 +189,8 @@ def test_training_resumes_bit_for_bit(iteration: int, optimizer: Optimizer, sync
 
     def task(communicator: Communicator, state: dict[str, Any] | None = None) -> tuple[str, KeepState]:
         keep = KeepState(iteration)
-        trainer = Trainer(
-            Replica(small_model("float"), copy.deepcopy(optimizer)),
-            groups=Groups.of(communicator),
-            synchronizer=copy.deepcopy(synchronizer),
-            callbacks=[WeightAverage(0.9, after=1), keep],
-        )
+        replica = Replica(small_model("float"), copy.deepcopy(optimizer))
+        trainer = trainer_of(communicator, replica, synchronizer, WeightAverage(0.9, after=1), keep)
         if state is not None:
             trainer.restore(state)
         trainer.fit(Fit(loader, 2 - trainer.epoch))
@@ -207,33 +199,6 @@ def test_training_resumes_bit_for_bit(iteration: int, optimizer: Optimizer, sync
     whole = on_threads(3, task)
     again = on_threads(3, lambda communicator: task(communicator, whole[communicator.rank][1].kept))
     assert [weights for weights, _ in again] == [weights for weights, _ in whole]
-
-
-def test_the_state_includes_a_plateau_schedule() -> None:
-    """Nothing is ever better by so much, so each evaluation halves the learning rate; two were before the state."""
-
-    def trainer_of(*callbacks: Callback) -> Trainer:
-        optimizer = SGD(ReduceOnPlateau(0.1, 0.5, patience=0, min_improvement=10.0))
-        return Trainer(Replica(small_model(), optimizer), callbacks=callbacks)
-
-    keep = KeepState(25)
-    whole, again = trainer_of(keep), trainer_of()
-    whole.fit(Fit(LOADER, 4, evaluate_on=LOADER, split="validation"))
-    again.restore(keep.kept)
-    assert again.replica.optimizer.learning_rate(0) == 0.05
-    again.fit(Fit(LOADER, 2, evaluate_on=LOADER, split="validation"))
-    assert again.replica.optimizer.learning_rate(0) == whole.replica.optimizer.learning_rate(0) == 0.0125
-    assert fingerprint(again.model) == fingerprint(whole.model)
-
-
-def test_a_fit_restored_from_a_state_without_the_mean_starts_a_new_one() -> None:
-    keeper, average = KeepState(9), WeightAverage(None)
-    trained(small_model(), keeper, optimizer=Nesterov(0.05))
-    with ParallelWrapper(small_model(), 1, optimizer=Nesterov(0.05), callbacks=[average]) as wrapper:
-        wrapper.fit(LOADER, 2)
-        wrapper.on_workers(lambda trainer: trainer.restore(keeper.kept))
-        wrapper.fit(LOADER, 1)
-    assert average.added == 2
 
 
 @pytest.mark.parametrize(("first", "then", "earlier_version"), [("float", "double", True), ("double", "half", False)])

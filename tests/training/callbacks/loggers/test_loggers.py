@@ -280,13 +280,6 @@ def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
     assert mlflow_run(store, "killed")[0].info.status == "KILLED"
 
 
-@pytest.mark.parametrize(("kind", "package"), [(TensorBoard, "tensorboardX"), (MLflow, "mlflow"), (WandB, "wandb")])
-def test_a_missing_package(kind: type[Logger], package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base, "find_spec", lambda name: None if name == package else "there")
-    with refused(""):
-        kind()
-
-
 def test_an_unresponsive_server_is_given_up_soon(
     run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
