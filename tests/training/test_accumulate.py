@@ -10,31 +10,26 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader
 from cupynet.nn import BatchNorm, Dense, Image, Loss, MeanSquaredError, Model, Sequential, SoftmaxNLL
-from cupynet.optim import Adam, Nesterov
-from cupynet.parallel import GradientSharing, ParameterAveraging
-from cupynet.training import Callback, ParallelWrapper
-from tests.support.training import small_dataset, small_model
+from cupynet.optim import Adam, Nesterov, Optimizer
+from cupynet.parallel import GradientSharing, ParameterAveraging, Synchronizer
+from cupynet.training import ParallelWrapper
+from tests.support.training import Recorder, small_dataset, small_model
 from tests.support.workspaces import on_loan
 
 
-class Losses(Callback):
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_report(self, trainer: Any, report: Any) -> None:
-        self.losses.append(report.loss)
-
-
-def trained(accumulate: int, workers: int = 1, backend: str = "numpy", dtype: str = "double", **options: Any) -> Any:
-    model, seen = small_model(dtype, backend), Losses()
-    model.loss = options.pop("loss", model.loss)
-    with ParallelWrapper(
-        model, workers, accumulate=accumulate, callbacks=[seen], report_every=2, timeout_s=60, **options
-    ) as wrapper:
+def trained(
+    accumulate: int, optimizer: Optimizer, *, workers: int = 1, backend: str = "numpy", loss: Loss | None = None,
+    **options: Any,
+) -> tuple[Any, list[float]]:  # fmt: skip
+    """The weights and the reported losses."""
+    model, recorder = small_model("double", backend), Recorder()
+    model.loss = loss or model.loss
+    options = {"callbacks": [recorder], "report_every": 2, "timeout_s": 60, **options}
+    with ParallelWrapper(model, workers, accumulate=accumulate, optimizer=optimizer, **options) as wrapper:
         wrapper.fit(Loader(small_dataset(45), 7, seed=3), 2)  # the last batch is of three
-        updates = wrapper.trainer.replica.updates
+        assert wrapper.trainer.replica.updates == -(-7 // workers) * 2
         assert on_loan(wrapper) == [0] * workers
-    return model.backend.to_host(model.params.master), np.array(seen.losses), updates
+    return model.backend.to_host(model.params.master), [report.loss for report in recorder.reports]
 
 
 @pytest.mark.parametrize(
@@ -43,11 +38,9 @@ def trained(accumulate: int, workers: int = 1, backend: str = "numpy", dtype: st
     ids=["squared", "single examples"],
 )
 def test_parts_add_up_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
-    options: dict[str, Any] = {"optimizer": Nesterov(0.05, max_grad_norm=0.5), "loss": loss}
-    found, expected = trained(accumulate, **options), trained(1, **options)
+    found, expected = (trained(n, Nesterov(0.05, max_grad_norm=0.5), loss=loss) for n in (accumulate, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-10)
-    assert found[2] == expected[2] == 14
 
 
 @pytest.mark.parametrize(
@@ -55,42 +48,38 @@ def test_parts_add_up_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
     [(ParameterAveraging(2), "numpy"), (GradientSharing(), "numba")],
     ids=["averaging", "sharing"],
 )
-def test_accumulation_with_several_workers(synchronizer: Any, backend: str) -> None:
+def test_accumulation_with_several_workers(synchronizer: Synchronizer, backend: str) -> None:
     options: dict[str, Any] = {"workers": 2, "synchronizer": synchronizer, "backend": backend}
-    found, expected = (trained(n, optimizer=Adam(0.01, epsilon=1e-3), **options) for n in (3, 1))
-    np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-11)
+    (found, _), (expected, _) = (trained(n, Adam(0.01, epsilon=1e-3), **options) for n in (3, 1))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
 
 
-def test_batch_norm_normalises_each_part() -> None:
+@pytest.mark.parametrize("accumulate", [1, 4])
+def test_batch_norm_normalises_each_part(accumulate: int) -> None:
     """The running mean is updated by each part in turn, so it differs from that of the whole batch."""
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
-    for accumulate in (1, 4):
-        network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
-        model = Model(network, Image(2, 2, 1), create_backend("numpy", "double"))
-        with ParallelWrapper(model, 1, accumulate=accumulate) as wrapper:
-            wrapper.fit(Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False), 1)
-        expected = 0.0
-        for part in np.split(images / 255, accumulate):
-            expected = 0.75 * expected + 0.25 * part.mean()
-        assert model.weights()["norm.mean"] == pytest.approx(expected)
+    network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
+    model = Model(network, Image(2, 2, 1), create_backend("numpy", "double"))
+    with ParallelWrapper(model, 1, accumulate=accumulate) as wrapper:
+        wrapper.fit(Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False), 1)
+    expected = 0.0
+    for part in np.split(images / 255, accumulate):
+        expected = 0.75 * expected + 0.25 * part.mean()
+    assert model.weights()["norm.mean"] == pytest.approx(expected)
 
 
 def test_accumulation_needs_less_memory() -> None:
-    """What is on loan at most, in the course of a gradient."""
-    most = []
-    for accumulate in (1, 4):
-        model = small_model()
-        borrowed = 0
-        workspace = model.backend.workspace
-        borrow = workspace.borrow
+    def largest_loan(accumulate: int) -> int:
+        model, sizes = small_model(), [0]
+        borrow = model.backend.workspace.borrow
 
-        def counted(shape: Any, dtype: Any, borrow: Any = borrow) -> Any:
-            nonlocal borrowed
-            borrowed = max(borrowed, int(np.prod(shape)))
+        def counted(shape: Any, dtype: Any) -> Any:
+            sizes.append(int(np.prod(shape)))
             return borrow(shape, dtype)
 
-        workspace.borrow = counted  # type: ignore[method-assign]
+        model.backend.workspace.borrow = counted  # type: ignore[method-assign]
         with ParallelWrapper(model, 1, accumulate=accumulate) as wrapper:
             wrapper.fit(Loader(small_dataset(48), 16, seed=3), 1)
-        most.append(borrowed)
-    assert most[1] * 4 == most[0]
+        return max(sizes)
+
+    assert largest_loan(4) * 4 == largest_loan(1)

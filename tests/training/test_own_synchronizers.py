@@ -10,7 +10,7 @@ import pytest
 from cupynet.data import Loader
 from cupynet.optim import SGD
 from cupynet.parallel import ParameterAveraging, Synchronizer
-from cupynet.training import ParallelWrapper, Replica, parallel_wrapper
+from cupynet.training import ParallelWrapper, Replica, Trainer, parallel_wrapper
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
@@ -35,6 +35,15 @@ class Scheduled(Synchronizer):
         self.communicator.allreduce_mean([replica.params.grad], samples)
 
 
+class Own(Synchronizer):
+    """Leaves each replica to itself."""
+
+    shares_gradients = False
+
+    def before_update(self, replica: Any, samples: int) -> None:
+        pass
+
+
 @pytest.mark.usefixtures("devices")
 @pytest.mark.parametrize("synchronizer", [Signs(3), Scheduled()], ids=["signs", "scheduled"])
 def test_a_gpu_does_not_run_ahead_of_what_a_synchronizer_does_in_each_round(
@@ -56,9 +65,7 @@ def test_a_class_with_a_step_before_updates_says_whether_it_shares_gradients() -
 
 
 def test_a_step_before_updates_returns_nothing() -> None:
-    class Answers(Synchronizer):
-        shares_gradients = False
-
+    class Answers(Own):
         def before_update(self, replica: Any, samples: int) -> Any:
             return False
 
@@ -66,18 +73,17 @@ def test_a_step_before_updates_returns_nothing() -> None:
         wrapper.fit(Loader(small_dataset(20), 4), 1)
 
 
-def test_replicas_without_samples_move_only_if_gradients_are_shared() -> None:
+@pytest.mark.parametrize(("synchronizer", "updates"), [(Own(), {0: 2, 1: 1}), (Scheduled(), {0: 2, 1: 2})], ids=str)
+def test_replicas_without_samples_move_only_if_gradients_are_shared(
+    synchronizer: Synchronizer, updates: dict[int, int]
+) -> None:
     """Three batches for two workers: in the second round one has none."""
+    found: dict[int, int] = {}
 
-    class Own(Synchronizer):
-        shares_gradients = False
+    def keep(trainer: Trainer) -> None:
+        found[trainer.rank] = trainer.replica.updates
 
-        def before_update(self, replica: Any, samples: int) -> None:
-            pass
-
-    for synchronizer, updates in ((Own(), [2, 1]), (Scheduled(), [2, 2])):
-        with ParallelWrapper(small_model(), 2, optimizer=SGD(0.01), synchronizer=synchronizer) as wrapper:
-            wrapper.fit(Loader(small_dataset(12), 4), 1)
-            seen: list[tuple[int, int]] = []
-            wrapper.on_workers(lambda trainer, seen=seen: seen.append((trainer.rank, trainer.replica.updates)))  # type: ignore[misc]
-            assert [each for _, each in sorted(seen)] == updates
+    with ParallelWrapper(small_model(), 2, optimizer=SGD(0.01), synchronizer=synchronizer) as wrapper:
+        wrapper.fit(Loader(small_dataset(12), 4), 1)
+        wrapper.on_workers(keep)
+    assert found == updates

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from numpy.typing import NDArray
 
-import cupynet.training.clock as clocks
 from cupynet.data import Loader
 from cupynet.optim import SGD
-from cupynet.parallel import Groups, ParameterAveraging, SerialCommunicator
-from cupynet.training import Replica, Trainer
+from cupynet.parallel import ParameterAveraging, SerialCommunicator
+from cupynet.training import Replica
 from cupynet.training.fit import Fit
+from tests.support.trainers import trainer_of
 from tests.support.training import small_dataset, small_model
 
 
@@ -35,10 +35,9 @@ class Late(SerialCommunicator):
 def averaging_s(report_every: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Train for three rounds of one epoch."""
     now = [0.0]
-    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now[0])
-    groups = Groups.of(Late(now))
-    replica, averaging = Replica(small_model(), SGD(0.01)), ParameterAveraging("end")
-    trainer = Trainer(replica, groups=groups, synchronizer=averaging, report_every=report_every)
+    monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
+    replica = Replica(small_model(), SGD(0.01))
+    trainer = trainer_of(Late(now), replica, ParameterAveraging("end"), report_every=report_every)
     trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
     return trainer.statistics.clock.averaging_s
 
