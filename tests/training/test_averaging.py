@@ -13,7 +13,7 @@ from cupynet.optim import SGD, Momentum, Nesterov
 from cupynet.parallel import ParameterAveraging, SlowMo, Synchronizer
 from cupynet.training import ParallelWrapper, Replica, Trainer
 from cupynet.training.fit import Fit
-from tests.support.training import alone, fingerprint, on_backends, small_dataset, small_model, train
+from tests.support.training import on_backends, small_dataset, small_model, train
 
 on_numpy_and_a_device: pytest.MarkDecorator = on_backends("numpy", "cupy")
 on_numba_and_a_device: pytest.MarkDecorator = on_backends("numba", "cupy")
@@ -64,41 +64,12 @@ def test_slow_momentum_of_every_average_is_momentum_on_the_concatenated_batch() 
     assert np.abs(slow.master - whole.master).max() <= 1e-12 * np.abs(whole.master).max()
 
 
-@on_numpy_and_a_device
-def test_replicas_are_identical_after_every_average_and_differ_in_between(backend: str) -> None:
-    run = train(4, nesterov, samples=97, epochs=2, frequency=3, backend=backend)
-    for iteration in range(run.trainers[0].iteration):
-        weights = {recorder.weights[iteration] for recorder in run.recorders}
-        assert (len(weights) == 1) == ((iteration + 1) % 3 == 0), f"after iteration {iteration + 1}"
-    assert len({fingerprint(trainer.model) for trainer in run.trainers}) == 1
-
-
 @on_numba_and_a_device
 def test_the_same_seeds_give_the_same_bits(backend: str) -> None:
     options: dict[str, Any] = {"samples": 61, "frequency": 3, "dtype": "float", "backend": backend}
     one, again = (train(3, nesterov, **options).recorders[0].weights for _ in range(2))
     assert one == again
     assert one[-1] != train(3, nesterov, order_seed=4, **options).recorders[0].weights[-1]
-
-
-@pytest.mark.parametrize(
-    ("samples", "batch_size", "workers", "frequency"),
-    [
-        (61, 4, 3, 2),  # the last batch has one sample
-        (10, 4, 4, 1),  # more workers than batches
-        (3, 8, 3, 5),  # one short batch, two workers with none, frequency beyond the epoch
-        (23, 5, 2, "end"),
-    ],
-)
-def test_no_sample_is_lost_or_seen_twice(samples: int, batch_size: int, workers: int, frequency: int | str) -> None:
-    run = train(workers, sgd, epochs=2, samples=samples, batch_size=batch_size, frequency=frequency)
-    for epoch in range(2):
-        seen: list[int] = []
-        for trainer in run.trainers:
-            replica: Any = trainer.replica
-            seen += [sample for batch in replica.seen.get(epoch, []) for sample in batch]
-        assert sorted(seen) == list(range(samples))
-    assert len({fingerprint(trainer.model) for trainer in run.trainers}) == 1
 
 
 @pytest.mark.parametrize(("frequency", "evaluated"), [(3, [1, 2, 3]), ("epoch", [1, 2, 3]), ("end", [3])])
@@ -142,13 +113,6 @@ def test_a_thousand_averages_do_not_drift(backend: str) -> None:
     for _ in range(1000):
         mean(parts, [1 / 3] * 3)
     np.testing.assert_array_equal(parts[0], start)
-
-
-def test_divergence_is_detected_without_any_average_or_report() -> None:
-    trainer = alone(small_model("float"), SGD(1e35), report_every=0)
-    with pytest.raises(DivergedError):
-        trainer.fit(Fit(Loader(small_dataset(60), 4), 2))
-    assert trainer.iteration <= 2
 
 
 def test_weights_spoiled_by_the_last_update_of_an_epoch_are_detected() -> None:

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from numpy.typing import NDArray
 
 from cupynet.data import Loader
 from cupynet.optim import SGD
-from cupynet.parallel import Average, ParameterAveraging, Pipeline
+from cupynet.parallel import Average, ParameterAveraging, Pipeline, SerialCommunicator
 from cupynet.runs.run import Run
-from cupynet.training import History, ParallelWrapper, Trainer
+from cupynet.training import History, ParallelWrapper, Replica, Trainer
+from cupynet.training.fit import Fit
+from tests.support.trainers import trainer_of
 from tests.support.training import Recorder, small_dataset, small_model, train
 
 
@@ -28,7 +31,7 @@ def test_an_epoch_records_the_time_and_samples_of_each_worker() -> None:
             parts = spent.compute_s[rank] + spent.data_s[rank] + spent.averaging_s[rank]
             assert 0 < spent.compute_s[rank] < parts <= spent.rounds_s[rank]
         assert record.spent.rounds_s[0] == pytest.approx(record.train_s)
-    whole = run.trainers[0].statistics.spent
+    whole: Any = run.trainers[0].statistics.spent
     assert sum(whole.samples) == 122
     assert whole.compute_s == [trainer.statistics.clock.compute_s for trainer in run.trainers]
 
@@ -39,7 +42,8 @@ def test_traffic_is_counted_over_all_workers(workers: int, frequency: int) -> No
     options: dict[str, Any] = {"callbacks": [recorder], "optimizer": SGD(0.05), "report_every": 2}
     with ParallelWrapper(small_model(), workers, synchronizer=averaging, **options) as wrapper:
         wrapper.fit(Loader(small_dataset(workers * 4 * 8), 4), 2)
-        sent, vector = sum(wrapper.trainer.statistics.spent.bytes_sent), wrapper.model.params.master.nbytes
+        spent: Any = wrapper.trainer.statistics.spent
+        sent, vector = sum(spent.bytes_sent), wrapper.model.params.master.nbytes
     vectors = 16 // frequency * 2 * (workers - 1) * vector  # SGD: the weights alone
     start = workers * (workers - 1) * vector  # at most, to begin alike
     assert vectors < sent < vectors + start + 16 * 1000 * workers
@@ -52,7 +56,8 @@ def test_traffic_is_counted_over_all_workers(workers: int, frequency: int) -> No
 def test_traffic_is_counted_over_fits_and_resumed_runs() -> None:
     def sent(wrapper: ParallelWrapper) -> int:
         wrapper.fit(Loader(small_dataset(40), 4), 1)
-        return sum(wrapper.trainer.statistics.spent.bytes_sent)
+        spent: Any = wrapper.trainer.statistics.spent
+        return int(sum(spent.bytes_sent))
 
     with ParallelWrapper(small_model(), 2, 1) as wrapper:
         first, state = sent(wrapper), wrapper.trainer.state()
@@ -117,3 +122,38 @@ def test_the_divergence_of_stages_is_that_of_the_whole_network(tmp_path: Path) -
         assert list(stages) == ["conv1", "dense1", "output"] and stages == pytest.approx(whole, rel=1e-9)
     assert one_measured.divergence <= cut_measured.divergence * (1 + 1e-12)
     assert cut_measured.divergence <= max(one_measured.by_layer.values()) * (1 + 1e-12)
+
+
+# waiting counts as averaging, wherever a worker waits -----------------------------------------------------------------
+
+
+class Late(SerialCommunicator):
+    """The others come a second late to an exchange, and ten seconds late to a barrier."""
+
+    def __init__(self, now: list[float]) -> None:
+        super().__init__()
+        self.now = now
+
+    def gather_numbers(self, *numbers: float) -> NDArray[Any]:
+        self.now[0] += 1.0
+        return super().gather_numbers(*numbers)
+
+    def barrier(self) -> None:
+        self.now[0] += 10.0
+        super().barrier()
+
+
+def averaging_s(report_every: int, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Train for three rounds of one epoch."""
+    now = [0.0]
+    monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
+    replica = Replica(small_model(), SGD(0.01))
+    trainer = trainer_of(Late(now), replica, ParameterAveraging("end"), report_every=report_every)
+    trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
+    return trainer.statistics.clock.averaging_s
+
+
+def test_waiting_at_reports_and_at_the_end_of_an_epoch_counts_as_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
+    without = averaging_s(0, monkeypatch)
+    assert without > 10
+    assert averaging_s(1, monkeypatch) == without + 3

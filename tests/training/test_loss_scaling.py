@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from cupynet.parallel import (
     Synchronizer,
     ThresholdEncoding,
 )
-from cupynet.training import Callback, Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training import Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
@@ -158,17 +157,14 @@ def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) 
         assert after.scale == scale
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_a_checkpoint_holds_the_loss_scale(tmp_path: Path, workers: int) -> None:
-    def wrapper(workers: int, *callbacks: Callback) -> Any:
-        return ParallelWrapper(overflowing(), workers, 3, callbacks=callbacks)
-
-    with wrapper(2, Checkpoint(every_iterations=24, keep_last=100, path=tmp_path)) as whole:
+def test_a_checkpoint_holds_the_loss_scale(tmp_path: Path) -> None:
+    saving = Checkpoint(every_iterations=24, keep_last=100, path=tmp_path)
+    with ParallelWrapper(overflowing(), 2, 3, callbacks=[saving]) as whole:
         whole.fit(LOADER, 2)
-        wanted = fingerprint(whole.model), whole.trainer.statistics.skipped_steps
-    with wrapper(workers) as again:
+        skipped = whole.trainer.statistics.skipped_steps
+    with ParallelWrapper(overflowing(), 2, 3) as again:
         again.restore(tmp_path / "step-00000024")
-        assert again.trainer.replica.scaler.scale < 1024.0
+        assert scaler_of(again.trainer).scale < 1024.0
         again.fit(LOADER, 2 - again.trainer.epoch)
-        found = fingerprint(again.model), again.trainer.statistics.skipped_steps
-        assert (found == wanted) == (workers == 2)
+        assert again.trainer.statistics.skipped_steps == skipped
+    assert fingerprint(again.model) == fingerprint(whole.model)

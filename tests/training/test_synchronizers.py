@@ -1,4 +1,4 @@
-"""What a synchronizer can rely on: the same calls on every worker in every round."""
+"""What synchronizers of users can rely on: the same calls in every round, and every gradient, also on a GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov
 from cupynet.parallel import Average, Communicator, ParameterAveraging, Synchronizer
-from cupynet.training import Callback, Replica, Trainer
+from cupynet.training import Callback, ParallelWrapper, Replica, Trainer, parallel_wrapper
 from cupynet.training.fit import Fit
 from tests.guides.extending.gradient_mean import GradientMean
+from tests.support.device_runs import assert_same, train_on_device
+from tests.support.refusals import refused
 from tests.support.trainers import trainer_of
 from tests.support.training import fingerprint, on_threads, small_dataset, small_model, train
 
@@ -40,7 +42,7 @@ def test_every_method_is_called_on_every_worker_in_every_round() -> None:
         shares_gradients = False
 
         def note(self, *call: Any) -> None:
-            calls.setdefault(self.communicator.rank, []).append(call)  # type: ignore[arg-type]
+            calls.setdefault(self.communicator.rank, []).append(call)
 
         def before_update(self, replica: Any, samples: int) -> None:
             self.note("before", samples > 0)
@@ -91,3 +93,79 @@ def test_replicas_start_with_the_weights_of_rank_0() -> None:
         return first.weights
 
     assert on_threads(3, task) == [fingerprint(small_model(seed=1))] * 3
+
+
+# synchronizers that change gradients ----------------------------------------------------------------------------------
+
+
+class Signs(ParameterAveraging):
+    """Each replica follows the signs of its gradient; the weights are averaged."""
+
+    def before_update(self, replica: Any, samples: int) -> None:
+        replica.params.grad[...] = np.sign(replica.params.grad)
+
+
+class Scheduled(Synchronizer):
+    """The mean gradient in every round, of a class that has a schedule besides."""
+
+    shares_gradients = True
+
+    def __init__(self) -> None:
+        self.schedule = ParameterAveraging(3).schedule
+
+    def before_update(self, replica: Any, samples: int) -> None:
+        self.communicator.allreduce_mean([replica.params.grad], samples)
+
+
+class Own(Synchronizer):
+    """Leaves each replica to itself."""
+
+    shares_gradients = False
+
+    def before_update(self, replica: Any, samples: int) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("devices")
+@pytest.mark.parametrize("synchronizer", [Signs(3), Scheduled()], ids=["signs", "scheduled"])
+def test_a_gpu_does_not_run_ahead_of_what_a_synchronizer_does_in_each_round(
+    synchronizer: Synchronizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured = train_on_device(workers=2, synchronizer=synchronizer)
+    monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
+    assert_same(captured, train_on_device(workers=2, synchronizer=synchronizer))
+    assert not captured["ahead"]
+
+
+def test_a_class_with_a_step_before_updates_says_whether_it_shares_gradients() -> None:
+    class Silent(Synchronizer):
+        def before_update(self, replica: Any, samples: int) -> None:
+            pass
+
+    with refused("synchronizer"):
+        ParallelWrapper(small_model(), 2, synchronizer=Silent())
+
+
+def test_a_step_before_updates_returns_nothing() -> None:
+    class Answers(Own):
+        def before_update(self, replica: Any, samples: int) -> Any:
+            return False
+
+    with ParallelWrapper(small_model(), 2, synchronizer=Answers()) as wrapper, refused(""):
+        wrapper.fit(Loader(small_dataset(20), 4), 1)
+
+
+@pytest.mark.parametrize(("synchronizer", "updates"), [(Own(), {0: 2, 1: 1}), (Scheduled(), {0: 2, 1: 2})], ids=str)
+def test_replicas_without_samples_move_only_if_gradients_are_shared(
+    synchronizer: Synchronizer, updates: dict[int, int]
+) -> None:
+    """Three batches for two workers: in the second round one has none."""
+    found: dict[int, int] = {}
+
+    def keep(trainer: Trainer) -> None:
+        found[trainer.rank] = trainer.replica.updates
+
+    with ParallelWrapper(small_model(), 2, optimizer=SGD(0.01), synchronizer=synchronizer) as wrapper:
+        wrapper.fit(Loader(small_dataset(12), 4), 1)
+        wrapper.on_workers(keep)
+    assert found == updates

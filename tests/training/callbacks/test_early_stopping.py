@@ -17,16 +17,15 @@ import pytest
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.nn import Model
-from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Communicator, ParameterAveraging, Pipeline
-from cupynet.training import Callback, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
+from cupynet.optim import SGD
+from cupynet.parallel import ParameterAveraging, Pipeline
+from cupynet.training import Callback, Checkpoint, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.callbacks import early_stopping
 from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
-from tests.support.trainers import trainer_of
-from tests.support.training import At, KeepState, Seen, StopAfter, fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import At, KeepState, Seen, StopAfter, fingerprint, small_dataset, small_model
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)  # five batches
@@ -276,23 +275,22 @@ def test_a_fit_that_diverges_without_any_best_weights(
 # resuming -------------------------------------------------------------------------------------------------------------
 
 
-def test_early_stopping_resumes_from_its_state(scripted: Script) -> None:
-    """Every worker's trainer and callback are new, as after loading a checkpoint."""
+def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path) -> None:
     scripted([0.5, 0.2, 0.3, 0.4, 0.4, 0.1])
 
-    def task(communicator: Communicator, state: dict[str, Any] | None = None) -> tuple[Any, str, Any]:
-        stopping, keep = EarlyStopping(patience=3, max_epochs=5), KeepState(10)  # in the fourth epoch
-        replica = Replica(small_model(), Nesterov(0.05))
-        trainer = trainer_of(communicator, replica, ParameterAveraging(3), stopping, keep)
-        if state is not None:
-            trainer.restore(state)
-        trainer.fit(Fit(TRAIN, 6 - trainer.epoch, **VALIDATION))
-        return stopping.result, fingerprint(trainer.model), getattr(keep, "kept", None)
+    def wrapper_of(stopping: EarlyStopping) -> ParallelWrapper:
+        saving = Checkpoint(every_iterations=10, keep_last=9, path=tmp_path)
+        return ParallelWrapper(small_model(), 2, 3, callbacks=[stopping, saving])
 
-    whole = on_threads(2, task)
-    assert (whole[0][0].reason, whole[0][0].best_epoch) == ("patience", 2)
-    again = on_threads(2, lambda communicator: task(communicator, whole[communicator.rank][2]))
-    assert [each[:2] for each in again] == [each[:2] for each in whole]
+    stopping, again = EarlyStopping(patience=3, max_epochs=5), EarlyStopping(patience=3, max_epochs=5)
+    with wrapper_of(stopping) as whole:
+        whole.fit(TRAIN, 6, **VALIDATION)
+    assert outcome(stopping) == ("patience", 2)
+    with wrapper_of(again) as rest:
+        rest.restore(tmp_path / "step-00000010")  # in the fourth epoch
+        rest.fit(TRAIN, 3, **VALIDATION)
+    assert again.result == stopping.result
+    assert fingerprint(rest.model) == fingerprint(whole.model)
 
 
 @pytest.mark.parametrize(("limit", "reason"), [(52, "epochs"), (50, "max_time_s")])
@@ -314,17 +312,12 @@ def test_the_time_limit_includes_earlier_processes_and_no_pauses(
 
 
 def test_a_fit_after_a_restored_one_that_was_complete_starts_afresh(scripted: Script, tmp_path: Path) -> None:
-    """As it does without the checkpoint."""
-
-    def wrapper_of(stopping: EarlyStopping) -> ParallelWrapper:
-        return ParallelWrapper(small_model(), 1, optimizer=SGD(0.05), callbacks=[stopping])
-
     scripted([0.1, 0.9, 0.8, 0.7, 0.6])
-    with wrapper_of(EarlyStopping(patience=1)) as first:
+    with ParallelWrapper(small_model(), 1, callbacks=[EarlyStopping(patience=1)]) as first:
         first.fit(TRAIN, 5, **VALIDATION)
         first.checkpoint(tmp_path)
     stopping = EarlyStopping(patience=1)
-    with wrapper_of(stopping) as second:
+    with ParallelWrapper(small_model(), 1, callbacks=[stopping]) as second:
         second.restore(tmp_path)
         second.fit(TRAIN, 3, **VALIDATION)
     assert outcome(stopping) == ("epochs", 5)

@@ -183,22 +183,23 @@ def test_a_warning_if_nothing_was_averaged(
     ],
     ids=["slowmo", "sharing"],
 )
-def test_training_resumes_bit_for_bit(iteration: int, optimizer: Optimizer, synchronizer: Synchronizer) -> None:
+def test_training_resumes_bit_for_bit(
+    iteration: int, optimizer: Optimizer, synchronizer: Synchronizer, tmp_path: Path
+) -> None:
     """With moments, a schedule, and the mean."""
-    loader = Loader(small_dataset(57), 4, seed=3)
 
-    def task(communicator: Communicator, state: dict[str, Any] | None = None) -> tuple[str, KeepState]:
-        keep = KeepState(iteration)
-        replica = Replica(small_model("float"), copy.deepcopy(optimizer))
-        trainer = trainer_of(communicator, replica, synchronizer, WeightAverage(0.9, after=1), keep)
-        if state is not None:
-            trainer.restore(state)
-        trainer.fit(Fit(loader, 2 - trainer.epoch))
-        return fingerprint(trainer.model), keep
+    def wrapper() -> ParallelWrapper:
+        callbacks = [WeightAverage(0.9, after=1), Checkpoint(every_iterations=iteration, keep_last=99, path=tmp_path)]
+        return ParallelWrapper(
+            small_model("float"), 3, synchronizer=synchronizer, optimizer=optimizer, callbacks=callbacks
+        )
 
-    whole = on_threads(3, task)
-    again = on_threads(3, lambda communicator: task(communicator, whole[communicator.rank][1].kept))
-    assert [weights for weights, _ in again] == [weights for weights, _ in whole]
+    with wrapper() as whole:
+        whole.fit(LOADER, 2)
+    with wrapper() as rest:
+        rest.restore(tmp_path / f"step-{iteration:08}")
+        rest.fit(LOADER, 2 - rest.trainer.epoch)
+    assert fingerprint(rest.model) == fingerprint(whole.model)
 
 
 @pytest.mark.parametrize(("first", "then", "earlier_version"), [("float", "double", True), ("double", "half", False)])
