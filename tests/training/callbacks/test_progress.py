@@ -168,19 +168,3 @@ def test_a_bar_that_fails_is_given_up(error: Exception, takes: int, caplog: pyte
     assert callback.style == "lines"
     assert sum(record.levelname == "WARNING" for record in caplog.records) == 1
     assert lines(caplog) == ["epoch 1/3", "epoch 2/3", "epoch 3/3"]
-
-
-def test_a_terminal_that_is_closed_during_training_is_given_up_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    screen = Screen()
-
-    class Close(Callback):
-        def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-            screen.error, screen.takes = OSError(5, "Input/output error"), 0
-
-    monkeypatch.setattr(module, "REFRESH_S", math.inf)  # drawn after epochs alone
-    caplog.set_level("INFO", module.__name__)
-    fit(screen, Progress("bar"), Close(), epochs=4)
-    levels = [record.levelname for record in caplog.records if record.name == module.__name__]
-    assert levels == ["INFO", "INFO", "WARNING", "INFO", "INFO"]

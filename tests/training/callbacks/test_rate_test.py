@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,9 +12,8 @@ from cupynet.backend import PixelScale, create_backend
 from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.optim import LAMB, SGD, AdaDelta, Adam, OneCycle, Optimizer
-from cupynet.parallel import Pipeline, SerialCommunicator
+from cupynet.parallel import Pipeline
 from cupynet.training import RateTest, find_rate
-from cupynet.training.callbacks.rate_test import EXPLODED
 from tests.support.rate_tests import made, valley
 from tests.support.refusals import refused
 from tests.support.training import small_dataset, small_model
@@ -42,19 +40,6 @@ def test_the_suggestion_is_a_tenth_of_the_rate_of_the_least_loss() -> None:
 @pytest.mark.parametrize("losses", [[2.3] * 100, [2.3 + 0.01 * i for i in range(100)], [2.3, 2.2, 2.1], []])
 def test_no_suggestion_if_the_loss_does_not_fall(losses: list[float]) -> None:
     assert made(losses).suggestion is None
-
-
-@pytest.mark.parametrize(("then", "exploded"), [([EXPLODED], False), ([10 * EXPLODED] * 20, True)])
-def test_a_loss_has_exploded_above_four_times_the_least(then: list[float], exploded: bool) -> None:
-    clock = SimpleNamespace(samples=0)
-    statistics = SimpleNamespace(clock=clock)
-    trainer: Any = SimpleNamespace(world=SerialCommunicator(), stop=lambda *_: None, statistics=statistics)
-    found = made([1.0] * 50)
-    for loss in then:
-        clock.samples += 8
-        report: Any = SimpleNamespace(loss=loss, iteration=51)
-        found.on_report(trainer, report)
-    assert bool(found.ended) == exploded
 
 
 @pytest.mark.parametrize("optimizer", [AdaDelta(0.01), LAMB(0.01)])

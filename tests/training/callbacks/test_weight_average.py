@@ -162,16 +162,6 @@ def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
         WeightAverage(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "warnings"), [({"after": 22}, 1), ({"after": 21}, 0), ({"after": 2, "by": "epoch"}, 1)]
-)
-def test_a_warning_if_nothing_was_averaged(
-    arguments: dict[str, Any], warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    trained(small_model(), WeightAverage(**arguments))
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
-
-
 # resuming -------------------------------------------------------------------------------------------------------------
 
 
