@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from cupynet.commands.evaluate import evaluate
+from cupynet.commands.evaluate import evaluated
 from cupynet.commands.train import prepare
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from tests.support.commands import run_folder
 from tests.support.documentation import run_guide
-from tests.support.mpi import needs_mpi, under_mpiexec
+from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.resumed_runs import trained
 from tests.support.settings import settings_of
 
@@ -34,21 +33,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_image_is_trained_on_and_evaluation_repeats(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_image_is_trained_on(folder: Path) -> None:
     summary = json.loads((folder / "threads" / "run" / "summary.json").read_text())
     found = {key: summary[key] for key in ("dataset", "fallback", "workers", "images", "iterations")}
     assert found == {"dataset": "shards", "fallback": False, "workers": 4, "images": 300, "iterations": 3}
+
+
+def test_an_evaluation_repeats_the_figures_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder / "threads")
-    evaluate(Namespace(run=Path("run"), overrides=[], json=False))
-    assert "the same as in summary.json" in capsys.readouterr().out
+    found = evaluated(Path("run")).evaluation
+    summary = json.loads(Path("run", "summary.json").read_text())
+    assert (found.accuracy, found.loss) == (summary["test_accuracy"], summary["test_loss"])
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(4, marks=[*needs_mpi, pytest.mark.slow])])
-def test_ranks_and_threads_give_the_same_weights(ranks: int, folder: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.mpi
+@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
+def test_ranks_and_threads_give_the_same_weights(folder: Path) -> None:
     (folder / "ranks").mkdir()
-    done = under_mpiexec(ranks, "-m", "cupynet", "train", *TRAIN, "parallel.launcher=mpi", cwd=folder / "ranks")
+    done = under_mpiexec(4, "-m", "cupynet", "train", *TRAIN, "parallel.launcher=mpi", cwd=folder / "ranks")
     assert done.returncode == 0, done.stderr
     runs = folder / "threads" / "run", run_folder(folder / "ranks")
     assert len({(run / "weights.safetensors").read_bytes() for run in runs}) == 1
