@@ -8,6 +8,7 @@ import signal
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -103,3 +104,11 @@ def made_up_devices(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with installed():
         yield
+
+
+@pytest.fixture
+def cupy(made_up_devices: None) -> Any:
+    """CuPy: the stand-in in a test that is marked `standin`."""
+    import cupy
+
+    return cupy

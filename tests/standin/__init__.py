@@ -2,14 +2,13 @@
 
 CUDA's words for a C++ compiler (include/, host.py), and a CuPy that computes on the CPU and forgives nothing: `with
 installed(devices=2) as machine:` puts it into `sys.modules`. It holds what cupynet uses of CuPy and nothing else. Tests
-marked `gpu` run on it, in the whole process, by `python -m tests.standin -m pytest -m gpu`: a proof that none of them
-is broken by itself.
+marked `gpu` run on it, in the whole process, by `python -m tests.standin -m pytest -m gpu`.
 
-    modules.py      the modules, put in and taken out         errors.py       what is found
-    machine.py      the one way an operation goes             order.py        streams as lines, vector clocks, labels
+    modules.py      puts the modules in and out               errors.py       the misuses
+    machine.py      the one way an operation goes             order.py        streams as lines, vector clocks
     memory.py       pools, blocks, canaries; pinned.py        streams.py      devices, streams, events, graphs
     arrays.py       arrays and their operators; functions.py  kernels.py      .cu text, launched on the CPU
-    collectives.py  NCCL                                      cublas.py       libcublas, for ctypes
+    collectives.py  NCCL; peers.py: copies by address         cublas.py       libcublas, for ctypes
     __main__.py     whole commands                            gpu_only.py     selects tests marked gpu
 """
 

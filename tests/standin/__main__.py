@@ -1,10 +1,11 @@
 """A command on the stand-in of CuPy: `python -m tests.standin [--devices 2] -m cupynet train backend=cupy ...`.
 
-Its exit code is the command's; 70 where CuPy was misused.
+Its exit code is the command's; 70 if CuPy was misused.
 """
 
 from __future__ import annotations
 
+import argparse
 import runpy
 import sys
 
@@ -14,25 +15,22 @@ MISUSED = 70
 
 
 def main(arguments: list[str]) -> int:
-    """Run the module that is named, as Python's -m does."""
-    devices = 2
-    if arguments[:1] == ["--devices"]:
-        devices, arguments = int(arguments[1]), arguments[2:]
-    if arguments[:1] != ["-m"] or len(arguments) < 2:
-        print(__doc__, file=sys.stderr)
-        return 2
-    sys.argv = arguments[1:]
-    code = 0
+    """Run the named module, as Python's -m does."""
+    parser = argparse.ArgumentParser(prog="python -m tests.standin", allow_abbrev=False)
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("-m", dest="command", nargs=argparse.REMAINDER, required=True)
+    given = parser.parse_args(arguments)
+    sys.argv = given.command
     try:
-        with installed(devices):
+        with installed(given.devices):
             try:
-                runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+                runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
             except SystemExit as end:
-                code = end.code if isinstance(end.code, int) else int(end.code is not None)
+                return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Misuse as misuse:
         print(f"misuse of CuPy: {type(misuse).__name__}: {misuse}", file=sys.stderr)
         return MISUSED
-    return code
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
 """`cupy.cuda.nccl`: ranks in threads of one process that really wait for each other, and really compute.
 
-Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx), which passes addresses and numbers on as they are.
-Calls of different ranks are matched by their number: the third call of one rank with the third of all others. A call
-returns before the other ranks have made theirs. The next operation on its stream waits for them, for at most
-`Machine.patience_s`. If a rank never makes its call, because its device is lost or it has aborted, the host continues
-and the stream is stuck: a host that waits for the stream waits until this rank aborts too. Every rank checks that all
-have made the same call.
+Its names are those of CuPy 14.2 (cupy_backends/cuda/libs/nccl.pyx). The third call of one rank meets the third call of
+each other rank. A call returns before the others are made, and the next operation on its stream waits for them. If a
+rank never makes its call, because its device is lost or it has aborted, the host continues, and the stream is stuck
+until this rank aborts too.
 
-Two things that CuPy forgives are misuses here. In the first operation of a communicator NCCL may still connect, and
-its kernels are loaded, for which memory is allocated: it must be one of a few numbers, asked for when nobody is in
-anything else. And a communicator that is neither destroyed nor aborted is ended by its destructor, in whatever thread
-the collector runs, maybe while others are in a collective.
+Two things that CuPy forgives are misuses. The first operation of a communicator connects the ranks and loads kernels,
+for which memory is allocated: it must be a small one. And a communicator must be destroyed or aborted: its destructor
+would end it in whatever thread the garbage collector runs.
 """
 
 from __future__ import annotations
@@ -30,8 +27,8 @@ from tests.standin.order import Label, Line, label
 DTYPES = {6: "float16", 7: "float32", 8: "float64", 9: "bfloat16"}
 SUM = 0
 CONSTANTS = {f"NCCL_{name.upper()}": number for number, name in DTYPES.items()} | {"NCCL_SUM": SUM}
-VERSION, UNIQUE = 23203, 128
-FEW = 16  # numbers, at most, of an operation that is there to connect
+VERSION = 23203
+FEW = 16  # numbers, at most, of an operation that connects
 SEVERAL_ON_ONE = "NCCL_MULTI_RANK_GPU_ENABLE"
 STATUS = {
     1: "NCCL_ERROR_UNHANDLED_CUDA_ERROR: unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
@@ -41,7 +38,7 @@ STATUS = {
 
 
 class NcclError(RuntimeError):
-    """What NCCL refuses."""
+    """A call that NCCL refuses."""
 
     def __init__(self, status: int, details: str = "") -> None:
         self.status = status
@@ -50,84 +47,91 @@ class NcclError(RuntimeError):
 
 @dataclass(eq=False)
 class Ring:
-    """What the ranks of one communicator share."""
+    """What the ranks of one communicator share.
+
+    Attributes:
+        devices: of the ranks that have connected.
+        open: rank -> where its end was made, until that is destroyed or aborted.
+        calls: number -> the calls of that number, until all ranks have made theirs.
+        aborted: ranks that make no more calls.
+    """
 
     size: int
     devices: dict[int, int] = field(default_factory=dict)
-    open: dict[int, Label] = field(default_factory=dict)  # where the open ends were made
-    calls: dict[int, list[Call]] = field(default_factory=dict)  # by their number, until all ranks have made it
-    gone: dict[int, str] = field(default_factory=dict)  # ranks that make no more calls, and why
+    open: dict[int, Label] = field(default_factory=dict)
+    calls: dict[int, list[Call]] = field(default_factory=dict)
+    aborted: set[int] = field(default_factory=set)
     broken: Exception | None = None
 
-    def never(self, machine: Machine, call: Call) -> str:
-        """Return why a call can never end, or ""."""
-        for rank in _missing(call, self):
-            if machine.is_lost(self.devices[rank]):
-                return f"rank {rank}, whose device is lost"
-            if rank in self.gone:
-                return f"rank {rank}, {self.gone[rank]}"
-        return ""
+    def missing(self, call: Call) -> list[int]:
+        """The ranks that have not made this call."""
+        there = [each.rank for calls in self.calls.values() if call in calls for each in calls]
+        return sorted(set(range(self.size)) - set(there))
+
+    def can_never_end(self, machine: Machine, call: Call) -> bool:
+        """Return True if a rank will never make this call."""
+        missing = self.missing(call)
+        return any(rank in self.aborted or machine.is_lost(self.devices[rank]) for rank in missing)
 
 
 @dataclass(eq=False)
 class Call:
-    """The call of a rank."""
+    """The call of a rank. All ranks must agree on its form."""
 
     communicator: NcclCommunicator
-    send: Span | None
-    receive: Span | None
-    form: tuple[int, str]  # what all ranks must agree on: count and dtype
+    send: Span
+    receive: Span
+    form: tuple[int, str]
     line: Line
     where: Label
     thread: threading.Thread
     over: bool = False
     error: Exception | None = None
 
+    @property
+    def rank(self) -> int:
+        """The rank that makes it."""
+        return self.communicator.rank
+
     def settle(self, machine: Machine) -> None:
-        """Wait until the call ends, and raise its error. If it cannot end, its line is stuck and the host continues."""
-        ring = self.communicator._ring
-        try:
-            if ring is not None:
+        """Wait until it ends, and raise its error. If it cannot end, its line is stuck and the host continues."""
+        ring = self.communicator.ring
+        if ring is not None and self.error is None:
+            try:
                 machine.wait(
-                    lambda: self.over or ring.broken is not None or ring.never(machine, self) != "",
-                    lambda: f"{self} waits for ranks {_missing(self, ring)}",
+                    lambda: self.over or ring.broken is not None or ring.can_never_end(machine, self),
+                    lambda: f"{self} waits for ranks {ring.missing(self)}",
                 )
-            if self.error is None and not self.over and ring is not None and ring.broken is not None:
-                self.error = ring.broken
-        except Misuse as misuse:
-            self.error = misuse
+            except Misuse as misuse:
+                self.error = misuse
+            if not self.over:
+                self.error = self.error or ring.broken
         if self.error is not None:
-            error, self.error = self.error, None
             self.end(machine)
-            if isinstance(error, Misuse):
-                machine.keep(error)
-            raise error
+            if isinstance(self.error, Misuse):
+                machine.keep(self.error)
+            raise self.error
         if not self.over and ring is not None:
-            self.line.stuck = f"{self} waits for {ring.never(machine, self)}"
+            self.line.stuck = f"{self} waits for ranks {ring.missing(self)}, lost or aborted"
         self._leave(machine)
 
     def end(self, machine: Machine) -> None:
-        """Mark the call as ended, with or without an error."""
+        """Mark it as over, with or without an error."""
         self.over, self.line.stuck = True, ""
         self._leave(machine)
 
     def _leave(self, machine: Machine) -> None:
-        machine.waiting.pop(self, None)
-        if self in self.line.pending:
-            self.line.pending.remove(self)
-
-    @property
-    def rank(self) -> int:
-        """Whose call it is."""
-        return self.communicator.rank
+        for calls in (machine.waiting, self.line.pending):
+            if self in calls:
+                calls.remove(self)
 
     def __str__(self) -> str:
         return f"{self.where} of rank {self.rank} with {self.form}"
 
 
 def get_unique_id() -> bytes:
-    """The name of a communicator to be."""
-    return os.urandom(UNIQUE)
+    """The name of a new communicator."""
+    return os.urandom(128)
 
 
 def get_version() -> int:
@@ -136,25 +140,18 @@ def get_version() -> int:
 
 
 class NcclCommunicator:
-    """One rank's end, on the device that is current; waits until all ranks have come."""
+    """One rank's end, on the current device; waits until all ranks have come."""
 
     def __init__(self, ndev: int, commId: bytes, rank: int) -> None:
         machine = active()
-        if len(commId) != UNIQUE:
-            raise ValueError(f"commId length {len(commId)} != {UNIQUE}.")
-        if not 0 <= rank < ndev:
-            raise NcclError(4, f"rank {rank} of {ndev}")
-        self.rank, self._count = rank, 0
-        self._ring: Ring | None = None
-        self._calls: list[Call] = []  # of this rank, not yet ended at the last call
+        self.rank, self._device, self._count = rank, machine.seat.device, 0
+        self.ring: Ring | None = None
+        self._calls: list[Call] = []  # of this rank, not yet over at the last call
         with machine.lock:
-            rings = machine.rings
-            ring = rings.setdefault(commId, Ring(ndev))
-            if ring.size != ndev or rank in ring.devices:
-                ring.broken = Disagreement(f"rank {rank} of {ndev} comes to {sorted(ring.devices)} of {ring.size}")
-            elif machine.seat.device in ring.devices.values() and os.environ.get(SEVERAL_ON_ONE) != "1":
-                ring.broken = NcclError(5, f"Duplicate GPU detected : rank {rank} on device {machine.seat.device}")
-            ring.devices[rank] = self._device = machine.seat.device
+            ring = machine.rings.setdefault(commId, Ring(ndev))
+            if self._device in ring.devices.values() and os.environ.get(SEVERAL_ON_ONE) != "1":
+                ring.broken = NcclError(5, f"Duplicate GPU detected : rank {rank} on device {self._device}")
+            ring.devices[rank] = self._device
             machine.changed.notify_all()
             machine.wait(
                 lambda: len(ring.devices) == ring.size or ring.broken is not None,
@@ -162,23 +159,22 @@ class NcclCommunicator:
             )
             if ring.broken is not None:
                 raise ring.broken
-            self._ring = ring
+            self.ring = ring
             ring.open[rank] = label("NcclCommunicator")
 
     def destroy(self) -> None:
         """End the communicator; later calls are refused."""
-        ring, self._ring = self._ring, None
+        ring, self.ring = self.ring, None
         if ring is not None:
             ring.open.pop(self.rank, None)
 
     def abort(self) -> None:
         """End this rank's part and its calls on the device. The other ranks keep waiting."""
-        ring, self._ring = self._ring, None
+        machine, ring = active(), self.ring
+        self.destroy()
         if ring is not None:
-            machine = active()
             with machine.lock:
-                ring.open.pop(self.rank, None)
-                ring.gone[self.rank] = "which has aborted"
+                ring.aborted.add(self.rank)
                 for call in self._calls:
                     call.end(machine)
                 self._calls.clear()
@@ -186,71 +182,63 @@ class NcclCommunicator:
 
     def allReduce(self, sendbuf: int, recvbuf: int, count: int, datatype: int, op: int, stream: int) -> None:
         """recv = the sum of all ranks' send."""
-        machine, ring = active(), self._own()
-        where = label("nccl.allReduce")
-        if datatype not in DTYPES or op != SUM:
-            raise NcclError(4, f"datatype {datatype}, operation {op}: here floats of 16, 32 and 64 bits are added up")
+        machine, where, ring = active(), label("nccl.allReduce"), self.ring
+        if ring is None or datatype not in DTYPES or op != SUM:
+            raise NcclError(4, f"datatype {datatype}, operation {op}: here only a live communicator adds floats up")
         dtype = stored_dtype(DTYPES[datatype])
         with machine.lock:
-            line = self._line(machine, stream, where)
-            if not self._count and count > FEW:
-                misuse = Misuse(f"{where} of {count} numbers is the first of its communicator: warm it up")
-                machine.keep(misuse)
-                raise misuse
-            spans = [self._span(machine, address, count, dtype, where) for address in (sendbuf, recvbuf)]
-            self._alone(machine, ring)
-            self._submit(machine, Call(self, *spans, (count, dtype.name), line, where, threading.current_thread()))
-
-    def _own(self) -> Ring:
-        if self._ring is None:
-            raise NcclError(4, "the communicator was destroyed")
-        return self._ring
+            try:
+                line = self._line(machine, stream, where)
+                if not self._count and count > FEW:
+                    raise Misuse(f"{where} of {count} numbers is the first of its communicator: warm it up")
+                send, receive = (self._span(machine, each, count, dtype, where) for each in (sendbuf, recvbuf))
+                call = Call(self, send, receive, (count, dtype.name), line, where, threading.current_thread())
+                self._submit(machine, ring, call)
+            except Misuse as misuse:
+                machine.refuse(misuse)
 
     def _line(self, machine: Machine, stream: int, where: Label) -> Line:
-        """The stream with that address, which must be of this end's device and capture nothing."""
+        """The stream with that address. It must be of this device, and capture nothing."""
         try:
             machine.check_device(self._device)
         except CUDARuntimeError as error:
             raise NcclError(1) from error
         line = machine.line_at(stream, self._device)
         if line.device != self._device:
-            raise NcclError(4, f"{line} is of device {line.device}, the communicator of {self._device}")
+            raise NcclError(4, f"{line}, the communicator of device {self._device}")
         if line.capture is not None:
             raise InCapture(f"{where} while {line} captures: NCCL's manual advises against it")
         return line
 
-    def _span(self, machine: Machine, address: int, count: int, dtype: Any, where: Label) -> Span | None:
-        if not isinstance(address, (int, np.integer)):
-            raise TypeError(f"{where} takes an address, array.data.ptr, not {address!r:.60}")
-        if not address or not count:
-            return None
-        chunk, offset = machine.block(int(address), count * dtype.itemsize, self._device, str(where))
-        if chunk.dtype is not None and chunk.dtype != dtype:
-            raise BadLaunch(f"{where} is called for {dtype} with {chunk}, which is {chunk.dtype}")
-        return Span(chunk, chunk.memory[offset : offset + count * dtype.itemsize].view(dtype))
+    def _span(self, machine: Machine, address: int, count: int, dtype: np.dtype[Any], where: Label) -> Span:
+        span = machine.span(address, count * dtype.itemsize, self._device, "nccl.allReduce", dtype)
+        if span.chunk.dtype is not None and span.chunk.dtype != dtype:
+            raise BadLaunch(f"{where} is called for {dtype} with {span.chunk}, which is {span.chunk.dtype}")
+        return span
 
-    def _alone(self, machine: Machine, ring: Ring) -> None:
-        """Refuse a second thread."""
-        if any(not call.over and call.thread is not threading.current_thread() for call in self._calls):
-            misuse = Misuse("one communicator is used by two threads at once")
-            machine.keep(misuse)
-            ring.broken = misuse
-            machine.changed.notify_all()
-            raise misuse
-
-    def _submit(self, machine: Machine, call: Call) -> None:
+    def _submit(self, machine: Machine, ring: Ring, call: Call) -> None:
         """Register a call, and execute it if all ranks have made it."""
-        try:
-            self._calls = [each for each in self._calls if not each.over]
-            _post(machine, self._own(), call)
-            if call.error is not None:
-                raise call.error
-        except Misuse as misuse:
-            machine.keep(misuse)
-            raise
+        if any(not each.over and each.thread is not call.thread for each in self._calls):
+            ring.broken = Misuse("one communicator is used by two threads at once")
+            machine.changed.notify_all()
+        if ring.broken is not None:
+            raise ring.broken
+        self._calls = [*(each for each in self._calls if not each.over), call]
+        calls = ring.calls.setdefault(self._count, [])
+        calls.append(call)
+        self._count += 1
+        if len(calls) < ring.size:
+            call.line.pending.append(call)
+            machine.waiting.append(call)
+            machine.changed.notify_all()
+            return
+        del ring.calls[self._count - 1]
+        _execute(machine, ring, sorted(calls, key=lambda each: each.rank))
+        if call.error is not None:
+            raise call.error
 
 
-def all_ended(machine: Machine) -> None:
+def check_all_ended(machine: Machine) -> None:
     """Keep as misuses the communicators that were neither destroyed nor aborted."""
     with machine.lock:
         for ring in machine.rings.values():
@@ -258,79 +246,39 @@ def all_ended(machine: Machine) -> None:
                 machine.keep(Misuse(f"{where} of rank {rank} of {ring.size} was neither destroyed nor aborted"))
 
 
-def _missing(call: Call, ring: Ring) -> list[int]:
-    """Return the ranks that have not made this call."""
-    there = [each.rank for calls in ring.calls.values() if call in calls for each in calls]
-    return sorted(set(range(ring.size)) - set(there))
-
-
-def _post(machine: Machine, ring: Ring, call: Call) -> None:
-    """Make a call known; do it, if with it all are there."""
-    communicator = call.communicator
-    if ring.broken is not None:
-        raise ring.broken
-    calls = ring.calls.setdefault(communicator._count, [])
-    calls.append(call)
-    communicator._calls.append(call)
-    communicator._count += 1
-    if len(calls) == ring.size:
-        del ring.calls[communicator._count - 1]
-        _do(machine, ring, sorted(calls, key=lambda each: each.rank))
-        return
-    call.line.pending.append(call)
-    machine.waiting[call] = str(call)
-    machine.changed.notify_all()
-
-
-def _do(machine: Machine, ring: Ring, calls: list[Call]) -> None:
-    """All ranks' calls are there: compute, in rank order."""
+def _execute(machine: Machine, ring: Ring, calls: list[Call]) -> None:
+    """Compute, in rank order. If a rank's call is wrong, all fail."""
     try:
         if len({call.form for call in calls}) > 1:
-            text = "; ".join(map(str, calls))
-            raise Disagreement(f"the ranks do not make the same call: {text}")
-        accesses = []
+            raise Disagreement(f"the ranks do not make the same call: {'; '.join(map(str, calls))}")
         for call in calls:
             machine.reach(call.line)
-            accesses.append(machine.tick(call.line, call.where))
+        accesses = [machine.tick(call.line, call.where) for call in calls]
         for call, access in zip(calls, accesses, strict=True):
-            if call.send is not None:
-                call.send.chunk.usable(call.where)
-                call.send.chunk.read(call.send.bytes, access, machine)
-                call.send.chunk.all_read(call.send.view, call.where)
-        total = _total(calls)
+            machine.reads(call.send, access)
+        with np.errstate(all="ignore"):
+            total = sum((call.send.view for call in calls[1:]), np.array(calls[0].send.view))
         for call, access in zip(calls, accesses, strict=True):
-            if call.receive is not None:
-                call.receive.chunk.usable(call.where)
-                call.receive.chunk.write(call.receive.bytes, access, machine)
-                call.receive.view[...] = total
-                call.receive.chunk.all_written(call.receive.view)
-        _join(calls)
+            machine.writes(call.receive, access)
+            call.receive.view[...] = total
+            call.receive.chunk.mark_written(call.receive.view)
+        _order(calls)
     except Exception as error:
         ring.broken = error
         for call in calls:
             call.error = error
     for call in calls:
         call.over = True
-        machine.waiting.pop(call, None)
+        if call in machine.waiting:
+            machine.waiting.remove(call)
         if call.error is None:
             call.end(machine)
     machine.changed.notify_all()
 
 
-def _total(calls: list[Call]) -> Any:
-    """The sum of what all have sent."""
-    total: Any = 0
-    with np.errstate(all="ignore"):
-        for i, call in enumerate(calls):
-            if call.send is not None:
-                total = total + call.send.view if i else np.array(call.send.view)
-    return total
-
-
-def _join(calls: list[Call]) -> None:
-    """What comes next on a rank that has received comes after what all that have sent did before (not: after this)."""
-    clocks = [{**call.line.clock, call.line.key: call.line.count - 1} for call in calls if call.send is not None]
+def _order(calls: list[Call]) -> None:
+    """The next operation of each rank comes after what came before the calls of all ranks (not after those calls)."""
+    clocks = [{**call.line.clock, call.line.key: call.line.count - 1} for call in calls]
     for call in calls:
-        if call.receive is not None:
-            for clock in clocks:
-                call.line.join(clock)
+        for clock in clocks:
+            call.line.join(clock)

@@ -1,25 +1,25 @@
-"""What a GPU would have punished with a hang or a wrong number, or worse, forgiven: here it is an exception.
+"""Mistakes that a GPU punishes with a hang or a wrong number, or forgives. Here each is an exception.
 
-Where CuPy itself raises, its type is among the bases, so that a program that handles it does so here too.
+If CuPy itself raises an exception for a mistake, its type is among the bases, so that programs can handle it.
 """
 
 from __future__ import annotations
 
 
 class CUDARuntimeError(RuntimeError):
-    """What the runtime refuses: no misuse, but CuPy's own."""
+    """An error of the CUDA runtime: no misuse."""
 
 
 class Misuse(Exception):
-    """A mistake in the use of CuPy. `Machine.misuses` keeps it, too: it cannot be swallowed."""
+    """A mistake in the use of CuPy. `Machine.misuses` keeps it: it cannot be swallowed."""
 
 
 class Unordered(Misuse):
-    """Two operations touch the same memory, on two streams, and nothing says which comes first."""
+    """Two streams use the same memory, and nothing orders them."""
 
 
 class WrongDevice(Misuse, ValueError):
-    """An array or a stream of another device than the one that works."""
+    """An array or a stream is used on another device."""
 
 
 class Unwritten(Misuse):
@@ -27,32 +27,28 @@ class Unwritten(Misuse):
 
 
 class Freed(Misuse):
-    """Memory is used that was given back."""
+    """Memory is used after it was freed."""
 
 
 class Overrun(Misuse):
-    """Something was read or written outside of the memory that was meant."""
+    """Something outside the intended memory is read or written."""
 
 
 class Foreign(Misuse, TypeError):
-    """Something that is no array of CuPy's, and is not converted silently."""
+    """A value that CuPy does not take, or would convert silently."""
 
 
 class InCapture(Misuse, RuntimeError):
-    """What cannot be recorded while a stream captures."""
-
-
-class NoGemmInCapture(InCapture, NotImplementedError):
-    """cuBLAS while a stream captures, which CuPy refuses."""
+    """A call that cannot be captured, while a stream captures."""
 
 
 class Deadlock(Misuse):
-    """Threads or devices that would wait for each other for ever."""
+    """Threads or devices that would wait for each other forever."""
 
 
 class Disagreement(Misuse):
-    """Ranks that take part in one collective operation with different calls."""
+    """Ranks that make different calls in one collective operation."""
 
 
 class BadLaunch(Misuse):
-    """A kernel is given what it does not take."""
+    """A call by address, or of a kernel, with arguments that it does not take."""

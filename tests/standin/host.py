@@ -1,8 +1,7 @@
 """Kernels of a .cu file, compiled for the CPU and launched as on a GPU.
 
-`host_library(path)["relu"](grid, block, arguments)`. g++ compiles the file unchanged, behind
-include/cuda_host.h. What a kernel takes is known from its C++ type, so what CUDA would silently misread is refused: a
-number of another size, an array of another kind, one too few.
+`host_library(path)["relu"](grid, block, arguments)`. g++ compiles the file unchanged, behind include/cuda_host.h. The
+C++ type of a kernel says what it takes, so arguments that CUDA would misread are refused.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +38,19 @@ STATUS = {
 @functools.cache  # NumPy puts it together each time
 def named(dtype: np.dtype[Any]) -> str:
     """The name of a type."""
-    return dtype.name
+    name: str = dtype.name
+    return name
 
 
 class LaunchError(Exception):
-    """What a kernel was given is not what it takes, or it did what no kernel may do."""
+    """A kernel was given wrong arguments, or did what no kernel may do."""
 
 
 class HostKernel:
     """One kernel of a library.
 
     Attributes:
-        name: as in the file.
-        takes: a word for each parameter: a type (`float32`, `int32`), or `in:` or `out:` and one for a pointer.
+        takes: a word for each parameter: a type (`float32`, `int32`), after `in:` or `out:` for a pointer.
     """
 
     def __init__(self, library: ctypes.CDLL, name: str, with_barriers: bool) -> None:
@@ -67,103 +66,78 @@ class HostKernel:
 
         arguments: NumPy scalars for numbers; for pointers NumPy arrays, or addresses (int), None for a null pointer.
         """
-        if len(arguments) != len(self.takes):
-            raise LaunchError(f"{self.name}: takes {len(self.takes)} arguments, was given {len(arguments)}")
-        boxes = [self._box(i, argument) for i, argument in enumerate(arguments)]
+        if len(arguments) != len(self.takes) or min(*grid, *block) < 1 or math.prod(block) > 1024:
+            raise LaunchError(f"{self.name}: {len(arguments)} arguments, a grid of {grid}, blocks of {block}")
+        boxes = [self._box(takes, argument) for takes, argument in zip(self.takes, arguments, strict=True)]
         addresses = (ctypes.c_void_p * len(boxes))(*(box.__array_interface__["data"][0] for box in boxes))
-        if min(*grid, *block) < 1 or math.prod(block) > 1024:
-            raise LaunchError(
-                f"{self.name}: cannot be launched with a grid of {tuple(grid)} and blocks of {tuple(block)}"
-            )
         sizes = [(ctypes.c_uint32 * 3)(*of, *(1,) * (3 - len(of))) for of in (grid, block)]
         status = self._launch(*sizes, self._with_barriers, addresses)
         if status:
             raise LaunchError(f"{self.name}: {STATUS[status]}")
 
-    def _box(self, position: int, argument: Any) -> Any:
+    def _box(self, takes: str, argument: Any) -> Any:
         """The argument's bytes, in an array that holds nothing else."""
-        way, _, kind = self.takes[position].rpartition(":")
+        way, _, kind = takes.rpartition(":")
         if not way:
             if not isinstance(argument, np.generic) or named(argument.dtype) != kind:
-                raise LaunchError(f"{self.name}: argument {position} must be a NumPy {kind}, is {argument!r:.80}")
+                raise LaunchError(f"{self.name}: a parameter must be a NumPy {kind}, is {argument!r:.80}")
             return np.array([argument])
         if isinstance(argument, np.ndarray):
             if named(argument.dtype) != kind or not argument.flags.c_contiguous:
-                form = "" if argument.flags.c_contiguous else ", not contiguous"
-                raise LaunchError(f"{self.name}: argument {position} must be {kind}, is {argument.dtype.name}{form}")
+                raise LaunchError(f"{self.name}: a parameter must be a contiguous {kind}, is {argument.dtype.name}")
             argument = argument.ctypes.data
         return np.array([argument or 0], np.uint64)
 
 
 @functools.cache
 def host_library(source: Path | str, sanitized: bool = False, options: tuple[str, ...] = ()) -> dict[str, HostKernel]:
-    """The kernels of a .cu file, or of a text, by name. Compiled once for each content of it and of the headers.
+    """The kernels of a .cu file or of a text by name. They are compiled once for each content and that of the headers.
 
-    sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer; the process must have been started with the former
-    loaded (LD_PRELOAD). options: of the compiler of kernels; those for names and folders (-D, -I) mean something here.
+    Args:
+        source: the file or the text.
+        sanitized: compile with AddressSanitizer and UndefinedBehaviorSanitizer. The process must have loaded the former
+            first (LD_PRELOAD).
+        options: of the compiler of kernels; those for names and folders (-D, -I) mean something here.
     """
     text = source.read_text() if isinstance(source, Path) else source
     given = [option for option in options if option[:2] in ("-D", "-I")]
-    flags = [*FLAGS, *(SANITIZED if sanitized else OPTIMIZED), f"-I{INCLUDE}", *given]
+    flags = [*FLAGS, *(SANITIZED if sanitized else OPTIMIZED)]
     folders = [Path(option[2:]) for option in given if option.startswith("-I")]
     folders += [source.parent] if isinstance(source, Path) else []
     headers = [*sorted(INCLUDE.glob("*.h")), *(each for folder in folders for each in sorted(folder.glob("*.cuh")))]
-    own = f"-I{INCLUDE}"  # its headers are looked at, wherever they lie
-    parts = [text, *(each.read_text() for each in headers), *(flag for flag in flags if flag != own)]
-    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    key = _key(text, *(each.read_text() for each in headers), *flags, *given)
     stem = source.stem if isinstance(source, Path) else "text"
-    built = kept() / f"{stem}-{key}.so"
-    if not built.exists():
+
+    def compile(made: Path) -> None:
         path = source if isinstance(source, Path) else _written(text, key)
         names = exported(path, given)
-        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-            unit, made = Path(folder) / f"{stem}.cpp", Path(folder) / "made.so"
-            exports = "\n".join(f"STANDIN_EXPORT({name})" for name in names)
-            unit.write_text(
-                f'#include "cuda_host.h"\n#include "{path}"\n{exports}\nSTANDIN_NAMES("{" ".join(names)}")\n'
-            )
-            _compile([*flags, str(unit), "-o", str(made)])
-            os.replace(made, built)
-    library = ctypes.CDLL(str(built))
+        exports = "\n".join(f"STANDIN_EXPORT({name})" for name in names)
+        unit = made.with_suffix(".cpp")
+        unit.write_text(f'#include "cuda_host.h"\n#include "{path}"\n{exports}\nSTANDIN_NAMES("{" ".join(names)}")\n')
+        _compile([*flags, f"-I{INCLUDE}", *given, str(unit), "-o", str(made)])
+
+    library = ctypes.CDLL(str(once(f"{stem}-{key}.so", compile)))
     library.exported_names.restype = ctypes.c_char_p
     names = library.exported_names().decode().split()
     return {name: HostKernel(library, name, "__syncthreads" in text) for name in names}
 
 
-def _written(text: str, key: str) -> Path:
-    """A file with that text, for a compiler."""
-    path = kept() / f"text-{key}.cu"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            written = Path(folder) / path.name
-            written.write_text(text)
-            os.replace(written, path)
-    return path
-
-
 def exported(path: Path, options: Sequence[str] = ()) -> list[str]:
-    """The names of the kernels that a .cu file has for others, those that its macros make too."""
+    """The names of the kernels that a .cu file exports, also of those that its macros make."""
     arguments = ["-E", "-P", "-x", "c++", f"-I{INCLUDE}", "-DSTANDIN_NAMES_ONLY", *options, str(path)]
     return EXPORTED.findall(_compile(arguments))
 
 
 @functools.cache
 def exported_by(text: str, options: tuple[str, ...]) -> list[str]:
-    """Return the names that a text exports, cached between test runs."""
-    headers = [header.read_text() for header in sorted(INCLUDE.glob("*.h"))]
-    key = hashlib.sha256("\0".join([text, *headers, *options]).encode()).hexdigest()[:20]
-    listed = kept() / f"names-{key}.txt"
-    if not listed.exists():
-        names = exported(_written(text, key), options)
-        with tempfile.TemporaryDirectory(dir=listed.parent) as folder:
-            written = Path(folder) / listed.name
-            written.write_text(" ".join(names))
-            os.replace(written, listed)
-    return listed.read_text().split()
+    """The names that a text exports, cached between test runs."""
+    key = _key(text, *(header.read_text() for header in sorted(INCLUDE.glob("*.h"))), *options)
+    names = once(f"names-{key}.txt", lambda made: made.write_text(" ".join(exported(_written(text, key), options))))
+    return names.read_text().split()
 
 
 def compiler() -> str | None:
-    """The C++ compiler, or None where there is none."""
+    """The C++ compiler, or None if there is none."""
     return shutil.which(os.environ.get("CXX", "g++"))
 
 
@@ -178,8 +152,22 @@ def _compile(arguments: list[str]) -> str:
     return done.stdout
 
 
-def kept() -> Path:
-    """Where compiled files are kept from one test run to the next; each name says what its content follows from."""
-    folder = Path(tempfile.gettempdir()) / f"cupynet-standin-{os.getuid()}-{sysconfig.get_platform()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+def _key(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _written(text: str, key: str) -> Path:
+    """A file with that text, for a compiler."""
+    return once(f"text-{key}.cu", lambda made: made.write_text(text))
+
+
+def once(name: str, make: Callable[[Path], object]) -> Path:
+    """A compiled file that is kept from one test run to the next; its name says all that its content depends on."""
+    kept = Path(tempfile.gettempdir()) / f"cupynet-standin-{os.getuid()}-{sysconfig.get_platform()}"
+    kept.mkdir(mode=0o700, exist_ok=True)
+    if not (kept / name).exists():
+        with tempfile.TemporaryDirectory(dir=kept) as folder:
+            made = Path(folder) / name
+            make(made)
+            os.replace(made, kept / name)
+    return kept / name

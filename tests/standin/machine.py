@@ -1,8 +1,8 @@
-"""The made-up machine: devices, lines of operations, what each thread has current, and the one way operations go.
+"""The made-up machine: devices, streams, what each thread has current, and the one way operations go.
 
-Everything runs at once and under one lock, so that two threads that use one stream do what a stream does: one after the
-other. A misuse is raised where it is found, and kept: what is swallowed, or found where nothing can be raised (in the
-end of an array), is raised when the machine is switched off.
+Everything runs at once and under one lock, so two threads that use one stream run one after the other. A misuse is
+raised where it is found, and kept. If it was swallowed, or nothing could be raised there, it is raised when the machine
+is switched off.
 """
 
 from __future__ import annotations
@@ -10,40 +10,42 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.standin.errors import CUDARuntimeError, Deadlock, InCapture, Misuse, NoGemmInCapture, Overrun, WrongDevice
+from tests.standin.errors import CUDARuntimeError, Deadlock, InCapture, Misuse, Overrun, WrongDevice
 from tests.standin.memory import CANARY, Chunk, MemoryPool, collecting_later
-from tests.standin.order import Access, Line, label, merge
+from tests.standin.order import Access, Label, Line, label, merge
 
+LAUNCH_FAILURE = "cudaErrorLaunchFailure: unspecified launch failure"
 _active: Machine | None = None
 
 
 class Span(NamedTuple):
-    """Elements of a block: what an operation reads or writes."""
+    """Elements of a block that an operation reads or writes."""
 
     chunk: Chunk
     view: NDArray[Any]
 
     @property
     def bytes(self) -> tuple[int, int]:
-        """The first byte of the block that is in it, and the one behind the last."""
-        view, base = self.view, self.chunk.address
-        if view.flags.c_contiguous:
-            low: int = view.__array_interface__["data"][0] - base
-            return low, low + view.nbytes
-        low, high = np.lib.array_utils.byte_bounds(view)
+        """Its first byte in the block, and the one behind its last."""
+        base = self.chunk.address
+        if self.view.flags.c_contiguous:
+            low: int = self.view.__array_interface__["data"][0] - base
+            return low, low + self.view.nbytes
+        low, high = np.lib.array_utils.byte_bounds(self.view)
         return low - base, high - base
 
 
 class Operation(NamedTuple):
-    """What is done on a line at once, or recorded by one that captures.
+    """Work that a line does at once, or captures.
 
-    checked: after it, canaries are looked at; what it writes and leaves as it was is not taken for written.
-    between: it is of two devices.
+    Attributes:
+        checked: afterwards look at the canaries, and count only elements that changed as written.
+        between: it is a copy between two devices.
     """
 
     name: str
@@ -71,12 +73,17 @@ class Machine:
     """See the head of the file.
 
     Args:
-        devices: how many there are. memory: bytes of each.
-        patience_s: how long a collective operation waits for the other ranks.
+        devices: the number of devices.
+        memory: bytes of each.
+        patience_s: seconds that a collective operation waits for the other ranks.
 
     Attributes:
-        misuses: all that was found.
-        launches: name of a kernel -> how often it was launched.
+        misuses: those found so far.
+        launches: name of a kernel -> number of launches.
+        waiting: collective calls that wait for a rank.
+        stuck: why those calls will wait forever.
+        loaded: devices and the modules that are loaded there.
+        rings: communicators by their unique ids.
     """
 
     def __init__(self, devices: int, memory: int, patience_s: float) -> None:
@@ -84,127 +91,123 @@ class Machine:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.on = True
-        self.done: dict[int, int] = {}
+        self.done: dict[int, int] = {}  # what the host has waited for: line key -> count
         self.lines: list[Line] = []
         self.nulls = [self.new_line(device, blocking=False, null=True) for device in range(devices)]
+        self.null_streams: list[Any] = []
         self.misuses: list[Misuse] = []
         self.launches: dict[str, int] = {}
         self.pools: list[MemoryPool] = []
-        self.waiting: dict[Any, str] = {}  # collective operations that wait for a rank
-        self.stuck: Misuse | None = None  # why those that wait will wait for ever
-        self.loaded: set[tuple[int, object]] = set()  # devices, and the modules that are there
-        self.rings: dict[bytes, Any] = {}  # communicators by their names
+        self.waiting: list[Any] = []
+        self.stuck: Misuse | None = None
+        self.loaded: set[tuple[int, object]] = set()
+        self.rings: dict[bytes, Any] = {}
         self.pinned: Any = None
         self.cublas: Any = None
-        self.failing: dict[int, tuple[int, str]] = {}  # device -> what it still does, and the error from then on
+        self._failing: dict[int, tuple[int, str]] = {}  # device -> operations left, and the error from then on
         self._seats = threading.local()
-        self._null_streams: list[Any] = []
 
     # threads and lines ----------------------------------------------------------------------------------------------
 
     @property
     def seat(self) -> Seat:
-        """What the calling thread has current: at first device 0, and the null streams."""
+        """What the calling thread has current: at first device 0 and the null streams."""
         found: Seat | None = getattr(self._seats, "seat", None)
         if found is None:
-            found = self._seats.seat = Seat(self._null_streams)
+            found = self._seats.seat = Seat(self.null_streams)
         return found
-
-    def begin(self, null_streams: list[Any]) -> None:
-        """Set the null stream of each device."""
-        self._null_streams = null_streams
 
     @property
     def line(self) -> Line:
         """The line of the calling thread's current device and stream."""
+        return self.line_of(None)
+
+    def line_of(self, stream: Any) -> Line:
+        """The line of a stream, by default the current one, on the current device."""
         seat = self.seat
-        line: Line = seat.streams[seat.device].line_on(seat.device)
+        line: Line = (seat.streams[seat.device] if stream is None else stream).line_on(seat.device)
         return line
 
     def new_line(self, device: int, *, blocking: bool, null: bool = False) -> Line:
-        """A stream of a device."""
+        """A new stream of a device."""
         key = len(self.lines)
-        line = Line(key, device, 0 if null else 0x5000_0000 + 16 * key, blocking)
-        self.lines.append(line)
-        return line
+        self.lines.append(Line(key, device, 0 if null else 0x5000_0000 + 16 * key, blocking))
+        return self.lines[-1]
 
     def line_at(self, number: int, device: int) -> Line:
-        """The stream with that address, the null stream's of `device`."""
+        """The stream with that address; 0 is the null stream of `device`."""
         for line in self.lines:
             if line.number == number and (number or line.device == device):
                 return line
-        raise Misuse(f"{number!r} is no stream's address")
+        raise Misuse(f"{number!r} is the address of no stream")
 
     def known(self, access: Access, line: Line) -> bool:
-        """Whether what comes next on `line` comes after that access."""
-        key, count = access.line.key, access.count
-        return access.line is line or count <= line.clock.get(key, 0) or count <= self.done.get(key, 0)
+        """Return True if the next operation on `line` comes after that access."""
+        key = access.line.key
+        return access.line is line or access.number <= max(line.clock.get(key, 0), self.done.get(key, 0))
 
     def synchronize(self, clock: dict[int, int]) -> None:
-        """The host has waited for all that `clock` knows."""
-        with self.lock:
-            merge(self.done, clock)
-            self.pinned.settle()
+        """The host has waited for everything that `clock` knows."""
+        merge(self.done, clock)
+        self.pinned.settle()
 
     def reach(self, line: Line) -> None:
-        """Let `line` wait for what it waits for by itself: a null stream and the blocking streams for each other."""
-        if line.null:
-            for other in self.lines:
-                if other.device == line.device and other.blocking:
-                    if other.capture is not None:
-                        raise InCapture(f"the null stream of device {line.device} is used while {other} captures")
-                    line.join(other.clock)
-        elif line.blocking:
+        """Order the null stream and the blocking streams, which wait for each other."""
+        if line.number and line.blocking:
             line.join(self.nulls[line.device].clock)
+        if line.number:
+            return
+        for other in self.lines:
+            if other.device == line.device and other.blocking:
+                if other.capture is not None:
+                    raise InCapture(f"the null stream of device {line.device} is used while {other} captures")
+                line.join(other.clock)
 
     def settle(self, line: Line) -> None:
-        """Wait until the collective calls on `line` have ended, or cannot end any more.
+        """Wait until the collective calls on `line` have ended, or can never end.
 
         A real host would not wait. Here every operation runs at once, so the next one needs their results.
         """
         for call in list(line.pending):
             call.settle(self)
 
-    def passed(self, lines: Sequence[Line], what: str) -> None:
-        """Make the host wait for these lines. Deadlock if one is stuck and no thread aborts its collective call."""
+    def host_waits(self, lines: Sequence[Line], what: str) -> None:
+        """Make the host wait for these lines. Deadlock if one is stuck and no thread aborts its call."""
         where = label(what)
         for line in lines:
             try:
                 self.wait(lambda: not line.stuck, lambda: f"{where} waits for {line}, on which {line.stuck}")  # noqa: B023
             except Deadlock as misuse:
-                self.keep(misuse)
-                raise
+                self.refuse(misuse)
 
     # a device that fails --------------------------------------------------------------------------------------------
 
-    def lose(
-        self, device: int, after: int = 0, error: str = "cudaErrorLaunchFailure: unspecified launch failure"
-    ) -> None:
+    def lose(self, device: int, after: int = 0, error: str = LAUNCH_FAILURE) -> None:
         """Let a device fail after this many more operations: all later calls raise `error`."""
         with self.lock:
-            self.failing[device] = after, error
+            self._failing[device] = after, error
             self.changed.notify_all()
 
     def is_lost(self, device: int) -> bool:
-        """Whether it has failed."""
-        return self.failing.get(device, (1, ""))[0] <= 0
+        """Return True if it has failed."""
+        return device in self._failing and self._failing[device][0] <= 0
 
     def check_device(self, device: int, operations: int = 0) -> None:
-        """Count operations of a device; raise CUDARuntimeError if it has failed."""
+        """Count operations of a device. Raise CUDARuntimeError if it has failed."""
         with self.lock:
-            if device not in self.failing:
+            if device not in self._failing:
                 return
-            left, error = self.failing[device]
+            left, error = self._failing[device]
             if left <= 0:
                 raise CUDARuntimeError(error)
-            self.failing[device] = left - operations, error
+            self._failing[device] = left - operations, error
             if left == operations:
                 self.changed.notify_all()  # others stop waiting for it
 
     # operations -----------------------------------------------------------------------------------------------------
 
-    def run(self, operation: Operation, line: Line | None = None) -> Any:
-        """Do it on a line, by default the calling thread's; or record it there."""
+    def run(self, operation: Operation, line: Line | None = None) -> None:
+        """Do or capture an operation on a line, by default the current one."""
         with self.lock:
             if not self.on:
                 raise Misuse(f"{operation.name}: the machine was switched off")
@@ -212,64 +215,57 @@ class Machine:
             self.check_device(line.device, operations=1)
             try:
                 for span in (*operation.reads, *operation.writes):
-                    self._usable(span, line, operation.name, between=operation.between)
+                    device = span.chunk.pool.device
+                    if device != line.device and not operation.between:
+                        raise WrongDevice(f"{label(operation.name)} on device {line.device} uses {span.chunk}")
                 if line.capture is None:
-                    return self.perform(operation, line)
-                line.capture.append(operation)
-                return None
+                    self._perform(operation, line)
+                else:
+                    line.capture.append(operation)
             except Misuse as misuse:
-                self.keep(misuse)
-                raise
+                self.refuse(misuse)
 
-    def perform(self, operation: Operation, line: Line) -> Any:
-        """Do it now."""
+    def _perform(self, operation: Operation, line: Line) -> None:
         self.settle(line)
         self.reach(line)
-        where = label(operation.name)
-        access = self.tick(line, where)
+        access = self.tick(line, label(operation.name))
         for span in operation.reads:
-            span.chunk.usable(where)
-            span.chunk.read(span.bytes, access, self)
-            span.chunk.all_read(span.view, where)
+            self.reads(span, access)
         for span in operation.writes:
-            span.chunk.usable(where)
-            span.chunk.write(span.bytes, access, self)
+            self.writes(span, access)
         with np.errstate(all="ignore"):
-            result = operation.work()
+            operation.work()
         for span in operation.writes:
-            span.chunk.all_written(span.view, unless_as_it_was=operation.checked)
+            span.chunk.mark_written(span.view, only_changed=operation.checked)
         if operation.checked:
-            self.intact(where)
-        return result
+            self.intact(access.label)
 
-    def tick(self, line: Line, where: Any) -> Access:
-        """One more operation on a line."""
+    def tick(self, line: Line, where: Label) -> Access:
+        """Count one more operation on a line."""
         line.count += 1
         line.clock[line.key] = line.count
         return Access(line, line.count, where)
 
-    def _usable(self, span: Span, line: Line, name: str, *, between: bool) -> None:
-        if span.chunk.pool.machine is not self:
-            raise Misuse(f"{name}: an array of a machine that was switched off")
-        if span.chunk.pool.device != line.device and not between:
-            raise WrongDevice(
-                f"{label(name)} on device {line.device} is given an array of {span.chunk}: make that device current"
-            )
+    def reads(self, span: Span, access: Access) -> None:
+        """Note a read; refuse it if the memory is freed, in use elsewhere, or unwritten."""
+        span.chunk.usable(access.label)
+        span.chunk.read(span.bytes, access)
+        span.chunk.must_be_written(span.view, access.label)
 
-    def synchronous(self, what: str) -> None:
-        """Refuse what cannot be recorded."""
+    def writes(self, span: Span, access: Access) -> None:
+        """Note a write; refuse it if the memory is freed or in use elsewhere."""
+        span.chunk.usable(access.label)
+        span.chunk.write(span.bytes, access)
+
+    def must_not_capture(self, what: str) -> None:
+        """Refuse a call that cannot be captured."""
         if self.line.capture is not None:
-            misuse = InCapture(f"{label(what)} while {self.line} captures")
-            self.keep(misuse)
-            raise misuse
+            self.refuse(InCapture(f"{label(what)} while {self.line} captures"))
 
-    def library(self, what: str) -> None:
-        """Refuse cuBLAS while the stream captures; its handle is made by a thread's first product on a device."""
+    def uses_cublas(self, what: str) -> None:
+        """Refuse CuPy's own cuBLAS in a capture. A thread's first product on a device makes a handle, which waits."""
         with self.lock:
-            if self.line.capture is not None:
-                misuse = NoGemmInCapture(f"{label(what)} while {self.line} captures: cuBLAS refuses its stream")
-                self.keep(misuse)
-                raise misuse
+            self.must_not_capture(what)
             if self.seat.device not in self.seat.products:
                 self.must_not_wait(f"the first {what} of this thread, which makes a cuBLAS handle,")
                 self.seat.products.add(self.seat.device)
@@ -278,26 +274,28 @@ class Machine:
 
     def taken(self, device: int) -> int:
         """Bytes of a device that its pools hold."""
-        return sum(each.total for pool in self.pools for each in pool if each.device == device)
+        return sum(pool.on(device).total for pool in self.pools)
 
     def live(self) -> list[Chunk]:
         """All blocks in use."""
         return [chunk for pool in self.pools for each in pool for chunk in list(each.used.values())]
 
-    def block(self, address: int, nbytes: int, device: int, by: str) -> tuple[Chunk, int]:
-        """The block in use that holds these bytes, and where in it they begin."""
+    def span(self, address: int, nbytes: int, device: int, by: str, dtype: Any = None) -> Span:
+        """These bytes of a block in use. dtype: of its elements, by default that of the block."""
+        where = label(by)
         for chunk in self.live():
-            offset = address - chunk.address
-            if 0 <= offset < max(chunk.nbytes, 1):
-                if chunk.pool.device != device:
-                    raise WrongDevice(f"{by} on device {device} is given {chunk}")
-                if offset + nbytes > chunk.nbytes:
-                    raise Overrun(f"{by} reaches {offset + nbytes - chunk.nbytes} bytes behind {chunk}")
-                return chunk, offset
-        raise Misuse(f"{by}: no memory in use at {address:#x}")
+            offset = int(address) - chunk.address
+            if not 0 <= offset < max(chunk.nbytes, 1):
+                continue
+            if chunk.pool.device != device:
+                raise WrongDevice(f"{where} on device {device} is given {chunk}")
+            if offset + nbytes > chunk.nbytes:
+                raise Overrun(f"{where} reaches {offset + nbytes - chunk.nbytes} bytes behind {chunk}")
+            return Span(chunk, chunk.memory[offset : offset + nbytes].view(dtype or chunk.dtype or np.uint8))
+        raise Misuse(f"{where}: no memory in use at {address:#x}")
 
     def intact(self, by: object) -> None:
-        """Raise Overrun where any canary was overwritten: of all blocks in one go, as each kernel asks for it."""
+        """Raise Overrun if a canary was overwritten. All are compared at once, as each kernel asks for it."""
         live = self.live()
         found = b"".join([guard for chunk in live for guard in chunk.guards])
         if found != bytes([CANARY]) * len(found):
@@ -305,7 +303,7 @@ class Machine:
                 chunk.intact(by)
 
     def free(self, chunk: Chunk) -> None:
-        """The end of a block: never raises, but keeps what it found."""
+        """End a block. Nothing is raised: misuses are kept."""
         with self.lock, collecting_later():
             if not self.on:
                 return
@@ -317,21 +315,25 @@ class Machine:
     # misuses --------------------------------------------------------------------------------------------------------
 
     def keep(self, misuse: Misuse) -> None:
-        """Remember what was found."""
+        """Remember a misuse."""
         if misuse not in self.misuses:
             self.misuses.append(misuse)
 
+    def refuse(self, misuse: Misuse) -> NoReturn:
+        """Remember and raise a misuse."""
+        self.keep(misuse)
+        raise misuse
+
     def must_not_wait(self, what: str) -> None:
-        """Refuse what waits for a device, while a collective operation on one waits for another thread, or for ever."""
-        self.passed([line for line in self.lines if line.device == self.seat.device], what)
-        for call in self.waiting.values():
+        """Refuse a call that waits for the device while a collective operation waits for another thread, or forever."""
+        self.host_waits([line for line in self.lines if line.device == self.seat.device], what)
+        if self.waiting:
             self.stuck = Deadlock(
-                f"{label(what)} waits for the device, on which {call} waits for another rank: warm up, and "
+                f"{label(what)} waits for the device, on which {self.waiting[0]} waits for another rank: warm up, and "
                 "allocate nothing between the host barrier and the collective operation"
             )
-            self.keep(self.stuck)
             self.changed.notify_all()
-            raise self.stuck
+            self.refuse(self.stuck)
 
     def wait(self, ready: Callable[[], bool], missing: Callable[[], str]) -> None:
         """Wait for other threads, holding the lock; Deadlock after `patience_s`."""
@@ -358,7 +360,7 @@ def switched_on() -> Machine | None:
 
 
 def activate(machine: Machine | None) -> Machine | None:
-    """Make it the active one; the one before."""
+    """Make it the active one; return the one before."""
     global _active
     before, _active = _active, machine
     return before

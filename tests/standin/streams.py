@@ -1,7 +1,6 @@
 """Devices, streams, events and graphs, with what a thread has current as CuPy has it (cupy/cuda/stream.pyx, 14.2).
 
-A stream that is entered with `with` is left for the one that was *entered* before it, not for one that was made current
-by `use`: after `stream.use()`, the end of a `with` block brings the null stream back.
+At the end of a `with` block the stream comes back that was *entered* before, whatever was current.
 """
 
 from __future__ import annotations
@@ -12,22 +11,10 @@ from tests.standin.order import Line, label
 
 
 class Device:
-    """A device, by default the one that is current."""
+    """A device, by default the current one."""
 
-    def __init__(self, device: int | Device | None = None) -> None:
+    def __init__(self, device: int | None = None) -> None:
         self.id = active().seat.device if device is None else int(device)
-
-    def __int__(self) -> int:
-        return self.id
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Device) and self.id == other.id
-
-    def __hash__(self) -> int:
-        return self.id
-
-    def __repr__(self) -> str:
-        return f"<CUDA Device {self.id}>"
 
     def use(self) -> Device:
         """Make it current."""
@@ -52,14 +39,13 @@ class Device:
         """Wait for all streams of the device."""
         machine = active()
         with machine.lock:
-            machine.check_device(self.id)
             for line in machine.lines:
                 if line.device == self.id:
                     _wait(machine, line, "Device.synchronize")
 
     @property
     def mem_info(self) -> tuple[int, int]:
-        """Bytes that are free, and all there are."""
+        """Free and total bytes."""
         machine = active()
         machine.check_device(self.id)
         return machine.memory - machine.taken(self.id), machine.memory
@@ -71,7 +57,7 @@ class Device:
 
 
 class Stream:
-    """A stream of the device that is current; `Stream.null` is that of whichever device is."""
+    """A stream of the current device. `Stream.null` is that of whichever device is current."""
 
     null: Stream
 
@@ -85,7 +71,7 @@ class Stream:
                 self._line = self._machine.new_line(self.device_id, blocking=not non_blocking)
 
     def line_on(self, device: int) -> Line:
-        """The line it is, used while `device` is current."""
+        """Its line while `device` is current."""
         if self._machine is None:
             return active().nulls[device]
         if self._machine is not active():
@@ -107,28 +93,13 @@ class Stream:
     def __hash__(self) -> int:
         return self.ptr
 
-    def __repr__(self) -> str:
-        return f"<Stream {self.ptr:#x} (device {self.device_id})>"
-
-    def _fitting(self) -> int:
-        device = active().seat.device
-        if self.device_id not in (-1, device):
-            raise RuntimeError(
-                f"The device that the stream is created on ({self.device_id}) does not match with the current device "
-                f"({device})"
-            )
-        return device
-
-    def use(self) -> Stream:
-        """Make it current."""
-        active().seat.streams[self._fitting()] = self
-        return self
-
     def __enter__(self) -> Stream:
-        seat, device = active().seat, self._fitting()
-        seat.entered[device].append(self)
-        seat.entered_on.append(device)
-        seat.streams[device] = self
+        seat = active().seat
+        if self.device_id not in (-1, seat.device):
+            raise RuntimeError(f"a stream of device {self.device_id} is entered on device {seat.device}")
+        seat.entered[seat.device].append(self)
+        seat.entered_on.append(seat.device)
+        seat.streams[seat.device] = self
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -137,19 +108,13 @@ class Stream:
         seat.entered[device].pop()
         seat.streams[device] = seat.entered[device][-1]
 
-    @property
-    def done(self) -> bool:
-        """Whether all work is over: here it is, but the host learns it, as by `synchronize`."""
-        self.synchronize()
-        return True
-
     def synchronize(self) -> None:
-        """Wait for all work."""
+        """Wait for all work on the stream."""
         _wait(active(), self._here, "Stream.synchronize")
 
-    def record(self, event: Event | None = None) -> Event:
+    def record(self) -> Event:
         """An event after all operations on the stream so far."""
-        event = Event() if event is None else event
+        event = Event()
         event.record(self)
         return event
 
@@ -160,25 +125,21 @@ class Stream:
             if line.capture is not None and event.captured is line.capture:
                 return  # recorded on this stream, in the same capture
             if line.capture is not None or event.captured is not None:
-                _refuse(machine, line, "Stream.wait_event for an event that is not of this capture,")
+                machine.refuse(InCapture(f"{label('Stream.wait_event')} for an event outside of this capture"))
             machine.settle(line)
             line.join(event.clock)
             line.behind = [*line.holding, *event.behind]
 
-    # capture --------------------------------------------------------------------------------------------------------
-
     def begin_capture(self, mode: int | None = None) -> None:
-        """Record from now on, and run nothing."""
+        """Capture operations from now on, and run none."""
         machine, line = active(), self._here
-        if line.null:
-            raise RuntimeError("cannot capture on the default (legacy) stream")
         with machine.lock:
-            if line.capture is not None:
-                _refuse(machine, line, "Stream.begin_capture")
+            if not line.number or line.capture is not None:
+                machine.refuse(InCapture(f"{label('Stream.begin_capture')} on {line}"))
             line.capture = []
 
     def end_capture(self) -> Graph:
-        """What was recorded."""
+        """The captured operations."""
         line = self._here
         if line.capture is None:
             raise CUDARuntimeError("cudaErrorIllegalState: the stream does not capture")
@@ -187,18 +148,22 @@ class Stream:
 
 
 class Event:
-    """A point on a stream; before `record` it comes after nothing."""
+    """A point on a stream. Before `record` it comes after nothing.
+
+    Attributes:
+        behind: stuck lines that it waits for.
+        captured: the capture in which it was recorded, if any.
+    """
 
     def __init__(self, block: bool = False, disable_timing: bool = False) -> None:
         self.clock: dict[int, int] = {}
-        self.behind: list[Line] = []  # stuck lines that it waits for
-        self.captured: list[Operation] | None = None  # the capture in which it was recorded, if any
+        self.behind: list[Line] = []
+        self.captured: list[Operation] | None = None
 
     def record(self, stream: Stream | None = None) -> None:
         """Record it after all operations so far on the stream, by default the current one."""
         machine = active()
-        seat = machine.seat
-        line = (seat.streams[seat.device] if stream is None else stream).line_on(seat.device)
+        line = machine.line_of(stream)
         with machine.lock:
             self.captured = line.capture
             if line.capture is not None:
@@ -213,41 +178,32 @@ class Event:
         machine = active()
         with machine.lock:
             if self.captured is not None:
-                misuse = InCapture(f"{label('Event.synchronize')}: it was recorded in a capture")
-                machine.keep(misuse)
-                raise misuse
-            machine.passed(self.behind, "Event.synchronize")
+                machine.refuse(InCapture(f"{label('Event.synchronize')}: it was recorded in a capture"))
+            machine.host_waits(self.behind, "Event.synchronize")
             machine.synchronize(self.clock)
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over: here it is, but the host learns it, as by `synchronize`."""
-        self.synchronize()
-        return True
 
 
 class Graph:
-    """What a stream has recorded. It holds no arrays: their memory must live as long as it is launched."""
+    """The operations of a capture. It holds no arrays: their memory must live as long as it is launched."""
 
     def __init__(self, device: int, operations: list[Operation]) -> None:
         self.device, self.operations = device, operations
 
     def launch(self, stream: Stream | None = None) -> None:
-        """Do all of it, in its order, on a stream, by default the current one."""
+        """Run the operations in their order on a stream, by default the current one."""
         machine = active()
-        seat = machine.seat
-        line = (seat.streams[seat.device] if stream is None else stream).line_on(seat.device)
+        line = machine.line_of(stream)
         with machine.lock:
             if line.device != self.device:
                 raise CUDARuntimeError("cudaErrorInvalidValue: a graph of another device")
             if line.capture is not None:
-                _refuse(machine, line, "Graph.launch")
+                machine.refuse(InCapture(f"{label('Graph.launch')} while {line} captures"))
             for operation in self.operations:
                 machine.run(operation, line)
 
 
 def get_current_stream(device_id: int = -1) -> Stream:
-    """What the calling thread has current on a device, by default on the current one."""
+    """The calling thread's stream on a device, by default on the current one."""
     seat = active().seat
     stream: Stream = seat.streams[seat.device if device_id < 0 else device_id]
     return stream
@@ -257,16 +213,10 @@ def _wait(machine: Machine, line: Line, what: str) -> None:
     with machine.lock:
         machine.check_device(line.device)
         machine.settle(line)
-        machine.passed(line.holding, what)
+        machine.host_waits(line.holding, what)
         if line.capture is not None:
-            _refuse(machine, line, what)
+            machine.refuse(InCapture(f"{label(what)} while {line} captures"))
         machine.synchronize(line.clock)
-
-
-def _refuse(machine: Machine, line: Line, what: str) -> None:
-    misuse = InCapture(f"{label(what)} while {line} captures")
-    machine.keep(misuse)
-    raise misuse
 
 
 Stream.null = Stream(null=True)

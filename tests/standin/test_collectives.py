@@ -22,188 +22,178 @@ def machine() -> Iterator[Machine]:
         made.misuses.clear()  # each test looks at its own
 
 
-def ranks(work: Callable[[Any, Any, int], Any], count: int = 2, devices: tuple[int, ...] = (0, 1, 2)) -> list[Any]:
-    """`work(nccl, communicator, rank)` in a thread for each rank, on its device and a stream of its own.
+class Rank:
+    """One rank, with a device and a stream of its own. Memory is allocated before `meet`, the barrier of the host."""
 
-    `communicator.meet()` is a barrier of the host: before it memory is allocated, after it nothing.
-    """
+    def __init__(self, communicator: Any, number: int, meet: Callable[[], object]) -> None:
+        self.communicator, self.number, self.meet = communicator, number, meet
+
+    @property
+    def stream(self) -> Any:
+        import cupy
+
+        return cupy.cuda.get_current_stream()
+
+    def vector(self, *values: float) -> Any:
+        import cupy
+
+        return cupy.asarray(np.array(values, np.float32))
+
+    def add_up(self, send: Any, receive: Any = None, count: int | None = None, stream: Any = None) -> None:
+        """The all-reduce of `send`, by default in place and on the rank's stream."""
+        from cupy.cuda import nccl
+
+        self.communicator.allReduce(
+            send.data.ptr,
+            (send if receive is None else receive).data.ptr,
+            send.size if count is None else count,
+            nccl.NCCL_FLOAT32,
+            nccl.NCCL_SUM,
+            (self.stream if stream is None else stream).ptr,
+        )
+
+
+def ranks(work: Callable[[Rank], Any], count: int = 2) -> list[Any]:
+    """Run `work` in a thread for each rank; return the results, or the exceptions that ended them."""
     import cupy
     from cupy.cuda import nccl
 
     name, barrier = nccl.get_unique_id(), threading.Barrier(count)
 
-    def task(rank: int) -> Any:
-        with cupy.cuda.Device(devices[rank]), cupy.cuda.Stream(non_blocking=True):
-            communicator = nccl.NcclCommunicator(count, name, rank)
-            communicator.meet = lambda: barrier.wait(10)
+    def task(number: int) -> Any:
+        with cupy.cuda.Device(number), cupy.cuda.Stream(non_blocking=True):
+            communicator = nccl.NcclCommunicator(count, name, number)
             try:
-                return work(nccl, communicator, rank)
+                return work(Rank(communicator, number, lambda: barrier.wait(10)))
             finally:
                 communicator.destroy()
 
-    return together(*(lambda rank=rank: task(rank) for rank in range(count)))
-
-
-def here() -> int:
-    import cupy
-
-    return cupy.cuda.get_current_stream().ptr  # type: ignore[no-any-return]
-
-
-def synchronize() -> None:
-    import cupy
-
-    cupy.cuda.get_current_stream().synchronize()
-
-
-def vector(*values: float, dtype: Any = np.float32) -> Any:
-    import cupy
-
-    return cupy.asarray(np.array(values, dtype))
+    return together(*(lambda number=number: task(number) for number in range(count)))
 
 
 @pytest.mark.smoke
 def test_an_all_reduce_adds_up(machine: Machine) -> None:
-    def work(nccl: Any, communicator: Any, rank: int) -> Any:
-        x, y = vector(1 + rank, 10), vector(0, 0)
-        communicator.meet()
-        communicator.allReduce(x.data.ptr, y.data.ptr, 2, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
-        communicator.allReduce(y.data.ptr, y.data.ptr, 2, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+    def work(rank: Rank) -> Any:
+        x, y = rank.vector(1 + rank.number, 10), rank.vector(0, 0)
+        rank.meet()
+        rank.add_up(x, y)
+        rank.add_up(y)
         return [*x.get().tolist(), *y.get().tolist()]
 
-    assert ranks(work, 3) == [[1 + rank, 10, 18, 90] for rank in range(3)]
+    assert ranks(work, 3) == [[1 + number, 10, 18, 90] for number in range(3)]
     assert machine.misuses == []
 
 
 def test_ranks_that_do_not_make_the_same_call_all_fail(machine: Machine) -> None:
-    def work(nccl: Any, communicator: Any, rank: int) -> None:
-        x = vector(1, 2)
-        communicator.meet()
-        communicator.allReduce(x.data.ptr, x.data.ptr, 1 + rank, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
-        synchronize()
+    def work(rank: Rank) -> None:
+        x = rank.vector(1, 2)
+        rank.meet()
+        rank.add_up(x, count=1 + rank.number)
+        rank.stream.synchronize()
 
     assert all(isinstance(each, Disagreement) for each in ranks(work))
 
 
 def test_one_collective_too_many_is_a_deadlock(machine: Machine) -> None:
-    def work(nccl: Any, communicator: Any, rank: int) -> Any:
-        x = vector(1)
-        communicator.meet()
-        for _ in range(1 + rank):
-            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
-        synchronize()
+    def work(rank: Rank) -> None:
+        x = rank.vector(1)
+        rank.meet()
+        for _ in range(1 + rank.number):
+            rank.add_up(x)
+        rank.stream.synchronize()
 
     fine, stuck = ranks(work)
     assert fine is None and isinstance(stuck, Deadlock)
     assert isinstance(machine.misuses[0], Deadlock)
 
 
-def test_memory_is_not_allocated_while_a_collective_waits(machine: Machine) -> None:
-    """The first deadlock of NCCL in threads: cudaMalloc waits for a device that waits for the one that allocates."""
+WAITS: dict[str, Callable[[Any], Any]] = {
+    "cudaMalloc": lambda cupy: cupy.zeros(100_000),
+    "cudaFree": lambda cupy: cupy.get_default_memory_pool().free_all_blocks(),
+    "cudaHostAlloc": lambda cupy: cupy.cuda.alloc_pinned_memory(1 << 20),
+    "a block of the pool": lambda cupy: cupy.zeros(10),
+}
+
+
+@pytest.mark.parametrize("what", WAITS)
+def test_memory_is_not_allocated_while_a_collective_waits(what: str, machine: Machine) -> None:
+    """cudaMalloc waits for the device, which waits for the rank that allocates."""
     import cupy
 
-    def grow() -> None:
-        cupy.zeros(100_000)
+    def work(rank: Rank) -> float:
+        x = rank.vector(1)
+        cupy.zeros(10)  # leaves a free block
+        rank.meet()
+        if rank.number == 0:
+            with machine.lock:
+                machine.changed.wait_for(lambda: machine.waiting, 10)
+            WAITS[what](cupy)
+        rank.add_up(x)
+        return float(x[0])
 
-    def from_the_pool() -> None:
-        kept = cupy.zeros(10)  # there was a free block of that size
-        assert kept.size == 10
-
-    waits = {
-        "cudaMalloc": grow,
-        "cudaFree": lambda: cupy.get_default_memory_pool().free_all_blocks(),
-        "cudaHostAlloc": lambda: cupy.cuda.alloc_pinned_memory(1 << 20),
-        "cudaFreeHost": lambda: cupy.get_default_pinned_memory_pool().free_all_blocks(),
-        "cuBLAS handle": lambda: cupy.matmul(matrix, matrix, out=product),
-        "": from_the_pool,
-    }
-    for text, act in waits.items():
-
-        def work(nccl: Any, communicator: Any, rank: int, act: Any = act) -> Any:
-            nonlocal matrix, product
-            if rank == 0:
-                matrix, product = cupy.ones((2, 2)), cupy.zeros((2, 2))
-            x = vector(1)
-            if rank == 0:
-                cupy.zeros(10)
-            communicator.meet()
-            if rank == 0:
-                with machine.lock:
-                    machine.changed.wait_for(lambda: any("allReduce" in each for each in machine.waiting.values()), 10)
-                act()
-            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
-            return float(x[0])
-
-        matrix = product = None
-        found = ranks(work)
-        if text:
-            assert all(isinstance(each, Deadlock) and text in str(each) for each in found), (text, found)
-        else:
-            assert found == [2.0, 2.0]
-        machine.stuck = None
+    found = ranks(work)
+    if what == "a block of the pool":
+        assert found == [2.0, 2.0]
+    else:
+        assert all(isinstance(each, Deadlock) for each in found)
 
 
 def test_one_communicator_is_for_one_thread_at_a_time(machine: Machine) -> None:
-    def work(nccl: Any, communicator: Any, rank: int) -> Any:
-        x = vector(1)
-        if rank == 1:
+    def work(rank: Rank) -> Any:
+        x, stream = rank.vector(1), rank.stream
+        if rank.number == 1:
             return None
-
-        def call() -> None:
-            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream)
-
-        stream = here()
-        return together(call, call)
+        return together(*[lambda: rank.add_up(x, stream=stream)] * 2)
 
     found, _ = ranks(work)
-    assert isinstance(next(filter(None, found)), Misuse)
+    assert any(isinstance(each, Misuse) for each in found)
 
 
-def test_a_collective_is_ordered_on_the_stream_it_was_given(machine: Machine) -> None:
+def test_the_result_is_ordered_on_the_stream_of_the_call(machine: Machine) -> None:
     import cupy
 
-    def work(nccl: Any, communicator: Any, rank: int, wait: bool) -> Any:
-        x, side = vector(1, 2), cupy.cuda.Stream(non_blocking=True)
-        communicator.meet()
-        if wait:
-            side.wait_event(cupy.cuda.get_current_stream().record())
-        communicator.allReduce(x.data.ptr, x.data.ptr, 2, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, side.ptr)
+    def work(rank: Rank) -> float:
+        x, side = rank.vector(1, 2), cupy.cuda.Stream(non_blocking=True)
+        side.wait_event(rank.stream.record())
+        rank.meet()
+        rank.add_up(x, stream=side)
         side.record()
-        communicator.meet()
-        before = None
-        try:
+        rank.meet()
+        with pytest.raises(Unordered):
             x.sum()
-        except Unordered as error:
-            before = error
-        cupy.cuda.get_current_stream().wait_event(side.record())
-        return type(before).__name__, float(x.sum())
+        rank.stream.wait_event(side.record())
+        return float(x.sum())
 
-    assert ranks(lambda *given: work(*given, True)) == [("Unordered", 6.0)] * 2
-    machine.misuses.clear()
-    found = ranks(lambda *given: work(*given, False))
-    assert all(isinstance(each, Unordered) and "nccl.allReduce" in str(each) for each in found)
+    assert ranks(work) == [6.0, 6.0]
+
+
+def test_an_operand_is_ordered_on_the_stream_of_the_call(machine: Machine) -> None:
+    import cupy
+
+    def work(rank: Rank) -> None:
+        x, side = rank.vector(1, 2), cupy.cuda.Stream(non_blocking=True)
+        rank.meet()
+        rank.add_up(x, stream=side)
+        side.synchronize()
+
+    assert all(isinstance(each, Unordered) for each in ranks(work))
 
 
 @pytest.mark.parametrize("both", [False, True])
 def test_each_rank_ends_only_its_own_part(both: bool, machine: Machine) -> None:
-    """A rank that waits for one that has aborted is stuck until it is aborted too, by whatever thread."""
-    import cupy
+    """A rank that waits for an aborted one is stuck until a thread aborts it too."""
 
-    def work(nccl: Any, communicator: Any, rank: int) -> Any:
-        x, event, side = vector(1), cupy.cuda.Event(), cupy.cuda.Stream(non_blocking=True)
-        communicator.meet()
-        if rank == 1:
-            communicator.abort()
-            communicator.meet()
-            return
-        communicator.meet()
-        communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
-        event.record()
-        side.wait_event(event)
-        if both:
-            threading.Timer(0.1, communicator.abort).start()
-        for wait in (synchronize, event.synchronize, side.synchronize):
-            wait()
+    def work(rank: Rank) -> None:
+        x = rank.vector(1)
+        rank.meet()
+        if rank.number == 1:
+            rank.communicator.abort()
+        rank.meet()
+        if rank.number == 0:
+            rank.add_up(x)
+            if both:
+                threading.Timer(0.1, rank.communicator.abort).start()
+            rank.stream.record().synchronize()
 
     stuck, _ = ranks(work)
     if both:
@@ -212,64 +202,43 @@ def test_each_rank_ends_only_its_own_part(both: bool, machine: Machine) -> None:
         assert isinstance(stuck, Deadlock)
 
 
-def test_the_first_operation_of_a_communicator_is_a_small_one(machine: Machine) -> None:
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_first_operation_of_a_communicator_is_a_small_one(warm: bool, machine: Machine) -> None:
     """It connects the ranks, and may allocate memory for that."""
 
-    def work(nccl: Any, communicator: Any, rank: int, warm: bool) -> Any:
-        x = vector(*range(100))
-        communicator.meet()
-        for count in (1, 100) if warm else (100,):
-            communicator.allReduce(x.data.ptr, x.data.ptr, count, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
+    def work(rank: Rank) -> float:
+        x = rank.vector(*range(100))
+        rank.meet()
+        if warm:
+            rank.add_up(x, count=1)
+        rank.add_up(x)
         return float(x[99])
 
-    assert ranks(lambda *given: work(*given, True)) == [198.0, 198.0] and machine.misuses == []
-    found = ranks(lambda *given: work(*given, False))
-    assert all(isinstance(each, Misuse) for each in found)
+    found = ranks(work)
+    assert found == [198.0, 198.0] if warm else all(isinstance(each, Misuse) for each in found)
 
 
-@pytest.mark.parametrize("end", ["destroy", None])
-def test_every_communicator_is_ended(end: str | None) -> None:
+def test_every_communicator_is_ended() -> None:
     """Its destructor would end it at some later time, in any thread."""
-
-    def use() -> None:
+    with pytest.raises(Misuse), installed():
         from cupy.cuda import nccl
 
-        made = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
-        if end is not None:
-            getattr(made, end)()
-
-    if end is not None:
-        with installed():
-            use()
-        return
-    with pytest.raises(Misuse), installed():
-        use()
+        nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
 
 
-def test_a_device_that_is_lost_leaves_the_others_standing(machine: Machine) -> None:
-    """Their hosts continue, as with NCCL; a wait for the device never ends."""
+def test_the_host_of_a_rank_continues_when_another_device_is_lost(machine: Machine) -> None:
+    """As with NCCL. A wait for the device never ends."""
 
-    def work(nccl: Any, communicator: Any, rank: int) -> Any:
-        import cupy
-
-        x = vector(rank)
-        communicator.meet()
-        if rank == 1:
+    def work(rank: Rank) -> None:
+        x = rank.vector(rank.number)
+        rank.meet()
+        if rank.number == 1:
             machine.lose(1)
-        else:
-            with machine.lock:
-                machine.wait(lambda: machine.is_lost(1), lambda: "the device is not lost")
-        try:
-            communicator.allReduce(x.data.ptr, x.data.ptr, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, here())
-        except nccl.NcclError as error:
-            return str(error)
+        rank.meet()
+        rank.add_up(x)
         assert machine.misuses == []
         with pytest.raises(Deadlock):
-            cupy.cuda.get_current_stream().synchronize()
-        with pytest.raises(Deadlock):
-            cupy.zeros(1 << 20)
-        return "goes on"
+            rank.stream.synchronize()
 
-    found = ranks(work)
-    assert found[0] == "goes on" and found[1].startswith("NCCL_ERROR_UNHANDLED_CUDA_ERROR")
-    assert len(machine.misuses) == 2
+    first, second = ranks(work)
+    assert first is None and type(second).__name__ == "NcclError"

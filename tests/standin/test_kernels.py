@@ -9,7 +9,6 @@ import pytest
 
 from tests.standin.errors import BadLaunch, Overrun, Unordered, Unwritten, WrongDevice
 from tests.standin.host import compiler
-from tests.standin.machine import active
 from tests.standin.planted import caught
 
 pytestmark = [pytest.mark.standin, pytest.mark.skipif(compiler() is None, reason="no C++ compiler")]
@@ -22,19 +21,14 @@ extern "C" __global__ void scale(const float* x, float* y, float factor, int n) 
   if (i < n) y[i] = factor * x[i];
 }
 
-extern "C" __global__ void careless(const float* x, float* y, int from, int n) {
+extern "C" __global__ void fill(float* y, int from, int to) {
   int i = from + blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < n) y[i] = x[0];
+  if (i < to) y[i] = 1;
 }
 
 extern "C" __global__ void halves(const half* x, half* y, long long n, double factor, bool negative) {
   int i = threadIdx.x;
   if (i < n) y[i] = __float2half((negative ? -1 : 1) * static_cast<float>(factor) * __half2float(x[i]));
-}
-
-extern "C" __global__ void halfway(float* y, int n) {
-  int i = threadIdx.x;
-  if (i < n) y[i] = i;
 }
 
 extern "C" __global__ void reversed(const float* x, float* y) {
@@ -53,15 +47,14 @@ extern "C" __global__ void stuck(float* y) {
 
 
 @pytest.fixture
-def cupy() -> Any:
-    import cupy
-
-    return cupy
+def kernels(cupy: Any) -> Any:
+    return cupy.RawModule(code=TEXT, options=("-std=c++17",)).get_function
 
 
 @pytest.fixture
-def kernels(cupy: Any) -> Any:
-    return cupy.RawModule(code=TEXT, options=("-std=c++17",)).get_function
+def arguments(cupy: Any) -> list[Any]:
+    """Those of `scale`."""
+    return [cupy.ones(8, np.float32), cupy.empty(8, np.float32), np.float32(2), np.int32(8)]
 
 
 def test_a_kernel_computes(cupy: Any, kernels: Any) -> None:
@@ -70,19 +63,16 @@ def test_a_kernel_computes(cupy: Any, kernels: Any) -> None:
     np.testing.assert_array_equal(y.get(), 2 * np.arange(100))
     kernels("reversed")((1,), (64,), (x, y))
     np.testing.assert_array_equal(y[:64].get(), np.arange(64)[::-1])
-    h = cupy.asarray(np.arange(4, dtype=np.float16))
-    kernels("halves")((1, 1, 1), (4, 1, 1), (h, h, 4, 0.5, True))  # as CuPy passes numbers of Python
-    np.testing.assert_array_equal(h.get(), [0, -0.5, -1, -1.5])
-    assert active().launches == {"scale": 1, "reversed": 1, "halves": 1}
 
 
-def arguments(cupy: Any) -> list[Any]:
-    return [cupy.ones(8, np.float32), cupy.empty(8, np.float32), np.float32(2), np.int32(8)]
+def test_numbers_of_python_are_passed_in_64_bits(cupy: Any, kernels: Any) -> None:
+    x = cupy.asarray(np.arange(4, dtype=np.float16))
+    kernels("halves")((1, 1, 1), (4, 1, 1), (x, x, 4, 0.5, True))
+    np.testing.assert_array_equal(x.get(), [0, -0.5, -1, -1.5])
 
 
 WRONG = {
-    "a float of Python's": (2, 2.0),
-    "an int of Python's": (3, 8),
+    "a float of Python": (2, 2.0),
     "another precision": (2, np.float64(2)),
     "a NumPy array": (0, np.ones(8, np.float32)),
     "an address": (0, 4096),
@@ -90,68 +80,58 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("position", "value"), WRONG.values(), ids=WRONG)
-def test_an_argument_must_be_what_the_kernel_takes(position: int, value: Any, cupy: Any, kernels: Any) -> None:
-    given = arguments(cupy)
-    given[position] = value
+def test_an_argument_must_be_what_the_kernel_takes(
+    position: int, value: Any, arguments: list[Any], kernels: Any
+) -> None:
+    arguments[position] = value
     with caught(BadLaunch):
-        kernels("scale")((1,), (8,), given)
+        kernels("scale")((1,), (8,), arguments)
 
 
-def test_an_array_must_be_what_the_kernel_takes(cupy: Any, kernels: Any) -> None:
-    scale, (x, y, factor, n) = kernels("scale"), arguments(cupy)
-    with caught(BadLaunch):
-        scale((1,), (8,), (cupy.ones(8), y, factor, n))
-    wide = cupy.ones(16, np.float32)
-    with caught(BadLaunch):
-        scale((1,), (8,), (wide[::2], y, factor, n))
-    scale((1,), (8,), (wide[::2].data, y, factor, n))  # the kernel's own affair
-    with caught(BadLaunch):
-        scale((1,), (8,), (x, y, factor))
-    with cupy.cuda.Device(1), caught(WrongDevice):
-        scale((1,), (8,), (x, y, factor, n))
+def test_an_array_must_be_what_the_kernel_takes(cupy: Any, arguments: list[Any], kernels: Any) -> None:
+    scale, rest = kernels("scale"), arguments[1:]
+    for wrong in (cupy.ones(8), cupy.ones(16, np.float32)[::2]):
+        with caught(BadLaunch):
+            scale((1,), (8,), (wrong, *rest))
     with caught(Unwritten):
-        scale((1,), (8,), (cupy.empty(8, np.float32), y, factor, n))
+        scale((1,), (8,), (cupy.empty(8, np.float32), *rest))
+    with cupy.cuda.Device(1), caught(WrongDevice):
+        scale((1,), (8,), arguments)
 
 
-def test_a_kernel_that_writes_outside_its_array_is_named(cupy: Any, kernels: Any) -> None:
-    careless, x, y = kernels("careless"), cupy.ones(1, np.float32), cupy.zeros(10, np.float32)
-    careless((1,), (10,), (x, y, np.int32(0), np.int32(10)))
-    with caught(Overrun):
-        careless((1,), (11,), (x, y, np.int32(0), np.int32(11)))
-    with caught(Overrun):
-        careless((1,), (1,), (x, y, np.int32(-1), np.int32(0)))
-    flat = cupy.zeros(30, np.float32)
-    with caught(Overrun):
-        careless((1,), (11,), (x, flat[10:20], np.int32(0), np.int32(11)))  # into the neighbour of a view
+@pytest.mark.parametrize(("start", "stop"), [(-1, 0), (0, 11)])
+def test_a_write_outside_an_array_is_found(start: int, stop: int, cupy: Any, kernels: Any) -> None:
+    whole, part = cupy.zeros(10, np.float32), cupy.zeros(30, np.float32)[10:20]
+    for y in (whole, part):
+        with caught(Overrun):
+            kernels("fill")((1,), (16,), (y, np.int32(start), np.int32(stop)))
 
 
 def test_memory_a_kernel_left_alone_stays_unwritten(cupy: Any, kernels: Any) -> None:
     y = cupy.empty(8, np.float32)
-    kernels("halfway")((1,), (8,), (y, np.int32(5)))
-    assert y[:5].get().tolist() == [0, 1, 2, 3, 4]
+    kernels("fill")((1,), (8,), (y, np.int32(0), np.int32(5)))
+    assert y[:5].get().tolist() == [1] * 5
     with caught(Unwritten):
         y.sum()
 
 
-def test_kernels_are_ordered_like_all_operations(cupy: Any, kernels: Any) -> None:
-    scale, (x, y, factor, n) = kernels("scale"), arguments(cupy)
+def test_kernels_are_ordered_like_all_operations(cupy: Any, arguments: list[Any], kernels: Any) -> None:
+    x, y, *_ = arguments
     cupy.cuda.Device().synchronize()
-    a, b = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
-    with a:
-        scale((1,), (8,), (x, y, factor, n))
-    with b:
+    with cupy.cuda.Stream(non_blocking=True):
+        kernels("scale")((1,), (8,), arguments)
+    with cupy.cuda.Stream(non_blocking=True):
         assert float(x.sum()) == 8
         with caught(Unordered):
             y.sum()
         with caught(Unordered):
             x[...] = 1
-    a.synchronize()
-    y[...] = 0
+    cupy.cuda.Device().synchronize()
 
 
 def test_a_barrier_that_some_threads_never_reach_is_found(cupy: Any, kernels: Any) -> None:
     with caught(BadLaunch):
         kernels("stuck")((1,), (8,), (cupy.zeros(8, np.float32),))
     x, y = cupy.asarray(np.arange(8, dtype=np.float32)), cupy.empty(8, np.float32)
-    kernels("reversed")((1,), (8,), (x, y))  # and they do not go on in the next kernel
+    kernels("reversed")((1,), (8,), (x, y))  # no thread continues in the next kernel
     np.testing.assert_array_equal(y.get(), np.arange(8)[::-1])

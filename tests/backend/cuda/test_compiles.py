@@ -7,18 +7,18 @@ import hashlib
 import importlib.util
 import os
 import re
-import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cupynet.backend.cuda.launch import FOLDER, INSTANCES, OPTIONS, source
 from cupynet.backend.update_rules import RULES
-from tests.standin.host import kept
+from tests.standin.host import once
 
 QUICKLY = "--Ofast-compile=max"  # less is optimized, which takes a third of the time; what is refused is the same
-HOW = [("sm_75", ()), ("sm_100", (QUICKLY,))]  # the oldest as CuPy compiles
+HOW: list[Any] = [("sm_75", ()), ("sm_100", (QUICKLY,))]  # the oldest as CuPy compiles
 HOW += [pytest.param(name, (), marks=pytest.mark.slow) for name in ("sm_80", "sm_90", "sm_100")]
 
 FLAT = {  # kernels over whole vectors, or over stretches of them
@@ -33,6 +33,13 @@ FLAT = {  # kernels over whole vectors, or over stretches of them
 ONE_WAY = {"sum_vector": "ld", "stretch_squares": "ld", "widen": "st", "narrow": "ld"}  # the other way is narrower
 
 
+def includes() -> list[Path]:
+    """The folders of CUDA's headers."""
+    found = importlib.util.find_spec("nvidia")
+    places = [] if found is None else list(found.submodule_search_locations or ())
+    return [header.parent for place in places for header in sorted(Path(place).glob("*/include/cuda_fp16.h"))]
+
+
 def has_nvrtc() -> bool:
     """Return True if the wheels of the dev extra are installed (Linux on x86_64 has them)."""
     try:
@@ -41,17 +48,11 @@ def has_nvrtc() -> bool:
         return False
 
 
-def includes() -> list[Path]:
-    """The folders of CUDA's headers."""
-    found = importlib.util.find_spec("nvidia")
-    places = [] if found is None else list(found.submodule_search_locations or ())
-    return [header.parent for place in places for header in sorted(Path(place).glob("*/include/cuda_fp16.h"))]
-
-
 needs_nvrtc = pytest.mark.skipif(
     "CUPYNET_TEST_ALL" not in os.environ and not has_nvrtc(),
     reason="NVRTC is not installed: pip install cuda-bindings nvidia-cuda-nvrtc nvidia-cuda-runtime",
 )
+every_file = pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.cu")))
 
 
 def compiled(text: str, architecture: str, *more: str, headers_in: Path | None = None) -> tuple[bytes, str]:
@@ -72,16 +73,10 @@ def compiled(text: str, architecture: str, *more: str, headers_in: Path | None =
     flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
     headers = [] if headers_in is None else [header.read_text() for header in sorted(headers_in.glob("*.cuh"))]
     key = hashlib.sha256("\0".join([text, *headers, *flags, *compiler()]).encode()).hexdigest()[:20]
-    built = kept() / f"{architecture}-{key}.cubin"
-    if not built.exists():
-        folders = [f"-I{folder}" for folder in (headers_in, includes()[-1]) if folder is not None]
-        code, log = _compiled(text, [*flags, *folders])
-        with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-            made = Path(folder) / "made.cubin"
-            made.write_bytes(log.encode() + b"\0" + code)
-            os.replace(made, built)
-    log_bytes, _, code = built.read_bytes().partition(b"\0")
-    return code, log_bytes.decode()
+    folders = [f"-I{folder}" for folder in (headers_in, includes()[-1]) if folder is not None]
+    built = once(f"{architecture}-{key}.cubin", lambda made: made.write_bytes(_compiled(text, [*flags, *folders])))
+    log, _, code = built.read_bytes().partition(b"\0")
+    return code, log.decode()
 
 
 @functools.cache
@@ -94,7 +89,8 @@ def compiler() -> list[str]:
     return [str(nvrtc.nvrtcVersion()), *parts]
 
 
-def _compiled(text: str, flags: list[str]) -> tuple[bytes, str]:
+def _compiled(text: str, flags: list[str]) -> bytes:
+    """The messages of the compiler, a zero, and the code."""
     from cuda.bindings import nvrtc
 
     _, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, [], [])
@@ -108,10 +104,7 @@ def _compiled(text: str, flags: list[str]) -> tuple[bytes, str]:
     _, size = getattr(nvrtc, f"nvrtcGet{kind}Size")(program)
     getattr(nvrtc, f"nvrtcGet{kind}")(program, code := b" " * (size + 1))
     nvrtc.nvrtcDestroyProgram(program)
-    return code[:size], log.decode().strip("\0 \n")
-
-
-every_file = pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.cu")))
+    return bytes(log.strip(b"\0 \n") + b"\0" + code[:size])
 
 
 def missing(file: str, code: bytes) -> list[str]:
@@ -146,8 +139,8 @@ def test_flat_vectors_go_sixteen_bytes_at_a_time(file: str) -> None:
         assert len(found) in (2, 4), kernel
         for way in [ONE_WAY[kernel]] if kernel in ONE_WAY else ["ld", "st"]:
             whole = re.compile(rf"\b{way}\.global\.v(4\.[fub]32|2\.[fub]64)")
-            once = 1 + (way == "st" and kernel.endswith("_update"))  # gradients are zeroed in a loop of their own, too
-            assert all(len(whole.findall(body)) >= once for body in found), (kernel, way)
+            times = 1 + (way == "st" and kernel.endswith("_update"))  # gradients are zeroed in a loop of their own, too
+            assert all(len(whole.findall(body)) >= times for body in found), (kernel, way)
 
 
 @needs_nvrtc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,32 +21,22 @@ from tests.support.refusals import refused
 
 on_devices = pytest.mark.usefixtures("devices")
 FILES = sorted(path.stem for path in FOLDER.glob("*.cu"))
+every_file = pytest.mark.parametrize("file", FILES)
 
 
-@pytest.mark.parametrize("file", FILES)
+# the table ------------------------------------------------------------------------------------------------------------
+
+
+@every_file
 def test_the_table_has_the_parameters_of_the_kernels(file: str) -> None:
     kernels = host_library(source(file), options=OPTIONS)
     assert kernels.keys() == {name for name, instance in INSTANCES.items() if instance.file == file}
     for name, kernel in kernels.items():
-        words = launch.TAKES[file][base(name)].split()
-        written = [parameter.type for parameter in INSTANCES[name].takes]
-        assert written == [word.rpartition(":")[2] for word in kernel.takes], name
-        assert [word.partition(":")[0] for word in words if ":" in word] == [
-            word.partition(":")[0] for word in kernel.takes if ":" in word
+        ways = [word.partition(":")[0] for word in launch.TAKES[file][base(name)].split() if ":" in word]
+        assert [parameter.type for parameter in INSTANCES[name].takes] == [
+            word.rpartition(":")[2] for word in kernel.takes
         ], name
-
-
-@pytest.mark.smoke
-def test_the_places_of_controls_are_those_of_the_kernels() -> None:
-    words = re.search(r"enum Control \{([^}]*)\}", (FOLDER / "common.cuh").read_text())
-    assert words is not None and [place.name for place in Control] == [word.strip() for word in words[1].split(",")]
-    assert list(Control) == list(range(len(Control)))
-
-
-@pytest.mark.smoke
-def test_activations_have_the_numbers_of_the_kernels() -> None:
-    words = re.search(r"enum Activation \{([^}]*)\}", (FOLDER / "activation.cu").read_text())
-    assert words is not None and [word.strip().lower() for word in words[1].split(",")] == list(NAMES)
+        assert ways == [word.partition(":")[0] for word in kernel.takes if ":" in word], name
 
 
 def base(name: str) -> str:
@@ -55,17 +46,46 @@ def base(name: str) -> str:
     return "_".join(words[:last])
 
 
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("enum", "file", "names"),
+    [("Control", "common.cuh", [place.name for place in Control]), ("Activation", "activation.cu", NAMES)],
+)
+def test_numbers_have_the_names_of_the_kernels(enum: str, file: str, names: list[str]) -> None:
+    words = re.search(rf"enum {enum} \{{([^}}]*)\}}", (FOLDER / file).read_text())
+    assert words is not None
+    assert [word.strip().lower() for word in words[1].split(",")] == [name.lower() for name in names]
+
+
+@pytest.mark.smoke
+@every_file
+def test_a_module_has_the_kernels_of_one_precision(file: str) -> None:
+    for kind in KINDS:
+        wanted = {name for name, instance in INSTANCES.items() if instance.file == file and kind in instance.modules}
+        own = {name for name, instance in INSTANCES.items() if instance.file == file and instance.kind == kind}
+        assert set(exported_by(source(file), options(kind))) == wanted
+        assert own <= wanted
+
+
+@every_file
+def test_the_header_is_included_in_the_text(file: str) -> None:
+    """CuPy caches a compiled kernel by its text: it would not notice a change of a header."""
+    text = source(file)
+    assert "common.cuh" not in text.replace("CUPYNET_COMMON", "") and "#define KERNEL" in text
+
+
+# launches -------------------------------------------------------------------------------------------------------------
+
+
 class Recorded:
     """CuPy's RawModule, which notes what is launched and runs nothing."""
 
     def __init__(self) -> None:
         self.launched: list[Any] = []
-        self.compiled: list[str] = []
-        self.options: list[str] = []
+        self.compiled: list[tuple[str, list[str]]] = []
 
     def RawModule(self, code: str, options: tuple[str, ...]) -> Any:
-        self.compiled.append(code)
-        self.options += [option for option in options if option.startswith("-D")]
+        self.compiled.append((code, [option for option in options if option.startswith("-D")]))
         return self
 
     def get_function(self, name: str) -> Any:
@@ -77,70 +97,45 @@ def xp() -> Recorded:
     return Recorded()
 
 
-def asarray(values: Any) -> Any:
+@pytest.fixture
+def x(devices: str) -> Any:
+    return zeros(8)
+
+
+def zeros(size: int) -> Any:
     import cupy
 
-    return cupy.asarray(values)
+    return cupy.zeros(size, np.float32)
 
 
 def kernels(xp: Any, **limits: Any) -> Kernels:
     return Kernels(xp, 0, nullcontext, **limits)
 
 
-@on_devices
-def test_numbers_have_the_type_of_their_parameter(xp: Recorded) -> None:
+def test_numbers_have_the_type_of_their_parameter(xp: Recorded, x: Any) -> None:
     """CuPy would pass a float as a double, and an int as 64 bits."""
-    x = asarray(np.zeros(8, np.float32))
-    numbers = 0.5, 0, np.float64(2), np.int32(3)
-    kernels(xp).launch("steer_double", (1,), (1,), x.astype(np.float64), *numbers)
+    kernels(xp).launch("steer_double", (1,), (1,), x.astype(np.float64), 0.5, 0, np.float64(2), np.int32(3))
     kernels(xp).launch("clip_norm_float", (1,), (32,), x, x, 0.5, None, np.int32(8))
-    (steered, (name, grid, block, arguments)) = xp.launched
-    assert [type(given) for given in steered[3][1:]] == [np.float64] * 4
-    assert [float(given) for given in steered[3][1:]] == [0.5, 0, 2, 3]
-    assert (name, grid, block) == ("clip_norm_float", (1,), (32,))
-    assert all(given is x for given in arguments[:2])
-    kinds = [type(given) for given in arguments[2:]]
-    assert kinds == [np.float32, np.uint64, np.int64]
-    assert [float(given) for given in arguments[2:]] == [0.5, 0, 8]
+    steered, clipped = (arguments for _, _, _, arguments in xp.launched)
+    assert [(type(given), float(given)) for given in steered[1:]] == [(np.float64, each) for each in (0.5, 0, 2, 3)]
+    assert [type(given) for given in clipped[2:]] == [np.float32, np.uint64, np.int64]
+    assert [float(given) for given in clipped[2:]] == [0.5, 0, 8]
 
 
-@on_devices
-def test_each_file_is_compiled_once(xp: Recorded) -> None:
-    x, own = asarray(np.zeros(8, np.float32)), kernels(xp)
-    for _ in range(2):
-        own.flat("relu_float", 8, x, 8)
-        own.flat("relu_backward_float", 8, x, x, 8)
-    assert xp.compiled == [source("activation")]
-
-
-@pytest.mark.smoke
-@pytest.mark.parametrize("file", FILES)
-def test_a_module_has_the_kernels_of_one_precision(file: str) -> None:
-    for kind in KINDS:
-        wanted = {name for name, instance in INSTANCES.items() if instance.file == file and kind in instance.modules}
-        assert set(exported_by(source(file), options(kind))) == wanted
-        assert {name for name in wanted if INSTANCES[name].kind == kind} == {
-            name for name, instance in INSTANCES.items() if instance.file == file and instance.kind == kind
-        }
-
-
-@on_devices
-@pytest.mark.parametrize("kind", ["half", "float"])
-def test_kernels_are_compiled_in_the_precision_of_the_backend(kind: str, xp: Recorded) -> None:
-    """Kernels that sum in float are in the same module. Only other types need another one."""
-    x, own = asarray(np.zeros(8, np.float32)), kernels(xp, kind=kind)
+def test_a_file_is_compiled_once_for_each_precision(xp: Recorded, x: Any) -> None:
+    """Kernels that sum in float are in the same module."""
+    own, code = kernels(xp, kind="half"), source("update")
     own.launch("steer_double", (1,), (1,), x.astype(np.float64), 1, 1, 1, 1)
     own.flat("undo_float", 8, x, x, x.astype(np.float64), 8)
-    assert xp.options == [f"-DONLY_{kind.upper()}"]
-    own.flat("relu_float", 8, x, 8)
-    assert xp.options[1:] == ["-DONLY_FLOAT"] and len(xp.compiled) == 2
+    assert xp.compiled == [(code, ["-DONLY_HALF"])]
+    for _ in range(2):
+        own.flat("relu_float", 8, x, 8)
+    assert xp.compiled[1:] == [(source("activation"), ["-DONLY_FLOAT"])]
 
 
 @pytest.mark.standin
-def test_files_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_are_compiled_in_parallel(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each compilation waits until another one runs. Later launches compile no further module."""
-    import cupy
-
     monkeypatch.setattr(launch, "usable_cores", lambda: {0, 1})
     own, both, made = create_backend("cupy", "float"), threading.Barrier(2), list[Any]()
 
@@ -153,46 +148,41 @@ def test_files_are_compiled_side_by_side(monkeypatch: pytest.MonkeyPatch) -> Non
     own.prepare()
     assert made == [launch.options("float")] * len(FILES)
     monkeypatch.setattr(cupy, "RawModule", None)
-    own.activate()
     own.convert(own.asarray(np.zeros(8, np.float32)), own.asarray(np.zeros(8, np.float32)))
-    own.deactivate()
 
 
-def other_device() -> Any:
+def on_another_device() -> Any:
     import cupy
 
     if cupy.cuda.runtime.getDeviceCount() < 2:
         pytest.skip("needs two devices")
     with cupy.cuda.Device(1):
-        return asarray(np.zeros(8, np.float32))
+        return zeros(8)
 
 
-@on_devices
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        lambda x: (x.astype(np.float64), 8),
-        lambda x: (x[::2], 4),
-        lambda x: (np.zeros(8, np.float32), 8),
-        lambda x: (other_device(), 8),
-        lambda x: (None, 8),
-        lambda x: (x.data.ptr, 8),
-    ],
-    ids=["another precision", "gaps", "NumPy", "another device", "none", "an address"],
-)
-def test_arguments_that_a_kernel_would_misread_are_refused(arguments: Any, xp: Recorded) -> None:
-    x = asarray(np.zeros(8, np.float32))
+MISREAD: dict[str, Callable[[Any], Any]] = {
+    "another precision": lambda x: x.astype(np.float64),
+    "gaps": lambda x: x[::2],
+    "an array of NumPy": lambda x: np.zeros(8, np.float32),
+    "another device": lambda x: on_another_device(),
+    "none": lambda x: None,
+    "an address": lambda x: x.data.ptr,
+}
+
+
+@pytest.mark.parametrize("argument", MISREAD.values(), ids=MISREAD)
+def test_arguments_that_a_kernel_would_misread_are_refused(argument: Any, xp: Recorded, x: Any) -> None:
     with pytest.raises(ConfigError, match="relu_float"):
-        kernels(xp).launch("relu_float", (1,), (32,), *arguments(x))
+        kernels(xp).launch("relu_float", (1,), (32,), argument(x), 8)
     assert xp.launched == []
 
 
-@on_devices
-def test_a_number_that_its_parameter_cannot_hold_is_refused(xp: Recorded) -> None:
-    x = asarray(np.zeros(8, np.float32))
-    for wrong, error in ((2**31, OverflowError), (2.5, TypeError)):
-        with pytest.raises(error):
-            kernels(xp).launch("add_bias_float", (1,), (32,), x, x, 1, wrong, 0)
+@pytest.mark.parametrize(("wrong", "error"), [(2**31, OverflowError), (2.5, TypeError)])
+def test_a_number_that_its_parameter_cannot_hold_is_refused(
+    wrong: float, error: type[Exception], xp: Recorded, x: Any
+) -> None:
+    with pytest.raises(error):
+        kernels(xp).launch("add_bias_float", (1,), (32,), x, x, 1, wrong, 0)
 
 
 @on_devices
@@ -203,7 +193,7 @@ def test_a_number_that_its_parameter_cannot_hold_is_refused(xp: Recorded) -> Non
 def test_launches_keep_within_their_bounds(
     limits: dict[str, Any], threads: int, grid: tuple[int, ...], xp: Recorded
 ) -> None:
-    x, own = asarray(np.zeros(1000, np.float32)), kernels(xp, **limits)
+    x, own = zeros(1000), kernels(xp, **limits)
     own.flat("relu_float", 1000, x, 1000)
     assert xp.launched[-1][1:3] == (grid, (threads,))
     own.rows("softmax_float", 100, 10, x, 100, 10)
@@ -217,7 +207,7 @@ def test_launches_keep_within_their_bounds(
 
 @on_devices
 def test_empty_arrays_launch_no_kernel(xp: Recorded) -> None:
-    own, x = kernels(xp), asarray(np.zeros(0, np.float32))
+    own, x = kernels(xp), zeros(0)
     own.flat("relu_float", 0, x, 0)
     own.rows("softmax_float", 0, 10, x, 0, 10)
     own.images("load_images_float", 0, 4, x, None, x, x, x, 0, 4, 1)
@@ -226,14 +216,6 @@ def test_empty_arrays_launch_no_kernel(xp: Recorded) -> None:
 
 @on_devices
 @pytest.mark.parametrize("limits", [{"max_block_size": 31}, {"max_block_size": 1025}, {"max_grid_size": 0}])
-def test_bounds_out_of_range_are_refused(limits: dict[str, int]) -> None:
+def test_bounds_out_of_range_are_refused(limits: dict[str, Any]) -> None:
     with refused(next(iter(limits))):
         create_backend("cupy", **limits)
-
-
-def test_the_header_is_included_in_the_text() -> None:
-    """CuPy caches a compiled kernel by its text: it would not notice a change of a header."""
-    for file in FILES:
-        text = source(file)
-        assert "common.cuh" not in text.replace("CUPYNET_COMMON", "") and "#define KERNEL" in text
-        assert host_library(text)

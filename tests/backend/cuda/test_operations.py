@@ -5,10 +5,12 @@ tests/backend/test_operations.py compares its operations in launches of the usua
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from cupynet.backend import Window, create_backend
+from cupynet.backend import Backend, Window, create_backend
 from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
@@ -27,46 +29,48 @@ def test_small_launches_equal_the_reference(operation: str) -> None:
         compare(operation, backend, shape, seed)
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_a_product_is_not_rounded_before_it_is_added(flat: bool) -> None:
+@pytest.mark.parametrize("layer", ["dense", "conv"])
+def test_a_product_is_not_rounded_before_it_is_added(layer: str) -> None:
     """2049 and 90000 are sums of products that half cannot hold."""
     backend = CupyBackend("half")
     x = backend.asarray(np.array([[1, 300], [1, 0]], np.float16))
     dy = backend.asarray(np.array([[2048, 300], [1, 0]], np.float16))
     weight, bias = backend.asarray(np.zeros((2, 2), np.float16)), backend.asarray(np.zeros(2, np.float32))
     grad = backend.asarray(np.ones((2, 2), np.float32))
-    if flat:
+    if layer == "dense":
         backend.dense_backward(dy, x, weight, grad, bias, need_dx=False)
     else:
-        window = Window((1, 1))
-        x, dy, weight = (a.reshape(2, 1, 1, 2) if a is not weight else a.reshape(1, 1, 2, 2) for a in (x, dy, weight))
-        _, columns = backend.conv2d(x, weight, None, window)
-        backend.conv2d_backward(dy, columns, x, weight, grad.reshape(1, 1, 2, 2), bias, window, need_dx=False)
+        window, filters = Window((1, 1)), weight.reshape(1, 1, 2, 2)
+        images, slopes = (each.reshape(2, 1, 1, 2) for each in (x, dy))
+        _, columns = backend.conv2d(images, filters, None, window)
+        of_filters = grad.reshape(1, 1, 2, 2)
+        backend.conv2d_backward(slopes, columns, images, filters, of_filters, bias, window, need_dx=False)
     np.testing.assert_array_equal(backend.to_host(grad), [[2050, 301], [614401, 90001]])
     np.testing.assert_array_equal(backend.to_host(bias), [2049, 300])
 
 
-@pytest.mark.parametrize("activation", ["identity", "relu", "softmax", "tanh", "silu"])
-def test_a_network_trains_as_on_numpy(activation: str) -> None:
-    """A convolution, its activation and its pool are one operation here, unless it is not monotone."""
+def trained(backend: Backend, activation: str) -> tuple[Model, Any]:
+    """A model after three steps, and its scores."""
     layers = {"conv": Conv2D(4, 3, padding=1, activation=activation), "pool": MaxPool2D(2)}
     layers |= {"conv2": Conv2D(5, 2, activation=activation), "pool2": MaxPool2D(2, 1), "output": Dense(3)}
     rng = np.random.default_rng(2)
-    images, labels = rng.normal(size=(4, 8, 8, 2)), rng.integers(0, 3, 4)
-    weights = []
-    for backend in (CupyBackend("double"), create_backend("numpy", "double")):
-        model, optimizer = Model(Sequential(layers), Image(8, 8, 2), backend, seed=1), Nesterov(0.1, l2=0.01)
-        optimizer.max_grad_norm = 0.5
-        optimizer.init(model.params, backend)
-        for iteration in range(3):
-            train_step(model, backend.asarray(images), backend.asarray(labels), optimizer, iteration)
-        assert backend.workspace.on_loan == 0
-        together = [["conv", "pool"], ["conv2", "pool2"], ["output"]]
-        assert backend.name != "cupy" or (model.network.together() == together) == (
-            activation not in ("softmax", "silu")
-        )
-        weights.append((model.weights(), model.scores(backend.asarray(images))))
-    (found, scores), (expected, expected_scores) = weights
-    for name, weight in expected.items():
-        np.testing.assert_allclose(found[name], weight, rtol=1e-10, atol=1e-12, err_msg=name)
+    images, labels = backend.asarray(rng.normal(size=(4, 8, 8, 2))), backend.asarray(rng.integers(0, 3, 4))
+    model, optimizer = Model(Sequential(layers), Image(8, 8, 2), backend, seed=1), Nesterov(0.1, l2=0.01)
+    optimizer.max_grad_norm = 0.5
+    optimizer.init(model.params, backend)
+    for iteration in range(3):
+        train_step(model, images, labels, optimizer, iteration)
+    assert backend.workspace.on_loan == 0
+    return model, model.scores(images)
+
+
+@pytest.mark.parametrize(("activation", "fused"), [("relu", True), ("tanh", True), ("softmax", False), ("silu", False)])
+def test_a_network_trains_as_on_numpy(activation: str, fused: bool) -> None:
+    """A convolution, its activation and its pool are one operation here, unless it is not monotone."""
+    found, scores = trained(CupyBackend("double"), activation)
+    expected, expected_scores = trained(create_backend("numpy", "double"), activation)
+    network: Any = found.network
+    assert (network.together() == [["conv", "pool"], ["conv2", "pool2"], ["output"]]) == fused
+    for name, weight in expected.weights().items():
+        np.testing.assert_allclose(found.weights()[name], weight, rtol=1e-10, atol=1e-12, err_msg=name)
     np.testing.assert_allclose(scores, expected_scores, rtol=1e-10, atol=1e-12)
