@@ -19,7 +19,6 @@ from tests.standin.machine import Operation, Span, active
 from tests.standin.order import label
 
 MOST_BLOCKS, MOST_THREADS = (2**31 - 1, 65535, 65535), (1024, 1024, 64)
-PASSED_AS = {bool: np.bool_, int: np.int64, float: np.float64}
 
 
 class RawModule:
@@ -92,10 +91,9 @@ class Kernel:
         machine.run(Operation(self.name, reads, writes, work, checked=True))
 
     def _number(self, kind: str, arg: Any) -> Any:
-        number = PASSED_AS[type(arg)](arg) if type(arg) in PASSED_AS else arg
-        if not isinstance(number, np.generic) or named(number.dtype) != kind:
+        if not isinstance(arg, np.generic) or named(arg.dtype) != kind:
             raise BadLaunch(f"{self.name}: a parameter {kind} is given {arg!r:.60}, which CuPy passes as it is")
-        return number
+        return arg
 
     def _pointer(self, kind: str, arg: Any) -> int | None:
         if arg is None or (isinstance(arg, np.uint64) and not arg):  # a null pointer has eight bytes

@@ -71,19 +71,6 @@ def ranks(work: Callable[[Rank], Any], count: int = 2) -> list[Any]:
     return together(*(lambda number=number: task(number) for number in range(count)))
 
 
-@pytest.mark.smoke
-def test_an_all_reduce_adds_up(machine: Machine) -> None:
-    def work(rank: Rank) -> Any:
-        x, y = rank.vector(1 + rank.number, 10), rank.vector(0, 0)
-        rank.meet()
-        rank.add_up(x, y)
-        rank.add_up(y)
-        return [*x.get().tolist(), *y.get().tolist()]
-
-    assert ranks(work, 3) == [[1 + number, 10, 18, 90] for number in range(3)]
-    assert machine.misuses == []
-
-
 def test_ranks_that_do_not_make_the_same_call_all_fail(machine: Machine) -> None:
     def work(rank: Rank) -> None:
         x = rank.vector(1, 2)

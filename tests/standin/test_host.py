@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.standin.host import LaunchError, compiler, host_library
+from tests.standin.host import compiler, host_library
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
@@ -47,18 +46,3 @@ def test_a_changed_header_is_compiled_again(tmp_path: Path) -> None:
         y = np.zeros(1, np.float32)
         host_library(path)["put"]((1,), (1,), (y,))
         assert y[0] == value
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (np.zeros(3), np.zeros(3)),
-        (np.zeros(3, np.float32), np.zeros(3), np.uint8(0)),
-        (np.zeros(6)[::2], np.zeros(3), np.uint8(0)),
-        (np.zeros(3), np.zeros(3), 0),
-    ],
-    ids=["too few", "another precision", "gaps", "a number of Python"],
-)
-def test_wrong_kernel_arguments_are_refused(arguments: tuple[Any, ...]) -> None:
-    with pytest.raises(LaunchError):
-        host_library(TEXT, options=("-DCHOSEN=int",))["add_double"]((1,), (1,), arguments)
