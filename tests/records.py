@@ -1,8 +1,7 @@
-"""Measures what the README quotes, and writes it to outputs/records: `make records`, or `make records ARGS="speedrun"`.
+"""Measure what the README quotes, and write it to outputs/records: `make records`, or `make records ARGS="speedrun"`.
 
-Each record is made by commands that stand in it, at a commit that stands in it, and by nothing else on the machine: a
-tree with changes is refused, as is a run that was made at another commit. On two cores all of them take over two
-hours; `bench` takes PyTorch beside it where the interpreter has it.
+Each record names its commands and its commit. A tree with changes is refused, and so is a run of another commit. On two
+cores all records take over two hours, on an idle machine. `bench` compares with PyTorch if it is installed.
 """
 
 from __future__ import annotations
@@ -15,18 +14,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "outputs" / "records"
-TRAIN = "cupynet train"
-# what a user's machine does not set, and what decides which kernels of BLAS are taken
-OWN = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
+# without the variables that choose the kernels of BLAS
+ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("OPENBLAS_")}
 
 FOUR = "epochs=5 seed=SEED workers=4 batch_size=32"  # 300,000 images, as all modes
-SLOWER = "optimizer.learning_rate.peak=0.1"  # replicas that meet seldom need it
+SLOWER = "optimizer.learning_rate.peak=0.1"  # for replicas that are averaged seldom
+OUTER = "parallel.synchronizer.outer.learning_rate=1.0 parallel.synchronizer.outer.momentum=0.3"
 MODES = {
     "one": "epochs=5 seed=SEED workers=1",
     "k1": f"{FOUR} parallel.averaging_frequency=1",
@@ -35,17 +35,13 @@ MODES = {
     "k50": f"{FOUR} parallel.averaging_frequency=50 {SLOWER}",
     "gradients": f"{FOUR} parallel=gradients",
     "threshold": f"{FOUR} parallel=threshold",
-    "diloco": f"{FOUR} parallel=diloco {SLOWER} parallel.synchronizer.outer.learning_rate=1.0 "
-    "parallel.synchronizer.outer.momentum=0.3",
+    "diloco": f"{FOUR} parallel=diloco {SLOWER} {OUTER}",
     "hybrid": "epochs=5 seed=SEED workers=2 batch_size=64 parallel=hybrid",
 }
-PIPELINES = {
+TWIN = "model=twin_convolutions batch_size=512 parallel.pipeline.micro_batches=16 data.limit=30000"
+PIPELINES = {  # name -> number of runs, settings
     "lenet": (5, "parallel=pipeline workers=1 epochs=1"),
-    "twin_convolutions": (
-        7,
-        "parallel=pipeline workers=1 model=twin_convolutions batch_size=512 parallel.pipeline.micro_batches=16 "
-        "epochs=1 data.limit=30000",
-    ),
+    "twin_convolutions": (7, f"parallel=pipeline workers=1 epochs=1 {TWIN}"),
 }
 BENCHES = {
     "bench-cpu": "peers=torch repeats=3",
@@ -54,8 +50,54 @@ BENCHES = {
 }
 
 
+FIGURES = (
+    *("seed", "workers", "epochs", "images", "batch_size", "dtype", "backend", "synchronizer"),
+    *("test_accuracy", "test_loss", "train_s", "compile_s", "images_per_s", "bytes_sent", "skipped_steps"),
+)
+
+
+class Comparison(NamedTuple):
+    """Settings to train with each seed.
+
+    Attributes:
+        what: describes the record.
+        variants: name -> settings, with SEED for the seed. The first is the reference.
+        seeds: a run for each.
+    """
+
+    what: str
+    variants: dict[str, str]
+    seeds: Sequence[int] = range(1, 6)
+
+
+COMPARISONS = {
+    "speedrun": Comparison(
+        "experiment=mnist_speedrun: test accuracy and seconds of training (kernels compiled before, evaluation "
+        "excluded); its settings were chosen on 10,000 held-out training images",
+        {"speedrun": "experiment=mnist_speedrun seed=SEED"},
+        (123, *range(1, 11)),
+    ),
+    "keras_cnn": Comparison(
+        "experiment=keras_cnn on MNIST: test accuracy after the last epoch",
+        {"keras_cnn": "experiment=keras_cnn seed=SEED"},
+        range(1, 4),
+    ),
+    "accuracy": Comparison(
+        "default settings: test accuracy after the last epoch",
+        {f"{workers} workers": f"seed=SEED workers={workers}" for workers in (2, 4, 1)},
+    ),
+    "precision": Comparison(
+        "default settings, two workers: test accuracy after the last epoch; steps left out by loss scaling",
+        {dtype: f"seed=SEED workers=2 dtype={dtype}" for dtype in ("float", "half", "bfloat16")},
+    ),
+    "modes": Comparison(
+        "five epochs whatever the mode: test accuracy after the last; bytes sent by all workers to each other", MODES
+    ),
+}
+
+
 class Done(NamedTuple):
-    """One command that came to its end: what it left, and the most memory it held at once, in MB."""
+    """A finished command: its folder, and the most memory that it held at once."""
 
     folder: Path
     held_mb: float
@@ -66,51 +108,54 @@ class Done(NamedTuple):
 
 
 class Maker:
-    """Makes records at one commit, in a folder for what the commands leave.
+    """Makes records at one commit.
 
     Args:
-        folder: for the runs. target: for the records. extra: settings that every training is given besides.
+        folder: holds the runs.
+        target: holds the records.
+        extra: settings of every training.
     """
 
     def __init__(self, folder: Path, target: Path = RECORDS, extra: Sequence[str] = ()) -> None:
-        self.folder, self.target, self.extra = folder, target, tuple(extra)
-        self.commit, self._environment, self._count = commit(), {}, 0  # type: tuple[str, dict[str, Any], int]
+        self.folder, self.target, self.extra, self.commit = folder, target, tuple(extra), commit()
+        self.environment: dict[str, Any] = {}
+        self.runs = 0
 
     def run(self, name: str, *arguments: str) -> Done:
-        """One command in a process of its own; SystemExit with what it said where it fails."""
-        self._count += 1
-        folder = self.folder / f"{self._count:04}"
+        """Run one command in a new process. SystemExit with its output if it fails."""
+        self.runs += 1
+        folder = self.folder / f"{self.runs:04}"
         command = [sys.executable, "-m", "cupynet", name, *arguments, f"hydra.run.dir={folder}"]
         began = time.perf_counter()
-        with (self.folder / "said").open("w+") as said:
-            process = subprocess.Popen(command, cwd=ROOT, env=OWN, stdout=said, stderr=subprocess.STDOUT)
+        with (self.folder / "output").open("w+") as output:
+            process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
-            said.seek(0)
+            output.seek(0)
             if process.returncode:
-                raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}\n{said.read()[-2000:]}")
+                raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}\n{output.read()[-2000:]}")
         print(f"{time.perf_counter() - began:7.1f} s  {' '.join(arguments)}", flush=True)
         return Done(folder, used.ru_maxrss / 1000)
 
     def train(self, settings: str, **values: object) -> tuple[dict[str, Any], float]:
-        """The summary of one run, and the memory it held; settings with names in capitals, which values replace."""
+        """Return the summary of a run and the memory it held. `values` replace names in capitals in its settings."""
         for name, value in values.items():
             settings = settings.replace(name.upper(), str(value))
         done = self.run("train", *settings.split(), "callbacks.progress.style=none", *self.extra)
         summary = done.json("summary.json")
         if summary["commit"] != self.commit:
             raise SystemExit(f"{done.folder}: was made at {summary['commit']}, not at {self.commit}")
-        self._environment = summary["environment"]
+        self.environment = summary["environment"]
         return summary, done.held_mb
 
     def save(self, name: str, record: dict[str, Any]) -> None:
-        """Write a record, with commit and machine. They stand last, as what was measured is what is looked for."""
-        whole = {**record, "commit": self.commit, "environment": record.get("environment", self._environment)}
+        """Write a record, followed by commit and environment."""
+        whole = {**record, "commit": self.commit, "environment": record.get("environment", self.environment)}
         (self.target / f"{name}.json").write_text(json.dumps(whole, indent=2) + "\n", "utf-8")
 
 
 def commit() -> str:
-    """What is measured; SystemExit where files differ from it, but for records that were just made."""
+    """Return the commit. SystemExit if files differ from it, except for records."""
     found = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
     status = ["git", "status", "--porcelain", "--", ".", ":!outputs/records"]
     changed = subprocess.run(status, cwd=ROOT, capture_output=True, text=True, check=True).stdout
@@ -120,97 +165,40 @@ def commit() -> str:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """The mean, to the sixth digit, and the ends."""
+    """Return the mean, to the sixth digit, and the ends."""
     return {"mean": round(fmean(values), 6), "lowest": min(values), "highest": max(values)}
 
 
-def figures(summary: dict[str, Any], *names: str) -> dict[str, Any]:
-    """What a record keeps of a run."""
-    return {name: summary[name] for name in ("seed", "workers", "test_accuracy", "test_loss", *names)}
-
-
-def accuracy(maker: Maker, seeds: Sequence[int] = range(1, 6)) -> None:
-    """What the defaults come to, with one, two and four workers: 15 runs of 45 to 90 s."""
-    runs = [figures(maker.train(f"seed={s} workers={w}")[0], "epochs", "images") for w in (2, 4, 1) for s in seeds]
-    by = {str(w): spread([run["test_accuracy"] for run in runs if run["workers"] == w]) for w in (2, 4, 1)}
-    what = "default settings: test accuracy after the last epoch"
-    command = f"{TRAIN} seed=SEED workers=WORKERS"
-    maker.save("accuracy", {"what": what, "command": command, "test_accuracy_by_workers": by, "runs": runs})
-
-
-def precision(maker: Maker, seeds: Sequence[int] = range(1, 6)) -> None:
-    """What 16 bits cost: five runs of float, half and bfloat16 each, 15 runs of a minute."""
+def compare(maker: Maker, name: str) -> None:
+    """Train every variant of a comparison with every seed: a run takes 10 to 90 s."""
+    what, variants, seeds = COMPARISONS[name]
+    maker.train(f"{variants[next(iter(variants))]} data.limit=1000 epochs=1", seed=1)  # compiles
     found: dict[str, Any] = {}
-    for dtype in ("float", "half", "bfloat16"):
-        kept = ("images", "skipped_steps")
-        runs = [figures(maker.train(f"seed={s} workers=2 dtype={dtype}")[0], *kept) for s in seeds]
-        reached = spread([run["test_accuracy"] for run in runs])
-        found[dtype] = {"test_accuracy_of_five_seeds": reached, "runs": runs}
-        below = found["float"]["test_accuracy_of_five_seeds"]["mean"] - reached["mean"]
-        found[dtype]["points_below_float"] = round(100 * below, 4)
-    what = "default settings, two workers: test accuracy after the last epoch; steps left out by loss scaling"
-    command = f"{TRAIN} seed=SEED workers=2 dtype=DTYPE"
-    maker.save("precision", {"what": what, "command": command, "dtypes": found})
-
-
-def modes(maker: Maker, seeds: Sequence[int] = range(1, 6)) -> None:
-    """Every way to train in parallel beside one worker: five runs of each."""
-    found: dict[str, Any] = {}
-    for name, settings in MODES.items():
+    for variant, settings in variants.items():
         summaries = [maker.train(settings, seed=seed)[0] for seed in seeds]
-        runs = [figures(summary, "bytes_sent") for summary in summaries]
-        reached = spread([run["test_accuracy"] for run in runs])
-        found[name] = {
-            "command": f"{TRAIN} {settings}",
-            "synchronizer": summaries[0]["synchronizer"],
-            "test_accuracy_of_five_seeds": reached,
-            "bytes_sent": runs[0]["bytes_sent"],
-            "runs": runs,
+        found[variant] = {
+            "command": f"cupynet train {settings}",
+            "test_accuracy": spread([each["test_accuracy"] for each in summaries]),
+            "train_s": spread([each["train_s"] for each in summaries]),
+            "runs": [{figure: each[figure] for figure in FIGURES} for each in summaries],
         }
-        below = found["one"]["test_accuracy_of_five_seeds"]["mean"] - reached["mean"]
-        found[name]["points_below_one_worker"] = round(100 * below, 4)
-    what = "five epochs whatever the mode: test accuracy after the last; bytes sent by all workers to each other"
-    maker.save("modes", {"what": what, "modes": found})
-
-
-def keras_cnn(maker: Maker, seeds: Sequence[int] = range(1, 4)) -> None:
-    """Keras' tutorial network: three runs of 80 s."""
-    kept = ("epochs", "train_s", "images_per_s", "dtype", "backend")
-    runs = [figures(maker.train(f"experiment=keras_cnn seed={seed}")[0], *kept) for seed in seeds]
-    reached = spread([run["test_accuracy"] for run in runs])
-    what = "experiment=keras_cnn on MNIST: test accuracy after the last epoch"
-    command = f"{TRAIN} experiment=keras_cnn seed=SEED"
-    maker.save("keras_cnn", {"what": what, "command": command, "test_accuracy": reached, "runs": runs})
-
-
-def speedrun(maker: Maker, seeds: Sequence[int] = (123, *range(1, 11))) -> None:
-    """Above 99 % in seconds: eleven runs of 12 s, and one before them that compiles."""
-    maker.train("experiment=mnist_speedrun data.limit=1000 epochs=1")
-    kept = ("epochs", "batch_size", "train_s", "compile_s", "images_per_s")
-    runs = [figures(maker.train(f"experiment=mnist_speedrun seed={seed}")[0], *kept) for seed in seeds]
-    record: dict[str, Any] = {
-        "what": "experiment=mnist_speedrun: test accuracy and seconds of training (kernels compiled before, evaluation "
-        "excluded); its settings were chosen on 10,000 held-out training images",
-        "command": f"{TRAIN} experiment=mnist_speedrun seed=SEED",
-        "test_accuracy": spread([run["test_accuracy"] for run in runs]),
-        "train_s": spread([run["train_s"] for run in runs]),
-    }
-    maker.save("speedrun", {**record, "runs": runs})
+        means = [each["test_accuracy"]["mean"] for each in found.values()]
+        found[variant]["points_below_the_first"] = round(100 * (means[0] - means[-1]), 4)
+    maker.save(name, {"what": what, "variants": found})
 
 
 def pipeline(maker: Maker) -> None:
-    """Two stages on two cores, times one worker, and the bound of that."""
-    what = (
-        "two stages on two cores, one epoch: times one worker, and the bound (total work / slowest stage) x "
+    """Two stages on two cores, compared with one worker and with the bound."""
+    record: dict[str, Any] = {
+        "what": "two stages on two cores, one epoch: times one worker, and the bound (total work / slowest stage) x "
         "m / (m + s - 1), the work of each stage as measured before training"
-    )
-    record: dict[str, Any] = {"what": what}
+    }
     for name, (times, settings) in PIPELINES.items():
         found = [maker.train(settings)[0] for _ in range(times)]
         kept = ("speed_up", "bound", "work_s")
         runs = [{**{k: each["pipeline"][k] for k in kept}, "images_per_s": each["images_per_s"]} for each in found]
         record[name] = {
-            "command": f"{TRAIN} {settings}",
+            "command": f"cupynet train {settings}",
             "runs": runs,
             "median_speed_up": round(median(run["speed_up"] for run in runs), 3),
             "median_speed_up_over_bound": round(median(run["speed_up"] / run["bound"] for run in runs), 3),
@@ -219,40 +207,42 @@ def pipeline(maker: Maker) -> None:
 
 
 def memory(maker: Maker, counts: Sequence[int] = (1, 2, 8, 16, 32)) -> None:
-    """The most memory that a run held, by its workers: a line, as each has the same."""
+    """The most memory that a run held, by its workers, and a line through it: each worker has the same."""
     settings = "workers=WORKERS epochs=1 data.limit=16384"
     held = {workers: maker.train(settings, workers=workers)[1] for workers in counts}
-    mean_w, mean_mb = fmean(held), fmean(held.values())
-    each = sum((w - mean_w) * (mb - mean_mb) for w, mb in held.items()) / sum((w - mean_w) ** 2 for w in held)
-    start = mean_mb - each * mean_w
-    off = max(abs(start + each * w - mb) / mb for w, mb in held.items())
-    line = {"mb": round(start, 1), "mb_per_worker": round(each, 2), "off_by": round(off, 3)}
-    what = (
-        "resident memory of a run at its peak, in MB, by workers; a line through them, and how far off that is at most"
-    )
-    maker.save("memory", {"what": what, "command": f"{TRAIN} {settings}", "mb": held, "line": line})
+    each, start = linear_regression(list(held), list(held.values()))
+    off = max(abs(start + each * workers - mb) / mb for workers, mb in held.items())
+    record = {
+        "what": "resident memory of a run at its peak, in MB, by workers; a line through them, and how far off that is "
+        "at most",
+        "command": f"cupynet train {settings}",
+        "mb": held,
+        "line": {"mb": round(start, 1), "mb_per_worker": round(each, 2), "off_by": round(off, 3)},
+    }
+    maker.save("memory", record)
 
 
 def plan(maker: Maker) -> None:
-    """What was predicted beside what was measured."""
+    """Predicted and measured speed."""
     made = maker.run("plan", "check=true", "link=10gbe").json("plan.json")
     maker.save("plan", {"command": "cupynet plan check=true link=10gbe", **made})
 
 
 def bench(maker: Maker) -> None:
-    """Operations, steps and loops, with PyTorch beside them."""
+    """Operations, steps and loops, compared with PyTorch."""
     for name, settings in BENCHES.items():
         made = maker.run("bench", *settings.split()).json("bench.json")
         maker.save(name, {"command": f"cupynet bench {settings}", **made})
 
 
 MAKERS: dict[str, Callable[[Maker], None]] = {
-    each.__name__: each for each in (speedrun, memory, pipeline, plan, bench, keras_cnn, accuracy, precision, modes)
+    **{each.__name__: each for each in (memory, pipeline, plan, bench)},
+    **{name: partial(compare, name=name) for name in COMPARISONS},
 }
 
 
 def main(given: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Run the command."""
     parser = argparse.ArgumentParser(prog="make records", description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", choices=[[], *MAKERS], metavar="RECORD", help=f"{', '.join(MAKERS)}; all")
     names = parser.parse_args(given).names or list(MAKERS)

@@ -1,13 +1,15 @@
-"""`make records`: what it writes follows from the runs it made."""
+"""`make records`: a record follows from the runs that were made for it."""
 
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cupynet.backend.environment import commit
 from tests import records
 
 SMALL = ("data=synthetic", "data.train=64", "data.test=32", "epochs=1", "model=mlp", "callbacks.checkpoint=null")
@@ -15,62 +17,48 @@ SMALL = ("data=synthetic", "data.train=64", "data.test=32", "epochs=1", "model=m
 
 @pytest.fixture
 def maker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> records.Maker:
-    """Of tiny runs; the tree may have changes while somebody works on it."""
-    from cupynet.backend.environment import commit
-
+    """Makes tiny runs, also if the tree has changes."""
     monkeypatch.setattr(records, "commit", commit)
     (tmp_path / "runs").mkdir()
     return records.Maker(tmp_path / "runs", tmp_path, SMALL)
 
 
-def written(maker: records.Maker, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((maker.target / f"{name}.json").read_text("utf-8"))
-    assert found["commit"] == maker.commit and found["environment"]["python"]
-    return found
+def written(maker: records.Maker, name: str) -> Any:
+    return json.loads((maker.target / f"{name}.json").read_text("utf-8"))
 
 
 @pytest.mark.slow
 def test_a_record_has_its_command_its_runs_and_where_they_were_made(maker: records.Maker) -> None:
-    records.keras_cnn(maker, seeds=[1, 2])
+    records.compare(maker, "keras_cnn")
     found = written(maker, "keras_cnn")
-    assert found["command"] == "cupynet train experiment=keras_cnn seed=SEED"
-    reached = [run["test_accuracy"] for run in found["runs"]]
-    assert [run["seed"] for run in found["runs"]] == [1, 2] and len(reached) == 2
-    assert found["test_accuracy"] == {
-        "mean": round(sum(reached) / 2, 6),
-        "lowest": min(reached),
-        "highest": max(reached),
-    }
+    assert found["commit"] == maker.commit and found["environment"]["python"]
+    variant = found["variants"]["keras_cnn"]
+    assert variant["command"] == "cupynet train experiment=keras_cnn seed=SEED"
+    reached = [run["test_accuracy"] for run in variant["runs"]]
+    assert [run["seed"] for run in variant["runs"]] == [1, 2, 3]
+    mean = round(sum(reached) / 3, 6)
+    assert variant["test_accuracy"] == {"mean": mean, "lowest": min(reached), "highest": max(reached)}
 
 
-def test_precision_records_include_float(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variants_are_compared_with_the_first(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     reached = {"float": 0.9931, "half": 0.993, "bfloat16": 0.9945}
 
-    def train(settings: str) -> tuple[dict[str, Any], float]:
-        asked = dict(each.split("=") for each in settings.split())
-        numbers = {"seed": int(asked["seed"]), "workers": int(asked["workers"]), "images": 640, "skipped_steps": 1}
-        return {**numbers, "test_loss": 0.02, "test_accuracy": reached[asked["dtype"]]}, 200.0
+    def train(settings: str, seed: int) -> tuple[dict[str, Any], float]:
+        dtype = settings.split()[2].partition("=")[2]
+        figures = {"seed": seed, "dtype": dtype, "test_accuracy": reached[dtype]}
+        return {**dict.fromkeys(records.FIGURES, 1), **figures}, 200.0
 
     monkeypatch.setattr(maker, "train", train)
-    maker._environment = {"python": "3"}
-    records.precision(maker)
-    found = written(maker, "precision")["dtypes"]
-    assert {dtype: each["points_below_float"] for dtype, each in found.items()} == {
-        "float": 0.0,
-        "half": 0.01,
-        "bfloat16": -0.14,
-    }
+    records.compare(maker, "precision")
+    found = written(maker, "precision")["variants"]
+    assert [each["points_below_the_first"] for each in found.values()] == [0.0, 0.01, -0.14]
     for dtype, each in found.items():
-        assert each["test_accuracy_of_five_seeds"]["mean"] == reached[dtype]
-        assert [(run["seed"], run["workers"], run["skipped_steps"]) for run in each["runs"]] == [
-            (seed, 2, 1) for seed in range(1, 6)
-        ]
+        assert [(run["seed"], run["dtype"]) for run in each["runs"]] == [(seed, dtype) for seed in range(1, 6)]
 
 
 def test_memory_is_fitted_by_a_line(maker: records.Maker, monkeypatch: pytest.MonkeyPatch) -> None:
     held = {1: 220.0, 2: 240.0, 4: 280.0}
     monkeypatch.setattr(maker, "train", lambda settings, workers: ({}, held[workers]))
-    maker._environment = {"python": "3"}
     records.memory(maker, tuple(held))
     assert written(maker, "memory")["line"] == {"mb": 200.0, "mb_per_worker": 20.0, "off_by": 0.0}
 
@@ -82,25 +70,22 @@ def test_a_run_that_fails_or_is_of_another_commit_makes_no_record(maker: records
     maker.commit = "0" * 40
     with pytest.raises(SystemExit):
         maker.train("workers=1")
-    assert not [*maker.target.glob("*.json")]
 
 
 def test_files_that_differ_from_the_commit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    import subprocess
-
-    for command in (
-        ["init", "-q"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-q", "--allow-empty", "-mx"],
-    ):
-        subprocess.run(["git", *command], cwd=tmp_path, check=True)
     monkeypatch.setattr(records, "ROOT", tmp_path)
+    author = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], [*author, "commit", "-q", "--allow-empty", "-mx"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
     assert len(records.commit()) == 40
     (tmp_path / "new.py").write_text("")
     with pytest.raises(SystemExit, match="new.py"):
         records.commit()
 
 
-@pytest.mark.parametrize("path", sorted(records.RECORDS.glob("*.json")), ids=lambda path: path.stem)
-def test_every_record_names_its_commit_and_its_machine(path: Path) -> None:
-    found = json.loads(path.read_text("utf-8"))
-    assert len(found["commit"]) == 40 and found["environment"]
+def test_every_record_names_its_commit_and_its_machine() -> None:
+    paths = list(records.RECORDS.glob("*.json"))
+    assert paths
+    for path in paths:
+        found = json.loads(path.read_text("utf-8"))
+        assert len(found["commit"]) == 40 and found["environment"], path
