@@ -1,44 +1,22 @@
-"""The wheel in an empty environment, used from an empty directory."""
+"""The wheel in an empty environment, used in an empty folder."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def call(*command: str | Path, cwd: Path, **more: str) -> str:
-    hidden = {"PYTHONPATH", "CUPYNET_DATA", "CUPYNET_REPORT", "VIRTUAL_ENV"}
-    environment = {key: value for key, value in os.environ.items() if key not in hidden} | more
-    done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+from tests import wheels
 
 
 @pytest.mark.slow
-def test_a_wheel_trains_from_an_empty_directory(tmp_path: Path) -> None:
-    call(sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path / "dist", ROOT, cwd=tmp_path)
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
+def test_a_wheel_trains_in_an_empty_folder(tmp_path: Path) -> None:
+    wheel = wheels.built(tmp_path)
+    empty = wheels.use(sys.executable, wheel, "", tmp_path)
+    assert [path.name for path in empty.iterdir()] == ["outputs"]
+    assert list(empty.glob("outputs/**/report.html"))
     inside = zipfile.ZipFile(wheel).namelist()
-    assert "cupynet/conf/config.yaml" in inside
-    kernels = [path for path in (ROOT / "cupynet").rglob("*.cu*") if path.suffix in (".cu", ".cuh")]
-    assert len(kernels) > 1 and {path.relative_to(ROOT).as_posix() for path in kernels} <= set(inside)
-    call(sys.executable, "-m", "venv", tmp_path / "env", cwd=tmp_path)
-    python = tmp_path / "env" / "bin" / "python"
-    call(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)
-    empty, home = tmp_path / "empty", tmp_path / "home"
-    empty.mkdir()
-    home.mkdir()
-    stdout = call(python, "-m", "cupynet", "train", "data=synthetic", "epochs=1", cwd=empty, HOME=str(home))
-    assert "test accuracy" in stdout
-    assert [p.name for p in empty.iterdir()] == ["outputs"]
-    assert list((empty / "outputs").rglob("report.html"))
-    assert "cupynet" in call(tmp_path / "env" / "bin" / "cupynet", "train", "--help", cwd=empty)
+    kernels = [path.relative_to(wheels.ROOT).as_posix() for path in wheels.ROOT.glob("cupynet/**/*.cu*")]
+    assert len(kernels) > 1 and {"cupynet/conf/config.yaml", *kernels} <= set(inside)

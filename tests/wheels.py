@@ -1,10 +1,9 @@
-"""Installs the wheel with every interpreter at hand and every extra, and trains: `make wheels`.
+"""Install the wheel with every Python here and every extra, and train: `make wheels`.
 
-Each pair of an interpreter and an extra is an environment of its own in a temporary folder: the wheel is installed
-there, `pip check` looks for requirements that contradict each other, and the main job runs from an empty directory with
-an empty home. Beside the wheel without any extra, the `--help` of each of its commands is asked for too. The
-table at the end says what became of each pair; exit code 0 where all of them worked. The extras are those that
-the wheel itself names, but for CuPy (it needs a GPU), PyTorch and what development takes.
+Each pair gets a new environment in a temporary folder: the wheel is installed, `pip check` looks for requirements that
+contradict each other, and the default job runs in an empty folder with an empty home. The table at the end shows each
+pair; the exit code is 0 if all work. The extras are those of the wheel, except for CuPy (it needs a GPU), PyTorch and
+the tools of developers.
 """
 
 from __future__ import annotations
@@ -21,128 +20,97 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import print as show
+from rich.table import Table
+
 ROOT = Path(__file__).resolve().parents[1]
 LEFT_OUT = re.compile(r"cuda.*|peer|dev")
-JOB = ("-m", "cupynet", "train", "data=synthetic", "data.train=2000", "epochs=1")
 STEP_S = 1200  # of one command: an installation may download some hundred MB
-HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CUPYNET_DATA")
+HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "CUPYNET_DATA", "CUPYNET_REPORT")
 
 
 def interpreters(versions: Sequence[str]) -> dict[str, str]:
-    """For each version ("3.11") the interpreter that answers to it, on the path or where pyenv keeps them."""
-    kept = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    """Return an interpreter for each version ("3.11") that is on the path or installed by pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     found = {}
     for version in versions:
         name = f"python{version}"
-        for candidate in [name, *map(str, sorted(kept.glob(f"{version}.*/bin/{name}")))]:
-            asked = [candidate, "-c", "import ensurepip, sys, venv; print('%d.%d' % sys.version_info[:2])"]
-            try:
-                answer = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
-            except (OSError, subprocess.TimeoutExpired):
-                continue
-            if answer.stdout.strip() == version:
+        for candidate in [shutil.which(name), *map(str, pyenv.glob(f"{version}.*/bin/{name}"))]:
+            if candidate and not subprocess.run([candidate, "-c", "import ensurepip"], capture_output=True).returncode:
                 found[version] = candidate
-                break
     return found
 
 
 def supported() -> list[str]:
-    """The versions of Python that pyproject.toml's classifiers name."""
+    """Return the versions of Python that pyproject.toml's classifiers name."""
     text = (ROOT / "pyproject.toml").read_text("utf-8")
     return re.findall(r'"Programming Language :: Python :: (3\.\d+)"', text)
 
 
-def built(folder: Path) -> Path:
-    """The wheel of this working tree, built into the folder."""
-    command = [sys.executable, "-m", "build", "--wheel", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=STEP_S, check=False)
+def called(*command: str | Path, cwd: Path, **more: str) -> str:
+    """Run a command in a folder and return its output. SystemExit with it if the command fails."""
+    environment = {key: value for key, value in os.environ.items() if key not in HIDDEN} | more
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=STEP_S)
     if done.returncode:
-        raise SystemExit(done.stdout + done.stderr)
+        raise SystemExit(f"{' '.join(map(str, command))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def built(folder: Path) -> Path:
+    """Build the wheel of this working tree into a folder."""
+    called(sys.executable, "-m", "build", "--wheel", "--outdir", folder, ROOT, cwd=folder)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
 
-def inside(wheel: Path) -> tuple[list[str], list[str]]:
-    """(extras, commands) that the wheel promises, but for the extras that are left out."""
+def extras_of(wheel: Path) -> list[str]:
     with zipfile.ZipFile(wheel) as archive:
-        names = {Path(name).name: name for name in archive.namelist() if ".dist-info/" in name}
-        metadata = archive.read(names["METADATA"]).decode()
-        scripts = archive.read(names["entry_points.txt"]).decode()
-    extras = re.findall(r"^Provides-Extra: (\S+)$", metadata, re.MULTILINE)
-    return [extra for extra in extras if not LEFT_OUT.fullmatch(extra)], re.findall(r"^(cupynet-\S+) *=", scripts, re.M)
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        extras = re.findall(r"^Provides-Extra: (\S+)$", archive.read(name).decode(), re.MULTILINE)
+    return [extra for extra in extras if not LEFT_OUT.fullmatch(extra)]
 
 
-def tried(python: str, wheel: Path, extra: str, commands: Sequence[str]) -> str:
-    """Install the wheel with the extra into a new environment and use it: "" where all worked, else what failed."""
-    with tempfile.TemporaryDirectory(prefix="cupynet-wheel-") as name:
-        folder = Path(name)
-        empty, home = folder / "empty", folder / "home"
-        empty.mkdir()
-        home.mkdir()
-        own = str(folder / "env" / "bin" / "python")
-        what = f"{wheel}[{extra}]" if extra else str(wheel)
-        steps = [
-            ("venv", [python, "-m", "venv", str(folder / "env")], {}),
-            ("install", [own, "-m", "pip", "install", "-q", what], {}),
-            ("check", [own, "-m", "pip", "check"], {}),
-            ("train", [own, *JOB], {"HOME": str(home)}),
-        ]
-        steps += [(command, [str(Path(own).with_name(command)), "--help"], {"HOME": str(home)}) for command in commands]
-        for step, command, more in steps:
-            environment = {key: value for key, value in os.environ.items() if key not in HIDDEN} | more
-            try:
-                done = subprocess.run(
-                    command, cwd=empty, env=environment, capture_output=True, text=True, timeout=STEP_S, check=False
-                )
-            except subprocess.TimeoutExpired:
-                return f"{step}: no end after {STEP_S} s"
-            said = done.stdout + done.stderr
-            if done.returncode:
-                return f"{step}: exit code {done.returncode}\n{said}"
-            if step == "train" and "test accuracy" not in said:
-                return f"{step}: no accuracy in what it said\n{said}"
-    return ""
+def use(python: str, wheel: Path, extra: str, folder: Path) -> Path:
+    """Install the wheel with an extra into a new environment, and train in an empty folder, which is returned."""
+    empty, home, own = folder / "empty", folder / "home", folder / "env" / "bin"
+    empty.mkdir()
+    home.mkdir()
+    called(python, "-m", "venv", folder / "env", cwd=folder)
+    called(own / "python", "-m", "pip", "install", "-q", f"{wheel}[{extra}]" if extra else wheel, cwd=empty)
+    called(own / "python", "-m", "pip", "check", cwd=empty)
+    job = ("train", "data=synthetic", "data.train=2000", "epochs=1")
+    if "test accuracy" not in called(own / "cupynet", *job, cwd=empty, HOME=str(home)):
+        raise SystemExit("the training printed no accuracy")
+    return empty
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command. Return its exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.wheels", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument(
-        "--python", action="append", metavar="3.X", help="only this version; may be given several times"
-    )
+    parser.add_argument("--python", action="append", metavar="3.X", help="only this version; may be repeated")
     parser.add_argument("--extra", action="append", help="only this extra; '' is none of them")
-    asked = parser.parse_args(arguments)
-    wanted = asked.python or supported()
-    pythons = interpreters(wanted)
-    missing = [version for version in wanted if version not in pythons]
-    where = Path(tempfile.mkdtemp(prefix="cupynet-wheels-"))
-    try:
-        wheel = built(where)
-        extras, commands = inside(wheel)
-        chosen = asked.extra or ["", *extras]
-        if unknown := set(chosen) - {"", *extras}:
-            raise SystemExit(f"{wheel.name} has no extra {', '.join(sorted(unknown))}: it has {', '.join(extras)}")
-        outcome: dict[tuple[str, str], str] = {}
-        for version, python in pythons.items():
-            for extra in chosen:
-                began = time.monotonic()
-                fault = tried(python, wheel, extra, commands if not extra else ())
-                outcome[version, extra] = "FAILED" if fault else f"{time.monotonic() - began:.0f} s"
-                print(f"Python {version}, {extra or 'no extra'}: {fault or outcome[version, extra]}", flush=True)
-    finally:
-        shutil.rmtree(where, ignore_errors=True)
-    print(table(outcome, list(pythons), chosen))
-    for version in missing:
-        print(f"python{version} was not found, and not tried")
-    return 1 if missing or "FAILED" in outcome.values() or not outcome else 0
-
-
-def table(outcome: dict[tuple[str, str], str], versions: Sequence[str], extras: Sequence[str]) -> str:
-    """A row for each version of Python, a column for each extra."""
-    rows = [["Python", *(extra or "no extra" for extra in extras)]]
-    rows += [[version, *(outcome[version, extra] for extra in extras)] for version in versions]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
+    options = parser.parse_args(given)
+    versions = options.python or supported()
+    pythons = interpreters(versions)
+    with tempfile.TemporaryDirectory(prefix="cupynet-wheels-") as name:
+        wheel = built(Path(name))
+        extras = [extra for extra in ("", *extras_of(wheel)) if options.extra is None or extra in options.extra]
+        table, failed = Table("Python", *(extra or "no extra" for extra in extras)), False
+        for version in versions:
+            cells = []
+            for extra in extras if version in pythons else ():
+                began, folder = time.monotonic(), Path(name, f"{version}-{extra}")
+                folder.mkdir()
+                try:
+                    use(pythons[version], wheel, extra, folder)
+                    cells.append(f"{time.monotonic() - began:.0f} s")
+                except (SystemExit, subprocess.TimeoutExpired) as error:
+                    print(f"Python {version}, {extra or 'no extra'}: {error}", flush=True)
+                    cells.append("FAILED")
+            failed |= "FAILED" in cells or not cells
+            table.add_row(version, *(cells or ["not found"]))
+    show(table)
+    return int(failed)
 
 
 if __name__ == "__main__":
