@@ -1,4 +1,4 @@
-"""Training on two machines: two network namespaces, and a cable through which all that the ranks exchange goes."""
+"""Training on two machines: two network namespaces, and a cable through which the ranks exchange everything."""
 
 from __future__ import annotations
 
@@ -13,29 +13,34 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
-from tests.support.commands import QUICK, environment, run, run_folder
-from tests.support.mpi import ROOT, mpiexec, needs_mpi
+from tests.support.commands import QUICK, ROOT, environment, run, run_folder
+from tests.support.mpi import needs_mpi
 from tests.support.two_machines import do, inside, mpi_command, two_machines, unavailable
 
 pytestmark = [*needs_mpi, pytest.mark.slow, pytest.mark.skipif(bool(unavailable()), reason=unavailable())]
 
 
-def test_two_machines_give_the_weights_of_two_threads(tmp_path):
-    for name in ("threads", "machines"):
-        (tmp_path / name).mkdir()
-    run(tmp_path / "threads", *QUICK, "workers=2")
+def start(names: tuple[str, str], folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start this Python with `arguments` on both machines, in a folder."""
+    command = [*mpi_command(names, folder), sys.executable, *arguments]
+    variables = environment() | {"UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=folder, env=variables, stdin=null, stdout=null, stderr=pipe, text=True)
+
+
+def test_two_machines_give_the_weights_of_two_threads(tmp_path: Path) -> None:
+    folders = [tmp_path / "threads", tmp_path / "machines"]
+    for folder in folders:
+        folder.mkdir()
+    run(folders[0], *QUICK, "workers=2")
     with two_machines("200mbit") as names:
-        command = mpi_command(str(mpiexec()), names, tmp_path)
-        train = [sys.executable, "-m", "cupynet", "train", *QUICK, "parallel.launcher=mpi"]
-        variables = environment() | {"UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-        done = subprocess.run(
-            [*command, *train], cwd=tmp_path / "machines", env=variables, capture_output=True, text=True, timeout=120
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        with start(names, folders[1], "-m", "cupynet", "train", *QUICK, "parallel.launcher=mpi") as process:
+            _, stderr = process.communicate(timeout=120)
+        assert process.returncode == 0, stderr
         sent = [int(inside(name, "statistics/tx_bytes")) for name in names]
-    weights = [run_folder(tmp_path / name) / "weights.safetensors" for name in ("threads", "machines")]
-    size = sum(array.nbytes for array in load_file(weights[0]).values())
-    assert weights[0].read_bytes() == weights[1].read_bytes()
+    threads, machines = (run_folder(folder) / "weights.safetensors" for folder in folders)
+    assert threads.read_bytes() == machines.read_bytes()
+    size = sum(array.nbytes for array in load_file(threads).values())
     assert min(sent) > size  # at least one average went each way
 
 
@@ -55,23 +60,17 @@ MpiLauncher(timeout_s=1.0).run(task)
 """
 
 
-def test_a_cut_cable_ends_the_ranks_on_both_machines(tmp_path):
+def test_a_cut_cable_ends_the_ranks_on_both_machines(tmp_path: Path) -> None:
     (tmp_path / "training.py").write_text(TRAINING)
     files = [tmp_path / f"{rank}.pid" for rank in (0, 1)]
-    variables = environment() | {"UCX_TLS": "tcp,self", "PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    with two_machines("200mbit") as names:
-        command = [*mpi_command(str(mpiexec()), names, tmp_path), sys.executable, "training.py"]
-        with subprocess.Popen(
-            command, cwd=tmp_path, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE, text=True,
-        ) as process:  # fmt: skip
-            assert until(lambda: all(file.exists() for file in files))
-            do("ip", "-n", names[0], "link", "set", "cable", "down")
-            processes = [int(file.read_text()) for file in files]
-            ended = until(lambda: not any(map(runs, processes)))
-            for each in filter(runs, processes):
-                os.kill(each, signal.SIGKILL)
-            _, stderr = process.communicate(timeout=60)
+    with two_machines("200mbit") as names, start(names, tmp_path, "training.py") as process:
+        assert until(lambda: all(file.exists() for file in files))
+        do("ip", "-n", names[0], "link", "set", "cable", "down")
+        ranks = [int(file.read_text()) for file in files]
+        ended = until(lambda: not any(map(runs, ranks)))
+        for rank in filter(runs, ranks):
+            os.kill(rank, signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
     assert ended and process.returncode == 1 and " waited 1 s for " in stderr
 
 

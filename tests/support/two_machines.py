@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.support.mpi import mpiexec
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")  # inside the namespaces
 
@@ -72,13 +73,13 @@ def inside(namespace: str, what: str) -> str:
     return do("ip", "netns", "exec", namespace, "cat", f"/sys/class/net/cable/{what}")
 
 
-def mpi_command(mpiexec: str, namespaces: tuple[str, str], folder: Path) -> list[str]:
-    """The start of a command for one rank on each machine; its agent is written to `folder`.
+def mpi_command(namespaces: tuple[str, str], folder: Path) -> list[str]:
+    """Return the start of a command for one rank on each machine; its agent is written to `folder`.
 
     Run it with UCX_TLS=tcp,self in the environment: UCX would find that both machines share a memory.
     """
     agent = folder / "agent"
     agent.write_text(AGENT.format(namespace=namespaces[1]))
-    agent.chmod(agent.stat().st_mode | stat.S_IXUSR)
+    agent.chmod(0o755)
     reach = ["-hosts", ",".join(ADDRESSES), "-ppn", "1", "-launcher", "ssh", "-launcher-exec", str(agent)]
-    return ["ip", "netns", "exec", namespaces[0], mpiexec, *reach, "-iface", "cable", "-n", "2"]
+    return ["ip", "netns", "exec", namespaces[0], str(mpiexec()), *reach, "-iface", "cable", "-n", "2"]
