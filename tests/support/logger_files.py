@@ -1,4 +1,4 @@
-"""Reads the files of loggers back with the packages' own message types and clients."""
+"""Read the files of loggers back with the packages' own message types and clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tensorboard_events(folder: Path) -> list[Any]:
     from tensorboardX.crc32c import crc32c
     from tensorboardX.proto.event_pb2 import Event
 
-    def masked(data: bytes) -> int:
+    def masked(data: bytes) -> Any:
         crc = crc32c(data)
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -46,12 +46,11 @@ def tensorboard_figures(folder: Path) -> Figures:
 
 
 def mlflow_run(uri: str, experiment: str = "cupynet") -> tuple[Any, Figures]:
-    """The only run of an experiment, and its metrics."""
+    """Return the only run of an experiment, and its metrics."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    found = client.get_experiment_by_name(experiment)
-    (run,) = client.search_runs([found.experiment_id])
+    (run,) = client.search_runs([client.get_experiment_by_name(experiment).experiment_id])
     figures: Figures = {}
     for name in run.data.metrics:
         for metric in client.get_metric_history(run.info.run_id, name):
@@ -62,76 +61,66 @@ def mlflow_run(uri: str, experiment: str = "cupynet") -> tuple[Any, Figures]:
 def wandb_records(path: Path) -> list[Any]:
     """Read the records of a finished offline run, waiting for the process that writes them."""
     for _ in range(200):
-        found = _records(path.read_bytes())
+        found = _complete_records(path.read_bytes())
         if any(record.HasField("exit") for record in found):
             return found
         time.sleep(0.1)
     raise AssertionError(f"{path} has no end: {len(found)} records")
 
 
-def _records(content: bytes) -> list[Any]:
-    """Parse the complete records of a LevelDB log, which has blocks of 32 KiB."""
+def _complete_records(content: bytes) -> list[Any]:
+    """Parse the complete records of a LevelDB log: parts with a head of 7 bytes, in blocks of 32 KiB."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    at, found, open_ = 7, [], b""
-    if len(content) < at:
-        return []
-    assert content[:4] == b":W&B"
-    while at + 7 <= len(content):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-        if at + 7 > len(content):
-            break
+    head, block, found, record = 7, 1 << 15, [], b""
+    at = head
+    while at + head <= len(content):
+        if block - at % block < head:  # the rest of a block is too short for a head
+            at += block - at % block
+            continue
         _, length, kind = struct.unpack_from("<IHB", content, at)
-        if at + 7 + length > len(content):
-            break
-        open_ += content[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # whole, or the last part
-            found.append(Record.FromString(open_))
-            open_ = b""
+        part = content[at + head : at + head + length]
+        at += head + length
+        if len(part) == length:
+            record += part
+        if len(part) == length and kind in (1, 4):  # whole, or the last part
+            found.append(Record.FromString(record))
+            record = b""
     return found
 
 
 def wandb_figures(path: Path) -> Figures:
     figures: Figures = {}
     for record in wandb_records(path):
-        if record.HasField("history"):
-            row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
-            for name, value in row.items():
-                if name != "iteration" and not name.startswith("_"):
-                    figures.setdefault((name, row["iteration"]), []).append(value)
+        items = record.history.item if record.HasField("history") else ()
+        row = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in items}
+        for name, value in row.items():
+            if name != "iteration" and not name.startswith("_"):
+                figures.setdefault((name, row["iteration"]), []).append(value)
     return figures
+
+
+TIMES = ("compute_s", "data_s", "averaging_s", "waiting_s")
+OF_REPORTS = {
+    **{f"train/{name}": name for name in ("loss", "score_after_averaging", "learning_rate", "images_per_s")},
+    **{f"replicas/{name}": name for name in ("divergence", "bytes_sent")},
+    **{f"time/{name}": name for name in TIMES},
+}
+OF_EPOCHS = {
+    **{f"epoch/{name}": name for name in ("epoch", "loss", "learning_rate", "images_per_s", "samples", "train_s")},
+    "epoch/bytes_sent": "bytes_sent",
+    **{f"{split}/{name}": f"{split}_{name}" for split in ("test", "validation") for name in ("accuracy", "loss")},
+}
 
 
 def expected(history: list[dict[str, Any]]) -> Figures:
     """Convert rows of history.jsonl to the names that loggers use."""
     found: Figures = {}
-    reports = {
-        "train/loss": "loss",
-        "train/score_after_averaging": "score_after_averaging",
-        "train/learning_rate": "learning_rate",
-        "train/images_per_s": "images_per_s",
-        "replicas/divergence": "divergence",
-        "replicas/bytes_sent": "bytes_sent",
-        **{f"time/{name}": name for name in ("compute_s", "data_s", "averaging_s", "waiting_s")},
-    }
-    epochs = {
-        **{f"epoch/{name}": name for name in ("epoch", "loss", "learning_rate", "images_per_s", "samples", "train_s")},
-        "epoch/bytes_sent": "bytes_sent",
-        "test/accuracy": "test_accuracy",
-        "test/loss": "test_loss",
-        "validation/accuracy": "validation_accuracy",
-        "validation/loss": "validation_loss",
-    }
     for row in history:
-        at = row["iteration"]
-        for name, key in (reports if row["kind"] == "report" else epochs).items():
-            if row.get(key) is not None:
-                found[name, at] = [row[key]]
-        for layer, apart in row["divergence_by_layer"].items() if row["kind"] == "report" else ():
-            found[f"replicas/divergence/{layer}", at] = [apart]
-        if row["kind"] == "epoch":
-            for name in ("compute_s", "data_s", "averaging_s", "waiting_s"):
-                found[f"epoch/{name}", at] = [sum(row[name])]
+        figures = {name: row.get(key) for name, key in (OF_REPORTS if row["kind"] == "report" else OF_EPOCHS).items()}
+        if row["kind"] == "report":
+            figures |= {f"replicas/divergence/{layer}": apart for layer, apart in row["divergence_by_layer"].items()}
+        else:
+            figures |= {f"epoch/{name}": sum(row[name]) for name in TIMES}
+        found |= {(name, row["iteration"]): [value] for name, value in figures.items() if value is not None}
     return found

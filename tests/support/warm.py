@@ -14,26 +14,24 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 READ_AT_THE_START = ("PYTHON", "NUMBA", "OPENBLAS", "OMP", "MKL", "LD_", "LC_", "LANG", "HOME", "XDG", "TMP")
-
 IMPORTED = (
     *("hydra.main", "cupynet.commands.train_job", "cupynet.commands.evaluate", "cupynet.training.callbacks.progress"),
     *("jinja2", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg", "cupynet.commands.tune.search"),
 )
+TIMED_OUT = "timed out"
 
 
 class Done(NamedTuple):
@@ -67,36 +65,29 @@ def command(
         line = [sys.executable, "-m", module, *arguments]
         done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=timeout, check=False)
         return Done(done.returncode, done.stdout, done.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        printed, errors = Path(folder, "stdout"), Path(folder, "stderr")
+        printed.touch()
+        request = {"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": dict(env), "timeout": timeout}
+        answer = _ask({**request, "files": [os.devnull, stdout or str(printed), str(errors)]}, env)
+        texts = [file.read_bytes().decode(errors="replace") for file in (printed, errors)]
+    if answer == TIMED_OUT:
+        raise subprocess.TimeoutExpired([module, *arguments], timeout, *texts)
+    return Done(int(answer or "1"), *texts)
+
+
+def _ask(request: dict[str, Any], env: Mapping[str, str]) -> str:
+    """Send a request to the server, which is started for the first one, and return the answer."""
     global _server
     if _server is None or _server.poll() is not None:
-        _server = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.warm"],
-            cwd=ROOT,
-            env={**env, "PYTHONPATH": str(ROOT)},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        atexit.register(_end, _server)
+        line, variables = [sys.executable, "-m", "tests.support.warm"], {**env, "PYTHONPATH": str(ROOT)}
+        pipe = subprocess.PIPE
+        _server = subprocess.Popen(line, cwd=ROOT, env=variables, stdin=pipe, stdout=pipe, text=True)
+        atexit.register(_server.communicate)
     assert _server.stdin is not None and _server.stdout is not None
-    with tempfile.TemporaryDirectory() as folder:
-        printed, files = Path(folder, "stdout"), [stdout or f"{folder}/stdout", f"{folder}/stderr"]
-        printed.touch()
-        request = {"module": module, "arguments": [*arguments], "cwd": str(cwd), "env": dict(env), "files": files}
-        _server.stdin.write(json.dumps({**request, "timeout": timeout}) + "\n")
-        _server.stdin.flush()
-        answer = _server.stdout.readline()
-        texts = [file.read_bytes().decode(errors="replace") for file in (printed, Path(files[1]))]
-    code = int(answer or "1")
-    if code == -signal.SIGALRM:
-        raise subprocess.TimeoutExpired([module, *arguments], timeout, *texts)
-    return Done(code, *texts)
-
-
-def _end(server: subprocess.Popen[str]) -> None:
-    with server:
-        assert server.stdin is not None
-        server.stdin.close()
+    _server.stdin.write(json.dumps(request) + "\n")
+    _server.stdin.flush()
+    return _server.stdout.readline().strip()
 
 
 def main() -> None:
@@ -104,12 +95,16 @@ def main() -> None:
     import_all()
     gc.collect()
     gc.freeze()
+    fork = multiprocessing.get_context("fork")
     for line in sys.stdin:
         request = json.loads(line)
-        number = os.fork()
-        if not number:
-            _become(request)
-        print(_ended(number, request["timeout"]), flush=True)
+        process = fork.Process(target=_become, args=(request,))
+        process.start()
+        process.join(request["timeout"])
+        timed_out = process.is_alive()
+        process.kill()
+        process.join()
+        print(TIMED_OUT if timed_out else process.exitcode, flush=True)
 
 
 def import_all() -> None:
@@ -134,53 +129,24 @@ def import_all() -> None:
 
 
 def _become(request: dict[str, Any]) -> None:
-    """Run the command in this process, and exit."""
-    code: object = 1
+    """Run the command in this process. SystemExit, like any other error, is the caller's: see `multiprocessing`."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    for descriptor, file in enumerate(request["files"]):
+        opened = os.open(file, os.O_WRONLY | os.O_CREAT if descriptor else os.O_RDONLY, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
+    sys.argv = [request["module"], *request["arguments"]]
+    sys.path[0] = request["cwd"]
     try:
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            signal.signal(getattr(signal, name), signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL)
-        os.chdir(request["cwd"])
-        os.environ.clear()
-        os.environ.update(request["env"])
-        for descriptor, file in enumerate([os.devnull, *request["files"]]):
-            opened = os.open(file, os.O_WRONLY | os.O_CREAT if descriptor else os.O_RDONLY, 0o600)
-            os.dup2(opened, descriptor)
-            os.close(opened)
-        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
-        sys.argv = [request["module"], *request["arguments"]]
-        sys.path[0] = request["cwd"]
-        try:
-            runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
-            code = 0
-        except SystemExit as left:
-            code = left.code
-            if code is not None and not isinstance(code, int):
-                print(code, file=sys.stderr)
-        except BaseException:
-            traceback.print_exc()
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     finally:
-        os._exit(code if isinstance(code, int) else int(code is not None))
-
-
-def _ended(number: int, timeout: float) -> int:
-    """Wait for a process. Return its exit code, as subprocess does; that of SIGALRM after the timeout."""
-    until = time.monotonic() + timeout
-    pause = 0.001
-    while True:
-        found, status = os.waitpid(number, os.WNOHANG)
-        if found:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > until:
-            os.kill(number, signal.SIGALRM)
-            os.waitpid(number, 0)
-            return -signal.SIGALRM
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
+        atexit._run_exitfuncs()
 
 
 if __name__ == "__main__":
