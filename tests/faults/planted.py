@@ -40,3 +40,11 @@ FAULTS = [
     for file in sorted(Path(__file__).with_name("planted").glob("*.yaml"))
     for entry in yaml.safe_load(file.read_text("utf-8"))
 ]
+
+
+def mistake(fault: Fault, tree: Path) -> str | None:
+    """Return why a fault cannot be planted in a tree, or None."""
+    count = (tree / fault.file).read_text("utf-8").count(fault.old)
+    if count != 1 or fault.old == fault.new:
+        return f"{fault.name}: {fault.file}: the old text occurs {count} times, or nothing is changed"
+    return None

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
-from tests.faults.__main__ import ROOT, mistake
-from tests.faults.planted import FAULTS
+from tests.faults.planted import FAULTS, mistake
+from tests.support.commands import ROOT
 
 
-def test_names_are_unique() -> None:
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
-
-
-def test_no_fault_of_the_baseline_is_lost() -> None:
+def test_no_fault_of_the_baseline_is_lost_and_names_are_unique() -> None:
+    names = {fault.name for fault in FAULTS}
     baseline = json.loads(Path(__file__).with_name("baseline.json").read_text())["caught"]
-    assert baseline.keys() <= {fault.name for fault in FAULTS}
+    assert len(names) == len(FAULTS) and baseline.keys() <= names
 
 
-def test_every_fault_can_be_planted() -> None:
-    assert [line for fault in FAULTS if (line := mistake(fault, ROOT))] == []
+def test_every_fault_can_be_planted_and_its_tests_exist() -> None:
+    text = cache(lambda file: (ROOT / file).read_text("utf-8"))
     for fault in FAULTS:
-        assert fault.tests, fault.name
+        assert mistake(fault, ROOT) is None and fault.tests
         for test in fault.tests:
             file, _, name = test.partition("::")
-            assert f"def {name.partition('[')[0]}(" in (ROOT / file).read_text("utf-8") or not name, test
+            assert not name or f"def {name.partition('[')[0]}(" in text(file), test

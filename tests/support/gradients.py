@@ -1,8 +1,7 @@
-"""Check gradients of any layer, network or loss by central differences, with respect to input and weights.
+"""Check gradients of any layer, network or loss by central differences, by input and weights.
 
-In double precision and with a step of 1e-5, a right derivative agrees to about 1e-9 of the largest entry. A function
-with kinks (ReLU, the maximum of a window) has no derivative there: `OnAKink` is raised if a step crosses one, and the
-test has to choose another point.
+In double precision, a right derivative agrees to about 1e-9 of its largest entry. A function with kinks (ReLU, the
+maximum of a window) has no derivative there: the test has to choose another point.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ Array: TypeAlias = Any
 STEP = 1e-5
 TOLERANCE = 1e-6
 KINK = 1e-2  # the slopes on both sides of a smooth point differ by some STEPs
-ENTRIES = 24  # of each array are looked at one by one; two random directions look at all of them
+ENTRIES = 24  # of each array are checked one by one; two random directions mix all of them
 
 
 class OnAKink(ValueError):
@@ -27,15 +26,14 @@ class OnAKink(ValueError):
 
 
 def directions(size: int, rng: np.random.Generator) -> list[Array]:
-    """Unit vectors to differentiate along: axes (all, where they are few), and two that mix all of them."""
+    """Return unit vectors to differentiate along: axes, and two that mix all of them."""
     axes = [np.bincount([axis], minlength=size).astype(float) for axis in rng.permutation(size)[:ENTRIES]]
     mixed = rng.normal(size=(2, size))
     return [*axes, *(mixed / np.linalg.norm(mixed, axis=1, keepdims=True))]
 
 
 def check_derivative(function: Callable[[], float], backend: Backend, point: Array, gradient: Array, what: str) -> None:
-    """Assert that `gradient` is the derivative of `function()` with respect to the array `point`, which is moved in
-    place.
+    """Assert that `gradient` is the derivative of `function()` by the array `point`, which is moved and restored.
 
     Raises:
         OnAKink: choose another point.
@@ -66,12 +64,12 @@ def check_layer(
     *,
     training: bool = False,
 ) -> None:
-    """Assert that the gradients of `layer` are right, by its input and each weight, and that nothing stays on loan.
+    """Assert that the gradients of `layer` by its input and each weight are right, and that nothing stays on loan.
 
     Args:
-        layer: a description that has not been built; any network is a layer.
-        backend: one in double precision; NumPy, the reference, by default. Other backends are compared with it.
-        x: (N, ...) on the host; `batch` normal examples by default.
+        layer: not yet built; any network is a layer.
+        backend: one in double precision; by default NumPy, the reference.
+        x: (N, ...) on the host; by default `batch` normal samples.
         training: differentiate the training pass, for layers that compute something else in it.
     """
     backend = create_backend("numpy", "double") if backend is None else backend
@@ -99,6 +97,7 @@ def check_layer(
     dy = backend.borrow(y.shape)
     dy[...] = backend.asarray(towards)
     dx = backward(dy)
+    assert dx is not None
     gradient = dx.copy()
     del y, backward, dy, dx
     assert backend.workspace.on_loan == 0, "something borrowed is kept"

@@ -1,7 +1,4 @@
-"""Tests under mpiexec: what starts them, and whether this machine can.
-
-Where CUPYNET_TEST_ALL is set nothing is skipped: what is missing is an error.
-"""
+"""Tests under mpiexec. If it is missing they are skipped, or fail if CUPYNET_TEST_ALL is set."""
 
 from __future__ import annotations
 
@@ -15,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.commands import ROOT as ROOT
+from tests.support.commands import environment
 
 
 def mpiexec() -> str | None:
-    """The mpiexec of this Python's environment, else the one on the path."""
+    """Return the mpiexec of this Python's environment, or else the one on the path."""
     beside = Path(sys.executable).with_name("mpiexec")
     return str(beside) if beside.is_file() else shutil.which("mpiexec")
 
 
-def reason() -> str:
-    """Why nothing can be run under mpiexec here; "" where it can."""
+def missing() -> str:
+    """Return what is missing for ranks on this machine; "" if nothing is."""
     if importlib.util.find_spec("mpi4py") is None:
         return "mpi4py is not installed: pip install 'cupynet[mpi]'"
     return "" if mpiexec() else "there is no mpiexec: pip install 'cupynet[mpi]'"
 
 
-REASON = reason()
-NO_MPI = "" if "CUPYNET_TEST_ALL" in os.environ else REASON  # why to skip a test
+NO_MPI = "" if "CUPYNET_TEST_ALL" in os.environ else missing()  # why to skip a test
 needs_mpi = [pytest.mark.mpi, pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)]
 
 
@@ -40,14 +37,11 @@ def under_mpiexec(
     ranks: int, *arguments: str, cwd: Path = ROOT, timeout: float = 120, **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run this Python with `arguments` as so many ranks; more: variables of the environment."""
-    assert not REASON, REASON
-    hidden = {"CUPYNET_DATA", "BACKEND_PRIORITY_GPU", "BACKEND_PRIORITY_CPU", "HYDRA_FULL_ERROR"}
-    environment = {key: value for key, value in os.environ.items() if key not in hidden}
-    environment |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", "CUPYNET_OFFLINE": "1", "COLUMNS": "200", **more}
+    assert not missing(), missing()
     return subprocess.run(
         [str(mpiexec()), "-n", str(ranks), sys.executable, *arguments],
         cwd=cwd,
-        env=environment,
+        env=environment(**{"PYTHONPATH": f"{ROOT}{os.pathsep}{cwd}", **more}),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
