@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""What holds for all tests: marks, order, and which devices they see."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import os
 import signal
 from collections.abc import Generator, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,20 @@ from cupynet.backend.select import device_count
 from tests.standin import installed, machine
 from tests.support.backends import GPU, ON_DEVICES
 
-# under nohup SIGHUP is ignored, in the background of a script SIGINT, by whatever a test starts too: here they mean
-# what they mean from a terminal
+# nohup ignores SIGHUP, and a background job SIGINT, for everything that a test starts too
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Drawing a page takes longer than training as little as most tests do: tests/reporting/ has it on.
+# Drawing a page takes longer than most trainings here: tests/reporting/ turns it on.
 os.environ["CUPYNET_REPORT"] = "false"
 
 TESTS = Path(__file__).parent
 DEVICE_CODE = (TESTS / "standin", TESTS / "backend" / "cuda")
-# What takes longest begins first: else one process works at the end while the others have nothing left.
+# The longest begin first. Otherwise one process works at the end while the others have nothing left.
 FIRST = ("test_soak", "test_train_mpi", "test_sanitized", "test_resume")
 HIDDEN = "CuPy finds no usable GPU (cudaErrorNoDevice: no CUDA-capable device is detected)"
 # Thousands of operations, which show again that single operations are right.
 LONG_ON_THE_STANDIN = ("gradients_of_a_network", "predictions_are_made_in_batches", "half_learns_what_float_learns")
-
-
-@cache
-def is_device_code(file: Path) -> bool:
-    return any(folder in file.parents for folder in DEVICE_CODE)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs two GPUs"))
         if " at 0x" in item.nodeid:  # it would differ between the processes that share the tests
             raise pytest.UsageError(f"{item.nodeid}: has an address in its name: give it ids")
-        if item.get_closest_marker("gpu") is None and (item.get_closest_marker("standin") or is_device_code(item.path)):
+        device_code = item.get_closest_marker("standin") or any(map(item.path.is_relative_to, DEVICE_CODE))
+        if device_code and item.get_closest_marker("gpu") is None:
             item.add_marker(pytest.mark.device_code)
             if any(name in item.name for name in LONG_ON_THE_STANDIN):
                 item.add_marker(pytest.mark.slow)
@@ -56,10 +50,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """A test that is not marked `gpu` sees none, nor does what it starts: it says what a processor does.
+    """Hide the GPUs from a test that is not marked `gpu`, and from what it starts, but not devices of the stand-in.
 
-    Devices that it makes up itself are there. (CUDA has looked for GPUs before, when tests were collected: for this
-    process the variable comes too late, and other tests go on with what was found.)
+    CUDA looked for GPUs when tests were collected. For this process the variable comes too late.
     """
     if not GPU or any(item.get_closest_marker(mark) for mark in ("gpu", "multi_gpu")):
         return (yield)
@@ -83,7 +76,7 @@ def freeze_gc() -> None:
 
 @pytest.fixture
 def no_garbage_collector() -> Iterator[None]:
-    """What a test needs of memory must not wait for the garbage collector."""
+    """For tests of memory that must be freed without the garbage collector."""
     gc.disable()
     yield
     gc.enable()
@@ -92,13 +85,12 @@ def no_garbage_collector() -> Iterator[None]:
 @pytest.fixture(params=ON_DEVICES)
 def devices(request: pytest.FixtureRequest, made_up_devices: None) -> str:
     """Where the test computes: on the stand-in of CuPy, or on GPUs."""
-    found: str = request.param
-    return found
+    return str(request.param)
 
 
 @pytest.fixture(autouse=True)
 def made_up_devices(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test that is marked `standin` runs on the stand-in of CuPy, and fails where CuPy is misused."""
+    """Run a test that is marked `standin` on the stand-in of CuPy, which fails if CuPy is misused."""
     if request.node.get_closest_marker("standin") is None:
         yield
         return

@@ -15,7 +15,7 @@ import pytest
 from cupynet.backend.cuda import gpus
 from cupynet.bench import records
 
-COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # pytest's outcomes; error: in a fixture
+OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")  # error: in a fixture
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -35,36 +35,33 @@ class Recorder:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
-        seconds = time.perf_counter() - self._began
         if config.option.collectonly:
             return
-        record = {**self._where, "pytest": pytest.__version__, "arguments": [*config.invocation_params.args]}
-        record |= {"seconds": seconds, "exit_status": int(exitstatus), **counted(terminalreporter.stats)}
+        record: dict[str, Any] = {
+            **self._where,
+            "pytest": pytest.__version__,
+            "arguments": [*config.invocation_params.args],
+            "seconds": time.perf_counter() - self._began,
+            "exit_status": int(exitstatus),
+            **counted(terminalreporter.stats),
+        }
         path = records.write(record, "gpu-tests")
-        for line in table(record):
+        versions = ", ".join(f"{name} {record['cuda'][name]}" for name in ("cupy", "runtime", "driver", "nccl"))
+        counts = [f"{kind:<10}{count:>8,}" for kind, count in record["counts"].items() if count or kind == "failed"]
+        reasons = [f"skipped {count} times: {why}" for why, count in record["skipped_because"].items()]
+        for line in (f"{record['device']['name']}, {versions}", *counts, *reasons, f"written to {path}"):
             terminalreporter.write_line(line)
-        terminalreporter.write_line(f"written to {path}")
 
 
 def counted(stats: dict[str, list[Any]]) -> dict[str, Any]:
     """Return the number of tests by outcome, the failures, and the reasons of skips. stats: reports by outcome."""
-    failed = [report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())]
-    reasons = Counter(_reason(report) for report in stats.get("skipped", ()))
-    counts = {kind: len(stats.get(kind, ())) for kind in COUNTED}
-    return {"counts": counts, "failures": sorted(set(failed)), "skipped_because": dict(reasons.most_common())}
-
-
-def _reason(report: Any) -> str:
-    """Return why a test was skipped."""
-    why = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return str(why).removeprefix("Skipped: ")
-
-
-def table(record: dict[str, Any]) -> list[str]:
-    """Return the record as lines of text."""
-    versions, counts = record["cuda"], record["counts"]
-    stack = ", ".join(f"{name} {versions[name]}" for name in ("cupy", "runtime", "driver", "nccl"))
-    lines = ["", f"{record['device']['name']}, {stack}", f"commit {record['commit']}"]
-    lines += [f"{kind:<10}{count:>8,}" for kind, count in counts.items() if count or kind in ("passed", "failed")]
-    lines.append(f"{'seconds':<10}{record['seconds']:>8,.0f}")
-    return lines + [f"skipped {count} times: {why}" for why, count in record["skipped_because"].items()]
+    failures = {report.nodeid for kind in ("failed", "error") for report in stats.get(kind, ())}
+    reasons = [
+        report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        for report in stats.get("skipped", ())
+    ]
+    return {
+        "counts": {kind: len(stats.get(kind, ())) for kind in OUTCOMES},
+        "failures": sorted(failures),
+        "skipped_because": dict(Counter(why.removeprefix("Skipped: ") for why in reasons).most_common()),
+    }

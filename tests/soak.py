@@ -53,24 +53,16 @@ FORK = multiprocessing.get_context("fork") if sys.platform == "linux" else multi
 HANG_S = 120  # a run takes a second or two
 SETTLES_S, JUDGED_S = 120, 300  # memory is compared after the first, for at least the second
 
-RUN = [
-    "data=synthetic",
-    "data.test=64",
-    "epochs=3",
-    "batch_size=16",
-    "report_every_iterations=5",
-    "callbacks.progress.style=none",
-    "callbacks.checkpoint.every_iterations=5",
-    "callbacks.checkpoint.keep_every=4",
-    "model.layers.conv1.filters=4",
-    "model.layers.conv2.filters=6",
-    "model.layers.dense1.units=16",
-]
+RUN = """
+    data=synthetic data.test=64 epochs=3 batch_size=16 report_every_iterations=5 callbacks.progress.style=none
+    callbacks.checkpoint.every_iterations=5 callbacks.checkpoint.keep_every=4
+    model.layers.conv1.filters=4 model.layers.conv2.filters=6 model.layers.dense1.units=16
+"""
 MODES = {
-    "averaging, 1 worker": ["workers=1", "parallel.averaging_frequency=5"],
-    "averaging, 4 workers": ["workers=4", "parallel.averaging_frequency=5"],
-    "gradients, 1 worker": ["workers=1", "parallel=gradients"],
-    "gradients, 4 workers": ["workers=4", "parallel=gradients"],
+    "averaging, 1 worker": "workers=1 parallel.averaging_frequency=5",
+    "averaging, 4 workers": "workers=4 parallel.averaging_frequency=5",
+    "gradients, 1 worker": "workers=1 parallel=gradients",
+    "gradients, 4 workers": "workers=4 parallel=gradients",
 }
 # times; bytes of traffic (a resumed run sends more) and of the history file; the random identity of a run
 VARIES = re.compile(r"_s$|^bytes|^identity$")
@@ -277,8 +269,8 @@ class Soak:
 
     def begin(self, name: str, mode: str, *more: str, place: Place | None = None, visit: int = 1) -> BaseProcess:
         """Start a run in the folder `name`, which resumes if there is a checkpoint."""
-        folder = f"hydra.run.dir={self.folder / name}"
-        arguments = [*RUN, f"data.train={self.images}", *MODES[mode], *more, "resume=latest", folder]
+        settings = f"{RUN} {MODES[mode]} data.train={self.images} resume=latest".split()
+        arguments = [*settings, *more, f"hydra.run.dir={self.folder / name}"]
         process = FORK.Process(target=train_until, args=(place, visit, arguments, self.folder / f"{name}.txt"))
         process.start()
         return process
@@ -409,16 +401,13 @@ def soaked(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         watch.start()
     soak = Soak(folder / "runs", options.images, options.seed, until)
     different, distance = soak.outcomes(options.repeats), soak.apart()
-    print(
-        f"{options.repeats} repeats: {different} outcomes; NumPy and numba in double: {distance:.1e} apart", flush=True
-    )
     soak.references = {mode: soak.undisturbed(mode.replace(", ", "-").replace(" ", "-"), mode) for mode in MODES}
     points = []
     with ProcessPoolExecutor(options.lanes, FORK) as lanes:
         for point in filter(None, lanes.map(soak.point, range(options.points))):
             print(point, flush=True)
             points.append(point)
-    faults = [f"point {point.number + 1}: {', '.join(point.faults)}" for point in points if point.faults]
+    faults = [str(point) for point in points if point.faults]
     faults += [f"{different} outcomes of equal runs"] if different > 1 else []
     faults += [f"NumPy and numba are {distance} apart"] if not distance < 1e-9 else []
     drifted: dict[str, Any] = {}
@@ -468,12 +457,9 @@ def main(given: Sequence[str] | None = None) -> int:
         found["faults"] += [f"written into the working folder: {path}" for path in os.listdir(elsewhere)]
         os.chdir(ROOT)
     write_json(folder / "soak.json", {**found, "seconds": round(time.monotonic() - began, 1)})
-    print(json.dumps({name: found[name] for name in ("points_by_mode_and_kind", "drift")}, indent=2))
-    for fault in found["faults"]:
-        print(f"FAILED: {fault}")
     if not found["faults"]:
         shutil.rmtree(folder / "runs")
-    print(f"{found['points']} points, {len(found['faults'])} faults: {folder / 'soak.json'}")
+    print(*found["faults"], f"{found['points']} points: {folder / 'soak.json'}", sep="\n")
     return int(bool(found["faults"]))
 
 

@@ -17,23 +17,20 @@ def pairwise(**axes: Sequence[Any] | Mapping[str, Any]) -> pytest.MarkDecorator:
     Args:
         axes: parameter name -> its values; a mapping gives each value the name that it has in the test's id.
     """
-    named = {
-        axis: values if isinstance(values, Mapping) else {getattr(v, "__name__", str(v)): v for v in values}
-        for axis, values in axes.items()
-    }
-    assert all(len(named[axis]) == len(values) for axis, values in axes.items()), "two values have one name"
-    cases = cover([len(values) for values in named.values()])
-    columns = [list(values.items()) for values in named.values()]
-    chosen = [[column[i] for column, i in zip(columns, case, strict=True)] for case in cases]
-    return pytest.mark.parametrize(
-        list(axes), [pytest.param(*(v for _, v in case), id="-".join(name for name, _ in case)) for case in chosen]
-    )
+    columns = [
+        list(values.items() if isinstance(values, Mapping) else ((getattr(v, "__name__", str(v)), v) for v in values))
+        for values in axes.values()
+    ]
+    cases = []
+    for indices in cover([len(column) for column in columns]):
+        chosen = [column[i] for column, i in zip(columns, indices, strict=True)]
+        cases.append(pytest.param(*(value for _, value in chosen), id="-".join(name for name, _ in chosen)))
+    return pytest.mark.parametrize(list(axes), cases)
 
 
 def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     """Return tuples of indices below `sizes` in which every pair of indices of two places occurs."""
-    assert len(sizes) > 1 and all(sizes), "pairs need two axes, with values"
-    open_pairs = {
+    missing = {
         ((a, i), (b, j)): None
         for a, b in combinations(range(len(sizes)), 2)
         for i in range(sizes[a])
@@ -41,23 +38,16 @@ def cover(sizes: Sequence[int]) -> list[tuple[int, ...]]:
     }
     uses = [[0] * size for size in sizes]
     cases = []
-    while open_pairs:
-        case = dict(next(iter(open_pairs)))
+    while missing:
+        case = dict(next(iter(missing)))  # axis -> index
         for axis, size in enumerate(sizes):
             if axis not in case:
-                gains = [sum(pair_of(axis, i, *other) in open_pairs for other in case.items()) for i in range(size)]
-                case[axis] = rarest([i for i in range(size) if gains[i] == max(gains)], uses[axis])
+                pairs = [[tuple(sorted([(axis, i), other])) for other in case.items()] for i in range(size)]
+                gains = [sum(pair in missing for pair in each) for each in pairs]
+                case[axis] = min((i for i in range(size) if gains[i] == max(gains)), key=uses[axis].__getitem__)
         for axis, i in case.items():
             uses[axis][i] += 1
         cases.append(tuple(case[axis] for axis in range(len(sizes))))
         for pair in combinations(sorted(case.items()), 2):
-            open_pairs.pop(pair, None)
+            missing.pop(pair, None)
     return cases
-
-
-def rarest(candidates: Sequence[int], uses: Sequence[int]) -> int:
-    return min(candidates, key=lambda i: uses[i])
-
-
-def pair_of(axis: int, i: int, other: int, j: int) -> tuple[tuple[int, int], tuple[int, int]]:
-    return ((axis, i), (other, j)) if axis < other else ((other, j), (axis, i))
