@@ -1,7 +1,7 @@
 """Measure what the README quotes, and write it to outputs/records: `make records`, or `make records ARGS="speedrun"`.
 
 Each record names its commands and its commit. A tree with changes is refused, and so is a run of another commit. On two
-cores all records take over two hours, on an idle machine. `bench` compares with PyTorch if it is installed.
+cores all records take over two hours, on an idle machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,13 +42,12 @@ PIPELINES = {  # name -> number of runs, settings
     "lenet": (5, "parallel=pipeline workers=1 epochs=1"),
     "twin_convolutions": (7, f"parallel=pipeline workers=1 epochs=1 {TWIN}"),
 }
-BENCHES = {
-    "bench-cpu": "peers=torch repeats=3",
-    "bench-cpu-keras_cnn": "model=keras_cnn optimizer=adam peers=torch images=30000 data.train=30000 repeats=3",
-    "bench-cpu-resnet8": "model=resnet8 optimizer=adam peers=torch images=12800 data.train=12800 repeats=3",
+MEASUREMENTS = {
+    "plan": "plan check=true link=10gbe",
+    "bench-cpu": "bench peers=torch repeats=3",
+    "bench-cpu-keras_cnn": "bench model=keras_cnn optimizer=adam peers=torch images=30000 data.train=30000 repeats=3",
+    "bench-cpu-resnet8": "bench model=resnet8 optimizer=adam peers=torch images=12800 data.train=12800 repeats=3",
 }
-
-
 FIGURES = (
     *("seed", "workers", "epochs", "images", "batch_size", "dtype", "backend", "synchronizer"),
     *("test_accuracy", "test_loss", "train_s", "compile_s", "images_per_s", "bytes_sent", "skipped_steps"),
@@ -96,17 +94,6 @@ COMPARISONS = {
 }
 
 
-class Done(NamedTuple):
-    """A finished command: its folder, and the most memory that it held at once."""
-
-    folder: Path
-    held_mb: float
-
-    def json(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.folder / name).read_text("utf-8"))
-        return found
-
-
 class Maker:
     """Makes records at one commit.
 
@@ -121,32 +108,28 @@ class Maker:
         self.environment: dict[str, Any] = {}
         self.runs = 0
 
-    def run(self, name: str, *arguments: str) -> Done:
-        """Run one command in a new process. SystemExit with its output if it fails."""
+    def run(self, name: str, *arguments: str) -> tuple[Path, float]:
+        """Run one command in a new process. Return its folder and the most memory that it held at once, in MB."""
         self.runs += 1
         folder = self.folder / f"{self.runs:04}"
         command = [sys.executable, "-m", "cupynet", name, *arguments, f"hydra.run.dir={folder}"]
-        began = time.perf_counter()
-        with (self.folder / "output").open("w+") as output:
-            process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            output.seek(0)
-            if process.returncode:
-                raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}\n{output.read()[-2000:]}")
-        print(f"{time.perf_counter() - began:7.1f} s  {' '.join(arguments)}", flush=True)
-        return Done(folder, used.ru_maxrss / 1000)
+        process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}: exit code {process.returncode}")
+        return folder, used.ru_maxrss / 1000
 
     def train(self, settings: str, **values: object) -> tuple[dict[str, Any], float]:
         """Return the summary of a run and the memory it held. `values` replace names in capitals in its settings."""
         for name, value in values.items():
             settings = settings.replace(name.upper(), str(value))
-        done = self.run("train", *settings.split(), "callbacks.progress.style=none", *self.extra)
-        summary = done.json("summary.json")
+        folder, held_mb = self.run("train", *settings.split(), "callbacks.progress.style=none", *self.extra)
+        summary = json.loads((folder / "summary.json").read_text("utf-8"))
         if summary["commit"] != self.commit:
-            raise SystemExit(f"{done.folder}: was made at {summary['commit']}, not at {self.commit}")
+            raise SystemExit(f"{folder}: was made at {summary['commit']}, not at {self.commit}")
         self.environment = summary["environment"]
-        return summary, done.held_mb
+        return summary, held_mb
 
     def save(self, name: str, record: dict[str, Any]) -> None:
         """Write a record, followed by commit and environment."""
@@ -222,21 +205,18 @@ def memory(maker: Maker, counts: Sequence[int] = (1, 2, 8, 16, 32)) -> None:
     maker.save("memory", record)
 
 
-def plan(maker: Maker) -> None:
-    """Predicted and measured speed."""
-    made = maker.run("plan", "check=true", "link=10gbe").json("plan.json")
-    maker.save("plan", {"command": "cupynet plan check=true link=10gbe", **made})
-
-
-def bench(maker: Maker) -> None:
-    """Operations, steps and loops, compared with PyTorch."""
-    for name, settings in BENCHES.items():
-        made = maker.run("bench", *settings.split()).json("bench.json")
-        maker.save(name, {"command": f"cupynet bench {settings}", **made})
+def measure(maker: Maker, name: str) -> None:
+    """Keep the result of a command that measures."""
+    command = MEASUREMENTS[name]
+    folder, _ = maker.run(*command.split())
+    (result,) = folder.glob(f"{command.split()[0]}.json")
+    maker.save(name, {"command": f"cupynet {command}", **json.loads(result.read_text("utf-8"))})
 
 
 MAKERS: dict[str, Callable[[Maker], None]] = {
-    **{each.__name__: each for each in (memory, pipeline, plan, bench)},
+    "memory": memory,
+    "pipeline": pipeline,
+    **{name: partial(measure, name=name) for name in MEASUREMENTS},
     **{name: partial(compare, name=name) for name in COMPARISONS},
 }
 

@@ -65,7 +65,7 @@ def test_memory_is_fitted_by_a_line(maker: records.Maker, monkeypatch: pytest.Mo
 
 @pytest.mark.slow
 def test_a_run_that_fails_or_is_of_another_commit_makes_no_record(maker: records.Maker) -> None:
-    with pytest.raises(SystemExit, match="workers=0"):
+    with pytest.raises(SystemExit):
         maker.train("workers=0")
     maker.commit = "0" * 40
     with pytest.raises(SystemExit):
