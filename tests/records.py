@@ -55,16 +55,10 @@ FIGURES = (
 
 
 class Comparison(NamedTuple):
-    """Settings to train with each seed.
-
-    Attributes:
-        what: describes the record.
-        variants: name -> settings, with SEED for the seed. The first is the reference.
-        seeds: a run for each.
-    """
+    """Settings to train with each seed."""
 
     what: str
-    variants: dict[str, str]
+    variants: dict[str, str]  # name -> settings, with SEED for the seed; the first is the reference
     seeds: Sequence[int] = range(1, 6)
 
 
@@ -95,13 +89,7 @@ COMPARISONS = {
 
 
 class Maker:
-    """Makes records at one commit.
-
-    Args:
-        folder: holds the runs.
-        target: holds the records.
-        extra: settings of every training.
-    """
+    """Makes records at one commit in `target`, from runs in `folder`. extra: settings of every training."""
 
     def __init__(self, folder: Path, target: Path = RECORDS, extra: Sequence[str] = ()) -> None:
         self.folder, self.target, self.extra, self.commit = folder, target, tuple(extra), commit()

@@ -70,21 +70,13 @@ STRAY = re.compile(r"\.tmp-\d|\.old-\d|\.part$")
 
 
 class Place(NamedTuple):
-    """A place of the save path to kill a run at.
+    """A place of the save path to kill a run at."""
 
-    Attributes:
-        step: what the run is doing: see `die_at`.
-        path: a pattern of the file or folder. {pid} is the process.
-        per_save: how often a run gets there in each save.
-        in_total: how often it gets there, if not in each save.
-        after: the place of an earlier kill, which leaves something to remove or to resume.
-    """
-
-    step: str
-    path: str
-    per_save: float = 1
-    in_total: int = 0
-    after: str = ""
+    step: str  # what the run is doing: see `die_at`
+    path: str  # a pattern of the file or folder; {pid} is the process
+    per_save: float = 1  # how often a run gets there in each save
+    in_total: int = 0  # how often it gets there, if not in each save
+    after: str = ""  # the place of an earlier kill, which leaves something to remove or to resume
 
 
 PLACES = {
@@ -105,9 +97,6 @@ KINDS = [*PLACES, *["moment"] * 7]
 def case(number: int) -> tuple[str, str]:
     """Return mode and kind of a point: 4 x 17 points combine each mode with each kind, and 12 reach all places."""
     return list(MODES)[number % len(MODES)], KINDS[number % len(KINDS)]
-
-
-# a run in a forked process -------------------------------------------------------------------------------------------
 
 
 def train_until(place: Place | None, visit: int, arguments: Sequence[str], output: Path) -> None:
@@ -181,9 +170,6 @@ def die() -> None:
     time.sleep(60)  # until all threads are gone
 
 
-# results of a run ----------------------------------------------------------------------------------------------------
-
-
 def timeless(value: Any) -> Any:
     """Remove what differs between equal runs."""
     if isinstance(value, list):
@@ -228,9 +214,6 @@ def differences(folder: Path, wanted: dict[str, Any]) -> list[str]:
     return [name for name in wanted if found[name] != wanted[name]] + sorted(stray)
 
 
-# points ---------------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class Point:
     """The result of one point. There are no faults if the run resumed correctly."""
@@ -255,13 +238,7 @@ class Reference(NamedTuple):
 
 
 class Soak:
-    """Runs in a folder, where failed ones stay.
-
-    Args:
-        images: size of the training set of each run.
-        seed: of the random choice of moments and places.
-        until: no point starts after this time.
-    """
+    """Runs of a number of images in a folder, where failed ones stay. No point starts after the time `until`."""
 
     def __init__(self, folder: Path, images: int, seed: int, until: float) -> None:
         self.folder, self.images, self.seed, self.until = folder, images, seed, until
@@ -343,9 +320,6 @@ class Soak:
         return kills
 
 
-# drift ----------------------------------------------------------------------------------------------------------------
-
-
 def train_and_sample(path: Path, until: float) -> None:
     """Train, evaluate and save until a time, and sample the memory, threads and files of this process."""
     arena_max = -8  # glibc keeps an arena for each of many threads: with a single arena, growth means a leak
@@ -387,9 +361,6 @@ def drift(samples: Sequence[dict[str, float]]) -> dict[str, Any]:
     faults += ["rss_mb"] if judged and memory[1] > 1.005 * memory[0] else []
     figures = {"rss_mb": memory, "rss_judged": judged, **least}
     return {"samples": len(samples), "fits": samples[-1]["fits"], "seconds": end_s, **figures, "faults": faults}
-
-
-# the command ----------------------------------------------------------------------------------------------------------
 
 
 def soaked(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
