@@ -82,7 +82,7 @@ bench: install ## measure operations, the training step and the loop: ARGS="peer
 doctor: install ## check what this machine has and lacks for training: ARGS="backend=cupy"
 	@$(PY) -m cupynet doctor $(ARGS)
 
-check: install ## check formatting, lint and types
+check: install ## check formatting, lint and types, of the package and of the tests
 	@$(PY) -m ruff format --check .
 	@$(PY) -m ruff check .
 	@$(PY) -m mypy
