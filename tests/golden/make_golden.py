@@ -8,7 +8,6 @@ Arrays are in the layouts of this project: images (N, H, W, C), weights of convo
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ def to_torch(name: str, value: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(value.transpose(order).copy())
 
 
-def from_torch(value: torch.Tensor) -> Any:
+def from_torch(value: torch.Tensor) -> np.ndarray:
     order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[value.ndim]
     return value.detach().numpy().transpose(order).copy()
 
@@ -49,7 +48,7 @@ def network(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Ten
     return functional.linear(x, weights["output.weight"], weights["output.bias"])
 
 
-def make() -> dict[str, Any]:
+def make() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(2024)
     start = {name: rng.normal(0, 0.4, shape) for name, shape in SHAPES.items()}
     images, labels = rng.normal(size=(STEPS, BATCH, 9, 10, 2)), rng.integers(0, 3, (STEPS, BATCH))

@@ -51,7 +51,7 @@ def images(x: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(x.transpose(0, 3, 1, 2).copy()).requires_grad_()
 
 
-def back(x: torch.Tensor) -> Any:
+def back(x: torch.Tensor) -> np.ndarray:
     return x.detach().numpy().transpose(0, 2, 3, 1).copy()
 
 
@@ -103,16 +103,16 @@ def drawn(settings: Any, image: tuple[int, int, int], seed: int) -> tuple[np.nda
     return rng.normal(size=(2, *image)), weight, rng.normal(size=filters)
 
 
-def make() -> dict[str, Any]:
-    golden: dict[str, Any] = {}
+def make() -> dict[str, np.ndarray]:
+    golden: dict[str, np.ndarray] = {}
     for seed, (case, (settings, image)) in enumerate(CONVOLUTIONS.items()):
         x, weight, bias = drawn(settings, image, seed)
         found = {"x": x, "weight": weight, "bias": bias, **convolution(x, weight, bias, 100 + seed, settings)}
         golden |= {f"convolution/{case}/{name}": value for name, value in found.items()}
-    for seed, (case, (window, image)) in enumerate(POOLS.items()):
+    for seed, (case, (settings, image)) in enumerate(POOLS.items()):
         x = np.random.default_rng(200 + seed).normal(size=(2, *image)) - 3  # zeros around it would be the largest
         for kind in ("max", "avg"):
-            found = {"x": x, **pool(kind, x, 300 + seed, window)}
+            found = {"x": x, **pool(kind, x, 300 + seed, settings)}
             golden |= {f"{kind}/{case}/{name}": value for name, value in found.items()}
     x = np.concatenate([np.linspace(-6, 6, 97), [-40.0, 40.0, 1e-6, -1e-6]])
     golden["x"] = x
