@@ -10,23 +10,16 @@ import pytest
 from cupynet.data import MNIST, Data, Dataset, Synthetic
 from cupynet.data.dataset import in_turns
 from tests.support.data_errors import data_error
+from tests.support.loaders import numbered_dataset
 from tests.support.refusals import refused
-
-
-def numbered(samples: int = 20) -> Dataset:
-    images = np.zeros((samples, 2, 2, 1), np.uint8)
-    images[:, 0, 0, 0] = np.arange(samples)
-    return Dataset("numbered", images, np.arange(samples) % 10, 10)
-
-
-def test_take_keeps_images_and_labels_together() -> None:
-    taken = numbered().take([13, 2])
-    assert (len(taken), taken.name, taken.classes) == (2, "numbered", 10)
-    assert taken.images[:, 0, 0, 0].tolist() == [13, 2] and taken.labels.tolist() == [3, 2]
 
 
 def pixels(*shape: int) -> Any:
     return np.zeros(shape, np.uint8)
+
+
+def rows(dataset: Any) -> list[bytes]:
+    return [image.tobytes() for image in dataset.images]
 
 
 @pytest.mark.parametrize(
@@ -37,11 +30,9 @@ def pixels(*shape: int) -> Any:
         (np.zeros((3, 4, 4, 1), np.float32), [0] * 3),
         (np.zeros((3, 4, 4), bool), [0] * 3),
         ([[[256]]], [0]),
-        ([[[-1, 5]]], [0]),
         (None, [0]),
         (pixels(3, 4, 4, 1), np.zeros(2, np.int64)),
         (pixels(3, 4, 4, 1), np.zeros(3)),
-        (pixels(3, 4, 4, 1), ["a", "b", "c"]),
         (pixels(1, 4, 4, 1), np.array([2**64 - 1], np.uint64)),
         (pixels(3, 4, 4, 1), 7),
         (pixels(3, 4, 4, 1), np.array([0, 10, 1])),
@@ -51,14 +42,6 @@ def pixels(*shape: int) -> Any:
 def test_bad_images_and_labels_are_refused(images: Any, labels: Any) -> None:
     with refused(""):
         Dataset("x", images, labels, 10)
-
-
-@pytest.mark.parametrize("kind", [np.uint8, np.uint64, list])
-def test_labels_of_any_integers(kind: Any) -> None:
-    labels = [3, 0, 9] if kind is list else np.array([3, 0, 9], kind)
-    dataset = Dataset("x", pixels(3, 2, 2, 1), labels, np.int64(10))
-    assert (dataset.labels.dtype, dataset.labels.tolist()) == (np.int64, [3, 0, 9])
-    assert type(dataset.classes) is int
 
 
 def test_images_of_one_channel_may_lack_its_axis() -> None:
@@ -76,15 +59,13 @@ def test_images_are_copied_only_if_they_are_not_contiguous() -> None:
     assert Dataset("x", whole[::2], [0] * 3, 10).images.flags.c_contiguous
 
 
-@pytest.mark.parametrize("kind", ["u1", ">i8"])
+@pytest.mark.parametrize("kind", ["u1", ">i8", "u8"])
 def test_layout_and_type_of_pixels_and_labels_do_not_matter(kind: str) -> None:
     x = np.random.default_rng(1).integers(0, 256, (6, 3, 4, 2)).astype(kind)
     labels = np.arange(6).astype(kind)
-    read_only = x.copy()
-    read_only.flags.writeable = False
-    for view in (x[::-1].copy()[::-1], np.repeat(x, 2, axis=3)[..., ::2], np.asfortranarray(x), read_only):
+    for view in (x[::-1].copy()[::-1], np.repeat(x, 2, axis=3)[..., ::2], np.asfortranarray(x)):
         dataset = Dataset("x", view, np.repeat(labels, 2)[::2], 6)
-        assert dataset.images.dtype == np.uint8 and dataset.images.flags.c_contiguous
+        assert (dataset.images.dtype, dataset.labels.dtype) == (np.uint8, np.int64)
         np.testing.assert_array_equal(dataset.images, x)
         np.testing.assert_array_equal(dataset.labels, labels)
 
@@ -97,20 +78,21 @@ def test_channels_first_is_recognized(shape: tuple[int, int, int]) -> None:
     assert Dataset("x", images.transpose(0, 2, 3, 1), [0] * 6, 10).image_shape == (*shape[1:], shape[0])
 
 
-@pytest.mark.parametrize("shape", [(28, 28, 1), (1, 500, 12), (3, 9, 3), (4, 4, 4), (1, 1, 1)])
+@pytest.mark.parametrize("shape", [(28, 28, 1), (1, 500, 12), (3, 9, 3), (4, 4, 4)])
 def test_other_shapes_are_channels_last(shape: tuple[int, int, int]) -> None:
     assert Dataset("x", pixels(6, *shape), [0] * 6, 10).image_shape == shape
 
 
-def test_classes_take_turns() -> None:
+@pytest.mark.parametrize(
+    ("count", "chosen"), [(1, [4]), (2, [0, 4]), (3, [0, 4, 6]), (5, [0, 1, 4, 5, 6]), (9, list(range(8)))]
+)
+def test_classes_take_turns(count: int, chosen: list[int]) -> None:
     labels = np.array([2, 2, 2, 2, 0, 0, 7, 0])
-    assert [np.arange(8)[in_turns(labels, count)].tolist() for count in (1, 2, 3, 5, 8, 9, None)] == [
-        [4], [0, 4], [0, 4, 6], [0, 1, 4, 5, 6], [*range(8)], [*range(8)], [*range(8)],
-    ]  # fmt: skip
+    assert np.arange(8)[in_turns(labels, count)].tolist() == chosen
 
 
 def test_data_must_match_their_source() -> None:
-    train, test = numbered(), Dataset("others", pixels(4, 3, 3, 1), [0] * 4, 10)
+    train, test = numbered_dataset(20), Dataset("others", pixels(4, 3, 3, 1), [0] * 4, 10)
     Data("x", train, None, train).check((2, 2, 1), 10)
     for data in (Data("x", train, None, test), Data("x", test, None, train), Data("x", train, test, train)):
         with data_error("'others'", (2, 2, 1), (3, 3, 1)):
@@ -123,24 +105,18 @@ def load(**settings: Any) -> Data:
     return Synthetic(train=60, test=40, **settings).load()
 
 
-def rows(dataset: Any) -> list[bytes]:
-    return [image.tobytes() for image in dataset.images]
-
-
 def test_validation_is_taken_out_of_training() -> None:
-    whole, divided = load(), load(validation=15)
-    assert whole.validation is None and divided.validation is not None
-    assert (len(divided.train), len(divided.validation), len(divided.test)) == (45, 15, 40)
-    assert sorted(rows(divided.train) + rows(divided.validation)) == sorted(rows(whole.train))
-    assert [row for row in rows(whole.train) if row in set(rows(divided.train))] == rows(divided.train)  # file order
-    assert rows(divided.validation) != rows(whole.train)[-15:]  # drawn, not cut off
+    whole, divided = rows(load().train), load(validation=15)
+    train, validation = rows(divided.train), rows(divided.validation)
+    assert (len(train), len(validation), len(divided.test)) == (45, 15, 40)
+    assert sorted(train + validation) == sorted(whole)
+    assert [row for row in whole if row in set(train)] == train  # in file order
+    assert validation != whole[-15:]  # drawn, not cut off
 
 
 def test_validation_grows_with_its_number_and_follows_from_the_seed() -> None:
-    few, many = load(validation=5).validation, load(validation=15).validation
-    assert set(rows(few)) < set(rows(many))
-    images = np.arange(100, dtype=np.uint8).reshape(100, 1, 1, 1)
-    train = Dataset("x", images, np.arange(100) % 10, 10)
+    assert set(rows(load(validation=5).validation)) < set(rows(load(validation=15).validation))
+    train = numbered_dataset(60)
     first, again, other = (Synthetic(10, 10, seed=seed, validation=8)._divided("x", train, train) for seed in (1, 1, 2))
     assert rows(first.validation) == rows(again.validation) != rows(other.validation)
 
@@ -150,7 +126,6 @@ def test_limit_applies_after_validation() -> None:
     assert rows(quick.train) == rows(full.train)[:10]
     assert rows(quick.validation) == rows(full.validation)
     assert rows(quick.test) == rows(full.test)[:10]
-    assert (len(load(limit=1000).train), len(load(limit=1000).test)) == (60, 40)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +135,6 @@ def test_limit_applies_after_validation() -> None:
         (Synthetic, "limit", "5"),
         (Synthetic, "validation", -1),
         (MNIST, "validation", 60_000),
-        (MNIST, "seed", -1),
         (Synthetic, "seed", 2**64),
         (Synthetic, "train", 0),
         (Synthetic, "test", 1.5),

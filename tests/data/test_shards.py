@@ -31,21 +31,11 @@ def test_each_shard_has_its_samples_of_the_whole(folder: Path) -> None:
     shards = Shards(folder)
     assert (shards.name, len(shards), shards.counts) == ("rows", 20, (7, 7, 6))
     assert (shards.classes, shards.image_shape) == (4, (3, 2, 1))
-    for number in range(3):
-        dataset, samples = shards.open(number), shards.samples[number]
+    for number, samples in enumerate(shards.samples):
+        dataset = shards.open(number)
         np.testing.assert_array_equal(dataset.images, ROWS.images[samples])
         np.testing.assert_array_equal(dataset.labels, ROWS.labels[samples])
     assert sorted(np.concatenate(shards.samples)) == list(range(20))
-
-
-def test_files_are_mapped_and_not_read(folder: Path) -> None:
-    shards = Shards(folder)
-    dataset, samples = shards.open(1), shards.samples[1]
-    for array in (dataset.images, dataset.labels, samples):
-        base = array
-        while not isinstance(base, np.memmap):
-            base = base.base
-        assert not array.flags.writeable and base.mode == "r"
 
 
 def test_data_larger_than_memory_are_trained_on(tmp_path: Path) -> None:
@@ -74,39 +64,40 @@ def test_a_machine_needs_the_images_of_its_own_workers_only(folder: Path) -> Non
 def test_integers_of_any_type_and_grey_images_are_taken(tmp_path: Path) -> None:
     images = np.zeros((4, 3, 2), np.uint8)
     save(tmp_path / "0", images=images, labels=np.arange(4, dtype=np.uint8), samples=np.arange(4, dtype=np.int16))
-    shards = Shards(tmp_path)
-    dataset, samples = shards.open(0), shards.samples[0]
+    dataset, samples = Shards(tmp_path).open(0), Shards(tmp_path).samples[0]
     assert dataset.image_shape == (3, 2, 1) and dataset.labels.dtype == samples.dtype == np.int64
 
 
+def test_more_than_ten_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    write_shards(ROWS, tmp_path, 11)
+    shards = Shards(tmp_path)
+    for number in (2, 10):
+        np.testing.assert_array_equal(shards.samples[number], np.load(tmp_path / str(number) / "samples.npy"))
+
+
 def overwritten(name: str, array: Any) -> Callable[[Path], None]:
-    return lambda folder: save((folder / name).parent, **{Path(name).name: array})
+    return lambda folder: np.save(folder / f"{name}.npy", array)
 
 
-def another_set(folder: Path) -> None:
-    """A shard of another training set of the same size."""
-    write_shards(Dataset("x", ROWS.images[:18], ROWS.labels[:18], 4), folder / "x", 3)
+def exchanged(folder: Path) -> None:
+    """The first shard is one of another training set of the same size."""
+    write_shards(Dataset("x", ROWS.images[:18], ROWS.labels[:18], 4), folder.parent / "x", 3)
     shutil.rmtree(folder / "0")
-    (folder / "x" / "0").rename(folder / "0")
-    shutil.rmtree(folder / "x")
+    (folder.parent / "x" / "0").rename(folder / "0")
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {  # each with what is named, in the folder
     "no folder": (shutil.rmtree, ""),
-    "no shards": (lambda folder: [shutil.rmtree(folder / str(number)) for number in range(3)], ""),
     "a shard missing": (lambda folder: shutil.rmtree(folder / "1"), ""),
-    "of another set": (another_set, ""),
+    "of another set": (exchanged, ""),
     "a shard twice": (lambda folder: shutil.copytree(folder / "1", folder / "3"), ""),
     "a negative sample": (overwritten("0/samples", np.arange(7) - 1), ""),
-    "a sample too few": (overwritten("0/samples", np.arange(6)), ""),
     "fractional samples": (overwritten("0/samples", np.arange(7.0)), "0/samples.npy"),
-    "a negative label": (overwritten("0/labels", np.arange(7) - 1), ""),
     "labels with gaps": (overwritten("0/labels", np.arange(7) * 9), ""),
     "labels in columns": (overwritten("0/labels", np.zeros((7, 1), int)), "0/labels.npy"),
     "no labels": (overwritten("0/labels", np.zeros(0, int)), "0/labels.npy"),
     "16 bits": (overwritten("0/images", np.zeros((7, 3, 2, 1), np.uint16)), "0/images.npy"),
     "Fortran order": (overwritten("0/images", np.asfortranarray(ROWS.images[:7])), "0/images.npy"),
-    "flat images": (overwritten("0/images", np.zeros((7, 3), np.uint8)), "0"),
     "an image too many": (overwritten("0/images", np.zeros((8, 3, 2, 1), np.uint8)), "0"),
     "images turned": (overwritten("1/images", np.zeros((7, 2, 3, 1), np.uint8)), "1"),
 }
@@ -122,19 +113,13 @@ def test_damaged_shards_are_refused(name: str, folder: Path) -> None:
             shards.open(number)
 
 
-def test_more_than_ten_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
-    write_shards(ROWS, tmp_path, 11)
-    shards = Shards(tmp_path)
-    for number in (2, 10):
-        np.testing.assert_array_equal(shards.samples[number], np.load(tmp_path / str(number) / "samples.npy"))
-
-
 class Evil:
     def __reduce__(self) -> Any:
         return os.mkdir, ("CANARY",)
 
 
-def claims(path: Path, shape: str) -> None:
+def claim(path: Path, shape: str) -> None:
+    """Write another shape into the header of an array."""
     content = path.read_bytes()
     header = content[10 : content.index(b"\n") + 1]
     changed = header.replace(b"(7, 3, 2, 1)", shape.encode())
@@ -145,15 +130,12 @@ NO_ARRAYS: dict[str, Callable[[Path], Any]] = {
     "objects": lambda path: np.save(path, np.array([Evil()], dtype=object), allow_pickle=True),
     "pickle": lambda path: path.write_bytes(pickle.dumps(Evil())),
     "empty": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_bytes(b"no array"),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-1]),
-    "huge": lambda path: claims(path, "(7000000000000, 3, 2, 1)"),
-    "negative": lambda path: claims(path, "(-7, 3, 2, 1)"),
-    "deep": lambda path: claims(path, "(" * 9000),
-    "code": lambda path: claims(path, "__import__('os').mkdir('CANARY')"),
-    "folder": lambda path: [path.unlink(), path.mkdir()],
+    "huge": lambda path: claim(path, "(7000000000000, 3, 2, 1)"),
+    "negative": lambda path: claim(path, "(-7, 3, 2, 1)"),
+    "deep": lambda path: claim(path, "(" * 9000),
+    "code": lambda path: claim(path, "__import__('os').mkdir('CANARY')"),
     "pipe": lambda path: [path.unlink(), os.mkfifo(path)],
-    "archive": lambda path: [np.savez(path.with_suffix(".npz"), a=ROWS.images), path.with_suffix(".npz").rename(path)],
 }
 
 
@@ -166,18 +148,15 @@ def test_files_that_are_no_arrays_are_refused(name: str, folder: Path, monkeypat
     assert [path.name for path in folder.parent.iterdir()] == ["rows"]
 
 
-def test_a_sharded_source_trains(folder: Path) -> None:
-    source = Sharded(folder)
-    assert (source.name, source.image_shape, source.classes, source.expected()) == ("rows", (3, 2, 1), 4, {})
+def test_a_sharded_source_has_its_parts(folder: Path) -> None:
+    save(folder / "validation", images=ROWS.images[:3], labels=ROWS.labels[:3])
+    source = Sharded(folder, classes=6, normalize={"mean": [0.5], "deviation": [0.25]})
     data = source.load()
     data.check(source.image_shape, source.classes)
-    assert isinstance(data.train, Shards) and data.validation is None and not data.fallback
+    assert isinstance(data.train, Shards) and data.validation is not None and len(data.validation) == 3
     np.testing.assert_array_equal(data.test.images, ROWS.images[:5])
-    save(folder / "validation", images=ROWS.images[:3], labels=ROWS.labels[:3])
-    scaled = Sharded(folder, classes=6, normalize={"mean": [0.5], "deviation": [0.25]}).load()
-    assert scaled.validation is not None and len(scaled.validation) == 3
-    parts = [scaled.train.open(0), scaled.validation, scaled.test]  # type: ignore[union-attr]
-    assert all(part.classes == 6 and part.pixels.mean == (0.5,) for part in parts)
+    for part in (data.train.open(0), data.validation, data.test):
+        assert part.classes == 6 and part.pixels.mean == (0.5,)
 
 
 def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
@@ -185,8 +164,6 @@ def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
         Sharded().load()
     with refused("normalize", "auto"):  # would read all shards
         Sharded(folder, normalize="auto")
-    with refused("classes"):
-        Sharded(folder, classes=0)
     with data_error(folder / "0"):
         Shards(folder, classes=2).open(0)
     (folder / "test" / "labels.npy").unlink()

@@ -27,45 +27,39 @@ WAYS: dict[str, Callable[[Path, Parts], Any]] = {
     "npz": lambda path, parts: Npz(write_npz(path / "mine.npz", parts)),
     "folder": lambda path, parts: Folder(write_folder(path / "mine", parts)),
 }
-every_way = pytest.mark.parametrize("way", WAYS)
 
 
-@every_way
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("parts", [SMALL, COLOURS], ids=["grey", "colours"])
 def test_every_format_loads_the_same_images_and_labels(way: str, parts: Parts, tmp_path: Path) -> None:
     source = WAYS[way](tmp_path, parts)
-    shape = parts.train_images.shape[1:]
-    assert source.image_shape == (*shape[:2], shape[2] if len(shape) == 3 else 1)
+    images = [each if each.ndim == 4 else each[..., None] for each in (parts.train_images, parts.test_images)]
+    assert source.image_shape == images[0].shape[1:]
     assert source.classes == len(np.unique(parts.train_labels))
-    assert source.expected() == {"train": len(parts.train_labels), "test": len(parts.test_labels)}
+    assert source.expected() == {"train": len(images[0]), "test": len(images[1])}
     data = checked(source)
     assert data.name == source.name == "mine" and data.train.name == "mine-train"
-    for dataset, images, labels in ((data.train, *parts[:2]), (data.test, *parts[2:])):
-        np.testing.assert_array_equal(dataset.images, images.reshape(len(images), *source.image_shape))
-        np.testing.assert_array_equal(dataset.labels, labels)
+    np.testing.assert_array_equal(data.train.images, images[0])
+    np.testing.assert_array_equal(data.train.labels, parts.train_labels)
+    np.testing.assert_array_equal(data.test.images, images[1])
+    np.testing.assert_array_equal(data.test.labels, parts.test_labels)
 
 
-@pytest.mark.parametrize("way", ["idx", "plain idx", "npz"])
+@pytest.mark.parametrize(("way", "kind"), [("idx", Idx), ("npz", Npz)])
 def test_only_headers_and_training_labels_are_read_before_load(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The images may not fit in memory, which is checked before they are loaded."""
-    kind: Any = Npz if way == "npz" else Idx
     read, array = list[str](), kind._array
     monkeypatch.setattr(kind, "_array", lambda self, part: read.append(part) or array(self, part))
     source = WAYS[way](tmp_path, SMALL)
     assert (source.image_shape, source.classes, source.expected()["train"]) == ((8, 8, 1), 10, 60)
     assert read == ["train_labels"]
-    source.load()
-    assert len(read) == 5
 
 
-@every_way
-def test_validation_and_limit(way: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["idx", "npz", "folder"])
+def test_validation_must_leave_images_to_train_on(way: str, tmp_path: Path) -> None:
     source = WAYS[way](tmp_path, SMALL)
-    source.validation, source.limit = 20, 7
-    data = source.load()
-    assert (len(data.train), len(data.validation), len(data.test)) == (7, 20, 7)
     source.validation = 60
     for use in (source.check, source.load):
         with refused("validation", "60"):
@@ -78,27 +72,21 @@ def test_the_path_is_required(kind: Any, what: str) -> None:
         kind()
 
 
-@pytest.mark.parametrize("way", ["idx", "npz"])
-@pytest.mark.parametrize("validation", [0, 15])
+@pytest.mark.parametrize(("way", "validation"), [("idx", 15), ("npz", 0)])
 def test_a_limit_keeps_some_of_each_class_of_sorted_files(way: str, validation: int, tmp_path: Path) -> None:
     source = WAYS[way](tmp_path, SMALL)
     source.validation = validation
-    every = source.load()
+    whole = source.load()
     source.limit = 20
     data = source.load()
-    for part, all_of_it in ((data.train, every.train), (data.test, every.test)):
+    for part, all_of_it in ((data.train, whole.train), (data.test, whole.test)):
         counts = np.bincount(part.labels, minlength=10)
         assert len(part) == 20 and counts.min() > 0 and counts.max() - counts.min() <= 2
-        rows = [each.tobytes() for each in all_of_it.images]
-        places = [rows.index(each.tobytes()) for each in part.images]
-        assert places == sorted(places), "in their order"
+        rows = [image.tobytes() for image in all_of_it.images]
+        places = [rows.index(image.tobytes()) for image in part.images]
+        assert places == sorted(places)
     if validation:
-        np.testing.assert_array_equal(data.validation.images, every.validation.images)
-    source.limit = 60
-    assert len(source.load().train) == 60 - validation and not source.changed()
-
-
-# IDX ----------------------------------------------------------------------------------------------------------------
+        np.testing.assert_array_equal(data.validation.images, whole.validation.images)
 
 
 def test_four_paths_and_digests(tmp_path: Path) -> None:
@@ -110,39 +98,21 @@ def test_four_paths_and_digests(tmp_path: Path) -> None:
     packed = hashlib.sha256(paths["test_labels"].read_bytes()).hexdigest()
     source = Idx(**paths, sha256={"train_images": raw.upper(), "test_labels": packed, "test_images": None})
     np.testing.assert_array_equal(source.load().test.labels, SMALL.test_labels)
-    wrong = Idx(**paths, sha256={"test_labels": raw})
     with data_error(paths["test_labels"]):
-        wrong.load()
+        Idx(**paths, sha256={"test_labels": raw}).load()
     assert Idx(tmp_path, **{name: path.name for name, path in paths.items()}).classes == 10
 
 
-@pytest.mark.parametrize("sha256", [{"images": "a" * 64}, "abc"])
-def test_digests_belong_to_known_files(sha256: Any) -> None:
-    with refused("sha256"):
-        Idx("mine", sha256=sha256)
-
-
-def packed(raw: bytes) -> bytes:
-    return gzip.compress(raw, mtime=0)
-
-
 WRONG_IDX = {
-    "text": ("train_images", b"some text, not images"),
-    "nothing": ("train_images", b""),
-    "one axis": ("train_images", idx_header(60)),
+    "no IDX": ("train_images", b"some text, not images"),
     "floats": ("train_images", idx_header(60, 8, 8, kind=13) + bytes(4)),
     "a byte too few": ("train_images", idx_header(60, 8, 8) + bytes(60 * 64 - 1)),
     "a forged number": ("train_images", idx_header(1 << 30, 8, 8) + bytes(9)),
-    "packed, too few": ("train_images", packed(idx_header(60, 8, 8) + bytes(9))),
-    "packed, cut": ("train_images", packed(idx_bytes(SMALL.train_images))[:90]),
-    "packed, forged": ("test_images", packed(idx_header(30, 65535, 65535) + bytes(99))),
-    "channels first": ("train_images", idx_header(60, 3, 20, 30) + bytes(60 * 1800)),
+    "packed, cut": ("train_images", gzip.compress(idx_bytes(SMALL.train_images))[:90]),
+    "packed, forged": ("test_images", gzip.compress(idx_header(30, 65535, 65535) + bytes(99))),
     "another shape": ("test_images", idx_header(30, 8, 9) + bytes(30 * 72)),
-    "a label too few": ("train_labels", idx_header(59) + bytes(59)),
-    "a test label too few": ("test_labels", idx_header(29) + bytes(29)),
+    "a label too few": ("test_labels", idx_header(29) + bytes(29)),
     "an unknown class": ("test_labels", idx_header(30) + bytes([77] * 30)),
-    "two columns of labels": ("train_labels", idx_header(30, 2) + bytes(60)),
-    "rows of test labels": ("test_labels", idx_header(2, 15) + bytes(30)),
 }
 
 
@@ -156,7 +126,7 @@ def test_wrong_idx_files_are_refused_and_left_alone(tmp_path: Path, name: str) -
     assert path.read_bytes() == content
 
 
-def test_an_idx_file_that_is_missing(tmp_path: Path) -> None:
+def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with data_error(folder / "t10k-labels-idx1-ubyte.gz"):
@@ -168,9 +138,6 @@ def test_the_number_of_classes_can_be_given(tmp_path: Path) -> None:
     assert Idx(folder, classes=40).load().train.classes == 40
     with data_error(folder, "0 .. 9"):
         Idx(folder, classes=3).load()
-
-
-# npz ----------------------------------------------------------------------------------------------------------------
 
 
 def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
@@ -186,20 +153,12 @@ def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
 
 WRONG_ARRAYS: dict[str, dict[str, Any]] = {
     "fractions": {"x_train": SMALL[0].astype(np.float32) / 255},
-    "flat images": {"x_train": SMALL[0].reshape(60, 64)},
     "a label too few": {"y_train": SMALL[1][:-1]},
-    "one-hot labels": {"y_train": np.eye(10)[SMALL[1]]},
-    "names as labels": {"y_train": np.array(["a"] * 60)},
     "another shape": {"x_test": SMALL[2][:, :7]},
     "an unknown class": {"y_test": SMALL[3] + 5},
-    "two columns of labels": {"y_train": SMALL[1].reshape(30, 2)},
-    "channels first": {"x_train": np.zeros((60, 3, 28, 28), np.uint8)},
-    "channels first in the test": {"x_test": np.zeros((30, 1, 28, 20), np.uint8)},
-    "labels from -1": {"y_train": SMALL[1].astype(int) - 1},
     "an enormous label": {"y_train": np.full(60, 2**64 - 1, np.uint64)},
     "more classes than images": {"y_train": np.arange(60) + 1},
     "nothing to train on": {"x_train": SMALL[0][:0], "y_train": SMALL[1][:0]},
-    "nothing to test on": {"x_test": SMALL[2][:0], "y_test": SMALL[3][:0]},
     "no pixels": {"x_train": SMALL[0][:, :0], "x_test": SMALL[2][:, :0]},
     "objects": {"x_train": np.array([print], object)},
 }
@@ -209,55 +168,37 @@ WRONG_ARRAYS: dict[str, dict[str, Any]] = {
 def test_wrong_arrays_are_refused(tmp_path: Path, name: str) -> None:
     arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), SMALL, strict=True)) | WRONG_ARRAYS[name]
     np.savez(tmp_path / "a.npz", **arrays)
-    with data_error("a.npz" if name not in ("another shape", "channels first in the test") else "a-test"):
+    with data_error("a-test" if name == "another shape" else "a.npz"):
         checked(Npz(tmp_path / "a.npz"))
 
 
 def test_a_forged_size_is_refused_before_memory_for_it_is_counted(tmp_path: Path) -> None:
     """With a directory that claims the size of the forged header."""
-    path = tmp_path / "a.npz"
-    small = SMALL[0][:, :1, :1]
+    path, small = tmp_path / "a.npz", SMALL[0][:, :1, :1]
     np.savez(path, x_train=small, y_train=SMALL[1], x_test=small, y_test=SMALL[3])
-    raw, header = path.read_bytes(), b"(60, 1, 1), }"
-    claimed = 60 * 50_000 * 50_000
-    forged = raw.replace(header + b" " * 8, b"(60, 50000, 50000), }".ljust(21), 1)
-    at = forged.index(b"PK\x01\x02")
-    path.write_bytes(forged[: at + 24] + struct.pack("<I", 128 + claimed & 0xFFFFFFFF) + forged[at + 28 :])
+    header = b"(60, 1, 1), }"
+    forged = path.read_bytes().replace(header + b" " * 8, b"(60, 50000, 50000), }".ljust(21), 1)
+    size_at = forged.index(b"PK\x01\x02") + 24
+    claimed = struct.pack("<I", 128 + 60 * 50_000 * 50_000 & 0xFFFFFFFF)
+    path.write_bytes(forged[:size_at] + claimed + forged[size_at + 4 :])
     with data_error(path):
         Npz(path)
 
 
-def test_classes_are_counted_from_the_labels(tmp_path: Path) -> None:
-    np.savez(tmp_path / "a.npz", x_train=SMALL[0], y_train=np.arange(60), x_test=SMALL[2], y_test=SMALL[3])
-    assert Npz(tmp_path / "a.npz").classes == 60
-    np.savez(tmp_path / "a.npz", x_train=SMALL[0], y_train=np.arange(60) + 9, x_test=SMALL[2], y_test=SMALL[3])
-    assert Npz(tmp_path / "a.npz", classes=100).load().train.classes == 100
+BROKEN: dict[str, Callable[[Path], object]] = {
+    "no archive": lambda path: path.write_bytes(b"PK\x03\x04broken"),
+    "missing": Path.unlink,
+    "a byte changed": lambda path: path.write_bytes(path.read_bytes()[:600] + b"?" + path.read_bytes()[601:]),
+    "a member is no array": lambda path: zipfile.ZipFile(path, "w").writestr("x_train.npy", b"no header of NumPy"),
+}
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04broken", None])
-def test_files_that_are_not_npz_archives_are_refused(tmp_path: Path, content: bytes | None) -> None:
-    if content is not None:
-        (tmp_path / "a.npz").write_bytes(content)
-    with data_error(tmp_path / "a.npz"):
-        Npz(tmp_path / "a.npz")
-
-
-def test_a_damaged_archive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_archives_are_refused(name: str, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", SMALL)
-    raw = bytearray(path.read_bytes())
-    raw[600] ^= 255
-    path.write_bytes(raw)
+    BROKEN[name](path)
     with data_error(path):
         Npz(path).load()
-
-
-def test_a_member_that_is_no_array(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    np.savez(path, x_train=SMALL[0], y_train=SMALL[1], x_test=SMALL[2])
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("y_test.npy", b"text, and no header of NumPy")
-    with data_error(path):
-        Npz(path)
 
 
 def test_too_little_memory_is_not_reported_as_a_damaged_archive(
@@ -272,9 +213,11 @@ def test_too_little_memory_is_not_reported_as_a_damaged_archive(
         source.load()
 
 
-@pytest.mark.parametrize("wrong", [5, "abc", "g" * 64, "a" * 65, "", ["a"]])
+@pytest.mark.parametrize("wrong", [5, "g" * 64, "a" * 65])
 def test_a_digest_is_64_digits(wrong: Any) -> None:
     with refused("sha256"):
         Npz(sha256=wrong)
     with refused("sha256.test_labels"):
         Idx(sha256={"test_labels": wrong})
+    with refused("sha256"):
+        Idx("mine", sha256={"images": "a" * 64})
