@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import BACKENDS, DTYPES, DtypePolicy, PixelScale, create_backend, select_backend
+from cupynet.backend import BACKENDS, DtypePolicy, PixelScale, create_backend, select_backend
 from cupynet.backend import select as selection
 from tests.support.backends import every_backend, every_dtype, needs_bfloat16
 from tests.support.refusals import refused
@@ -17,14 +17,11 @@ from tests.support.refusals import refused
 @every_backend
 def test_an_array_starts_on_a_cache_line(name: str) -> None:
     backend = create_backend(name)
-    for dtype in (np.float16, np.float32, np.float64, np.uint8, np.int64):
-        shapes: list[tuple[int, ...]] = [(1,), (3, 5), (7, 3, 2, 1), (1000,)]
-        arrays = [backend.allocate(shape, dtype) for shape in shapes]
-        for array, shape in zip(arrays, shapes, strict=True):
+    for dtype in (np.float16, np.float64, np.uint8):
+        for shape in ((1,), (3, 5), (7, 3, 2, 1)):
+            array = backend.allocate(shape, dtype)
             assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
             assert backend.address(array) % 64 == 0
-            array[...] = 1
-        assert all(bool((array == 1).all()) for array in arrays)
 
 
 @every_backend
@@ -41,46 +38,40 @@ def test_pixels_become_fractions(name: str, dtype: str) -> None:
 
 
 @every_backend
-@every_dtype
-def test_an_image_that_does_not_exist_is_refused(name: str, dtype: str) -> None:
-    images = np.zeros((4, 2, 2, 1), np.uint8)
+def test_images_that_cannot_be_loaded_are_refused(name: str) -> None:
+    backend, images = create_backend(name), np.zeros((4, 2, 2, 2), np.uint8)
     with pytest.raises(IndexError):
-        create_backend(name, dtype).load_images(images, np.array([0, 4]))
-
-
-@every_backend
-def test_a_scale_for_other_channels_is_refused(name: str) -> None:
-    images, pixels = np.zeros((4, 2, 2, 2), np.uint8), PixelScale.of([0.5] * 3, [0.5] * 3)
+        backend.load_images(images, np.array([0, 4]))
     with pytest.raises(ValueError):
-        create_backend(name).load_images(images, np.array([0]), pixels)
+        backend.load_images(images, np.array([0]), PixelScale.of([0.5] * 3, [0.5] * 3))
 
 
-def test_policies() -> None:
-    half, single, double = (np.dtype(t) for t in (np.float16, np.float32, np.float64))
-    assert DtypePolicy.of("half") == DtypePolicy("half", half, single, single, 1024.0)
-    assert DtypePolicy.of("half", half_arithmetic=True) == DtypePolicy("half", half, half, single, 1024.0)
-    assert DtypePolicy.of("float") == DtypePolicy("float", single, single, single, 1.0)
-    assert DtypePolicy.of("double") == DtypePolicy("double", double, double, double, 1.0)
-    assert DTYPES == ("half", "bfloat16", "float", "double")
-    for alias, name in (("float16", "half"), ("float32", "float"), ("float64", "double")):
-        assert DtypePolicy.of(alias) == DtypePolicy.of(name)
-    for wrong in ("floaty", None, 32):
-        with refused("dtype"):
-            DtypePolicy.of(wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("name", "storage", "compute", "accumulate", "loss_scale"),
+    [
+        ("half", "float16", "float32", "float32", 1024),
+        ("float16", "float16", "float32", "float32", 1024),
+        pytest.param("bfloat16", "bfloat16", "float32", "float32", 1, marks=needs_bfloat16),
+        ("float", "float32", "float32", "float32", 1),
+        ("double", "float64", "float64", "float64", 1),
+    ],
+)
+def test_a_dtype_is_a_policy(name: str, storage: str, compute: str, accumulate: str, loss_scale: int) -> None:
+    policy = DtypePolicy.of(name)
+    assert (policy.storage.name, policy.compute.name, policy.accumulate.name) == (storage, compute, accumulate)
+    assert policy.loss_scale == loss_scale
+    if storage in ("float16", "bfloat16"):
+        assert DtypePolicy.of(name, half_arithmetic=True).compute.name == storage
 
 
-@needs_bfloat16
-def test_the_policy_of_bfloat16() -> None:
-    policy, on_a_gpu = DtypePolicy.of("bfloat16"), DtypePolicy.of("bfloat16", half_arithmetic=True)
-    assert (policy.storage.name, policy.compute, policy.accumulate) == ("bfloat16", np.float32, np.float32)
-    assert on_a_gpu.compute == on_a_gpu.storage == policy.storage
-    assert policy.loss_scale == 1.0
-    assert float(np.float32(1e-30).astype(policy.storage)) > 0  # which half would lose
+@pytest.mark.parametrize("wrong", ["floaty", None, 32])
+def test_an_unknown_dtype_is_refused(wrong: Any) -> None:
+    with refused("dtype"):
+        DtypePolicy.of(wrong)
 
 
 def test_bfloat16_without_ml_dtypes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    hidden: Any = None
-    monkeypatch.setitem(sys.modules, "ml_dtypes", hidden)
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with refused("dtype", "bfloat16"):
         create_backend("numpy", "bfloat16")
     assert create_backend("numpy", "half").policy.storage == np.float16
@@ -96,11 +87,10 @@ def test_an_unknown_backend_is_refused() -> None:
     ("missing", "gpu_priority", "expected"),
     [
         ({}, 100, ("cupy", None)),
+        ({}, 0, ("cupy", None)),
         ({}, -1, ("numba", None)),
         ({"cupy": "no GPU"}, 100, ("numba", "no GPU")),
-        ({"numba": "no numba"}, -1, ("numpy", "no numba")),
         ({"cupy": "no GPU", "numba": "no numba"}, 100, ("numpy", "no GPU; no numba")),
-        ({}, 0, ("cupy", None)),
     ],
 )
 def test_auto_takes_the_first_by_priority_that_works(
@@ -119,21 +109,17 @@ def test_a_named_backend_is_selected_or_refused(name: str, monkeypatch: pytest.M
         select_backend(name)
 
 
-@pytest.mark.parametrize("error", [ImportError("Numba needs NumPy 2.2 or less.\nMore."), RuntimeError("no locator")])
-def test_a_numba_that_does_not_import_is_missing(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_numba_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(module: str) -> None:
-        raise error
+        raise RuntimeError("no locator\nMore.")
 
-    monkeypatch.setattr(selection.importlib.util, "find_spec", lambda module: object())
     monkeypatch.setattr(selection.importlib, "import_module", fail)
-    reason = f"numba cannot be used ({str(error).splitlines()[0]})"
-    assert select_backend("auto", gpu_priority=-1) == ("numpy", reason)
+    assert select_backend("auto", gpu_priority=-1) == ("numpy", "numba cannot be used (no locator)")
 
 
 def test_a_numba_that_compiles_nothing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest.importorskip("numba").config, "DISABLE_JIT", 1)
     monkeypatch.delitem(sys.modules, "cupynet.backend.cpu.kernels.jit", raising=False)
-    name, reason = select_backend("auto", gpu_priority=-1)
-    assert name == "numpy" and reason is not None and "NUMBA_DISABLE_JIT" in reason
+    assert select_backend("auto", gpu_priority=-1)[0] == "numpy"
     with refused("backend", "numba"):
         select_backend("numba")

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, Convolution, FusedPair, Move, Window, create_backend
+from cupynet.backend import Backend, Convolution, Move, Window, create_backend
 from cupynet.backend.update_rules import RULES
-from tests.support.backends import CLASSES, NO_BFLOAT16, every_backend, every_compiled_backend
-from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, OF_GPUS, SHAPES, Shape, compare
+from tests.support.backends import NO_BFLOAT16, every_backend, every_compiled_backend
+from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, SHAPES, Shape, compare
 from tests.support.pairwise import pairwise
 
 # A fused pair is compiled anew for each shape: a few with some pixels to pool, one of them dilated.
@@ -71,46 +71,10 @@ def test_a_fused_pair_equals_the_reference_at_real_sizes(name: str, case: str) -
     compare("fused_pair", backend, shape, seed=5)
 
 
-class WrongPair(FusedPair):
-    """A pair that returns a number and changes nothing."""
-
-    def forward(self, x: Any, weights: Any) -> Any:
-        return np.zeros((1, 1)), ()
-
-    def backward(self, dy: Any, saved: Any, x: Any, weights: Any, grads: Any, *, need_dx: bool) -> Any:
-        return dy
-
-
-def test_each_comparison_fails_for_a_wrong_operation() -> None:
-    for operation in COMPARISONS:
-        backend, shape = create_backend("numpy", "float"), Shape(2, 6, 5, 3, 4, Window((2, 2)), True, True)
-        make_wrong(backend, operation)
-        with pytest.raises(AssertionError):
-            compare(operation, backend, shape, seed=1)
-            pytest.fail(f"{operation} may be wrong")  # not an AssertionError
-
-
-def make_wrong(backend: Any, operation: str) -> None:
-    original = getattr(backend, operation)
-
-    def wrong(*arguments: Any, **named: Any) -> Any:
-        result = original(*arguments, **named)
-        if operation == "fused_pair":
-            return WrongPair()
-        if operation in ("squared_norm", "total"):
-            return result + 1
-        changed = arguments[1 if operation == "move_weights" else 0]
-        first = result[0] if isinstance(result, tuple) else changed if result is None else result
-        first = first[0] if isinstance(first, list) else first
-        first += np.asarray(np.arange(first.size).reshape(first.shape) % 2, first.dtype)
-        return result
-
-    setattr(backend, operation, wrong)
-
-
-# by reflection --------------------------------------------------------------------------------------------------------
-
-PUBLIC = {name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")}
+def test_every_operation_is_compared_or_tested_elsewhere() -> None:
+    public = {name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")}
+    assert COMPARISONS.keys() | ELSEWHERE == public
+    assert not COMPARISONS.keys() & ELSEWHERE and COMPARISONS.keys() >= EXACT
 
 
 @every_backend
@@ -126,56 +90,13 @@ def test_vectors_may_be_empty(name: str) -> None:
     backend.relu_backward(none(stored, 3), backend.relu(none(stored, 3)))
     backend.pointwise("tanh", none(stored, 3), none(stored, 3))
     backend.pointwise_backward("tanh", none(stored, 3), none(stored, 3))
-    for kind in (stored, wide):
-        backend.weighted_sum(none(kind), [none(kind), none(kind)], [0.5, 0.5])
+    backend.weighted_sum(none(wide), [none(wide), none(wide)], [0.5, 0.5])
     assert float(backend.to_host(backend.total(none(wide)))) == 0
     norm = backend.squared_norm(none(wide))
     assert float(backend.to_host(norm)) == 0
     backend.clip_norm(none(wide), norm, 1.0)
     for rule in RULES.values():
         backend.move_weights(rule, none(wide), none(wide), [none(wide) for _ in rule.states], Move(rate=0.5))
-
-
-def own_methods(backend: type[Backend]) -> dict[str, Any]:
-    """Public methods that a backend defines itself, by name."""
-    return {
-        name: value
-        for ancestor in backend.__mro__[::-1]
-        if ancestor not in Backend.__mro__
-        for name, value in vars(ancestor).items()
-        if not name.startswith("_")
-        and (callable(value) or isinstance(value, (property, staticmethod, classmethod)))
-        and not inspect.ismodule(value)
-    }
-
-
-def broken_contracts(backend: type[Backend]) -> list[str]:
-    """Public methods that the base class lacks, or has with another signature, or that are not compared."""
-    broken = []
-    for name, method in own_methods(backend).items():
-        if backend.name == "cupy" and name in OF_GPUS:
-            continue
-        if name not in PUBLIC:
-            broken.append(f"{name}: added")
-        elif parameters(method) != parameters(getattr(Backend, name)):
-            broken.append(f"{name}: another signature")
-        if name not in COMPARISONS and name not in ELSEWHERE:
-            broken.append(f"{name}: not compared")
-    return broken
-
-
-def parameters(function: Any) -> list[tuple[str, Any, Any]]:
-    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
-
-
-@pytest.mark.parametrize("backend", CLASSES.values(), ids=CLASSES)
-def test_a_backend_keeps_the_contract(backend: type[Backend]) -> None:
-    assert broken_contracts(backend) == []
-
-
-def test_every_operation_is_compared_or_tested_elsewhere() -> None:
-    assert COMPARISONS.keys() | ELSEWHERE == PUBLIC
-    assert not COMPARISONS.keys() & ELSEWHERE and COMPARISONS.keys() >= EXACT
 
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])
