@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any
 
@@ -12,16 +13,6 @@ from cupynet.backend import BACKENDS, DtypePolicy, PixelScale, create_backend, s
 from cupynet.backend import select as selection
 from tests.support.backends import every_backend, every_dtype, needs_bfloat16
 from tests.support.refusals import refused
-
-
-@every_backend
-def test_an_array_starts_on_a_cache_line(name: str) -> None:
-    backend = create_backend(name)
-    for dtype in (np.float16, np.float64, np.uint8):
-        for shape in ((1,), (3, 5), (7, 3, 2, 1)):
-            array = backend.allocate(shape, dtype)
-            assert (array.shape, array.dtype) == (shape, np.dtype(dtype))
-            assert backend.address(array) % 64 == 0
 
 
 @every_backend
@@ -113,7 +104,7 @@ def test_a_numba_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
     def fail(module: str) -> None:
         raise RuntimeError("no locator\nMore.")
 
-    monkeypatch.setattr(selection.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
     assert select_backend("auto", gpu_priority=-1) == ("numpy", "numba cannot be used (no locator)")
 
 

@@ -56,11 +56,3 @@ def test_a_limit_holds_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> No
     with blas.Limit(1):
         assert blas.threads_now() == 1
     assert blas.threads_now() == before
-
-
-def test_the_library_of_numpy_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    scipys = library(filepath="/lib/scipy.libs/libscipy_openblas.so", architecture="Haswell")
-    libraries(monkeypatch, scipys, library())
-    assert blas.description() == "openblas 0.3.31, SkylakeX kernels"
-    libraries(monkeypatch)
-    assert blas.description() == "unknown"

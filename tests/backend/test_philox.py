@@ -46,10 +46,3 @@ def test_a_number_follows_from_sample_epoch_key_and_place() -> None:
 def test_layers_and_seeds_have_keys_of_their_own() -> None:
     keys = {philox.key_of(seed, name) for seed in (0, 1, 2**64 - 1) for name in ("", "drop1", "block.drop1")}
     assert len(keys) == 9 and all(0 <= key < 1 << 64 for key in keys)
-
-
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.9])
-def test_the_dropped_share_matches_the_rate(rate: float) -> None:
-    drawn = philox.of_examples(np, np.arange(200), 0, 5, 1000)
-    share = float((drawn < philox.dropped_below(rate)).mean())
-    assert abs(share - rate) < 4 * np.sqrt(rate * (1 - rate) / drawn.size) + 1e-9

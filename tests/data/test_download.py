@@ -49,6 +49,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "MIRROR_S", 0.5)
 
 
+def no_http(handler: BaseHTTPRequestHandler) -> None:
+    handler.wfile.write(b"no HTTP\r\n\r\n")
+
+
 FAILURES: dict[str, Callable[[Mirror], Reply]] = {
     "not found": lambda mirror: mirror.status(404),
     "other contents": lambda mirror: mirror.body(GOOD[:-1] + b"x"),
@@ -56,7 +60,7 @@ FAILURES: dict[str, Callable[[Mirror], Reply]] = {
     "cut": lambda mirror: mirror.body(GOOD[:700], len(GOOD)),
     "silent": lambda mirror: mirror.hang(),
     "silent after a few bytes": lambda mirror: mirror.hang(b"some"),
-    "no HTTP": lambda mirror: lambda handler: handler.wfile.write(b"no HTTP\r\n\r\n"),
+    "no HTTP": lambda mirror: no_http,
 }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -13,12 +12,9 @@ import pytest
 from cupynet.backend import Shared, create_backend
 from cupynet.backend.cuda import transfer
 from cupynet.backend.cuda.transfer import Resident
-from cupynet.core.errors import ConfigError
 from cupynet.data import BatchFeed, Dataset, Loader
 from tests.standin import installed
 from tests.standin.machine import active
-from tests.standin.memory import DevicePool
-from tests.standin.pinned import PinnedPool
 from tests.standin.planted import together
 from tests.support.data_errors import data_error
 from tests.support.refusals import refused
@@ -152,39 +148,6 @@ def test_workers_of_a_device_share_one_upload(loader: Loader, monkeypatch: pytes
     assert sorted(uploads) == [0, 1] and used(0) == used(1) == 0
 
 
-@pytest.fixture
-def allocating(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The threads that ask for memory of a device, or for pinned memory."""
-    threads: list[str] = []
-
-    def watch(kind: type, name: str) -> None:
-        method: Callable[..., Any] = getattr(kind, name)
-
-        def watched(self: Any, *arguments: Any) -> Any:
-            threads.append(threading.current_thread().name)
-            return method(self, *arguments)
-
-        monkeypatch.setattr(kind, name, watched)
-
-    watch(DevicePool, "malloc")
-    watch(PinnedPool, "_take")
-    return threads
-
-
-@every_way
-def test_nothing_is_allocated_after_the_start(
-    loader: Loader, on_device: bool, ahead: int, allocating: list[str]
-) -> None:
-    with BatchFeed(loader, worker(), prefetch=ahead, on_device=on_device) as feed:
-        assert set(allocating) == {"MainThread"}
-        allocating.clear()
-        kernels = set(active().loaded)
-        for epoch in range(3):
-            with closing(feed.epoch(epoch)) as batches:
-                assert sum(map(len, filter(None, batches))) == 43
-        assert allocating == [] and active().loaded == kernels
-
-
 @pytest.mark.parametrize(
     ("limit", "on_device", "stay"),
     [(0, "auto", True), (7168, "auto", False), (8192, "auto", True), (7168, True, True), (0, False, False)],
@@ -212,27 +175,6 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
         with BatchFeed(loader, backend, prefetch=1, shared=shared) as feed:
             assert len(fed(feed, backend)) == 250
         assert used() == 0
-
-
-class FixedRows(Loader):
-    """Each epoch is one batch of these rows, valid or not."""
-
-    rows = np.arange(0)
-
-    def assigned(self, *_: Any) -> Any:
-        return [(0, self.rows, self.rows)]
-
-
-@pytest.mark.parametrize(("on_device", "ahead"), [(True, 0), (False, 3)])
-def test_batches_that_no_kernel_could_take_are_refused(on_device: bool, ahead: int) -> None:
-    loader, backend = FixedRows(pictures(), 4), worker()
-    with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
-        for rows in (np.arange(5), np.array([0, 43]), np.array([-1, 5])):
-            loader.rows = rows
-            with pytest.raises((ConfigError, IndexError)):
-                fed(feed, backend)
-        loader.rows = np.array([42, 42, 0])
-        assert fed(feed, backend)[0][4] == [42, 42, 0]
 
 
 @pytest.mark.parametrize("on_device", [True, False])

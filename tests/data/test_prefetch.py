@@ -130,12 +130,6 @@ def test_close_while_an_item_is_made() -> None:
     assert not closer.is_alive() and list(prefetcher) == []
 
 
-def test_a_consumer_that_fails_leaves_no_thread() -> None:
-    with pytest.raises(ZeroDivisionError), Prefetcher(range(1000), 4):
-        raise ZeroDivisionError
-    assert not producers()
-
-
 @pytest.mark.parametrize("waits_in", ["next", "close"])
 def test_a_signal_that_the_producer_takes_is_handled_while_the_main_thread_waits_for_it(waits_in: str) -> None:
     """The system may deliver a signal to any thread; Python's handler needs the main thread."""

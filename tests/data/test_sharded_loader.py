@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cupynet.data import Batch, Loader, Shards
-from tests.support.data_errors import data_error
 from tests.support.loaders import RawBackend, numbered_dataset
 from tests.support.refusals import refused
 from tests.support.shards import write_shards
@@ -77,16 +76,6 @@ def test_one_shard_is_a_loader(tmp_path: Path) -> None:
     sharded, plain = Loader(cut(30, 1, tmp_path), 4, seed=9), Loader(numbered_dataset(30), 4, seed=9)
     assert (sharded.batches, sharded.rounds(1), sharded.deal(1)) == (plain.batches, plain.rounds(1), plain.deal(1))
     assert samples_of(batches_of(sharded, 3, 0, 1)) == samples_of(batches_of(plain, 3, 0, 1))
-
-
-def test_a_worker_opens_its_own_shard_only(tmp_path: Path) -> None:
-    cut(30, 3, tmp_path)
-    for other in (0, 2):
-        (tmp_path / str(other) / "images.npy").unlink()
-    loader = Loader(Shards(tmp_path), 4)
-    assert len(samples_of(batches_of(loader, 0, 1, 3))) == 10
-    with data_error(tmp_path / "2" / "images.npy"):
-        batches_of(loader, 0, 2, 3)
 
 
 def test_as_many_workers_as_shards(tmp_path: Path) -> None:

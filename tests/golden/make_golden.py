@@ -1,13 +1,14 @@
 """Makes tests/golden/lenet.npz with PyTorch, a source independent of this project: python tests/golden/make_golden.py.
 
 A small LeNet in double: logits, losses, gradients, and the weights after each of three Nesterov steps with weight decay
-on weights, not on biases; a one-cycle learning rate. Made with torch 2.13.0, which the tests that read it do not need.
+on weights, not on biases. Made with torch 2.13.0, which the tests that read it do not need.
 Arrays are in the layouts of this project: images (N, H, W, C), weights of convolutions (K, K, C, O), of dense (F, O).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +25,14 @@ SHAPES = {
     "output.weight": (6, 3),
     "output.bias": (3,),
 }
-CYCLE = 11  # iterations; the peak is at the fourth
 
 
-def to_torch(name: str, value: np.ndarray) -> torch.Tensor:
+def to_torch(name: str, value: Any) -> torch.Tensor:
     order = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[value.ndim]  # (K, K, C, O) -> (O, C, K, K); (F, O) -> (O, F)
     return torch.from_numpy(value.transpose(order).copy())
 
 
-def from_torch(value: torch.Tensor) -> np.ndarray:
+def from_torch(value: torch.Tensor) -> Any:
     order = {4: (2, 3, 1, 0), 2: (1, 0), 1: (0,)}[value.ndim]
     return value.detach().numpy().transpose(order).copy()
 
@@ -48,7 +48,7 @@ def network(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Ten
     return functional.linear(x, weights["output.weight"], weights["output.bias"])
 
 
-def make() -> dict[str, np.ndarray]:
+def make() -> dict[str, Any]:
     rng = np.random.default_rng(2024)
     start = {name: rng.normal(0, 0.4, shape) for name, shape in SHAPES.items()}
     images, labels = rng.normal(size=(STEPS, BATCH, 9, 10, 2)), rng.integers(0, 3, (STEPS, BATCH))
@@ -68,23 +68,7 @@ def make() -> dict[str, np.ndarray]:
         golden |= {f"gradient/{step}/{name}": from_torch(w.grad) for name, w in weights.items()}
         optimizer.step()
         golden |= {f"after/{step}/{name}": from_torch(w) for name, w in weights.items()}
-    golden["rates"] = np.array(one_cycle())
     return golden
-
-
-def one_cycle() -> list[float]:
-    """Peak 0.1, from a 25th of it, to a 1000th of it; up in iterations 0 to 3, down in 3 to 10."""
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.1, total_steps=CYCLE, pct_start=4 / CYCLE, div_factor=25, final_div_factor=40
-    )
-    rates = []
-    for _ in range(CYCLE):
-        rates.append(schedule.get_last_lr()[0])
-        optimizer.step()
-        if len(rates) < CYCLE:
-            schedule.step()
-    return rates
 
 
 if __name__ == "__main__":

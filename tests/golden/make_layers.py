@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 # filters, kernel, stride, padding, dilation, groups; images (H, W, C)
-CONVOLUTIONS = {
+CONVOLUTIONS: dict[str, Any] = {
     "plain": ((5, (3, 3), (1, 1), (0, 0), (1, 1), 1), (6, 7, 3)),
     "strides": ((4, (3, 2), (2, 3), (1, 0), (1, 1), 1), (8, 7, 2)),
     "gaps": ((3, (3, 2), (1, 1), (2, 3), (2, 3), 1), (7, 6, 2)),
@@ -29,7 +29,7 @@ CONVOLUTIONS = {
     "one pixel": ((4, (1, 1), (2, 2), (0, 0), (1, 1), 1), (5, 4, 3)),
 }
 # kernel, stride, padding
-POOLS = {
+POOLS: dict[str, Any] = {
     "apart": (((2, 2), (2, 2), (0, 0)), (6, 7, 2)),
     "overlapping": (((3, 2), (1, 2), (0, 0)), (5, 6, 3)),
     "padded": (((3, 3), (2, 2), (1, 1)), (7, 6, 2)),
@@ -47,17 +47,15 @@ ACTIVATIONS: dict[str, Any] = {
 }
 
 
-def images(x: np.ndarray) -> torch.Tensor:
+def images(x: Any) -> torch.Tensor:
     return torch.from_numpy(x.transpose(0, 3, 1, 2).copy()).requires_grad_()
 
 
-def back(x: torch.Tensor) -> np.ndarray:
+def back(x: torch.Tensor) -> Any:
     return x.detach().numpy().transpose(0, 2, 3, 1).copy()
 
 
-def convolution(
-    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, dy_seed: int, settings: Any
-) -> dict[str, np.ndarray]:
+def convolution(x: Any, weight: Any, bias: Any, dy_seed: int, settings: Any) -> dict[str, Any]:
     """y, and for a dy drawn from `dy_seed` dx and the gradients of weight and bias."""
     _, _, stride, padding, dilation, groups = settings
     given, b = images(x), torch.from_numpy(bias.copy()).requires_grad_()
@@ -74,7 +72,7 @@ def convolution(
     }
 
 
-def pool(kind: str, x: np.ndarray, dy_seed: int, settings: Any) -> dict[str, np.ndarray]:
+def pool(kind: str, x: Any, dy_seed: int, settings: Any) -> dict[str, Any]:
     """y, and for a dy drawn from `dy_seed` dx, of `max` or `avg`."""
     kernel, stride, padding = settings
     given = images(x)
@@ -87,7 +85,7 @@ def pool(kind: str, x: np.ndarray, dy_seed: int, settings: Any) -> dict[str, np.
     return {"y": back(y), "dy": dy, "dx": back(given.grad)}
 
 
-def activation(name: str, x: np.ndarray) -> dict[str, np.ndarray]:
+def activation(name: str, x: Any) -> dict[str, Any]:
     """y and dy/dx."""
     given = torch.from_numpy(x.copy()).requires_grad_()
     y = ACTIVATIONS[name](given)
@@ -95,7 +93,7 @@ def activation(name: str, x: np.ndarray) -> dict[str, np.ndarray]:
     return {"y": y.detach().numpy(), "slope": given.grad.numpy()}
 
 
-def drawn(settings: Any, image: tuple[int, int, int], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def drawn(settings: Any, image: tuple[int, int, int], seed: int) -> tuple[Any, Any, Any]:
     """Images, weight and bias for a convolution."""
     filters, kernel, _, _, _, groups = settings
     rng = np.random.default_rng(seed)
@@ -103,8 +101,8 @@ def drawn(settings: Any, image: tuple[int, int, int], seed: int) -> tuple[np.nda
     return rng.normal(size=(2, *image)), weight, rng.normal(size=filters)
 
 
-def make() -> dict[str, np.ndarray]:
-    golden: dict[str, np.ndarray] = {}
+def make() -> dict[str, Any]:
+    golden: dict[str, Any] = {}
     for seed, (case, (settings, image)) in enumerate(CONVOLUTIONS.items()):
         x, weight, bias = drawn(settings, image, seed)
         found = {"x": x, "weight": weight, "bias": bias, **convolution(x, weight, bias, 100 + seed, settings)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 }
 
 
-def make() -> dict[str, np.ndarray]:
+def make() -> dict[str, Any]:
     rng = np.random.default_rng(5)
     outputs, labels = rng.normal(0, 3, (N, CLASSES)), rng.integers(0, CLASSES, N)
     outputs[0] = [800, -800, 0.25, -0.5, 30]

@@ -29,4 +29,6 @@ class HostBackend(RawBackend):
     """Scales images as NumPy would."""
 
     def load_images(self, images: Any, samples: Any, pixels: PixelScale) -> Any:
-        return images[samples].astype(np.float32) * np.float32(pixels.scale) + np.float32(pixels.shift)
+        return images[samples].astype(np.float32) * np.asarray(pixels.scale, np.float32) + np.asarray(
+            pixels.shift, np.float32
+        )

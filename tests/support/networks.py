@@ -77,6 +77,11 @@ def lenet(filters: tuple[int, int] = (20, 50), units: int = 500, kernel: int = 5
 
 def small_networks() -> dict[str, Sequential]:
     """Every layer, at the beginning, in the middle and at the end; all take SMALL and give three logits."""
+    mixed: dict[str, Any] = {
+        "narrow": Conv2D(2, 1, activation="softplus"),
+        "wide": [Conv2D(3, 3, padding=1, activation="tanh"), MaxPool2D(3, 1, 1)],
+        "mean": AvgPool2D(3, 1, "same"),
+    }
     return {
         "lenet": Sequential(
             {
@@ -114,13 +119,7 @@ def small_networks() -> dict[str, Sequential]:
                 ),
                 "act": Activation("leaky_relu"),
                 "again": Residual([Conv2D(6, 3, padding="same", activation="elu", dilation=2)]),
-                "mixed": Concat(
-                    {
-                        "narrow": Conv2D(2, 1, activation="softplus"),
-                        "wide": [Conv2D(3, 3, padding=1, activation="tanh"), MaxPool2D(3, 1, 1)],
-                        "mean": AvgPool2D(3, 1, "same"),
-                    }
-                ),
+                "mixed": Concat(mixed),
                 "mean": GlobalAvgPool2D(),
                 "output": Dense(3),
             }

@@ -76,6 +76,6 @@ def imported(source: Source) -> Iterator[tuple[str, int]]:
                 name = f"{base}.{alias.name}"
                 yield (name if name in MODULES else base), node.lineno
         elif isinstance(node, ast.Call) and called(node) in ("import_module", "__import__") and node.args:
-            name = getattr(node.args[0], "value", None)
-            if isinstance(name, str):
-                yield name, node.lineno
+            argument = getattr(node.args[0], "value", None)
+            if isinstance(argument, str):
+                yield argument, node.lineno

@@ -30,7 +30,8 @@ def double_all(x: Any) -> None:
 
 def check_kernel(dtype: type = np.float64) -> Any:
     """Return a new kernel that does what it should; with another dtype other code is compiled."""
-    kernel, x = jit.kernel(double_all), np.arange(3, dtype=dtype)
+    kernel: Any = jit.kernel(double_all)
+    x: Any = np.arange(3, dtype=dtype)
     kernel(x)
     assert x.tolist() == [0, 2, 4]
     return kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("numba")
 
 from cupynet.backend import create_backend
-from cupynet.backend.cpu.kernels import tiles
+from cupynet.backend.cpu.kernels import tiles, vectors
 from cupynet.backend.window import Window
 
 ROOM = ((1, 1), (1, 1))
@@ -73,13 +73,15 @@ def test_a_window_on_the_padding_alone_gives_the_bias() -> None:
     backend = create_backend("numba")
     y, kept = backend.conv2d(x, weight, bias, window)
     assert y.shape == (4, 2, 2, 3) and (y == bias).all()
-    dx = backend.conv2d_backward(np.ones_like(y), kept, x, weight, *grads, window, need_dx=True)
+    dx: Any = backend.conv2d_backward(np.ones_like(y), kept, x, weight, *grads, window, need_dx=True)
     assert not dx.any() and not grads[0].any() and (grads[1] == 16).all()
 
 
 def test_tiles_fill_the_registers_and_no_more() -> None:
-    width, sums = tiles.registers()
+    width, sums = vectors.registers()
     for columns, itemsize in itertools.product(range(1, 80), (4, 8)):
         height, across, rest = tiles.tile(columns, itemsize)
-        vectors = len(tiles.widths(across, width // itemsize))
-        assert height >= 1 and vectors * height <= sums and (columns - rest) % across == 0 <= rest < across <= columns
+        across_tile = len(vectors.widths(across, width // itemsize))
+        assert (
+            height >= 1 and across_tile * height <= sums and (columns - rest) % across == 0 <= rest < across <= columns
+        )

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,10 +20,10 @@ from cupynet.backend.cpu.kernels.vectors import multiply_add
 
 
 def test_kernels_for_other_constants_have_other_cache_files() -> None:
-    kernels = [windows.conv_pool(4, 0, 0, filters) for filters in (8, 24)]
+    kernels: list[Any] = [windows.conv_pool(4, 0, 0, filters) for filters in (8, 24)]
     kernels += [rows.weight_gradient(0, 0, length) for length in (16, 20)]
     kernels += [outer.weight_gradient(4, 1, 3, filters) for filters in (8, 24)]
-    names = {kernel._cache._impl.filename_base for kernel in kernels}  # type: ignore[attr-defined]
+    names = {kernel._cache._impl.filename_base for kernel in kernels}
     assert len(names) == len(kernels)
     assert all(jit.SOURCES in name for name in names)
 

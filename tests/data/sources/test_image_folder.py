@@ -15,8 +15,7 @@ import pytest
 from PIL import Image
 
 from cupynet.data import Folder
-from cupynet.data.pictures import resized
-from cupynet.data.sources import image_folder
+from cupynet.data.pictures import picture, resized
 from tests.support.data_errors import data_error
 from tests.support.refusals import refused
 from tests.support.user_files import COLOURS, checked, digits, write_pictures
@@ -32,13 +31,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The pictures that are decoded."""
-    paths, picture = list[Path](), image_folder.picture
+    paths = list[Path]()
 
     def watched(path: Path, *arguments: Any, **options: Any) -> Any:
         paths.append(path)
         return picture(path, *arguments, **options)
 
-    monkeypatch.setattr(image_folder, "picture", watched)
+    monkeypatch.setattr("cupynet.data.sources.image_folder.picture", watched)
     return paths
 
 
@@ -93,13 +92,13 @@ def too_large(path: Path) -> None:
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(packed))
 
 
-def picture(*shape: int, dtype: Any = np.uint8) -> Callable[[Path], None]:
+def blank(*shape: int, dtype: Any = np.uint8) -> Callable[[Path], None]:
     return lambda path: Image.fromarray(np.zeros(shape, dtype)).save(path)
 
 
 WRONG: dict[str, tuple[str, Callable[[Path], object]]] = {  # a path in the folder, and what is written there
-    "of another size": ("test/class-7/00029.png", picture(8, 9)),
-    "of 16 bits": ("train/class-2/deep.png", picture(8, 8, dtype=np.uint16)),
+    "of another size": ("test/class-7/00029.png", blank(8, 9)),
+    "of 16 bits": ("train/class-2/deep.png", blank(8, 8, dtype=np.uint16)),
     "a note": ("train/class-2/notes.txt", lambda path: path.write_text("these are twos")),
     "the first of all, empty": ("train/class-0/00000.png", lambda path: path.write_bytes(b"")),
     "cut": ("train/class-0/00001.png", lambda path: path.write_bytes(path.read_bytes()[:70])),

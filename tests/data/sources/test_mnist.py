@@ -49,15 +49,6 @@ def test_the_folder_of_the_data(tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch
     check_is(MNIST().load(), tiny)
 
 
-def test_validation_and_limit(tiny: TinyMNIST) -> None:
-    tiny.write()
-    data = MNIST(tiny.root, validation=10, limit=5).load()
-    assert data.validation is not None
-    assert (len(data.train), len(data.validation), len(data.test)) == (5, 10, 5)
-    with refused("validation", "30"):
-        MNIST(tiny.root, validation=30).load()
-
-
 def test_a_download_is_kept(tiny: TinyMNIST, offered: Mirror) -> None:
     check_is(MNIST(tiny.root, fallback=None).load(), tiny)
     assert sorted(offered.requests) == sorted("/" + name for name in NAMES)
@@ -148,11 +139,6 @@ def test_an_explicit_folder_has_no_fallback(
     assert str(named) in warning(caplog)
 
 
-def test_an_unknown_home_folder_is_refused() -> None:
-    with data_error("~no-such-user/x"):
-        MNIST("~no-such-user/x").load()
-
-
 @pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
 def test_a_damaged_file_never_falls_back(tiny: TinyMNIST, others: list[str], caplog: pytest.LogCaptureFixture) -> None:
     tiny.write(*others)
@@ -181,12 +167,3 @@ def test_offline_never_tries(
 def test_arguments_are_refused_by_name(name: str, value: Any) -> None:
     with refused(name):
         MNIST(**{name: value})
-
-
-@pytest.mark.skipif(not Path(REAL, "mnist", NAMES[0]).is_file() or not REAL, reason="CUPYNET_DATA has no mnist")
-def test_the_real_files() -> None:
-    data: Any = MNIST(REAL, fallback=None).load()
-    assert (data.train.images.shape, data.test.images.shape) == ((60_000, 28, 28, 1), (10_000, 28, 28, 1))
-    assert data.train.labels[:10].tolist() == [5, 0, 4, 1, 9, 2, 1, 3, 1, 4]
-    assert data.test.labels[:10].tolist() == [7, 2, 1, 0, 4, 1, 4, 9, 5, 9]
-    assert round(float(data.train.images.mean() / 255), 4) == 0.1307  # the number that every tutorial normalises by

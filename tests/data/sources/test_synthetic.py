@@ -9,7 +9,6 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from cupynet.data import Dataset, Synthetic
-from cupynet.data.sources.strokes import GLYPHS, alphabet
 
 GOLDEN_LABELS = [3, 6, 2, 9, 7, 0, 5, 8, 4, 1, 6, 8, 2, 0, 4, 9, 1, 7, 3, 5]
 # the mean of each 4 x 4 pixels of the first image
@@ -61,16 +60,6 @@ def test_seeds_parts_and_blocks_differ(digits: Parts) -> None:
     labels = [train.labels[:100], train.labels[100:200], test.labels[:100], other.labels]
     assert len({each.tobytes() for each in labels}) == 4
     assert len({image.tobytes() for dataset in digits for image in dataset.images}) == 12_000
-
-
-def test_glyphs_lie_inside_their_box() -> None:
-    made = alphabet(48)
-    assert made.count.tolist() == [len(GLYPHS[digit]) for digit in range(10)]
-    np.testing.assert_allclose(made.weights.sum(axis=2), 1, atol=1e-5)  # a moved glyph keeps its shape
-    dots = made.weights @ made.controls  # (G, M, 2)
-    assert np.abs(dots[..., 0]).max() < 0.68 / 2 + 0.05 and np.abs(dots[..., 1]).max() < 0.5 + 0.05
-    steps = np.linalg.norm(np.diff(dots, axis=1), axis=2)
-    np.testing.assert_allclose(np.median(steps, axis=1), made.ink, rtol=0.1)  # at equal distances
 
 
 def flat(dataset: Dataset) -> Any:

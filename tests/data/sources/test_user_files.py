@@ -51,7 +51,12 @@ def test_only_headers_and_training_labels_are_read_before_load(
 ) -> None:
     """The images may not fit in memory, which is checked before they are loaded."""
     read, array = list[str](), kind._array
-    monkeypatch.setattr(kind, "_array", lambda self, part: read.append(part) or array(self, part))
+
+    def watched(self: Any, part: str) -> Any:
+        read.append(part)
+        return array(self, part)
+
+    monkeypatch.setattr(kind, "_array", watched)
     source = WAYS[way](tmp_path, SMALL)
     assert (source.image_shape, source.classes, source.expected()["train"]) == ((8, 8, 1), 10, 60)
     assert read == ["train_labels"]
@@ -91,7 +96,7 @@ def test_a_limit_keeps_some_of_each_class_of_sorted_files(way: str, validation: 
 
 def test_four_paths_and_digests(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
-    paths = {name: tmp_path / f"{name}.idx" for name in IDX_NAMES}
+    paths: dict[str, Any] = {name: tmp_path / f"{name}.idx" for name in IDX_NAMES}
     for name, path in paths.items():
         (folder / f"{IDX_NAMES[name]}.gz").rename(path)
     raw = hashlib.sha256(idx_bytes(SMALL.train_images)).hexdigest()
@@ -100,7 +105,8 @@ def test_four_paths_and_digests(tmp_path: Path) -> None:
     np.testing.assert_array_equal(source.load().test.labels, SMALL.test_labels)
     with data_error(paths["test_labels"]):
         Idx(**paths, sha256={"test_labels": raw}).load()
-    assert Idx(tmp_path, **{name: path.name for name, path in paths.items()}).classes == 10
+    names: dict[str, Any] = {name: path.name for name, path in paths.items()}
+    assert Idx(tmp_path, **names).classes == 10
 
 
 WRONG_IDX = {
