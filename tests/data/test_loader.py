@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,8 +18,12 @@ from cupynet.data import Batch, BatchFeed, Data, Dataset, HorizontalFlip, Loader
 from tests.support.data_errors import data_error
 from tests.support.loaders import HostBackend, RawBackend, numbered_dataset
 from tests.support.refusals import refused
+from tests.support.shards import write_shards
 
 few_examples = settings(max_examples=30, derandomize=True, deadline=None)
+any_division = given(
+    samples=st.integers(1, 60), batch_size=st.integers(1, 70), size=st.integers(1, 9), sharded=st.booleans()
+)
 
 
 def batches_of(loader: Loader, epoch: int, rank: int = 0, size: int = 1, start: int = 0) -> list[Batch]:
@@ -29,29 +35,75 @@ def samples_of(batches: list[Batch]) -> list[list[int]]:
     return [batch.samples.tolist() for batch in batches]
 
 
+class Shares(NamedTuple):
+    """A loader, and the batches of each of its workers in the third epoch."""
+
+    loader: Loader
+    of_workers: list[list[Batch]]
+
+    @classmethod
+    def of(cls, root: Path, samples: int, batch_size: int, size: int, sharded: bool) -> Shares:
+        data = numbered_dataset(samples)
+        size = min(size, samples) if sharded else size
+        loader = Loader(write_shards(data, tempfile.mkdtemp(dir=root), size) if sharded else data, batch_size, seed=5)
+        return cls(loader, [batches_of(loader, 2, rank, size) for rank in range(size)])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shards")
+
+
 @few_examples
-@given(
-    samples=st.integers(0, 60),
-    batch_size=st.integers(1, 70),
-    size=st.integers(1, 9),
-    shuffle=st.booleans(),
-    epoch=st.integers(0, 1000),
-)
+@any_division
 def test_all_workers_together_see_every_sample_once(
-    samples: int, batch_size: int, size: int, shuffle: bool, epoch: int
+    root: Path, samples: int, batch_size: int, size: int, sharded: bool
 ) -> None:
-    dataset = numbered_dataset(samples)
-    loader = Loader(dataset, batch_size, 5, shuffle)
-    found = [batch for rank in range(size) for batch in batches_of(loader, epoch, rank, size)]
-    assert [batch.index for batch in found] == [i for rank in range(size) for i in range(rank, loader.batches, size)]
-    found.sort(key=lambda batch: batch.index)
-    assert [len(batch) for batch in found[:-1]] == [batch_size] * (loader.batches - 1)
-    seen = sum(samples_of(found), [])
-    assert sorted(seen) == list(range(samples)) and seen == loader.order(epoch).tolist()
-    for batch in found:
-        assert len(batch) > 0 and batch.epoch == epoch
-        np.testing.assert_array_equal(batch.labels, dataset.labels[batch.samples])
-        np.testing.assert_array_equal(batch.images, dataset.images[batch.samples])
+    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
+    data, seen = numbered_dataset(samples), list[int]()
+    for rank, batches in enumerate(of_workers):
+        assert [batch.index for batch in batches] == [rank + len(of_workers) * number for number in range(len(batches))]
+        for batch in batches:
+            assert 0 < len(batch) <= batch_size and batch.epoch == 2
+            np.testing.assert_array_equal(batch.labels, data.labels[batch.samples])
+            np.testing.assert_array_equal(batch.images, data.images[batch.samples])
+            seen += batch.samples.tolist()
+    assert sorted(seen) == list(range(samples))
+
+
+@few_examples
+@any_division
+def test_all_batches_but_the_last_are_full(root: Path, samples: int, batch_size: int, size: int, sharded: bool) -> None:
+    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
+    assert loader.batches == sum(map(len, of_workers))
+    parts = of_workers if sharded else [[batch for batches in of_workers for batch in batches]]
+    for part in parts:
+        part.sort(key=lambda batch: batch.index)
+        assert all(len(batch) == batch_size for batch in part[:-1])
+
+
+@few_examples
+@any_division
+def test_an_epoch_can_start_in_its_middle(root: Path, samples: int, batch_size: int, size: int, sharded: bool) -> None:
+    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
+    for rank, whole in enumerate(of_workers):
+        for start in (1, 3, 70):
+            rest = batches_of(loader, 2, rank, len(of_workers), start)
+            assert samples_of(rest) == samples_of(whole)[start:]
+            assert [batch.index for batch in rest] == [batch.index for batch in whole[start:]]
+
+
+@few_examples
+@any_division
+def test_rounds_and_their_images_match_the_batches(
+    root: Path, samples: int, batch_size: int, size: int, sharded: bool
+) -> None:
+    loader, of_workers = Shares.of(root, samples, batch_size, size, sharded)
+    size = len(of_workers)
+    assert loader.rounds(size) == max(map(len, of_workers))
+    for number in range(loader.rounds(size) + 1):
+        in_round = [len(batches[number]) for batches in of_workers if number < len(batches)]
+        assert loader.images_of_round(number, size) == sum(in_round)
 
 
 @few_examples
@@ -60,33 +112,38 @@ def test_the_order_depends_on_seed_and_epoch_only(seed: int, epoch: int, batch_s
     loader = Loader(numbered_dataset(60), batch_size, seed)
     batches_of(loader, epoch + 1)  # what was asked before does not matter
     key = np.array([seed, epoch], dtype=np.uint64)
-    expected = np.random.Generator(np.random.Philox(key=key)).permutation(60)
-    np.testing.assert_array_equal(loader.order(epoch), expected)
+    expected = np.random.Generator(np.random.Philox(key=key)).permutation(60).tolist()
+    assert sum(samples_of(batches_of(loader, epoch)), []) == expected
+
+
+def test_each_shard_has_an_order_of_its_own(tmp_path: Path) -> None:
+    shards = write_shards(numbered_dataset(60), tmp_path, 3)
+    loader = Loader(shards, 20)
+    orders = set()
+    for rank in range(3):
+        (samples,) = samples_of(batches_of(loader, 0, rank, 3))
+        orders.add(tuple(np.searchsorted(shards.samples[rank], samples)))
+    assert len(orders) == 3
+
+
+def test_one_shard_has_the_order_of_the_whole(tmp_path: Path) -> None:
+    data = numbered_dataset(30)
+    sharded, plain = Loader(write_shards(data, tmp_path, 1), 4), Loader(data, 4)
+    assert sharded.deal(1) == plain.deal(1)
+    assert samples_of(batches_of(sharded, 3)) == samples_of(batches_of(plain, 3))
+
+
+def test_there_are_as_many_workers_as_shards(tmp_path: Path) -> None:
+    loader = Loader(write_shards(numbered_dataset(30), tmp_path, 3), 4)
+    with refused(""):
+        loader.rounds(2)
+    with refused(""):
+        batches_of(loader, 0, 0, 4)
 
 
 def test_without_shuffling_the_order_is_that_of_the_data_set() -> None:
     loader = Loader(numbered_dataset(10), 4, shuffle=False)
     assert samples_of(batches_of(loader, 7)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-@few_examples
-@given(samples=st.integers(0, 60), batch_size=st.integers(1, 20), size=st.integers(1, 5), start=st.integers(0, 70))
-def test_an_epoch_can_start_in_its_middle(samples: int, batch_size: int, size: int, start: int) -> None:
-    loader = Loader(numbered_dataset(samples), batch_size, seed=1)
-    for rank in range(size):
-        whole, rest = batches_of(loader, 2, rank, size), batches_of(loader, 2, rank, size, start)
-        assert samples_of(rest) == samples_of(whole)[start:]
-        assert [batch.index for batch in rest] == list(range(start * size + rank, loader.batches, size))
-
-
-def test_rounds_and_their_images_match_the_batches() -> None:
-    for samples, batch_size, size in ((60, 7, 3), (5, 7, 3), (42, 7, 3), (0, 4, 2), (1, 1, 4)):
-        loader = Loader(numbered_dataset(samples), batch_size)
-        per_rank = [batches_of(loader, 0, rank, size) for rank in range(size)]
-        assert loader.rounds(size) == max(map(len, per_rank))
-        for number in range(loader.rounds(size)):
-            in_round = [len(batches[number]) for batches in per_rank if number < len(batches)]
-            assert loader.images_of_round(number, size) == sum(in_round)
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
@@ -156,7 +213,7 @@ def test_objects_of_another_type_are_refused(data: Any) -> None:
         Loader(data, 4)
 
 
-def test_signatures_differ_with_all_that_batches_depend_on() -> None:
+def test_signatures_differ_with_all_that_batches_depend_on(tmp_path: Path) -> None:
     def made(change: str = "", samples: int = 40, pixels: PixelScale = FRACTIONS, **options: Any) -> Loader:
         dataset = numbered_dataset(samples)
         if change == "label":
@@ -168,9 +225,17 @@ def test_signatures_differ_with_all_that_batches_depend_on() -> None:
 
     loaders = [made(), made("label"), made("pixel"), made(samples=41)]
     loaders += [made(batch_size=5), made(seed=2), made(shuffle=False), made(pixels=PixelScale.of([0.25], [0.5]))]
+    loaders += [Loader(write_shards(numbered_dataset(40), tmp_path / str(shards), shards), 4) for shards in (1, 2)]
     loaders += [made(augment=[HorizontalFlip()]), made(augment=[HorizontalFlip(0.25)])]
     assert made().signature == loaders[0].signature
     assert len({loader.signature for loader in loaders}) == len(loaders)
+
+
+def test_the_identity_of_the_data_is_the_same_for_any_division(tmp_path: Path) -> None:
+    data = numbered_dataset(30)
+    loaders = [Loader(write_shards(data, tmp_path / str(shards), shards), 4) for shards in (1, 2, 3)]
+    assert {loader.identity for loader in loaders} == {Loader(data, 7).identity}
+    assert Loader(data, 7).identity != Loader(numbered_dataset(31), 7).identity
 
 
 def test_a_file_that_cannot_be_read_is_a_data_error() -> None:
