@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.data import Batch, BatchFeed, Data, Dataset, HorizontalFlip, Loader, Synthetic, as_loader
+from cupynet.data import Batch, BatchFeed, Dataset, HorizontalFlip, Loader, Synthetic, as_loader
 from tests.support.data_errors import data_error
 from tests.support.loaders import HostBackend, RawBackend, numbered_dataset
 from tests.support.refusals import refused
@@ -196,15 +196,7 @@ def test_arrays_become_a_loader() -> None:
 
 
 @pytest.mark.parametrize(
-    "data",
-    [
-        np.zeros((4, 3, 3)),
-        (np.zeros((4, 3, 3)),),
-        (np.zeros((4, 3, 3)), [0, 1, 2, 3]),
-        Data("x", numbered_dataset(3), None, numbered_dataset(2)),
-        Synthetic(10, 10),
-    ],
-    ids=["array", "one array", "fractions", "Data", "source"],
+    "data", [np.zeros((4, 3, 3)), (np.zeros((4, 3, 3)), [0, 1, 2, 3]), Synthetic(10, 10)], ids=type
 )
 def test_objects_of_another_type_are_refused(data: Any) -> None:
     with refused(""):

@@ -10,13 +10,9 @@ import numpy as np
 import pytest
 
 from cupynet.backend import BACKENDS, Backend, DtypePolicy, select_backend
-from cupynet.backend.cpu.numba_backend import NumbaBackend
-from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.core.errors import ConfigError
 from tests.standin import machine
 
-CLASSES: dict[str, type[Backend]] = {"numpy": NumpyBackend, "numba": NumbaBackend, "cupy": CupyBackend}
 MARKS = {"cupy": [pytest.mark.gpu]}
 
 

@@ -617,9 +617,6 @@ ELSEWHERE = {
     "lend",
 }
 
-# Of GPUs alone: tests/parallel/communicators and tests/standin.
-OF_GPUS = {"record_event", "wait_event", "fetch", "stream", "place"}
-
 TOLERANCES = {"half": 4e-3, "bfloat16": 3e-2, "float": 1e-5, "double": 1e-12}
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from threadpoolctl import threadpool_limits
 
 from cupynet.data import Dataset, Synthetic
 
@@ -60,28 +59,3 @@ def test_seeds_parts_and_blocks_differ(digits: Parts) -> None:
     labels = [train.labels[:100], train.labels[100:200], test.labels[:100], other.labels]
     assert len({each.tobytes() for each in labels}) == 4
     assert len({image.tobytes() for dataset in digits for image in dataset.images}) == 12_000
-
-
-def flat(dataset: Dataset) -> Any:
-    return dataset.images.reshape(len(dataset), -1).astype(np.float32) / 255  # (S, F)
-
-
-def test_a_linear_model_fails_where_shapes_are_needed(digits: Parts) -> None:
-    train, test = digits
-    x, target = flat(train), np.eye(10, dtype=np.float32)[train.labels]
-    weights, velocity = np.zeros((784, 10), np.float32), np.zeros((784, 10), np.float32)
-    rng = np.random.default_rng(0)
-    with threadpool_limits(1):  # threads would only wait for each other in products this small
-        for _ in range(12):  # multinomial logistic regression; more epochs gain less than a point
-            for batch in np.split(rng.permutation(len(x)), 100):
-                logits = x[batch] @ weights
-                odds = np.exp(logits - logits.max(axis=1, keepdims=True))
-                error = odds / odds.sum(axis=1, keepdims=True) - target[batch]
-                velocity = np.float32(0.9) * velocity - np.float32(0.02 / len(batch)) * (x[batch].T @ error)
-                weights += velocity
-    linear = np.mean((flat(test) @ weights).argmax(axis=1) == test.labels)
-    assert 0.6 < linear < 0.93
-
-    few, squares = flat(test)[:500], (x**2).sum(axis=1)
-    nearest = (squares - 2 * few @ x.T).argmin(axis=1)
-    assert np.mean(train.labels[nearest] == test.labels[:500]) > max(0.96, linear + 0.03)

@@ -207,18 +207,6 @@ def test_broken_archives_are_refused(name: str, tmp_path: Path) -> None:
         Npz(path).load()
 
 
-def test_too_little_memory_is_not_reported_as_a_damaged_archive(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read_array(*_: object, **__: object) -> None:
-        raise MemoryError
-
-    source = Npz(write_npz(tmp_path / "a.npz", SMALL))
-    monkeypatch.setattr(np.lib.format, "read_array", read_array)
-    with pytest.raises(MemoryError):
-        source.load()
-
-
 @pytest.mark.parametrize("wrong", [5, "g" * 64, "a" * 65])
 def test_a_digest_is_64_digits(wrong: Any) -> None:
     with refused("sha256"):
