@@ -78,7 +78,7 @@ def test_channels_first_is_recognized(shape: tuple[int, int, int]) -> None:
     assert Dataset("x", images.transpose(0, 2, 3, 1), [0] * 6, 10).image_shape == (*shape[1:], shape[0])
 
 
-@pytest.mark.parametrize("shape", [(28, 28, 1), (1, 500, 12), (3, 9, 3), (4, 4, 4)])
+@pytest.mark.parametrize("shape", [(1, 500, 12), (3, 9, 3), (4, 4, 4)])
 def test_other_shapes_are_channels_last(shape: tuple[int, int, int]) -> None:
     assert Dataset("x", pixels(6, *shape), [0] * 6, 10).image_shape == shape
 

@@ -16,7 +16,6 @@ from cupynet.data import BatchFeed, Dataset, Loader
 from tests.standin import installed
 from tests.standin.machine import active
 from tests.standin.planted import together
-from tests.support.data_errors import data_error
 from tests.support.refusals import refused
 
 pytestmark = pytest.mark.standin
@@ -175,19 +174,6 @@ def test_data_that_do_not_fit_are_refused_or_sent(monkeypatch: pytest.MonkeyPatc
         with BatchFeed(loader, backend, prefetch=1, shared=shared) as feed:
             assert len(fed(feed, backend)) == 250
         assert used() == 0
-
-
-@pytest.mark.parametrize("on_device", [True, False])
-def test_images_that_cannot_be_read_are_an_error_of_the_data(
-    loader: Loader, on_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def part(*_: Any) -> Dataset:
-        raise OSError(5, "Input/output error", "images.npy")
-
-    monkeypatch.setattr(loader, "part", part)
-    with data_error("'pictures'"):
-        BatchFeed(loader, worker(), on_device=on_device)
-    assert used() == 0
 
 
 def test_an_error_during_close_does_not_hide_the_users_error(loader: Loader, monkeypatch: pytest.MonkeyPatch) -> None:
