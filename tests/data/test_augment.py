@@ -187,6 +187,21 @@ def test_wrong_arguments_are_refused(kind: Any, arguments: tuple[float, ...], na
         kind(*arguments)
 
 
+def test_only_augmentations_are_accepted() -> None:
+    shift: Any = Shift  # the class
+    with refused("augment"):
+        Loader(DATA, 8, augment=[shift])
+
+
+def test_an_augmentation_that_changes_the_size_is_refused() -> None:
+    class Crop(Augmentation):
+        def __call__(self, images: Any, draws: Draws) -> Any:
+            return images[:, 1:]
+
+    with refused(""):
+        of(Loader(DATA, 8, augment=[Crop()]), 0)
+
+
 @pytest.mark.parametrize(("part", "name"), [(Shift(9), "pixels"), (Elastic(20, 12), "sigma")], ids=repr)
 def test_an_augmentation_that_would_lose_the_image_is_refused(part: Augmentation, name: str) -> None:
     with refused(name):

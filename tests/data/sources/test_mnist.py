@@ -141,6 +141,11 @@ def test_an_explicit_folder_has_no_fallback(
     assert str(named) in warning(caplog)
 
 
+def test_an_unknown_home_folder_is_refused() -> None:
+    with data_error("~no-such-user/x"):
+        MNIST("~no-such-user/x").load()
+
+
 @pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
 def test_a_damaged_file_never_falls_back(tiny: TinyMNIST, others: list[str], caplog: pytest.LogCaptureFixture) -> None:
     tiny.write(*others)
