@@ -5,8 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from cupynet.data.files import KnownFile
 from tests.support.data_errors import data_error
 from tests.support.mirrors import NAMES, Mirror, TinyMNIST
 from tests.support.refusals import refused
-
-REAL = os.environ.get("CUPYNET_DATA", "")  # before the fixture hides it
 
 
 @pytest.fixture
@@ -94,10 +92,8 @@ def test_without_files_and_network_the_data_are_synthetic(
     data, other = MNIST(limit=20, seed=9).load(), MNIST(limit=20, seed=10).load()
     assert (data.name, data.fallback, len(data.train), len(data.test)) == ("synthetic", True, 20, 20)
     assert not np.array_equal(data.test.images, other.test.images)
-    assert all(
-        record.levelno == logging.WARNING and str(tiny.folder) in record.getMessage() for record in caplog.records
-    )
-    assert len(caplog.records) == 2 and not tiny.folder.exists()
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
+    assert str(tiny.folder) in caplog.records[0].getMessage() and not tiny.folder.exists()
 
 
 def three_of_four(tiny: TinyMNIST) -> Path:
@@ -128,7 +124,7 @@ def one_too_deep(tiny: TinyMNIST) -> Path:
 def test_an_explicit_folder_has_no_fallback(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, unusable: Any, by: str
 ) -> None:
-    """Training on something else would look like success. An explicit fallback is a wish, too."""
+    """Training on something else would look like success."""
     named = unusable(tiny)
     if by == "CUPYNET_DATA":
         monkeypatch.setenv(by, str(named))
@@ -137,8 +133,11 @@ def test_an_explicit_folder_has_no_fallback(
         with data_error(named / "mnist", "CUPYNET_DATA"):
             MNIST(folder, fallback).load()
     assert not caplog.records
-    assert MNIST(folder, "synthetic", limit=1).load().fallback
-    assert str(named) in warning(caplog)
+
+
+def test_an_explicit_fallback_is_a_wish(tiny: TinyMNIST, caplog: pytest.LogCaptureFixture) -> None:
+    assert MNIST(tiny.root / "typo", "synthetic", limit=1).load().fallback
+    assert str(tiny.root / "typo") in warning(caplog)
 
 
 def test_an_unknown_home_folder_is_refused() -> None:
@@ -163,7 +162,8 @@ def test_offline_never_tries(
     tiny: TinyMNIST, offered: Mirror, monkeypatch: pytest.MonkeyPatch, value: str, offline: bool
 ) -> None:
     monkeypatch.setenv("CUPYNET_OFFLINE", value)
-    assert MNIST(tiny.root, "synthetic", limit=1).load().fallback is offline
+    with data_error() if offline else nullcontext():
+        MNIST(tiny.root, fallback=None).load()
     assert bool(offered.requests) is not offline
 
 
