@@ -33,7 +33,6 @@ REFUSED = {
     "=3": "=3",
     "workers=1,2": "workers",
     "workers=[1": "workers=[1",
-    "-m workers=1,four": "workers",
     "-m seed=1,2 hydra.launcher.jobs=0 hydra/launcher=processes": "hydra.launcher",
     "-m seed=1,2 hydra/sweeper=nonsense": "hydra/sweeper",
     "workers": "workers",
@@ -338,6 +337,11 @@ def test_one_bad_job_does_not_stop_a_sweep(
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
     assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2"]  # a refused job leaves no folder
     assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "0" / "train.log").read_text()
+
+
+@pytest.mark.usefixtures("minimal_conf")
+def test_a_sweep_that_cannot_be_composed_never_starts(command: Command, in_folder: Path) -> None:
+    assert command("-m", "workers=1,four") == (2, []) and not list(in_folder.rglob(".hydra"))
 
 
 @pytest.mark.usefixtures("minimal_conf")

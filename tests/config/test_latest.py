@@ -1,4 +1,4 @@
-"""outputs/latest: a link to the newest run, which `resume` and `evaluate` follow, and which never does harm."""
+"""outputs/latest, a link to the newest run; the run that `resume=latest` finds; folders that hold a run."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ DIVERGED = '{"stop_reason": "diverged", "iterations": 4}'
 STOPPED = '{"stop_reason": "signal", "iterations": 4}'
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
 
 
 def made(name: str, *, checkpoint: bool = True, age_s: float = 0.0, summary: str | None = None) -> Path:
@@ -43,7 +45,6 @@ def made(name: str, *, checkpoint: bool = True, age_s: float = 0.0, summary: str
 # the link -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("here")
 def test_latest_is_a_relative_link_to_the_newest_run() -> None:
     for name in ("outputs/day/one", "outputs/day/two"):
         resume.mark_latest(made(name))
@@ -52,7 +53,13 @@ def test_latest_is_a_relative_link_to_the_newest_run() -> None:
     assert os.readlink(LATEST) == "day/one" and sorted(os.listdir("outputs")) == ["day", "latest"]
 
 
-@pytest.mark.usefixtures("here")
+def test_a_link_to_what_is_gone_is_replaced() -> None:
+    run = made("outputs/day/one")
+    LATEST.symlink_to("day/gone")
+    resume.mark_latest(run)
+    assert os.readlink(LATEST) == "day/one"
+
+
 @pytest.mark.parametrize("name", ["elsewhere/run", "outputs", "."])
 def test_no_link_outside_the_default_output_folder(name: str) -> None:
     Path("outputs").mkdir()
@@ -61,16 +68,13 @@ def test_no_link_outside_the_default_output_folder(name: str) -> None:
     assert os.listdir("outputs") == []
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_a_users_file_named_latest_is_kept(kind: str) -> None:
+def test_a_users_file_named_latest_is_kept() -> None:
     run = made("outputs/day/one")
-    LATEST.mkdir() if kind == "folder" else LATEST.write_text("mine")
+    LATEST.write_text("mine")
     resume.mark_latest(run)
-    assert not LATEST.is_symlink() and sorted(os.listdir("outputs")) == ["day", "latest"]
+    assert LATEST.read_text() == "mine"
 
 
-@pytest.mark.usefixtures("here")
 def test_file_systems_without_links_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise OSError(1, "x")
@@ -81,95 +85,66 @@ def test_file_systems_without_links_are_accepted(monkeypatch: pytest.MonkeyPatch
     assert os.listdir("outputs") == ["day"]
 
 
-@pytest.mark.usefixtures("here")
-def test_a_link_to_what_is_gone_is_replaced() -> None:
-    run = made("outputs/day/one")
-    LATEST.symlink_to("day/gone")
-    resume.mark_latest(run)
-    assert os.readlink(LATEST) == "day/one"
-
-
-@pytest.mark.usefixtures("here")
-def test_latest_leads_to_the_whole_sweep_or_search() -> None:
-    """Its jobs may be processes, each of which begins a run."""
-    job, trial = made("outputs/sweeps/day/time/0"), made("outputs/tune/day/time/trials/0000")
-    (job.parent / "multirun.yaml").write_text("{}")
-    (trial.parents[1] / "study.db").write_text("")
+@pytest.mark.parametrize(
+    ("run", "file", "target"),
+    [
+        ("outputs/sweeps/day/time/0", "outputs/sweeps/day/time/multirun.yaml", "sweeps/day/time"),
+        ("outputs/tune/day/time/trials/0000", "outputs/tune/day/time/study.db", "tune/day/time"),
+        ("outputs/0", "outputs/multirun.yaml", "0"),
+    ],
+    ids=["sweep", "search", "sweep in outputs itself"],
+)
+def test_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: str) -> None:
+    job = made(run)
+    Path(file).write_text("")
     resume.mark_latest(job)
-    assert os.readlink(LATEST) == "sweeps/day/time"
-    resume.mark_latest(trial)
-    assert os.readlink(LATEST) == "tune/day/time"
-
-
-@pytest.mark.usefixtures("here")
-def test_a_sweep_in_outputs_itself_does_not_hide_its_jobs() -> None:
-    job = made("outputs/0")
-    Path("outputs/multirun.yaml").write_text("")
-    resume.mark_latest(job)
-    assert os.readlink(LATEST) == "0"
+    assert os.readlink(LATEST) == target
 
 
 @pytest.mark.usefixtures("minimal_conf")
 def test_the_link_is_made_when_training_begins(command: Command) -> None:
     def begins(settings: Settings, folder: Path) -> None:
-        before = os.readlink(LATEST) if LATEST.is_symlink() else None
+        assert not LATEST.is_symlink()
         config.training_begins()
-        seen.append((before, os.readlink(LATEST), folder))
+        assert LATEST.resolve() == folder.resolve()
 
     def fails(settings: Settings, folder: Path) -> None:
         raise DataError("a picture is broken")
 
-    seen: list[tuple[str | None, str, Path]] = []
-    assert command("-m", "workers=1", task=begins)[0] == 0
     assert command("workers=0")[0] == 2 and command(task=fails)[0] == 65
     assert command(task=begins)[0] == 0
-    (nothing, link, job), (before, now, run) = seen
-    assert nothing is None and (Path("outputs") / link).resolve() == job.resolve().parent
-    assert before == link and (Path("outputs") / now).resolve() == run.resolve()
 
 
 @pytest.mark.usefixtures("minimal_conf")
-@pytest.mark.parametrize("subdir", ["seed/${seed}", "a/b/${hydra.job.num}"])
-def test_a_job_may_be_several_folders_below_its_sweep(subdir: str, command: Command) -> None:
+def test_a_job_may_be_several_folders_below_its_sweep(command: Command) -> None:
     def task(settings: Settings, folder: Path) -> None:
         config.training_begins()
         resume.mark_latest(folder)  # as a job in a separate process does
 
-    assert command("-m", "seed=1,2", f"hydra.sweep.subdir={subdir}", task=task)[0] == 0
+    assert command("-m", "seed=1,2", "hydra.sweep.subdir=seed/${seed}", task=task)[0] == 0
     assert (LATEST / "multirun.yaml").is_file()
 
 
 # the run that resume=latest finds -------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("below", ["", "/checkpoints", "/checkpoints/step-00000004"])
 def test_a_resumed_run_is_not_named_by_its_link(below: str) -> None:
     resume.mark_latest(made("outputs/day/one"))
     assert resume.find(f"outputs/latest{below}", []) == Path(f"outputs/day/one{below}")
 
 
-@pytest.mark.usefixtures("here")
 def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:
     old, job = made("outputs/day/old", age_s=50), made("outputs/sweeps/day/time/0", age_s=40)
     resume.mark_latest(job.parent)  # whose jobs are now two folders below outputs/, too
     assert resume.find("latest", []) == job
     (job / "summary.json").write_text(DONE)
-    assert resume.find("latest", []) == old
     resume.mark_latest(made("outputs/day/new", checkpoint=False))
     assert resume.find("latest", []) == old
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", ["outputs/mine", "outputs/a/b/c", "outputs/sweeps/day/time/3"])
-def test_the_latest_run_is_found_anywhere_below_outputs(name: str) -> None:
-    run = made(name)
-    assert resume.find("latest", []) == run
-
-
-@pytest.mark.usefixtures("here")
 def test_checkpoints_may_disappear_during_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a run that is at work, by whoever begins another."""
+    """Those of a running run."""
     run = made("outputs/day/one")
     monkeypatch.setattr(resume, "checkpoints", lambda folder: {8: folder / "step-00000008"})
     assert resume.find("latest", []) == run
@@ -193,26 +168,20 @@ def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:
     ("job", "sweep"),
     [("elsewhere/sw/0", "elsewhere/sw"), ("elsewhere/sw/seed/1/0", "elsewhere/sw"), ("0", "."), ("../by/0", "../by")],
 )
-def test_a_diverged_job_of_a_sweep_anywhere_is_finished(
-    job: str, sweep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
+def test_a_diverged_job_of_a_sweep_anywhere_is_finished(job: str, sweep: str) -> None:
     run = made(job, summary=DIVERGED)
     assert not resume.finished(run)
     Path(sweep, "multirun.yaml").write_text("")
     assert resume.finished(run)
 
 
-@pytest.mark.usefixtures("here")
 def test_a_file_of_another_sweep_far_above_does_not_finish_a_run() -> None:
     run = made("outputs/day/time", summary=DIVERGED)
     for folder in (".", "outputs"):
         Path(folder, "multirun.yaml").write_text("")
-    assert resume.find("latest", []) == run and not resume.finished(run)
+    assert resume.find("latest", []) == run
 
 
-@pytest.mark.usefixtures("here")
 def test_a_pipe_in_place_of_a_summary_is_not_waited_for() -> None:
     run = made("outputs/day/one")
     os.mkfifo(run / "summary.json")
@@ -222,28 +191,18 @@ def test_a_pipe_in_place_of_a_summary_is_not_waited_for() -> None:
 # the folder of a new run ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("summary", [None, DONE, STOPPED])
-@pytest.mark.parametrize("checkpoint", [True, False])
+@pytest.mark.parametrize(("checkpoint", "summary"), [(True, None), (False, DONE), (True, STOPPED)])
 def test_a_folder_with_another_run_is_refused(checkpoint: bool, summary: str | None) -> None:
     run = made("run", checkpoint=checkpoint, summary=summary)
-    if checkpoint or summary is not None:
-        with pytest.raises(ConfigError):
-            resume.refuse_taken(run)
+    with pytest.raises(ConfigError):
+        resume.refuse_taken(run)
     (run / "FAST_DEV_RUN.txt").write_text("no results")
     resume.refuse_taken(run)
 
 
-@pytest.mark.usefixtures("here")
 def test_a_folder_with_a_sweep_is_refused() -> None:
     resume.refuse_taken(Path("nothing"))
+    resume.refuse_taken(made("run", checkpoint=False))
     Path("multirun.yaml").write_text("")
     with pytest.raises(ConfigError):
         resume.refuse_taken(Path())
-
-
-@pytest.mark.usefixtures("here")
-def test_a_run_has_ended_if_its_summary_says_so() -> None:
-    assert resume.finished(made("one", checkpoint=False, summary="{}"))
-    assert not resume.finished(made("two", checkpoint=False, summary='{"stop_reason": "signal"}'))
-    assert not resume.finished(Path("three"))
