@@ -14,56 +14,50 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.backend.array import Array
 from cupynet.backend.cuda import gpus
-from cupynet.commands import doctor
 from cupynet.commands.train import prepare
 from cupynet.config import memory_pools
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data import Augmentation, Data, Dataset, Draws, Source
-from cupynet.parallel import Placement, placement
+from cupynet.parallel import Placement
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import EarlyStopping, Pools, Profile, WeightAverage
 from tests.support.refusals import refused
 from tests.support.settings import CONF, settings_of
 from tests.support.training import small_dataset
 
-PLATEAU = "{_target_: cupynet.optim.ReduceOnPlateau, initial: 0.1}"
 SMALL = ("model=mlp", "model.layers.dense1.units=16", "model.layers.dense2.units=8")
 
 
-def experiment(devices: tuple[int, ...], *overrides: str) -> Experiment:
-    """An experiment on devices that this machine does not have."""
+def experiment(*overrides: str, workers: int = 1, devices: tuple[int, ...] = ()) -> Experiment:
+    """An experiment whose workers are on devices that this machine does not have."""
     found = Experiment(settings_of("data=synthetic", "workers=1", "backend=numpy", *overrides))
-    return placed(found, Placement(1, devices))
-
-
-def placed(found: Experiment, there: Placement) -> Experiment:
-    """The experiment with workers on devices that this machine does not have."""
-    found.checked = replace(found.checked, placement=there)
+    found.checked = replace(found.checked, placement=Placement(workers, devices))
     return found
+
+
+# memory on devices ----------------------------------------------------------------------------------------------------
 
 
 def test_pools_are_watched_and_trimmed_as_the_settings_say() -> None:
     settings = ("memory.device_pool_trim_above=2KiB", "memory.pinned_pool_trim_above=64")
-    found = experiment((0, 2), *settings)
-    (pools,) = placed(found, Placement(3, (0, 2))).pools()
+    (pools,) = experiment(*settings, workers=3, devices=(0, 2)).pools()
     assert isinstance(pools, Pools) and not pools.processes
     assert (pools.devices, pools.device_above, pools.pinned_above) == ([0, 2, 0], 2048, 64)
-    (untouched,) = experiment((0,)).pools()
-    assert isinstance(untouched, Pools) and (untouched.device_above, untouched.pinned_above) == (None, None)
 
 
 def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(gpus, "limit_pools", lambda *arguments: asked.append(arguments))
-    for one in (experiment((1,), "memory.device_pool_limit=80%"), experiment((1,))):
+    for limit in (("memory.device_pool_limit=80%",), ()):
+        one = experiment(*limit, devices=(1,))
         memory_pools.limit(one.settings.memory, one.devices)
     assert asked == [([1], 0.8), ([1], None)]
 
 
 def test_a_cpu_has_no_pools() -> None:
-    on_cpu = experiment((), "memory.device_pool_limit=80%", "memory.device_pool_trim_above=1")
+    on_cpu = experiment("memory.device_pool_limit=80%", "memory.device_pool_trim_above=1")
     memory_pools.limit(on_cpu.settings.memory, on_cpu.devices)
     assert on_cpu.pools() == []
 
@@ -78,8 +72,11 @@ def test_tf32_is_used_if_it_is_enabled() -> None:
             Experiment(settings_of("data=synthetic", "backend.tf32=true", *wrong))
 
 
+# sources and augmentations of the user --------------------------------------------------------------------------------
+
+
 class Given(Source):
-    """A source as a user writes one that needs no setting: it gives a data set, or cannot."""
+    """A source as users write one that needs no setting: it gives a data set, or cannot."""
 
     image_shape, classes, name = (8, 8, 1), 3, "given"
 
@@ -92,36 +89,6 @@ class Given(Source):
         return Data("given", self.dataset, None, self.dataset)
 
 
-def test_a_source_made_without_init_is_trained_on() -> None:
-    found = experiment(())
-    found.source = Given(small_dataset(12))
-    assert len(list(found.train_loader(found.load()).epoch(0, create_backend("numpy")))) == 1
-
-
-@pytest.mark.parametrize("source", [Given(small_dataset(12), (8, 8, 3)), Given(None)], ids=["other shapes", "no file"])
-def test_a_source_that_does_not_give_what_it_declares_is_an_error_of_the_data(source: Source) -> None:
-    found = experiment(())
-    found.source = source
-    with pytest.raises(DataError):
-        found.load()
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        "{_target_: cupynet.data.Shift, pixels: 28}",
-        "{_target_: cupynet.data.Elastic, sigma: 29}",
-        "{_target_: tests.config.test_experiment.Cropped}",
-    ],
-)
-def test_augmentations_that_do_not_fit_are_refused_before_anything_is_written(part: str) -> None:
-    trusted = "trusted_modules=[tests.config.test_experiment]"
-    with pytest.raises(ConfigError):
-        experiment((), "data=synthetic", f"data.augment=[{part}]", trusted)
-    (found,) = doctor.examine("training", ["data=synthetic", f"data.augment=[{part}]", trusted, "backend=numpy"])
-    assert found.code == 2
-
-
 class Cropped(Augmentation):
     """Returns smaller images."""
 
@@ -129,35 +96,120 @@ class Cropped(Augmentation):
         return images[:, 1:]
 
 
-def test_batches_of_one_vector_are_refused_before_anything_is_written() -> None:
-    norm = ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm")
-    experiment((), *norm, "batch_size=2")
-    Experiment(settings_of("data=synthetic", "backend=numpy", *norm, "batch_size=1"), trains=False)
-    with refused("batch_size", "1"):
-        experiment((), *norm, "batch_size=1")
+def test_a_source_made_without_init_is_trained_on() -> None:
+    found = experiment()
+    found.source = Given(small_dataset(12))
+    assert len(list(found.train_loader(found.load()).epoch(0, create_backend("numpy")))) == 1
 
 
-# what a run says of itself --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("source", [Given(small_dataset(12), (8, 8, 3)), Given(None)], ids=["other shapes", "no file"])
+def test_a_source_that_does_not_give_what_it_declares_is_an_error_of_the_data(source: Source) -> None:
+    found = experiment()
+    found.source = source
+    with pytest.raises(DataError):
+        found.load()
+
+
+@pytest.mark.parametrize("part", ["cupynet.data.Shift, pixels: 28", "tests.config.test_experiment.Cropped"])
+def test_augmentations_that_do_not_fit_are_refused(part: str) -> None:
+    trusted = "trusted_modules=[tests.config.test_experiment]"
+    with pytest.raises(ConfigError):
+        experiment(f"data.augment=[{{_target_: {part}}}]", trusted)
+
+
+# what is refused before data are loaded -------------------------------------------------------------------------------
+
+PLATEAU = (
+    "optimizer=adam",
+    "workers=2",
+    "optimizer.learning_rate={_target_:cupynet.optim.ReduceOnPlateau,initial:0.1}",
+)
+EARLY = ("callbacks=early_stopping", "data.validation=100", "workers=2", "parallel.averaging_frequency=end")
+STAGES = ("+parallel.pipeline._target_=cupynet.parallel.Pipeline", "+parallel.pipeline.stages=2")
+REFUSED = {
+    ("callbacks=early_stopping", "data.train=600"): "callbacks.early_stopping",
+    EARLY: "callbacks.early_stopping",
+    (*EARLY, "parallel=post_local"): "callbacks.early_stopping",
+    ("parallel=elastic", "parallel.synchronizer.pull=0.9", "workers=2"): "parallel.synchronizer.pull",
+    ("parallel=adaptive", "workers=2", *STAGES): "parallel.synchronizer",
+    ("memory.data_on_device=true",): "memory.data_on_device",
+    PLATEAU: "optimizer.learning_rate",
+    (*PLATEAU, "data.validation=100", "parallel.averaging_frequency=end"): "optimizer.learning_rate",
+    ("parallel=pipeline", "accumulate=2"): "accumulate",
+    ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulate=2"): "accumulate",
+    ("accumulate=129", "batch_size=128"): "accumulate",
+    ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "batch_size=1"): "batch_size",
+    ("loss.class_weights=[1,2]",): "loss.class_weights",
+    ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",): "data.normalize",
+    ("~model.layers.output",): "model",
+    ("data.seed=null",): "data.seed",
+    ("data.validation=[1,a]",): "data.validation",
+    ("model.layers.conv2.kernel=x",): "model.layers.conv2.kernel",
+    ("optimizer.learning_rate=-1",): "optimizer.learning_rate",
+    ("callbacks.checkpoint.every_epochs=0.5",): "callbacks.checkpoint.every_epochs",
+    ("parallel.averaging_frequency=epoc",): "parallel.synchronizer.averaging_frequency",
+    ("callbacks.progress=bars",): "callbacks.progress",
+    ("devices=[0,0]",): "devices",
+    ("devices=[]",): "devices",
+}
+
+
+@pytest.mark.parametrize("overrides", REFUSED, ids=" ".join)
+def test_settings_that_cannot_work_are_refused_before_data_are_loaded(overrides: tuple[str, ...]) -> None:
+    with refused(REFUSED[overrides]):
+        experiment(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*PLATEAU, "data.validation=100"),
+        ("callbacks=[early_stopping,weight_average]", "callbacks.early_stopping.restore_best=false"),
+        ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "batch_size=2"),
+        ("accumulate=8", "batch_size=8"),
+    ],
+    ids=" ".join,
+)
+def test_settings_that_are_nearly_wrong_are_accepted(overrides: tuple[str, ...]) -> None:
+    experiment("data.validation=100", *overrides)
+
+
+def test_one_worker_alone_is_evaluated_after_every_epoch_whatever_the_frequency() -> None:
+    found = experiment(*EARLY, "workers=1")
+    assert any(isinstance(each, EarlyStopping) for each in found.callbacks)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (("callbacks=[early_stopping,weight_average]",), ("early_stopping", "weight_average")),
+        (("+callbacks.guard._target_=cupynet.training.NonFinite",), ("nonfinite", "guard")),
+    ],
+)
+def test_two_callbacks_that_decide_the_same_are_refused(settings: tuple[str, ...], named: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        experiment(*settings, "data.validation=100")
+    assert all(f"callbacks.{name}" in str(caught.value) for name in named)
+
+
+def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) -> None:
+    Checkpoints(tmp_path / "ck").save(3, {}, {})
+    (tmp_path / "history.jsonl").write_text("{}\n")
+    (tmp_path / "empty").touch()
+    for setting, name in (("callbacks.checkpoint.path", "ck"), ("callbacks.history.path", "history.jsonl")):
+        with refused(setting, f"{tmp_path}/{name}"):
+            prepare(settings_of("data=synthetic", *SMALL, f"{setting}={tmp_path}/{name}"))
+        prepare(settings_of("data=synthetic", *SMALL, f"{setting}={tmp_path}/new/{name}"))
+    prepare(settings_of("data=synthetic", *SMALL, f"callbacks.history.path={tmp_path}/empty"))
+
+
+# what a run reports about its settings --------------------------------------------------------------------------------
 
 
 def warned(found: Experiment, caplog: pytest.LogCaptureFixture) -> int:
     """Return the number of warnings about an experiment."""
-    caplog.clear()
     announce(found)
     return sum(each.levelname == "WARNING" for each in caplog.records)
-
-
-@pytest.mark.parametrize("driver", [True, False])
-def test_the_reason_for_a_backend_is_told_where_it_may_surprise(
-    driver: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """That CuPy is missing surprises nobody on a machine without a GPU."""
-    caplog.set_level("INFO")
-    monkeypatch.setattr("cupynet.config.announcement.has_driver", lambda: driver)
-    found = experiment(())
-    found.backend_reason = "CuPy is not installed (No module named 'cupy'); numba cannot be used (it is broken)"
-    announce(found)
-    assert ("CuPy" in caplog.text) == driver and "numba" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -174,122 +226,42 @@ def test_the_reason_for_a_backend_is_told_where_it_may_surprise(
 def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
     overrides: tuple[str, ...], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert warned(experiment((), *overrides), caplog) == warnings
+    assert warned(experiment(*overrides), caplog) == warnings
 
 
 @pytest.mark.parametrize(("size", "warnings"), [(1, 1), (2, 0)])
 def test_a_single_mpi_rank_is_warned_of(size: int, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
-    made = experiment(())
-    made.job = SimpleNamespace(size=size, sharing=1, on_machine=1)  # type: ignore[assignment]
+    made, job = experiment(), SimpleNamespace(size=size, sharing=1, on_machine=1)
+    made.job = job  # type: ignore[assignment]
     assert warned(made, caplog) == warnings
 
 
-@pytest.mark.parametrize(("asked", "rounds"), [("true", 1), ("3", 3)])
-def test_a_profile_has_as_many_rounds_as_the_settings_say(asked: str, rounds: int) -> None:
-    (profile,) = (each for each in experiment((), f"profile={asked}").own_callbacks() if isinstance(each, Profile))
-    assert profile.rounds == (Profile().rounds if asked == "true" else rounds)
-
-
-# what cannot work -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("cores", "workers"), [(8, 1), (2, 1), (1, 1), (8, 3)])
-def test_a_resumed_pipeline_keeps_its_stages_and_replicas(
-    cores: int, workers: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("driver", [True, False])
+def test_a_missing_cupy_is_reported_only_on_a_machine_with_a_gpu(
+    driver: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(placement, "available_cores", lambda: cores)
-    asked = [] if workers == 1 else [f"workers={workers}"]
-    settings = settings_of("data=synthetic", "backend=numpy", "parallel=pipeline", *asked)
-    made = Experiment(settings, 2).placement
-    assert (made.workers, made.stages) == (workers, 2)
+    caplog.set_level("INFO")
+    monkeypatch.setattr("cupynet.config.announcement.has_driver", lambda: driver)
+    found = experiment()
+    found.backend_reason = "CuPy is not installed (No module named 'cupy'); numba cannot be used (it is broken)"
+    announce(found)
+    assert ("CuPy" in caplog.text) == driver and "numba" in caplog.text
+
+
+# what is built --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("asked", "rounds"), [("true", Profile().rounds), ("3", 3)])
+def test_a_profile_has_as_many_rounds_as_the_settings_say(asked: str, rounds: int) -> None:
+    (profile,) = (each for each in experiment(f"profile={asked}").own_callbacks() if isinstance(each, Profile))
+    assert profile.rounds == rounds
 
 
 def test_learning_rate_scale_multiplies_by_the_workers() -> None:
-    found = experiment((), "parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
+    found = experiment("parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
     with found.wrapper(options=replace(found.options, workers=3)) as wrapper:
         assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
     assert found.optimizer.learning_rate(0) == 0.01
-
-
-REFUSED = {
-    ("callbacks=early_stopping", "data.train=600"): "callbacks.early_stopping",
-    (
-        *("callbacks=early_stopping", "data.validation=100", "workers=2"),
-        "parallel.averaging_frequency=end",
-    ): "callbacks.early_stopping",
-    (
-        *("callbacks=early_stopping", "data.validation=100", "workers=2"),
-        *("parallel=post_local", "parallel.averaging_frequency=end"),
-    ): "callbacks.early_stopping",
-    ("parallel=elastic", "parallel.synchronizer.pull=0.9", "workers=2"): "parallel.synchronizer.pull",
-    (
-        *("parallel=adaptive", "workers=2"),
-        *("+parallel.pipeline._target_=cupynet.parallel.Pipeline", "+parallel.pipeline.stages=2"),
-    ): "parallel.synchronizer",
-    ("memory.data_on_device=true",): "memory.data_on_device",
-    ("optimizer=adam", "workers=2", f"optimizer.learning_rate={PLATEAU}"): "optimizer.learning_rate",
-    (
-        *("optimizer=adam", "workers=2", f"optimizer.learning_rate={PLATEAU}"),
-        *("data.validation=100", "parallel.averaging_frequency=end"),
-    ): "optimizer.learning_rate",
-    ("parallel=pipeline", "accumulate=2"): "accumulate",
-    ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulate=2"): "accumulate",
-    ("accumulate=129", "batch_size=128"): "accumulate",
-    ("loss.class_weights=[1,2]",): "loss.class_weights",
-    ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",): "data.normalize",
-    ("~model.layers.output",): "model",
-    ("data.seed=null",): "data.seed",
-    ("data.validation=[1,a]",): "data.validation",
-    ("model.layers.conv2.kernel=x",): "model.layers.conv2.kernel",
-    ("optimizer.learning_rate=-1",): "optimizer.learning_rate",
-    ("callbacks.checkpoint.every_epochs=0.5",): "callbacks.checkpoint.every_epochs",
-    ("parallel.averaging_frequency=0",): "parallel.synchronizer.averaging_frequency",
-    ("parallel.averaging_frequency=epoc",): "parallel.synchronizer.averaging_frequency",
-    ("callbacks.progress=bars",): "callbacks.progress",
-    ("devices=[0,0]",): "devices",
-    ("devices=[]",): "devices",
-}
-
-
-@pytest.mark.parametrize("overrides", REFUSED, ids=" ".join)
-def test_settings_that_cannot_work_are_refused_before_data_are_loaded(overrides: tuple[str, ...]) -> None:
-    with refused(REFUSED[overrides]):
-        experiment((), *overrides)
-
-
-@pytest.mark.parametrize("overrides", [("parallel.averaging_frequency=end",), ("parallel.averaging_frequency=epoch",)])
-def test_early_stopping_on_held_out_images_is_taken(overrides: tuple[str, ...]) -> None:
-    """One worker alone is evaluated after every epoch, whatever the frequency."""
-    found = experiment((), "callbacks=early_stopping", "data.validation=100", *overrides)
-    assert any(isinstance(each, EarlyStopping) for each in found.callbacks)
-
-
-def test_a_plateau_is_measured_by_validation_images() -> None:
-    plateau = ("optimizer=adam", "workers=2", f"optimizer.learning_rate={PLATEAU}", "data.validation=100")
-    assert experiment((), *plateau).optimizer.learning_rate(0) == 0.1
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (("callbacks=[early_stopping,weight_average]",), ("early_stopping", "weight_average")),
-        (
-            ("callbacks=weight_average", "+callbacks.swa._target_=cupynet.training.WeightAverage"),
-            ("weight_average", "swa"),
-        ),
-        (("+callbacks.guard._target_=cupynet.training.NonFinite",), ("nonfinite", "guard")),
-    ],
-    ids=lambda each: " ".join(each),
-)
-def test_two_callbacks_that_decide_the_same_are_refused(settings: tuple[str, ...], named: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        experiment((), *settings, "data.validation=100")
-    assert all(f"callbacks.{name}" in str(caught.value) for name in named)
-
-
-def test_early_stopping_leaves_the_final_weights_to_their_mean() -> None:
-    both = "callbacks=[early_stopping,weight_average]", "callbacks.early_stopping.restore_best=false"
-    assert experiment((), *both, "data.validation=100").callbacks
 
 
 OPTIMIZERS, LOSSES = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("optimizer", "loss"))
@@ -300,30 +272,13 @@ PAIRS = [(f"optimizer={name}", f"loss={LOSSES[place % len(LOSSES)]}") for place,
 def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> None:
     """Two workers train a small network for 6 iterations: every weight array changes, and the test loss is finite."""
     assert len(OPTIMIZERS) > len(LOSSES)
-    found = experiment((), "data.train=192", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, *files)
-    placed(found, Placement(2, ()))
+    found = experiment(
+        "data.train=192", "data.test=64", "data.validation=0", "batch_size=16", *SMALL, *files, workers=2
+    )
     data = found.load()
     with found.wrapper(callbacks=[each for each in found.callbacks if isinstance(each, WeightAverage)]) as training:
         before = training.model.weights()
         training.fit(found.train_loader(data), 1)
-        evaluation = training.evaluate(data.test)
-        assert training.trainer.iteration == 6 and np.isfinite(evaluation.loss)
+        assert training.trainer.iteration == 6 and np.isfinite(training.evaluate(data.test).loss)
         after = training.model.weights()
     assert all((after[name] != weight).any() for name, weight in before.items())
-
-
-def test_a_batch_may_be_cut_into_single_examples() -> None:
-    assert experiment((), "accumulate=8", "batch_size=8").settings.accumulate == 8
-
-
-def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) -> None:
-    Checkpoints(tmp_path / "ck").save(3, {}, {})
-    (tmp_path / "history.jsonl").write_text("{}\n")
-    (tmp_path / "empty").touch()
-    for setting in ("checkpoint.path={}/ck", "history.path={}/history.jsonl"):
-        setting = f"callbacks.{setting.format(tmp_path)}"
-        with refused(*setting.split("=")):
-            prepare(settings_of("data=synthetic", *SMALL, setting))
-        prepare(settings_of("data=synthetic", *SMALL, setting.replace(str(tmp_path), f"{tmp_path}/new")))
-    prepare(settings_of("data=synthetic", *SMALL, f"callbacks.history.path={tmp_path}/empty"))
-    prepare(settings_of("data=synthetic", *SMALL, f"callbacks.checkpoint.path={tmp_path}/{'x' * 300}"))
