@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import queue
 import signal
@@ -10,22 +9,152 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
-from cupynet import config
+from cupynet import backend, config
 from cupynet.config import process_launcher, sweep_record
 from cupynet.config.process_launcher import VISIBLE, ProcessLauncher
 from tests.support.commands import Command, environment
+from tests.support.run_folders import sweep_rows
 
 TINY = [
     *("data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "workers=1", "backend=numpy"),
     *("callbacks.report=null", "hydra/launcher=processes", "hydra.sweep.dir=sweep"),
 ]
+
+
+# whole sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_trains_in_its_own_process(
+    command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-m", "cupynet", "train"])
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    code, ran = command("-m", *TINY, "epochs=1", "seed=5", "hydra.launcher.jobs=1")
+    assert (code, ran, capsys.readouterr().err) == (0, [], "")  # no job ran in this process
+    (done,) = sweep_rows(in_folder / "sweep").values()
+    assert done["exit_code"] == "0" and done["test_accuracy"]
+    assert config.load(in_folder / "sweep" / "0").seed == 5
+
+
+@pytest.fixture
+def two_jobs(tmp_path: Path) -> subprocess.Popen[str]:
+    """A sweep of three jobs, two of which have begun to train."""
+    line = [
+        sys.executable,
+        "-m",
+        "cupynet",
+        "train",
+        "-m",
+        *TINY,
+        "epochs=100000",
+        "seed=1,2,3",
+        "hydra.launcher.jobs=2",
+    ]
+    process = subprocess.Popen(
+        line,
+        cwd=tmp_path,
+        text=True,
+        env=environment(CUPYNET_REPORT="false"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    for job in (0, 1):
+        wait_for(tmp_path, f"sweep/{job}/checkpoints/step-*", 1)
+    return process
+
+
+def wait_for(folder: Path, files: str, count: int) -> None:
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob(files))) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_all_jobs_and_no_more_begin(
+    number: signal.Signals, code: int, two_jobs: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    two_jobs.send_signal(number)
+    _, stderr = two_jobs.communicate(timeout=120)
+    assert two_jobs.returncode == code and "Traceback" not in stderr
+    assert {name: row["exit_code"] for name, row in sweep_rows(tmp_path / "sweep").items()} == {"0": "143", "1": "143"}
+    assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2
+
+
+@pytest.mark.slow
+def test_jobs_stop_and_save_if_the_sweep_is_killed(two_jobs: subprocess.Popen[str], tmp_path: Path) -> None:
+    two_jobs.kill()
+    two_jobs.communicate(timeout=120)
+    wait_for(tmp_path, "sweep/*/summary.json", 2)
+
+
+# jobs of a launcher ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """launch(jobs, at_once=, devices=, first=): launch jobs of a sweep on a machine with these devices."""
+    (tmp_path / "sweep").mkdir()
+    sweep_record._ended.clear()
+
+    def call(jobs: int, *, at_once: int | None = None, devices: tuple[str, ...] = (), first: int = 0) -> None:
+        monkeypatch.setattr(process_launcher, "_devices", lambda config: [*devices])
+        sweep = {"dir": str(tmp_path / "sweep"), "subdir": "x"}
+        config = OmegaConf.create({"hydra": {"job": {"num": 0, "id": "0"}, "sweep": sweep, "overrides": {"hydra": []}}})
+        context: Any = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=lambda *_: config))
+        launcher = ProcessLauncher(at_once)
+        launcher.setup(hydra_context=context, task_function=lambda config: None, config=config)
+        launcher.launch([[f"seed={number}"] for number in range(jobs)], first)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("at_once", "devices", "expected"),
+    [(None, "012", {"0", "1", "2"}), (2, "456", {"4", "5"}), (3, "7", {"7"}), (2, "", {None})],
+    ids=["each", "fewer", "shared", "none"],
+)
+def test_jobs_are_spread_over_the_devices(
+    at_once: int | None,
+    devices: str,
+    expected: set[str | None],
+    launch: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used: queue.SimpleQueue[tuple[list[str], str | None]] = queue.SimpleQueue()
+
+    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
+        used.put(([*job.overrides], device))
+        time.sleep(0.2)
+        return 0, ""
+
+    monkeypatch.setattr(ProcessLauncher, "_process", process)
+    launch(6, at_once=at_once, devices=(*devices,))
+    found = [used.get() for _ in range(6)]
+    assert {device for _, device in found} == expected
+    assert sorted(overrides for overrides, _ in found) == [[f"seed={number}"] for number in range(6)]
+
+
+def test_jobs_go_on_counting_where_the_last_batch_of_a_sweeper_ended(
+    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers: list[int] = []
+    monkeypatch.setattr(ProcessLauncher, "_process", lambda self, job, device: (numbers.append(job.number) or 0, ""))
+    launch(2, at_once=1, first=3)
+    assert numbers == [3, 4]
+
+
 ENDING = """
 import os, sys
 job = int(next(word for word in sys.argv if word.startswith("hydra.job.num=")).partition("=")[2])
@@ -36,6 +165,18 @@ if job == 1:
 if job == 2:
     os.kill(os.getpid(), 40)  # a real-time signal has no name
 """
+
+
+def test_a_job_that_is_killed_ends_no_other(
+    launch: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", ENDING])
+    launch(4, at_once=2)
+    codes = {job: row["exit_code"] for job, row in sweep_rows(tmp_path / "sweep").items()}
+    assert codes == {"0": "137", "1": "1", "2": "168", "3": "0"}
+    assert "job 1: how unexpected\n" in capsys.readouterr().err
+
+
 WARNING = """
 from cupynet.core import logs
 from logging import makeLogRecord
@@ -45,147 +186,11 @@ print("warning: printed by a callback", flush=True)
 """
 
 
-def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "cupynet", "train", "-m", *TINY, *arguments], cwd=folder, text=True,
-        env=environment(CUPYNET_REPORT="false"), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-
-
-def rows(folder: Path) -> dict[str, dict[str, str]]:
-    """The rows of sweep.csv by the numbers of the jobs."""
-    path = folder / "sweep" / "sweep.csv"
-    return {row["job"]: row for row in csv.DictReader(path.read_text().splitlines())}
-
-
-def wait_for(folder: Path, files: str, count: int) -> None:
-    deadline = time.monotonic() + 120
-    while len(list(folder.glob(files))) < count:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_a_job_trains_in_its_own_process(
-    command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-m", "cupynet", "train"])
-    for name, value in environment().items():
-        monkeypatch.setenv(name, value)
-    code, ran = command("-m", *TINY, "epochs=1", "seed=5", "hydra.launcher.jobs=1")
-    stdout, stderr = capsys.readouterr()
-    assert (code, ran, stderr) == (0, [], ""), stdout  # no job ran in this process
-    (done,) = rows(in_folder).values()
-    assert done["exit_code"] == "0" and done["test_accuracy"] and "cupynet compare sweep" in stdout
-    assert config.load(in_folder / "sweep" / "0").seed == 5
-
-
-@pytest.mark.parametrize(
-    ("program", "arguments", "expected"),
-    [
-        (["-P", "-m", "cupynet", "train"], ["-m", "seed=1"], ["-P", "-m", "cupynet", "train"]),
-        (["/bin/cupynet", "train"], ["-m", "seed=1"], ["/bin/cupynet", "train"]),
-    ],
-    ids=["module", "script"],
-)
-def test_a_job_is_started_as_its_sweep_was(
-    program: list[str], arguments: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["/bin/python", *program, *arguments])
-    monkeypatch.setattr(sys, "argv", ["cupynet", *arguments])
-    assert process_launcher._program() == [sys.executable, *expected]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_stops_all_jobs_and_no_more_begin(tmp_path: Path, number: signal.Signals) -> None:
-    process = start(tmp_path, "epochs=100000", "seed=1,2,3", "hydra.launcher.jobs=2")
-    for job in (0, 1):
-        wait_for(tmp_path, f"sweep/{job}/checkpoints/step-*", 1)
-    process.send_signal(number)
-    stdout, stderr = process.communicate(timeout=120)
-    code = 130 if number == signal.SIGINT else 143
-    assert process.returncode == code, stdout + stderr
-    assert {name: row["exit_code"] for name, row in rows(tmp_path).items()} == {"0": "143", "1": "143"}
-    assert len(list(tmp_path.glob("sweep/*/summary.json"))) == 2 and "Traceback" not in stderr
-
-
-@pytest.mark.slow
-def test_jobs_stop_and_save_if_the_sweep_is_killed(tmp_path: Path) -> None:
-    process = start(tmp_path, "epochs=100000", "seed=1,2", "hydra.launcher.jobs=2")
-    for job in (0, 1):
-        wait_for(tmp_path, f"sweep/{job}/checkpoints/step-*", 1)
-    process.kill()
-    process.communicate(timeout=120)
-    wait_for(tmp_path, "sweep/*/summary.json", 2)
-
-
-def launched(
-    at_once: int | None, folder: Path, monkeypatch: Any, *, jobs: int, devices: list[str], first: int = 0
-) -> None:
-    """Launch jobs of a sweep in a folder, on a machine with these devices."""
-    monkeypatch.setattr(process_launcher, "_devices", lambda config: devices)
-    launcher = ProcessLauncher(at_once)
-    job, sweep = {"num": 0, "id": "0"}, {"dir": str(folder / "sweep"), "subdir": "x"}
-    config = OmegaConf.create({"hydra": {"job": job, "sweep": sweep, "overrides": {"hydra": []}}})
-    context: Any = type(
-        "Context", (), {"config_loader": type("Loader", (), {"load_sweep_config": lambda *_: config})()}
-    )
-    launcher.setup(hydra_context=context, task_function=lambda config: None, config=config)
-    launcher.launch([[f"seed={number}"] for number in range(jobs)], first)
-
-
-@pytest.mark.parametrize(
-    ("jobs", "devices", "expected"),
-    [(None, ["0", "1", "2"], {"0", "1", "2"}), (2, ["4", "5", "6"], {"4", "5"}), (3, ["7"], {"7"}), (2, [], {None})],
-    ids=["each", "fewer", "shared", "none"],
-)
-def test_jobs_are_spread_over_the_devices(
-    jobs: int | None, devices: list[str], expected: set[str | None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    used: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    overrides: dict[int, list[str]] = {}
-
-    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
-        used.put(device)
-        overrides[job.number] = [*job.overrides]
-        time.sleep(0.2)
-        return 0, ""
-
-    monkeypatch.setattr(ProcessLauncher, "_process", process)
-    launched(jobs, tmp_path, monkeypatch, jobs=6, devices=devices)
-    found = [used.get() for _ in range(6)]
-    assert set(found) == expected and used.empty()
-    assert overrides == {number: [f"seed={number}"] for number in range(6)}
-
-
-def test_jobs_go_on_counting_where_the_last_batch_of_a_sweeper_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers = []
-    monkeypatch.setattr(ProcessLauncher, "_process", lambda self, job, device: (numbers.append(job.number) or 0, ""))
-    launched(1, tmp_path, monkeypatch, jobs=2, devices=[], first=3)
-    assert numbers == [3, 4]
-
-
-def test_a_job_that_is_killed_ends_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "sweep").mkdir()
-    sweep_record._ended.clear()
-    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", ENDING])
-    launched(2, tmp_path, monkeypatch, jobs=4, devices=[])
-    found = rows(tmp_path)
-    assert {job: row["exit_code"] for job, row in found.items()} == {"0": "137", "1": "1", "2": "168", "3": "0"}
-    assert [bool(found[job]["error"]) for job in "0123"] == [True, True, True, False]
-    assert "job 1: how unexpected\n" in capsys.readouterr().err
-
-
 def test_warnings_of_jobs_are_shown_with_their_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "sweep").mkdir()
     monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-c", WARNING])
-    launched(2, tmp_path, monkeypatch, jobs=2, devices=[])
+    launch(2, at_once=2)
     stdout = capsys.readouterr().out
     assert sorted(line.split("] ")[1] for line in stdout.splitlines() if "warning" in line) == [
         "warning: job 0: MNIST is not there",
@@ -194,9 +199,11 @@ def test_warnings_of_jobs_are_shown_with_their_numbers(
     assert "epoch" not in stdout and "callback" not in stdout
 
 
-def test_a_signal_that_another_thread_receives_stops_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_that_another_thread_receives_stops_the_sweep(
+    launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The system may deliver a signal to any thread; Python's handler needs the main thread, which waits."""
-    begun = []
+    begun: list[int] = []
 
     def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
         begun.append(job.number)
@@ -207,21 +214,38 @@ def test_a_signal_that_another_thread_receives_stops_the_sweep(tmp_path: Path, m
 
     monkeypatch.setattr(ProcessLauncher, "_process", process)
     with pytest.raises(SystemExit) as left:
-        launched(1, tmp_path, monkeypatch, jobs=2, devices=[])
+        launch(2, at_once=1)
     assert left.value.code == 143 and begun == [0]
 
 
-def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cupynet import backend
+# how a job is started -------------------------------------------------------------------------------------------------
 
-    config = OmegaConf.create({"devices": None, "backend": {"name": "cupy", "priority": {"gpu": 1, "cpu": 0}}})
+
+@pytest.mark.parametrize(
+    "program", [["-P", "-m", "cupynet", "train"], ["/bin/cupynet", "train"]], ids=["module", "script"]
+)
+def test_a_job_is_started_as_its_sweep_was(program: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["/bin/python", *program, "-m", "seed=1"])
+    monkeypatch.setattr(sys, "argv", ["cupynet", "-m", "seed=1"])
+    assert process_launcher._program() == [sys.executable, *program]
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked", "expected"),
+    [
+        (None, None, ["0", "1", "2"]),
+        ("4,GPU-5,6", None, ["4", "GPU-5", "6"]),
+        ("4,GPU-5,6,-1,7", None, ["4", "GPU-5", "6"]),  # devices after one that does not exist are hidden
+        (None, [1], []),
+    ],
+)
+def test_devices_are_named_as_this_process_sees_them(
+    visible: str | None, asked: list[int] | None, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = OmegaConf.create({"devices": asked, "backend": {"name": "cupy", "priority": {"gpu": 1, "cpu": 0}}})
     monkeypatch.setattr(backend, "select_backend", lambda *_, **__: ("cupy", None))
     monkeypatch.setattr(backend, "device_count", lambda name: 3)
     monkeypatch.delenv(VISIBLE, raising=False)
-    assert process_launcher._devices(config) == ["0", "1", "2"]
-    monkeypatch.setenv(VISIBLE, "4,GPU-5,6")
-    assert process_launcher._devices(config) == ["4", "GPU-5", "6"]
-    monkeypatch.setenv(VISIBLE, "4,GPU-5,6,-1,7")  # devices after one that does not exist are hidden
-    assert process_launcher._devices(config) == ["4", "GPU-5", "6"]
-    config.devices = [1]
-    assert process_launcher._devices(config) == []
+    if visible is not None:
+        monkeypatch.setenv(VISIBLE, visible)
+    assert process_launcher._devices(settings) == expected

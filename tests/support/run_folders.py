@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -90,3 +91,8 @@ def unfinished(folder: Path, *, name: str = "run", rows: list[dict[str, Any]] | 
     (path / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows or []))
     (path / "train.log").write_text(log)
     return path
+
+
+def sweep_rows(sweep: Path) -> dict[str, dict[str, str]]:
+    """Return the rows of a sweep's table by the numbers of the jobs."""
+    return {row["job"]: row for row in csv.DictReader((sweep / "sweep.csv").read_text().splitlines())}
