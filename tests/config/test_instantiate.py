@@ -21,13 +21,8 @@ class Conv:
 
 
 class Stack:
-    def __init__(self, layers: dict[str, Any], *, extra: list[Any] | None = None) -> None:
-        self.layers, self.extra = layers, extra
-
-
-class Anything:
-    def __init__(self, **settings: Any) -> None:
-        self.settings = settings
+    def __init__(self, layers: dict[str, Any], *, extra: list[Any], **more: Any) -> None:
+        self.layers, self.extra, self.more = layers, extra, more
 
 
 def function() -> None:
@@ -35,22 +30,17 @@ def function() -> None:
 
 
 HERE = __name__
+CONV = {"_target_": f"{HERE}.Conv", "filters": 2}
 
 
 def test_build_makes_parts_inside_parts_in_order() -> None:
-    conv = {"_target_": f"{HERE}.Conv", "filters": 2}
-    node = {
-        "_target_": f"{HERE}.Stack",
-        "layers": {"z": conv, "a": {**conv, "kernel": 5}, "m": conv},
-        "extra": [conv, 3, {"plain": (1, 2)}],
-    }
+    layers = {"z": CONV, "a": {**CONV, "kernel": 5}, "m": CONV}
+    node = {"_target_": f"{HERE}.Stack", "layers": layers, "extra": [CONV, 3, {"plain": (1, None)}], "whatever": 1}
     stack = build(node, "model", [HERE])
-    assert type(stack) is Stack and list(stack.layers) == ["z", "a", "m"]
-    assert (stack.layers["z"].kernel, stack.layers["a"].kernel) == (3, 5)
-    assert stack.extra is not None and type(stack.extra[0]) is Conv and stack.extra[1:] == [3, {"plain": [1, 2]}]
-    assert build({"a": [1, "b", None]}, "x") == {"a": [1, "b", None]}
-    assert build({"_target_": f"{HERE}.Anything", "whatever": 1}, "x", [HERE]).settings == {"whatever": 1}
-    assert node["_target_"] == f"{HERE}.Stack"  # what was given is left as it was
+    assert [(name, layer.kernel) for name, layer in stack.layers.items()] == [("z", 3), ("a", 5), ("m", 3)]
+    assert type(stack.extra[0]) is Conv and stack.extra[1:] == [3, {"plain": [1, None]}]
+    assert stack.more == {"whatever": 1}
+    assert node["_target_"] == f"{HERE}.Stack"  # the argument is left as it was
 
 
 @pytest.mark.parametrize(
@@ -64,9 +54,9 @@ def test_build_makes_parts_inside_parts_in_order() -> None:
     ],
 )
 def test_build_errors_name_the_key(node: dict[str, Any], setting: str) -> None:
-    model = {"_target_": f"{HERE}.Stack", "layers": {"a": {"_target_": f"{HERE}.Conv", **node}}}
+    layer = {"_target_": f"{HERE}.Conv", **node}
     with refused(setting):
-        build(model, "model", [HERE])
+        build({"_target_": f"{HERE}.Stack", "layers": {"a": layer}, "extra": []}, "model", [HERE])
 
 
 UNTRUSTED: list[Any] = [
@@ -79,35 +69,42 @@ UNTRUSTED: list[Any] = [
 ]
 
 
-def test_build_trusts_definitions_only() -> None:
-    for target in UNTRUSTED:
-        with refused("loss._target_", str(target)):
-            build({"_target_": target}, "loss", [HERE])
+@pytest.mark.parametrize("target", UNTRUSTED, ids=str)
+def test_build_trusts_definitions_only(target: Any) -> None:
+    with refused("loss._target_", str(target)):
+        build({"_target_": target}, "loss", [HERE])
 
 
 def test_build_trusts_no_module_by_default() -> None:
     with refused("model._target_"):
-        build({"_target_": f"{HERE}.Conv", "filters": 1}, "model")
+        build(CONV, "model")
 
 
-def test_build_imports_nothing_untrusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("target", "trusted"),
+    [("trap.Layer", []), ("poorx.Layer", ["poor"]), ("poor.Layer", ["poor"])],
+    ids=["untrusted", "begins like a trusted name", "cannot be imported"],
+)
+def test_build_imports_nothing_untrusted(
+    target: str, trusted: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("trap", "poorx"):
         (tmp_path / f"{name}.py").write_text("raise AssertionError('imported')\n")
     (tmp_path / "poor.py").write_text("import no_such_package_anywhere\n")
     monkeypatch.syspath_prepend(tmp_path)
     with refused("model._target_"):
-        build({"_target_": "trap.Layer"}, "model")
-    with refused("model._target_"):
-        build({"_target_": "poor.Layer"}, "model", ["poor"])
-    with refused("model._target_"):  # begins like a trusted name
-        build({"_target_": "poorx.Layer"}, "model", ["poor"])
+        build({"_target_": target}, "model", trusted)
 
 
-@pytest.mark.parametrize("node", ["mse", None, {"filters": 2}, {"_target_": f"{HERE}.Anything"}], ids=str)
+@pytest.mark.parametrize("node", ["mse", None, {"filters": 2}, {"_target_": f"{HERE}.Other"}], ids=str)
 def test_a_part_of_the_wrong_kind_is_refused(node: Any) -> None:
     with refused("loss"):
         build_as(Conv, node, "loss", [HERE])
-    assert type(build_as(Conv, {"_target_": f"{HERE}.Conv", "filters": 2}, "loss", [HERE])) is Conv
+    assert type(build_as(Conv, CONV, "loss", [HERE])) is Conv
+
+
+class Other:
+    pass
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,18 @@ class Job:
         return text or self.word
 
 
+def experiment(*overrides: str) -> Experiment:
+    return Experiment(settings_of("data=synthetic", "backend=numpy", *overrides))
+
+
 def placed(one: Experiment, there: Placement, job: Any = None) -> tuple[Any, ...]:
     """Return the arguments of `check_memory` for an experiment whose workers are placed elsewhere."""
-    model = one.model()
-    checked = replace(one.checked, placement=there)
+    model, checked = one.model(), replace(one.checked, placement=there)
     return one.settings, checked, model.network, model.params.count, one.source, job
+
+
+def machine_with(size: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_estimate, "memory", lambda: size and (size, "this machine has"))
 
 
 def test_the_estimate_grows_with_the_batch_and_the_optimizer() -> None:
@@ -58,38 +65,35 @@ def test_outputs_of_layers_computed_as_one_count_once_and_windows_that_are_multi
     assert gpu - fused == second  # the first one needs no im2col rows on a GPU
 
 
-@pytest.mark.parametrize(
-    "override", ["batch_size=1000000000", "data.train=1000000000", "model.layers.dense1.units=1000000000"]
-)
-def test_a_run_that_needs_more_than_there_is_is_refused(override: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = settings_of("data=synthetic", "workers=1", override)
-    monkeypatch.setattr(memory_estimate, "memory", lambda: (10**10, "this machine has"))
+@pytest.mark.parametrize("name", ["batch_size", "data.train", "model.layers.dense1.units"])
+def test_a_run_that_needs_more_than_there_is_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine_with(10**10, monkeypatch)
     with refused("batch_size"):
-        Experiment(settings)
-    monkeypatch.setattr(memory_estimate, "memory", lambda: None)  # an unknown size refuses nothing
-    Experiment(settings)
+        experiment("workers=1", f"{name}=1000000000")
+    machine_with(None, monkeypatch)  # an unknown size refuses nothing
+    experiment("workers=1", f"{name}=1000000000")
 
 
 def test_devices_share_the_replicas_and_have_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_estimate, "memory", lambda: None)
-    one = Experiment(settings_of("data=synthetic", "workers=4", "backend=numpy", "batch_size=100000"))
+    machine_with(None, monkeypatch)
+    one = experiment("workers=4", "batch_size=100000")
     two, four = (needed_bytes(*placed(one, Placement(4, tuple(range(count))))) for count in (2, 4))
     assert two == {use: 2 * size for use, size in four.items()} and set(two) == {"weights", "activations"}
     monkeypatch.setattr(gpus, "memory", lambda devices: 10**9)
     with refused("batch_size", "100000"):
         check_memory(*placed(one, Placement(4, (0, 1))))
     monkeypatch.setattr(gpus, "memory", lambda devices: 10**12)
-    monkeypatch.setattr(memory_estimate, "memory", lambda: (10**9, "this machine has"))
+    machine_with(10**9, monkeypatch)
     check_memory(*placed(one, Placement(4, (0, 1))))  # what is on the devices does not count here
 
 
 def test_each_rank_of_a_machine_loads_its_own_images() -> None:
-    one = Experiment(settings_of("data=synthetic", "data.train=1000", "data.test=500", "backend=numpy", "workers=3"))
+    one = experiment("data.train=1000", "data.test=500", "workers=3")
     for job, copies in ((None, 1), (Job(2), 2)):
         assert needed_bytes(*placed(one, one.placement, job))["images"] == copies * 1500 * 28 * 28
 
 
 def test_a_refusal_of_one_rank_reaches_all() -> None:
-    one = Experiment(settings_of("data=synthetic", "workers=2", "batch_size=5"))
+    one = experiment("workers=2", "batch_size=5")
     with refused("batch_size", "5"):
         check_memory(*placed(one, one.placement, Job(1, "refused by another")))

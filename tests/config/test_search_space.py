@@ -72,13 +72,12 @@ def test_a_setting_is_searched_once() -> None:
         search_space(["a=1,2", "+a=3,4"])
 
 
-def test_a_command_line_is_parsed_and_written_back() -> None:
-    texts = ["a=interval(1,2)", "b='x y',\"it's\"", "optimizer=choice(adam,sgd)"]
-    given = ["workers=1", texts[0], "--config-dir", "there", texts[1], "broken=(", texts[2], "devices=[0,1]"]
-    *kept, last = split(given)
-    assert kept == ["workers=1", "--config-dir", "there", "broken=(", "devices=[0,1]"]
-    parsed = OverridesParser.create().parse_override(last)
-    assert parsed.key_or_group == "search" and parsed.value() == texts
+def test_a_command_line_is_split_into_settings_and_search() -> None:
+    searched = ["a=interval(1,2)", "b='x y',\"it's\"", "optimizer=choice(adam,sgd)"]
+    kept = ["workers=1", "--config-dir", "there", "broken=(", "devices=[0,1]"]
+    *found, search = split([*kept[:3], *searched, *kept[3:]])
+    parsed = OverridesParser.create().parse_override(search)
+    assert found == kept and (parsed.key_or_group, parsed.value()) == ("search", searched)
     assert split(["workers=1"]) == ["workers=1"]
 
 
