@@ -24,8 +24,10 @@ from tests.support.mpi import mpiexec, needs_mpi, ranks_of
 from tests.support.resumed_runs import same
 
 TINY = [*QUICK, *SMALL]
-
 ALL = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 143), (signal.SIGUSR1, 143)]
+
+
+# handlers -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), ALL)
@@ -35,7 +37,6 @@ def test_each_signal_has_its_exit_code(number: int, code: int) -> None:
         os.kill(os.getpid(), number)
         time.sleep(5)
     assert Interrupted.by(caught.value).exit_code == code
-    assert Interrupted.by(KeyboardInterrupt()).exit_code == 130
 
 
 def test_handlers_are_restored_and_ignored_signals_stay_ignored() -> None:
@@ -65,6 +66,59 @@ def test_handlers_are_installed_only_in_the_main_thread() -> None:
     assert found == [signal.SIG_DFL]
 
 
+# processes ------------------------------------------------------------------------------------------------------------
+
+
+def python(code: str, *before: str) -> subprocess.CompletedProcess[str]:
+    line = [*before, sys.executable, "-c", code]
+    return subprocess.run(line, env=environment(), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_signal_after_the_command_keeps_its_exit_code(code: int) -> None:
+    done = python(
+        "import atexit, os, signal, sys, time; from cupynet.core import signals\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGUSR1), time.sleep(5)])\n"
+        f"signals.command(lambda: [print('done'), sys.exit({code})])\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "")
+
+
+def test_a_command_ignores_sighup_under_nohup() -> None:
+    code = "import os, signal; from cupynet.core import signals; "
+    code += "signals.command(lambda: os.kill(os.getpid(), signal.SIGHUP) or print('done'))"
+    assert python(code).returncode == 143
+    assert python(code, "nohup").stdout == "done\n"
+
+
+START = """
+import sys
+import cupynet.commands.train
+sys.argv[0] = cupynet.commands.train.__file__
+original = cupynet.commands.train._command
+def begun():
+    print("begun", flush=True)
+    original()
+cupynet.commands.train._command = begun
+cupynet.commands.train.main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code", "moment"), [(signal.SIGINT, 130, 0.06), (signal.SIGHUP, 143, 0.25)])
+def test_in_the_first_moments_a_signal_ends_a_command_in_one_line(
+    number: signal.Signals, code: int, moment: float, tmp_path: Path
+) -> None:
+    """`main` is reached by then: what takes long to import comes after it."""
+    line, pipe = [sys.executable, "-c", START, *TINY, "epochs=1000"], subprocess.PIPE
+    with subprocess.Popen(line, cwd=tmp_path, env=environment(), stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        time.sleep(moment)
+        process.send_signal(number)
+        _, stderr = process.communicate(timeout=30)
+    assert process.returncode == code, stderr
+    assert stderr.count("\n") == 1 and number.name in stderr, stderr
+
+
 SECOND = """
 import os, signal, time
 import cupynet.runs.checkpoints as checkpoints
@@ -82,165 +136,105 @@ class Second(Callback):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(5)
             checkpoints._write_manifest = killed
+
+class Last(Callback):
+    def on_iteration_end(self, trainer):
+        if trainer.iteration == 19:
+            os.kill(os.getpid(), signal.SIGHUP)
 """
+
+
+def run_with(callback: str, folder: Path, code: int) -> tuple[str, str]:
+    """Run with this callback, in the folder `run`; return stdout and stderr."""
+    (folder / "fault.py").write_text(SECOND)
+    fault = ["trusted_modules=[fault]", f"+callbacks.fault._target_=fault.{callback}"]
+    return run(folder, *TINY, "workers=1", "hydra.run.dir=run", *fault, code=code)
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path: Path) -> None:
     """In the middle of a save too, which leaves no part of a checkpoint behind."""
-    (tmp_path / "second.py").write_text(SECOND)
-    fault = ["trusted_modules=[second]", "+callbacks.fault._target_=second.Second"]
-    _, stderr = run(tmp_path, *TINY, "workers=1", "hydra.run.dir=run", *fault, code=130)
+    _, stderr = run_with("Second", tmp_path, 130)
     first, last = stderr.splitlines()
     assert "SIGTERM" in first and "SIGINT" in last
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "moment"), [(signal.SIGINT, 130, 0.06), (signal.SIGTERM, 143, 0.25), (signal.SIGHUP, 143, 0.25)]
-)
-def test_in_the_first_moments_a_signal_ends_a_command_in_one_line(
-    tmp_path: Path, number: signal.Signals, code: int, moment: float
-) -> None:
-    """`main` is reached by then: what takes long to import comes after it."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", START, *TINY, "epochs=1000"],
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None and process.stdout.readline() == "begun\n"
-        time.sleep(moment)
-        process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=30)
-    finally:
-        process.kill()
-    assert process.returncode == code, stderr
-    assert stderr.count("\n") == 1 and number.name in stderr, stderr
-
-
-START = """
-import sys
-import cupynet.commands.train
-sys.argv[0] = cupynet.commands.train.__file__
-original = cupynet.commands.train._command
-def begun():
-    print("begun", flush=True)
-    original()
-cupynet.commands.train._command = begun
-cupynet.commands.train.main()
-"""
-
-
-@pytest.mark.parametrize("code", [0, 3])
-def test_a_signal_after_the_command_keeps_its_exit_code(code: int) -> None:
-    late = (
-        "import atexit, os, signal, sys, time; from cupynet.core import signals\n"
-        "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGUSR1), time.sleep(5)])\n"
-        f"signals.command(lambda: [print('done'), sys.exit({code})])\n"
-    )
-    done = subprocess.run([sys.executable, "-c", late], env=environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (code, "done\n", "")
-
-
-def test_a_command_ignores_sighup_under_nohup() -> None:
-    """What it imports for its own work does not matter."""
-    code = "import os, signal; from cupynet.core import signals; "
-    code += "signals.command(lambda: os.kill(os.getpid(), signal.SIGHUP) or print('done'))"
-    for before, expected in (["nohup"], (0, "done\n")), ([], (143, "")):
-        done = subprocess.run([*before, sys.executable, "-c", code], env=environment(), capture_output=True, text=True)
-        assert (done.returncode, done.stdout) == expected, done.stderr
-
-
-HANGING_UP = """
-import os, signal
-from cupynet.training import Callback
-
-class HangingUp(Callback):
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == 3:
-            os.kill(os.getpid(), signal.SIGHUP)
-"""
-
-
 def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path: Path) -> None:
-    (tmp_path / "last.py").write_text(HANGING_UP.replace("trainer.iteration == 3", "trainer.iteration == 19"))
-    arguments = [*TINY, "workers=1", "trusted_modules=[last]", "+callbacks.fault._target_=last.HangingUp"]
-    stdout, stderr = run(tmp_path, *arguments, "hydra.run.dir=run", code=143)
+    _, stderr = run_with("Last", tmp_path, 143)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert "SIGHUP" in stderr.splitlines()[-1]
-    assert "test accuracy" in stdout and '"stop_reason": null' in (tmp_path / "run" / "summary.json").read_text()
+    assert summary["stop_reason"] is None and summary["test_accuracy"] is not None
 
 
-FIFTY = [*TINY, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
+# fifty random sequences -----------------------------------------------------------------------------------------------
+
+LONG = [*TINY, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
 FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=end", "parallel=gradients"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["threads", pytest.param("mpi", marks=needs_mpi)])
-def test_fifty_signal_sequences_at_random_moments(
-    tmp_path: Path, launcher: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """SIGSTOP and SIGCONT may surround or follow a signal. Under mpiexec, all go to mpiexec or to one of the ranks.
+def interrupted(line: list[str], folder: Path, rng: random.Random, lasts_s: float) -> tuple[int, int, bool, float]:
+    """Send a random signal to a run at a random moment after it has begun to train.
 
-    Each sequence is followed by a checkpoint within five seconds, from which the run resumes to the same end, bit for
-    bit. Only SIGHUP to mpiexec ends it and all ranks at once.
+    SIGSTOP and SIGCONT may surround or follow the signal. Under mpiexec, all go to mpiexec or to one of the ranks.
+
+    Returns:
+        The exit code of the process, the one of the signal, whether mpiexec received it, and when.
     """
-    rng, durable, killed = random.Random(7), list[float](), list[float]()
+    number, code = rng.choice(ALL)
+    stop, go_on = signal.SIGSTOP, signal.SIGCONT
+    sequence = rng.choice([(number,), (stop, number, go_on), (number, stop, go_on)])
+    variables, pipe = environment(MARK=str(folder)), subprocess.PIPE
+    line = [*line, f"hydra.run.dir={folder.name}"]
+    process = subprocess.Popen(
+        line, cwd=folder.parent, env=variables, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    )
+    history = folder / "history.jsonl"
+    while not (history.exists() and history.stat().st_size) and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0.0, 0.8 * lasts_s))
+    target = rng.choice([process.pid, *ranks_of(str(folder))])  # mpiexec, or a rank; or the only process
+    with contextlib.suppress(ProcessLookupError):  # the run is over
+        for each in sequence:
+            os.kill(target, each)
+            time.sleep(rng.choice([0.0, 0.001, 0.05]))
+    sent = time.time()
+    process.communicate(timeout=60)
+    while ranks_of(str(folder)) and time.time() < sent + 60:
+        time.sleep(0.02)
+    return process.returncode, code, target == process.pid, sent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["thread", pytest.param("mpi", marks=needs_mpi)])
+def test_fifty_signal_sequences_at_random_moments(tmp_path: Path, launcher: str) -> None:
+    """Each is followed by a checkpoint within five seconds, from which the run resumes to the same end, bit for bit.
+
+    Only SIGHUP to mpiexec ends it and all ranks at once.
+    """
+    rng, took_s = random.Random(7), list[float]()
     for i in range(50):
-        number, code = rng.choice(ALL)
-        sequence = rng.choice(
-            [(number,), (signal.SIGSTOP, number, signal.SIGCONT), (number, signal.SIGSTOP, signal.SIGCONT)]
-        )
-        workers, mark = (1, 2, 4)[i % 3], f"{tmp_path}/{i}"
-        start = [sys.executable, "-m", "cupynet", "train"]
+        workers, start = (1, 2, 4)[i % 3], [sys.executable, "-m", "cupynet", "train"]
         if launcher == "mpi":
             start = [str(mpiexec()), "-n", str(workers), *start]
-        settings = [*FIFTY, FREQUENCIES[i % 3], f"workers={workers}", f"parallel.launcher={launcher.rstrip('s')}"]
+        line = [*start, *LONG, FREQUENCIES[i % 3], f"workers={workers}", f"parallel.launcher={launcher}"]
         whole, parts = tmp_path / f"whole{i % 3}", tmp_path / f"parts{i}"
         if not whole.exists():
-            subprocess.run(
-                [*start, *settings, f"hydra.run.dir={whole.name}"],
-                cwd=tmp_path,
-                env=environment(),
-                check=True,
-                capture_output=True,
-            )
-        process = subprocess.Popen(
-            [*start, *settings, f"hydra.run.dir={parts.name}"], cwd=tmp_path, env=environment(MARK=mark),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        history = parts / "history.jsonl"
-        while not (history.exists() and history.stat().st_size) and process.poll() is None:
-            time.sleep(0.02)  # a run that is ended before it trains has nothing to save
+            finish(*line, f"hydra.run.dir={whole.name}", folder=tmp_path)
         lasts_s = json.loads((whole / "summary.json").read_text())["train_s"]
-        time.sleep(rng.uniform(0.0, 0.8 * lasts_s))
-        target = rng.choice([process.pid, *ranks_of(mark)])  # mpiexec, or a rank; or the only process
-        with contextlib.suppress(ProcessLookupError):  # the run is over
-            for each in sequence:
-                os.kill(target, each)
-                time.sleep(rng.choice([0.0, 0.001, 0.05]))
-        began, case = time.time(), f"{i}: {sequence} to {'a rank' if target != process.pid else start[0]}"
-        _, stderr = process.communicate(timeout=60)
-        while ranks_of(mark) and time.time() < began + 60:
-            time.sleep(0.02)
-        if process.returncode == -signal.SIGHUP:
-            assert launcher == "mpi" and number == signal.SIGHUP and target == process.pid, case
-            killed.append(time.time() - began)
+        code, expected, to_launcher, sent = interrupted(line, parts, rng, lasts_s)
+        if code == -signal.SIGHUP:
+            assert launcher == "mpi" and to_launcher, i
+            took_s.append(time.time() - sent)
             continue
-        if process.returncode:  # else the run was over
-            assert process.returncode == code, (case, stderr)
+        if code:  # else the run was over
+            assert code == expected, i
             newest = max((parts / "checkpoints").glob("step-*"))
-            durable.append((newest / "manifest.json").stat().st_mtime - began)
-            subprocess.run(
-                [*start, f"resume={parts.name}"], cwd=tmp_path, env=environment(), check=True, capture_output=True
-            )
-        assert same(whole, parts), case
+            took_s.append((newest / "manifest.json").stat().st_mtime - sent)
+            finish(*start, f"resume={parts.name}", folder=tmp_path)
+        assert same(whole, parts), i
         shutil.rmtree(parts)
-    with capsys.disabled():
-        print(
-            f"\n{launcher}: 50 sequences, {len(durable)} saved after at most {max(durable):.2f} s, "
-            f"{len(killed)} killed after at most {max(killed, default=0.0):.2f} s"
-        )
-    assert len(durable) + len(killed) > 40 and max([*durable, *killed]) < 5
+    assert len(took_s) > 40 and max(took_s) < 5
+
+
+def finish(*line: str, folder: Path) -> None:
+    subprocess.run(line, cwd=folder, env=environment(), check=True, capture_output=True)
