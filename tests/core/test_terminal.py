@@ -8,11 +8,10 @@ import sys
 import pytest
 
 from cupynet.core.terminal import can_draw, folded, printable
+from tests.support.terminal import Screen
 
-LONG = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s), training loss 0.05, learning rate 0.01"
 
-
-@pytest.mark.parametrize("stream", [None, io.StringIO()])
+@pytest.mark.parametrize("stream", [None, io.StringIO()], ids=["none", "closed"])
 def test_a_closed_stream_is_not_a_terminal(stream: io.StringIO | None, monkeypatch: pytest.MonkeyPatch) -> None:
     if stream is not None:
         stream.close()
@@ -37,26 +36,28 @@ def test_text_from_files_cannot_control_a_terminal(text: str, shown: str) -> Non
     assert printable(text) == shown
 
 
+FIRST = "[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s),"
+REST = "training loss 0.05, learning rate 0.01"
+
+
 @pytest.mark.parametrize(
-    ("terminal", "kind", "columns", "lines"),
+    ("stream", "kind", "columns", "lines"),
     [
-        (True, "xterm", 60, ["[12:30:05] epoch 2/10: 60,000 images in 4.5 s (13,300/s),",
-                             "           training loss 0.05, learning rate 0.01"]),
-        (True, "xterm", 120, [LONG]),
-        (True, "xterm", 20, [LONG]),  # too narrow
-        (True, "dumb", 60, [LONG]),
-        (False, "xterm", 60, [LONG]),
+        (Screen(), "xterm", 60, [FIRST, f"           {REST}"]),
+        (Screen(), "xterm", 120, [f"{FIRST} {REST}"]),
+        (Screen(), "xterm", 20, [f"{FIRST} {REST}"]),  # too narrow
+        (Screen(), "dumb", 60, [f"{FIRST} {REST}"]),
+        (io.StringIO(), "xterm", 60, [f"{FIRST} {REST}"]),
     ],
-)  # fmt: skip
+    ids=["narrow", "wide", "too narrow", "dumb", "no terminal"],
+)
 def test_log_lines_are_wrapped_on_a_narrow_terminal(
-    terminal: bool, kind: str, columns: int, lines: list[str], monkeypatch: pytest.MonkeyPatch
+    stream: io.StringIO, kind: str, columns: int, lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("TERM", kind)
-    stream = io.StringIO()
-    stream.isatty = lambda: terminal  # type: ignore[method-assign]
     monkeypatch.setattr(sys, "stdout", stream)
-    assert folded(LONG).splitlines() == lines
-    assert folded(f"{LONG}\n  below") == f"{LONG}\n  below"
-    path = f"outputs/{'x' * 200}-y"
-    assert path in folded(f"[12:30:05] saved in {path}"), "it can be copied"
+    assert folded(f"{FIRST} {REST}").splitlines() == lines
+    assert folded(f"{FIRST} {REST}\n  below") == f"{FIRST} {REST}\n  below"
+    path = f"outputs/{'x' * 200}-y"  # which users copy
+    assert path in folded(f"[12:30:05] saved in {path}")
