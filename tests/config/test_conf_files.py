@@ -235,9 +235,3 @@ def test_each_short_name_builds_the_class_of_its_file(name: str) -> None:
     short, file = settings_of(f"parallel.synchronizer.outer={name}"), settings_of(f"parallel={name}")
     one, other = (build(each.parallel.synchronizer, "x").outer for each in (short, file))
     assert str(one) == str(other)
-
-
-def test_threshold_encoding_has_a_short_name() -> None:
-    short = settings_of("parallel=gradients", "parallel.synchronizer.encoding=threshold")
-    one, other = (build(each.parallel.synchronizer, "x") for each in (short, settings_of("parallel=threshold")))
-    assert vars(one.encoding.algorithm) == pytest.approx(vars(other.encoding.algorithm), rel=1e-6)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend
 from cupynet.backend.array import Array
 from cupynet.backend.cuda import gpus
 from cupynet.commands.train import prepare
@@ -96,12 +95,6 @@ class Cropped(Augmentation):
         return images[:, 1:]
 
 
-def test_a_source_made_without_init_is_trained_on() -> None:
-    found = experiment()
-    found.source = Given(small_dataset(12))
-    assert len(list(found.train_loader(found.load()).epoch(0, create_backend("numpy")))) == 1
-
-
 @pytest.mark.parametrize("source", [Given(small_dataset(12), (8, 8, 3)), Given(None)], ids=["other shapes", "no file"])
 def test_a_source_that_does_not_give_what_it_declares_is_an_error_of_the_data(source: Source) -> None:
     found = experiment()
@@ -158,20 +151,6 @@ REFUSED = {
 def test_settings_that_cannot_work_are_refused_before_data_are_loaded(overrides: tuple[str, ...]) -> None:
     with refused(REFUSED[overrides]):
         experiment(*overrides)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (*PLATEAU, "data.validation=100"),
-        ("callbacks=[early_stopping,weight_average]", "callbacks.early_stopping.restore_best=false"),
-        ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "batch_size=2"),
-        ("accumulate=8", "batch_size=8"),
-    ],
-    ids=" ".join,
-)
-def test_settings_that_are_nearly_wrong_are_accepted(overrides: tuple[str, ...]) -> None:
-    experiment("data.validation=100", *overrides)
 
 
 def test_one_worker_alone_is_evaluated_after_every_epoch_whatever_the_frequency() -> None:

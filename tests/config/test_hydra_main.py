@@ -314,14 +314,6 @@ def test_a_run_folder_that_cannot_be_made(
     assert "outputs" in error_line()
 
 
-@pytest.mark.usefixtures("minimal_conf")
-def test_settings_that_cannot_be_stored(command: Command, in_folder: Path, error_line: Callable[[], str]) -> None:
-    (in_folder / "here").mkdir()
-    (in_folder / "here" / ".hydra").write_text("a file")
-    assert command("hydra.run.dir=here") == (74, [])
-    assert "here/.hydra" in error_line() and os.listdir("here") == [".hydra"]
-
-
 # sweeps ---------------------------------------------------------------------------------------------------------------
 
 
@@ -493,18 +485,6 @@ def test_ranks_compare_all_but_machine_specific_settings(as_rank: Callable[..., 
 
 
 # broken pipe ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.usefixtures("minimal_conf")
-def test_a_broken_pipe_is_not_reported_as_a_bug(
-    command: Command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "w", buffering=1) as stdout:
-        monkeypatch.setattr(sys, "stdout", stdout)
-        assert command(task=lambda settings, folder: print("epoch 1"))[0] == 141
-    assert capsys.readouterr().err == ""
 
 
 SCRIPT = """

@@ -75,16 +75,6 @@ def test_a_users_file_named_latest_is_kept() -> None:
     assert LATEST.read_text() == "mine"
 
 
-def test_file_systems_without_links_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(1, "x")
-
-    run = made("outputs/day/one")
-    monkeypatch.setattr(Path, "symlink_to", refuse)
-    resume.mark_latest(run)
-    assert os.listdir("outputs") == ["day"]
-
-
 @pytest.mark.parametrize(
     ("run", "file", "target"),
     [

@@ -219,8 +219,3 @@ def test_classify_returns_equal_classes_in_their_order_by_name(small: Model) -> 
     small.load_weights({name: 0 * weight for name, weight in small.weights().items()})
     other = small.replicate(cupynet.create_backend("numpy"))
     assert [name for name, _ in other.classify(SOME[0], 3)[0]] == ["cat", "dog", "eel"]
-
-
-@pytest.mark.parametrize("shape", [(4, 5, 1), (4, 5), (1, 4, 5)], ids=str)
-def test_a_single_image_is_classified(shape: tuple[int, ...], small: Model) -> None:
-    np.testing.assert_array_equal(small.predict(SOME[0].reshape(shape)), small.predict(SOME)[:1])

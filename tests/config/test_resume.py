@@ -128,12 +128,6 @@ def test_training_further_is_as_in_one_go_or_warns_that_the_schedule_changed(
     assert bool(warned) != as_in_one_go
 
 
-def test_a_run_resumes_with_other_workers_and_another_dtype(stopped: Path) -> None:
-    resumed(stopped, "workers=3", "dtype=double", "backend=numpy", "epochs=2")
-    summary = Run(stopped).summary()
-    assert (summary.setup.workers, summary.setup.dtype, summary.outcome.epochs) == (3, "double", 2)
-
-
 def test_a_resumed_run_keeps_an_automatic_number_of_stages(in_folder: Path) -> None:
     """Whatever the machine has for each replica."""
     folder = in_folder / "run"
@@ -246,12 +240,6 @@ def test_a_resume_that_fails_before_training_changes_no_settings(
     assert (contents(*kept), (stopped / "started.json").read_bytes()) == before
     assert command(f"resume={stopped}", task=train_job)[0] == 0
     assert config.load(stopped).epochs == 2 == Run(stopped).summary().outcome.epochs
-
-
-def test_a_link_in_place_of_the_checkpoints_is_refused(stopped: Path, in_folder: Path, command: Command) -> None:
-    (stopped / "checkpoints").rename(in_folder / "elsewhere")
-    (stopped / "checkpoints").symlink_to(in_folder / "elsewhere")
-    assert command(f"resume={stopped}") == (65, [])
 
 
 def test_only_train_resumes(in_folder: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
@@ -35,19 +34,6 @@ def given(key: str, value: Any) -> dict[str, Any]:
         node = node[name]
     node[last] = value
     return tree
-
-
-def test_every_setting_has_a_rule_and_a_type() -> None:
-    def walk(kind: Any) -> None:
-        hints = get_type_hints(kind)
-        for each in fields(kind):
-            assert callable(each.metadata["rule"]), each.name
-            assert ("group" in each.metadata) == is_dataclass(hints[each.name])
-            if "group" in each.metadata:
-                walk(each.metadata["group"])
-
-    walk(BenchSettings)
-    walk(PlanSettings)
 
 
 @pytest.mark.parametrize("kind", [BenchSettings, PlanSettings])

@@ -25,7 +25,7 @@ from cupynet.core.exits import out_of_memory, tell
 from cupynet.core.logs import Console
 from cupynet.core.terminal import say_error
 from tests.support import warm
-from tests.support.commands import QUICK, ROOT, SMALL, environment, run, run_folder
+from tests.support.commands import QUICK, SMALL, environment, run, run_folder
 
 TINY = [*QUICK, *SMALL, "callbacks.progress.style=auto", "workers=1"]
 
@@ -121,18 +121,6 @@ def test_messages_to_a_full_disk_or_a_closed_stream_are_dropped(monkeypatch: pyt
             assert tell(ConfigError("x")) == 2
     with pytest.raises(OSError):
         full.close()
-
-
-def test_a_closed_stdout_ends_the_version_without_a_traceback(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    reader, writer = os.pipe()
-    os.close(reader)
-    monkeypatch.setattr(sys, "argv", ["cupynet", "--version"])
-    with os.fdopen(writer, "w") as closed, monkeypatch.context() as patch, pytest.raises(SystemExit) as left:
-        patch.setattr(sys, "stdout", closed)
-        cupynet.__main__.main()
-    assert left.value.code == 141 and capsys.readouterr().err == ""
 
 
 def test_text_from_files_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,9 +252,3 @@ def test_a_wrong_option_or_command_is_refused_in_one_line(
     with pytest.raises(SystemExit) as left:
         cupynet.__main__.main()
     assert left.value.code == 2 and capsys.readouterr().err.count("\n") == 1
-
-
-def test_a_crash_of_native_code_prints_where_it_was() -> None:
-    code = "import ctypes; from cupynet.core import terminal; terminal.steady_streams(); ctypes.string_at(0)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == -signal.SIGSEGV and "Segmentation fault" in done.stderr

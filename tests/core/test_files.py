@@ -17,6 +17,7 @@ from safetensors.numpy import load_file, save
 
 from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import digest, load_tensors, load_weights, read_object, save_weights, write_output, write_whole
+from cupynet.interop import import_torch
 from tests.support.commands import ROOT
 
 RNG = np.random.default_rng(3)
@@ -78,7 +79,11 @@ def test_weights_that_cannot_be_read(damage: Callable[[bytes], bytes], tmp_path:
         load_weights(path)
 
 
-@pytest.mark.parametrize("read", [load_weights, load_tensors], ids=lambda read: read.__name__)
+def from_torch(path: Path) -> None:
+    import_torch(None, path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("read", [load_weights, load_tensors, from_torch], ids=lambda read: read.__name__)
 def test_a_pipe_is_refused_and_not_waited_for(read: Callable[[Path], Any], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "w.safetensors")
     with pytest.raises(DataError):

@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cupynet import DataError, History, ParallelWrapper, Run
+from cupynet import History, ParallelWrapper, Run
 from cupynet.runs.history import Columns
 from tests.support.training import small_dataset, small_model
 
 
 def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
-    data = small_dataset(60)
-    run = Run.of(tmp_path)
+    data, run = small_dataset(60), Run.of(tmp_path)
     with ParallelWrapper(small_model(), 2, report_every=2, callbacks=[History()], run=run) as wrapper:
         assert wrapper.history == Columns({}, {})
         wrapper.fit(data, 2, batch_size=10, evaluate_on=data, evaluate_every=2)
@@ -24,13 +23,10 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     assert found == run.columns()
     assert found.epochs["epoch"] == [1, 2, 3] and found.reports["iteration"] == [2, 4, 6, 8]
     assert {"loss", "learning_rate", "images_per_s", "test_accuracy", "test_loss", "losses"} <= found.epochs.keys()
-    assert np.sum(found.epochs["confusion"][1]) == 60 and found.epochs["confusion"][0] is None
     assert {"loss", "learning_rate", "images_per_s", "divergence"} <= found.reports.keys()
-    accuracies = found.epochs["test_accuracy"]
-    assert accuracies[0] is accuracies[2] is None and 0 <= accuracies[1] <= 1
-    assert {len(column) for column in found.epochs.values()} == {3}
+    assert [accuracy is None for accuracy in found.epochs["test_accuracy"]] == [True, False, True]
+    assert np.sum(found.epochs["confusion"][1]) == 60 and found.epochs["confusion"][0] is None
     assert "kind" not in found.epochs and json.dumps(found.epochs)
-    assert found.epochs["learning_rate"] == [0.01] * 3
 
 
 @pytest.mark.parametrize("workers", [2, 1])
@@ -43,8 +39,6 @@ def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path
         wrapper.fit(data, 1, batch_size=10)
         wrapper.restore(path)
         assert wrapper.history == saved
-        wrapper.fit(data, 1, batch_size=10)
-        assert wrapper.history.epochs["epoch"] == [1, 2, 3]
     with ParallelWrapper(small_model(), workers, report_every=2, progress="none") as wrapper:
         wrapper.restore(path)
         wrapper.fit(data, 1, batch_size=10)
@@ -61,8 +55,3 @@ def test_rows_of_several_kinds() -> None:
         {"a": 3},
     ]
     assert Columns.of(rows) == Columns({"a": [1, None], "b": [None, None]}, {})
-
-
-def test_a_run_without_a_history(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"history\.jsonl"):
-        Run(tmp_path).columns()
