@@ -190,19 +190,6 @@ def test_an_overridden_class_keeps_the_arguments_it_accepts(target: str, expecte
     assert settings.parallel.synchronizer == {"_target_": target, **expected}
 
 
-def test_the_same_class_keeps_all_arguments() -> None:
-    same = "parallel.synchronizer._target_=cupynet.parallel.ParameterAveraging"
-    assert settings_of(same, "parallel.synchronizer.wire=half").parallel.synchronizer == {
-        "_target_": "cupynet.parallel.ParameterAveraging",
-        "averaging_frequency": 3,
-        "average_updaters": True,
-        "report_score": True,
-        "measure_every": 50,
-        "wire": "half",
-        "outer": "mean",
-    }
-
-
 def test_an_argument_that_was_typed_stays_whatever_class_is_chosen() -> None:
     """So that a wrong one is refused when the part is built."""
     settings = settings_of("optimizer._target_=cupynet.optim.SGD", "optimizer.momentum=0.5", "optimizer.l2=0.25")

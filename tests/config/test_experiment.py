@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -206,13 +205,6 @@ def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
     overrides: tuple[str, ...], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert warned(experiment(*overrides), caplog) == warnings
-
-
-@pytest.mark.parametrize(("size", "warnings"), [(1, 1), (2, 0)])
-def test_a_single_mpi_rank_is_warned_of(size: int, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
-    made, job = experiment(), SimpleNamespace(size=size, sharing=1, on_machine=1)
-    made.job = job  # type: ignore[assignment]
-    assert warned(made, caplog) == warnings
 
 
 @pytest.mark.parametrize("driver", [True, False])

@@ -80,9 +80,10 @@ def test_a_users_file_named_latest_is_kept() -> None:
     [
         ("outputs/sweeps/day/time/0", "outputs/sweeps/day/time/multirun.yaml", "sweeps/day/time"),
         ("outputs/tune/day/time/trials/0000", "outputs/tune/day/time/study.db", "tune/day/time"),
+        ("outputs/sweeps/day/time/seed/1", "outputs/sweeps/day/time/multirun.yaml", "sweeps/day/time"),
         ("outputs/0", "outputs/multirun.yaml", "0"),
     ],
-    ids=["sweep", "search", "sweep in outputs itself"],
+    ids=["sweep", "search", "deep job", "sweep in outputs itself"],
 )
 def test_latest_leads_to_the_whole_sweep_or_search(run: str, file: str, target: str) -> None:
     job = made(run)
@@ -105,16 +106,6 @@ def test_the_link_is_made_when_training_begins(command: Command) -> None:
     assert command(task=begins)[0] == 0
 
 
-@pytest.mark.usefixtures("minimal_conf")
-def test_a_job_may_be_several_folders_below_its_sweep(command: Command) -> None:
-    def task(settings: Settings, folder: Path) -> None:
-        config.training_begins()
-        resume.mark_latest(folder)  # as a job in a separate process does
-
-    assert command("-m", "seed=1,2", "hydra.sweep.subdir=seed/${seed}", task=task)[0] == 0
-    assert (LATEST / "multirun.yaml").is_file()
-
-
 # the run that resume=latest finds -------------------------------------------------------------------------------------
 
 
@@ -131,15 +122,6 @@ def test_resume_latest_is_the_newest_run_that_has_not_ended() -> None:
     (job / "summary.json").write_text(DONE)
     resume.mark_latest(made("outputs/day/new", checkpoint=False))
     assert resume.find("latest", []) == old
-
-
-def test_checkpoints_may_disappear_during_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a running run."""
-    run = made("outputs/day/one")
-    monkeypatch.setattr(resume, "checkpoints", lambda folder: {8: folder / "step-00000008"})
-    assert resume.find("latest", []) == run
-    monkeypatch.setattr(resume, "checkpoints", lambda folder: {})
-    assert resume.find("latest", []) is None
 
 
 def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:

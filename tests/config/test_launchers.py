@@ -64,13 +64,13 @@ class Elsewhere(ProcessLauncher):
                 sweep = Path(job.hydra.sweep.dir)
                 sweep_record.began(sweep, sweep_record.Job(number, [*overrides], sweep / str(number), None), ())
             else:
-                self._run(job)
+                self._elsewhere(job)
             sys.argv, sweep_record._ended[:], HydraConfig.instance().cfg = here
         return []
 
-    def _run(self, job: Any) -> None:
-        folders = {"job_dir_key": "hydra.sweep.dir", "job_subdir_key": "hydra.sweep.subdir"}
-        work = {"task_function": pickle.loads(self._task), "config": job, "hydra_context": self._context}
+    def _elsewhere(self, job: Any) -> None:
+        folders: Any = {"job_dir_key": "hydra.sweep.dir", "job_subdir_key": "hydra.sweep.subdir"}
+        work: Any = {"task_function": pickle.loads(self._task), "config": job, "hydra_context": self._context}
         Context().run(run_job, **work, **folders)  # without the running command
 
 

@@ -106,19 +106,6 @@ def test_float_disables_tf32(dtype: str | None, tf32: bool, copied: Path) -> Non
     assert load_model(copied, "cupy", dtype).backend.options["tf32"] == tf32
 
 
-def test_user_classes_are_built_if_the_caller_trusts_them(
-    model: Model, copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    changed(copied, "cupynet.nn.Dense", "mine_of_test.Thick")
-    changed(copied, "trusted_modules: []", "trusted_modules: [mine_of_test]")
-    (tmp_path / "mine_of_test.py").write_text("from cupynet.nn import Dense\nclass Thick(Dense):\n    pass\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError):
-        load_model(copied)
-    found = load_model(copied, "numba", trusted_modules=["mine_of_test"])
-    np.testing.assert_array_equal(found.predict(images().images), model.predict(images().images))
-
-
 # what is refused ------------------------------------------------------------------------------------------------------
 
 

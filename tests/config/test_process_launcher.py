@@ -36,14 +36,20 @@ TINY = [
 def test_a_job_trains_in_its_own_process(
     command: Command, in_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(process_launcher, "_program", lambda: [sys.executable, "-m", "cupynet", "train"])
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
-    code, ran = command("-m", *TINY, "epochs=1", "seed=5", "hydra.launcher.jobs=1")
+    own = in_folder / "mine" / "experiment" / "small.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("# @package _global_\ndata:\n  limit: 32\n")
+    settings = ["experiment=small", "--config-dir=mine", "epochs=1", "seed=5", "+callbacks.mine=null"]
+    arguments = ["-m", *TINY, *settings, "hydra.launcher.jobs=1"]
+    monkeypatch.setattr(sys, "orig_argv", [sys.executable, "-m", "cupynet", "train", *arguments])
+    code, ran = command(*arguments)
     assert (code, ran, capsys.readouterr().err) == (0, [], "")  # no job ran in this process
     (done,) = sweep_rows(in_folder / "sweep").values()
     assert done["exit_code"] == "0" and done["test_accuracy"]
-    assert config.load(in_folder / "sweep" / "0").seed == 5
+    job = config.load(in_folder / "sweep" / "0")
+    assert (job.seed, job.data["limit"], job.callbacks["mine"]) == (5, 32, None)
 
 
 @pytest.fixture
@@ -149,8 +155,12 @@ def test_jobs_are_spread_over_the_devices(
 def test_jobs_go_on_counting_where_the_last_batch_of_a_sweeper_ended(
     launch: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def process(self: ProcessLauncher, job: Any, device: str | None) -> tuple[int, str]:
+        numbers.append(job.number)
+        return 0, ""
+
     numbers: list[int] = []
-    monkeypatch.setattr(ProcessLauncher, "_process", lambda self, job, device: (numbers.append(job.number) or 0, ""))
+    monkeypatch.setattr(ProcessLauncher, "_process", process)
     launch(2, at_once=1, first=3)
     assert numbers == [3, 4]
 

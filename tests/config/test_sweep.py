@@ -1,21 +1,16 @@
-"""Sweeps as commands: in one process, where no job leaves anything to the next, and as processes."""
+"""Sweeps in one process: no job leaves anything to the next."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tests.support.commands import ROOT, environment
-from tests.support.run_folders import sweep_rows
+from tests.support.commands import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -82,39 +77,3 @@ def test_a_job_leaves_nothing_on_devices(tmp_path: Path) -> None:
     _, *jobs = watched(ON_DEVICES, "backend=cupy", "workers=2", "seed=1,2,3", folder=tmp_path)
     assert [(job["free"], job["pinned"]) for job in jobs] == [([0, 0], 0)] * 2
     assert jobs[0] == jobs[1]
-
-
-def started(folder: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
-    line = [sys.executable, "-m", "cupynet", "train", "-m", *TINY, "workers=1", "hydra.sweep.dir=outputs/s", *arguments]
-    return subprocess.Popen(
-        line, cwd=folder, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_parallel_jobs_have_the_settings_of_their_sweep(tmp_path: Path) -> None:
-    own = tmp_path / "mine" / "experiment" / "small.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("# @package _global_\ndata:\n  limit: 32\n")
-    settings = ["epochs=1", "experiment=small", "--config-dir=mine", "seed=1,2", "+callbacks.mine=null"]
-    process = started(tmp_path, *settings, "hydra/launcher=processes", CUPYNET_DATA=str(tmp_path))
-    _, stderr = process.communicate(timeout=200)
-    assert process.returncode == 0, stderr
-    sweep = tmp_path / "outputs" / "s"
-    assert os.readlink(tmp_path / "outputs" / "latest") == "s"
-    assert {job: row["seed"] for job, row in sweep_rows(sweep).items()} == {"0": "1", "1": "2"}
-    for number in "01":
-        asked = yaml.safe_load((sweep / number / ".hydra" / "overrides.yaml").read_text())
-        assert {f"seed={int(number) + 1}", "experiment=small", "+callbacks.mine=null"} <= {*asked}
-        assert json.loads((sweep / number / "summary.json").read_text())["images"] == 32
-
-
-def test_a_signal_ends_a_sweep_and_its_job_has_a_row(tmp_path: Path) -> None:
-    process = started(tmp_path, "epochs=100000", "seed=1,2")
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("outputs/s/0/checkpoints/step-*")) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=120)
-    assert process.returncode == 143 and "Traceback" not in stderr
-    rows = sweep_rows(tmp_path / "outputs" / "s")
-    assert {job: row["exit_code"] for job, row in rows.items()} == {"0": "143"}

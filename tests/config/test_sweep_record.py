@@ -69,11 +69,6 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pyte
     assert sweep_record.finish(tmp_path) == 0
 
 
-def test_overrides_as_settings(tmp_path: Path) -> None:
-    found = sweep_record.Job(0, ["workers=1", "+model.x={a:1}", "++y=a=b"], tmp_path, 0).settings
-    assert found == {"workers": "1", "model.x": "{a:1}", "y": "a=b"}
-
-
 # the table at the end -------------------------------------------------------------------------------------------------
 
 
@@ -132,10 +127,6 @@ def test_the_table_has_a_column_of_data_if_they_differ_or_are_a_fallback(
     assert f" on {column[0] or 'mnist'}." in best
 
 
-def test_a_sweep_without_jobs_prints_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweep_record.finish(tmp_path) == 0 and capsys.readouterr() == ("", "")
-
-
 # tables ---------------------------------------------------------------------------------------------------------------
 
 
@@ -161,14 +152,6 @@ def test_columns_that_do_not_fit_are_named(capsys: pytest.CaptureFixture[str]) -
     assert "g, h" in lines[2] and lines[2].endswith("see elsewhere")
     show([Column("a", "a", ["x" * 100])], Screen(), "see elsewhere")
     assert "elsewhere" not in capsys.readouterr().out
-
-
-def test_tables_as_csv() -> None:
-    columns = [
-        Column("a", "a\nb", ["1", "x|y"], [1, "x|y"]),
-        Column("c", "c_\nd", ["p,q", ""], ["p,q", None], right=False),
-    ]
-    assert as_csv(columns) == 'a,c\n1,"p,q"\nx|y,\n'
 
 
 def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:

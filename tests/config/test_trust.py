@@ -228,13 +228,6 @@ def test_a_resumed_run_does_not_follow_its_stored_command_line(
     assert not (run.parent / CANARY).exists()
 
 
-@pytest.mark.parametrize("setting", ["~data", "data=null", "data=1"])
-def test_a_run_cannot_do_without_data(setting: str, run: Path) -> None:
-    (run / "summary.json").touch()
-    with refused("data"):
-        Trained("run").settings([setting])
-
-
 # places that a stored run names ---------------------------------------------------------------------------------------
 
 

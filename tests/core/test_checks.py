@@ -63,7 +63,7 @@ def test_other_values_are_refused(check: Callable[[str, Any], Any], values: tupl
     [(0, {"minimum": 1}), (-HUGE, {"minimum": 0}), (8, {"most": 7}), (2**63, {}), (-HUGE, {})],
     ids=str,
 )
-def test_integers_have_bounds(value: int, bounds: dict[str, int]) -> None:
+def test_integers_have_bounds(value: int, bounds: dict[str, Any]) -> None:
     with refused("n"):
         checks.integer("n", value, **bounds)
 
@@ -102,17 +102,6 @@ def test_one_of_accepts_only_the_given_names() -> None:
     for wrong in ("int", None, 3, ["half"], 10**5000):
         with refused("dtype"):
             checks.one_of("dtype", wrong, ("half", "float"))
-
-
-def test_an_object_has_its_class() -> None:
-    assert checks.instance("n", True, int, "1") is True
-    with refused("rate"):
-        checks.instance("rate", "x", float, "0.1")
-
-
-def test_finite_numbers_become_floats() -> None:
-    assert [checks.finite(value) for value in (3, 0.5, -1e300)] == [3.0, 0.5, -1e300]
-    assert not any(map(checks.finite, (math.nan, -math.inf, HUGE, True, "1", None, [1])))
 
 
 @pytest.mark.parametrize("wrong", ["x" * 9999, np.eye(90), 10**5000], ids=kind)

@@ -18,7 +18,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import cupynet.__main__
 from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DivergedError, annotate
 from cupynet.core.exits import out_of_memory, tell
@@ -242,13 +241,3 @@ def test_a_run_out_of_memory_says_what_to_lower(tmp_path: Path) -> None:
     (line,) = stderr.splitlines()
     assert "2.00 EiB" in line and "worker 1" in line and "batch_size" in line
     assert "Traceback" not in (run_folder(tmp_path) / "train.log").read_text()
-
-
-@pytest.mark.parametrize("arguments", [["compare", "--speed"], ["doctor", "--speed"], ["nothing"]])
-def test_a_wrong_option_or_command_is_refused_in_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["cupynet", *arguments])
-    with pytest.raises(SystemExit) as left:
-        cupynet.__main__.main()
-    assert left.value.code == 2 and capsys.readouterr().err.count("\n") == 1

@@ -21,7 +21,7 @@ from cupynet.interop import import_torch
 from tests.support.commands import ROOT
 
 RNG = np.random.default_rng(3)
-WEIGHTS = {
+WEIGHTS: dict[str, Any] = {
     "conv1.weight": RNG.normal(size=(3, 3, 1, 4)).astype(np.float32),
     "conv1.bias": RNG.normal(size=4).astype(np.float32),
     "output.weight": RNG.normal(size=(5, 2)),

@@ -10,10 +10,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -52,18 +50,6 @@ def test_handlers_are_restored_and_ignored_signals_stay_ignored() -> None:
         assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_handlers_are_installed_only_in_the_main_thread() -> None:
-    def task() -> None:
-        with signals.handled(found.append):
-            found.append(signal.getsignal(signal.SIGTERM))
-
-    found: list[Any] = []
-    thread = threading.Thread(target=task)
-    thread.start()
-    thread.join()
-    assert found == [signal.SIG_DFL]
 
 
 # processes ------------------------------------------------------------------------------------------------------------

@@ -51,7 +51,8 @@ def file_of(group: str, name: str) -> DictConfig:
 
 @cache
 def _part(schema: type[Settings], group: str, name: str) -> Any:
-    return OmegaConf.merge(OmegaConf.structured(schema), {group: file_of(group, name)})[group]
+    merged: Any = OmegaConf.merge(OmegaConf.structured(schema), {group: file_of(group, name)})
+    return merged[group]
 
 
 def _selected_file(override: Override) -> str | None:
@@ -84,13 +85,14 @@ def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     together = any(map(_needs_hydra, parsed))  # an experiment may change settings of the files
     by_hydra = [each for each in parsed if _needs_hydra(each) or (together and _selected_file(each))]
-    config = deepcopy(_composed(command, schema, *(str(each.input_line) for each in by_hydra)))
+    kind: Any = schema  # mypy takes the class of unhashable settings for unhashable
+    config = deepcopy(_composed(command, kind, *(str(each.input_line) for each in by_hydra)))
     for each in sorted(parsed, key=lambda each: _selected_file(each) is None):  # files first
         if each in by_hydra:
             continue
         key, value, file = each.key_or_group, each.value(), _selected_file(each)
         if file is not None:
-            config[key] = _part(schema, key, file)
+            config[key] = _part(kind, key, file)
         else:
             OmegaConf.update(config, key, value, merge=True, force_add=each.is_add() or each.is_force_add())
     with pytest.MonkeyPatch.context() as patch:
