@@ -3,60 +3,75 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from threadpoolctl import threadpool_info
 
+from cupynet.commands.train import main
+from cupynet.config import sweep_record
 from tests.support.commands import ROOT
 
 pytestmark = pytest.mark.slow
 
-TINY = ["data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp"]
-NOTED = """
-    import json, sys
-    from cupynet.config import sweep_record
-    from cupynet.commands.train import main
-    began = sweep_record.began
-    def noted(*arguments):
+TINY = ["data=synthetic", "data.train=64", "data.test=20", "batch_size=16", "model=mlp", "epochs=1", "workers=2"]
+
+
+def watch(left: Callable[[], dict[str, Any]]) -> None:
+    """Train, and print what is left when each job begins."""
+
+    def noted(*arguments: Any) -> None:
         began(*arguments)
-        print("found", json.dumps(found()))
-    sweep_record.began = noted
+        print("found", json.dumps(left()))
+
+    began = sweep_record.began
+    sweep_record.began = noted  # type: ignore[assignment]
     main()
-"""
-WATCHED = f"""
-import contextlib, logging, os, threading
-from threadpoolctl import threadpool_info
-def found():
-    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
-    return {{
-        "rss": int(status["VmRSS"].split()[0]), "files": len(os.listdir("/proc/self/fd")),
+
+
+def left_in_the_process() -> dict[str, Any]:
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return {
+        "rss": int(status["VmRSS"].split()[0]),
+        "files": len(os.listdir("/proc/self/fd")),
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "children": open(f"/proc/self/task/{{os.getpid()}}/children").read(),
+        "children": Path(f"/proc/self/task/{os.getpid()}/children").read_text(),
         "blas": [library["num_threads"] for library in threadpool_info()],
         "handlers": [len(logging.getLogger(name).handlers) for name in (None, "cupynet", "hydra", "__main__")],
-        "open": len(logging._handlerList),
-    }}
-with contextlib.nullcontext():{NOTED}"""
-ON_DEVICES = f"""
-import threading
-from tests.standin import installed
-def found():
+        "open": len(logging._handlerList),  # type: ignore[attr-defined]
+    }
+
+
+def left_on_devices() -> dict[str, Any]:
     import cupy
+
     free = []
     for device in range(2):
         with cupy.cuda.Device(device):
             free.append(cupy.get_default_memory_pool().free_bytes())
     pinned = cupy.get_default_pinned_memory_pool().n_free_blocks()
-    return {{"free": free, "pinned": pinned, "threads": threading.active_count()}}
-with installed(2):{NOTED}"""
+    return {"free": free, "pinned": pinned, "threads": threading.active_count()}
+
+
+IN_THE_PROCESS = "from tests.config.test_sweep import *; watch(left_in_the_process)"
+ON_DEVICES = """
+from tests.standin import installed
+with installed(2):
+    from tests.config.test_sweep import *
+    watch(left_on_devices)
+"""
 
 
 def watched(program: str, *arguments: str, folder: Path) -> list[dict[str, Any]]:
-    """Return what was found at the beginning of each job, when the one before it has ended."""
-    line = [sys.executable, "-c", program, "-m", *TINY, "epochs=1", *arguments, f"hydra.sweep.dir={folder / 'sweep'}"]
+    """Return what was left when each job began."""
+    line = [sys.executable, "-c", program, "-m", *TINY, *arguments, f"hydra.sweep.dir={folder / 'sweep'}"]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line.removeprefix("found ")) for line in done.stdout.splitlines() if line.startswith("found ")]
@@ -64,7 +79,7 @@ def watched(program: str, *arguments: str, folder: Path) -> list[dict[str, Any]]
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="/proc shows open files only on Linux")
 def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:
-    jobs = watched(WATCHED, "workers=2", f"seed={','.join(map(str, range(30)))}", folder=tmp_path)
+    jobs = watched(IN_THE_PROCESS, f"seed={','.join(map(str, range(30)))}", folder=tmp_path)
     assert len(jobs) == 30
     sizes = [job.pop("rss") for job in jobs]
     assert jobs[1]["children"] == "" and jobs[1]["threads"] == ["MainThread"] and jobs[1]["handlers"] == [1, 1, 1, 1]
@@ -74,6 +89,6 @@ def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_a_job_leaves_nothing_on_devices(tmp_path: Path) -> None:
-    _, *jobs = watched(ON_DEVICES, "backend=cupy", "workers=2", "seed=1,2,3", folder=tmp_path)
+    _, *jobs = watched(ON_DEVICES, "backend=cupy", "seed=1,2,3", folder=tmp_path)
     assert [(job["free"], job["pinned"]) for job in jobs] == [([0, 0], 0)] * 2
     assert jobs[0] == jobs[1]
