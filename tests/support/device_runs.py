@@ -10,7 +10,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging, Synchronizer
-from cupynet.training import Callback, ParallelWrapper
+from cupynet.training import Callback, EpochRecord, ParallelWrapper, Report, Trainer
 from cupynet.training.graph_replica import GraphReplica
 from tests.support.training import small_dataset, small_model
 
@@ -28,11 +28,11 @@ class Seen(Callback):
         self.scales: list[float] = []
         self.epochs: list[list[float]] = []
 
-    def on_report(self, trainer, report):
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         self.losses.append(report.loss)
         self.scores.append(report.score_after_averaging)
 
-    def on_epoch_end(self, trainer, record):
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
         self.epochs.append([record.loss, *record.losses])
 
@@ -71,7 +71,7 @@ def train_on_device(
         return {
             "weights": model.weights(),
             "updates": trainer.replica.updates,
-            "samples": trainer.statistics.spent.samples,
+            "samples": getattr(trainer.statistics.spent, "samples", None),
             "skipped": trainer.statistics.skipped_steps,
             "ahead": getattr(trainer.replica, "_ahead", False),
             "refused": trainer.replica.graphs.refused if isinstance(trainer.replica, GraphReplica) else None,

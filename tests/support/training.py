@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import create_backend, device_count
-from cupynet.data import Dataset, Loader
-from cupynet.nn import Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
+from cupynet.backend import Backend, create_backend, device_count
+from cupynet.data import Batch, Dataset, Loader
+from cupynet.nn import Backward, Context, Conv2D, Dense, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.nn.layer import no_backward
+from cupynet.optim import Optimizer
 from cupynet.parallel import (
     Adaptive,
     Communicator,
@@ -31,12 +32,12 @@ from cupynet.parallel import (
     ThreadLauncher,
     ThresholdEncoding,
 )
-from cupynet.training import Callback, EpochRecord, Replica, StopReason, Trainer
+from cupynet.training import Callback, EpochRecord, Replica, Report, StopReason, Trainer
 from cupynet.training.fit import Fit
 from tests.support.backends import WORKING
 
 
-def on_backends(*names: str) -> Any:
+def on_backends(*names: str) -> pytest.MarkDecorator:
     """Parametrize `backend`; "cupy" is the stand-in, and GPUs if there are any."""
     return pytest.mark.parametrize("backend", [each for each in WORKING if each.values[0] in names])
 
@@ -80,23 +81,34 @@ def stripes_network() -> Sequential:
     return Sequential([Conv2D(4, 3, activation="relu"), MaxPool2D(2), Dense(12, activation="relu"), Dense(3)])
 
 
-class Poisoned(Layer):
+class Identity(Layer):
+    """Returns its input. Base class of layers that fail, wait or record something."""
+
+    recordable = True
+
+    def build(self, input: Any, params: Any, backend: Backend) -> Any:
+        return input
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        return x, lambda dy: dy
+
+
+class Poisoned(Identity):
     """The identity, except that the outputs for some samples are NaN, or their derivatives infinite."""
+
+    recordable = False
 
     def __init__(self, *samples: int, backwards: bool = False) -> None:
         self.samples, self.backwards = samples, backwards
 
-    def build(self, input, params, backend):
-        return input
-
-    def forward(self, x, context):
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y = self.backend.borrow(x.shape)
         y[...] = x
-        bad = [] if context.samples is None else np.flatnonzero(np.isin(context.samples, self.samples))
+        bad = np.flatnonzero(np.isin(() if context.samples is None else context.samples, self.samples))
         if not self.backwards:
             y[bad] = np.nan
 
-        def backward(dy):
+        def backward(dy: Any) -> Any:
             if self.backwards:
                 dy[bad] = np.inf
             return dy
@@ -118,16 +130,16 @@ class Recorder(Callback):
 
     def __init__(self) -> None:
         self.weights: list[str] = []
-        self.reports: list = []
-        self.epochs: list = []
+        self.reports: list[Report] = []
+        self.epochs: list[EpochRecord] = []
 
-    def on_iteration_end(self, trainer):
+    def on_iteration_end(self, trainer: Trainer) -> None:
         self.weights.append(fingerprint(trainer.model))
 
-    def on_report(self, trainer, report):
+    def on_report(self, trainer: Trainer, report: Report) -> None:
         self.reports.append(report)
 
-    def on_epoch_end(self, trainer, record):
+    def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.epochs.append(record)
 
 
@@ -137,8 +149,8 @@ def reported_rows(recorder: Recorder, after: int) -> list[str]:
     Without times and traffic: a resumed fit sends its weights once.
     """
     timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "spent", "bytes_sent")
-    rows = [row for row in (*recorder.reports, *recorder.epochs) if row.iteration > after]
-    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in rows]
+    rows: list[Any] = [*recorder.reports, *recorder.epochs]
+    found = [{k: v for k, v in vars(row).items() if k not in timed} for row in rows if row.iteration > after]
     for row in found:
         row["evaluation"] = row.get("evaluation") and row["evaluation"].to_dict()
     return [repr(row) for row in found]
@@ -152,7 +164,7 @@ class KeepState(Callback):
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
 
-    def on_iteration_end(self, trainer):
+    def on_iteration_end(self, trainer: Trainer) -> None:
         if trainer.iteration == self.iteration:
             self.kept = copy.deepcopy(trainer.state())
 
@@ -198,6 +210,22 @@ class At(Callback):
             self.work()
 
 
+class On(Callback):
+    """Calls a function in one event.
+
+    Args:
+        event: the name of the method.
+        work: has the arguments of the event, the trainer first. Workers share it.
+        every_rank, last: see `Callback`.
+    """
+
+    def __init__(
+        self, event: str, work: Callable[..., object], *, every_rank: bool = False, last: bool = False
+    ) -> None:
+        self.every_rank, self.last = every_rank, last
+        setattr(self, event, work)
+
+
 class StopAfter(Callback):
     """Requests a stop after an iteration, on one worker.
 
@@ -221,11 +249,11 @@ class StopAfter(Callback):
 class RecordingReplica(Replica):
     """Records the samples of each update, per epoch."""
 
-    def __init__(self, *args, **kwargs):
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: Model, optimizer: Optimizer) -> None:
+        super().__init__(model, optimizer)
         self.seen: dict[int, list[list[int]]] = {}
 
-    def backpropagate(self, batch):
+    def backpropagate(self, batch: Batch | None) -> int:
         if batch is not None:
             self.seen.setdefault(batch.epoch, []).append(batch.samples.tolist())
         return super().backpropagate(batch)
@@ -245,11 +273,11 @@ class Trained:
         return [trainer.model.backend.to_host(find(trainer)) for trainer in self.trainers]
 
 
-def on_threads(workers: int, task) -> list:
+def on_threads(workers: int, task: Callable[[Communicator], Any]) -> list[Any]:
     """Run `task(communicator)` on threads and return its results in rank order."""
-    results = [None] * workers
+    results: list[Any] = [None] * workers
 
-    def keep(communicator):
+    def keep(communicator: Communicator) -> None:
         results[communicator.rank] = task(communicator)
 
     with ThreadLauncher(workers, timeout_s=60) as launcher:
@@ -265,14 +293,14 @@ def model_of(communicator: Communicator, dtype: str = "double", backend: str = "
     return Model(small_network(), Image(8, 8, 1), own, seed=1)
 
 
-def alone(model: Model, optimizer, **options) -> Trainer:
+def alone(model: Model, optimizer: Optimizer, **options: Any) -> Trainer:
     """A trainer without any parallel code."""
     return Trainer(Replica(model, optimizer), **options)
 
 
 def train(
     workers: int,
-    optimizer,
+    optimizer: Callable[[], Optimizer],
     *,
     dataset: Dataset | None = None,
     samples: int = 60,
@@ -282,15 +310,15 @@ def train(
     dtype: str = "double",
     backend: str = "numpy",
     order_seed: int = 3,
-    synchronizer=None,
-    **options,
+    synchronizer: Callable[[], Synchronizer] | None = None,
+    **options: Any,
 ) -> Trained:
     """Train the small network with `workers` threads; `optimizer()` makes one optimizer, `synchronizer()` likewise."""
     dataset = small_dataset(samples) if dataset is None else dataset
     loader = Loader(dataset, batch_size, seed=order_seed)
     recorders = [Recorder() for _ in range(workers)]
 
-    def task(communicator):
+    def task(communicator: Communicator) -> Trainer:
         trainer = Trainer(
             RecordingReplica(model_of(communicator, dtype, backend), optimizer()),
             groups=Groups.of(communicator),
