@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
-import copy
 import errno
 import gc
 import os
 import random
-import re
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.core.errors import OutputError
 from cupynet.data import Loader
+from cupynet.nn import SoftmaxNLL
 from cupynet.optim import Nesterov
 from cupynet.parallel import WorkerTimeout
 from cupynet.parallel.launchers import threads as launch
-from cupynet.runs import checkpoints
 from cupynet.runs.checkpoints import Checkpoints, read
 from cupynet.training import Callback, Checkpoint, History, ParallelWrapper
-from tests.support.training import WAYS, small_dataset, small_model
+from tests.support.training import WAYS, On, small_dataset, small_model
 
-WORKERS, EPOCHS, ROUNDS = 3, 2, 4  # rounds per epoch: 44 samples in batches of 4
-PLACE = r"worker {rank} \(numpy, device 0\)"
-IN_A_ROUND = PLACE + r", epoch {epoch}, at batch \d+"
-NAMES = ("cupynet worker", "cupynet-prefetch")
+WORKERS, EPOCHS = 3, 2  # of four rounds: 44 samples in batches of 4
+THREADS = ("cupynet worker", "cupynet-prefetch")
+
+# How often a worker comes to the place of a failure in a fit. The last round of an epoch has no batch for some.
+KINDS = {
+    "on_iteration_end": 6,
+    "on_report": 3,
+    "on_epoch_end": 2,
+    "on_fit_start": 1,
+    "after_finish": 1,
+    "exit": 6,
+    "hang": 6,
+    "optimizer": 6,
+    "synchronizer": 6,
+    "average": 2,
+    "loading": 6,
+    "scores": 4,
+    "disk": 3,
+}
+PLACES = {"on_iteration_end": ", at batch ", "loading": ", loading a batch", "scores": ", evaluating, at batch "}
 
 
 class Injected(Exception):
@@ -37,67 +53,32 @@ class Injected(Exception):
 
 
 class Fault:
-    """Raises on one worker, the n-th time that it is asked. All workers share one object.
+    """Fails on one worker, the n-th time that it asks. All workers share one object.
 
     Attributes:
-        struck: the errors raised.
+        raised: the error, afterwards.
+        release: lets a worker that hangs continue.
     """
 
-    def __init__(self, rank: int, moment: int, kind: str) -> None:
-        self.rank, self.moment, self.kind = rank, moment, kind
-        self.struck: list[BaseException] = []
-        self.release = threading.Event()  # of a worker that hangs
-        self.trainer = None
+    def __init__(self, kind: str, rank: int, moment: int) -> None:
+        self.kind, self.rank, self.moment = kind, rank, moment
+        self.raised: BaseException | None = None
+        self.release = threading.Event()
         self._asked = 0
 
-    def __deepcopy__(self, memo) -> Fault:
-        return self
-
     def strike(self, rank: int) -> None:
-        if rank != self.rank:
+        self._asked += rank == self.rank
+        if rank != self.rank or self._asked != self.moment:
             return
-        self._asked += 1
-        if self._asked == self.moment:
-            if self.kind == "hang":
-                self.hang_here()
-                return
-            self.struck.append(SystemExit(7) if self.kind == "exit" else Injected(self.kind))
-            raise self.struck[0]
+        if self.kind == "hang":
+            self.release.wait(60)
+            return
+        errors = {"exit": SystemExit(7), "disk": OSError(errno.ENOSPC, "No space left on device")}
+        self.raised = errors.get(self.kind, Injected(self.kind))
+        raise self.raised
 
-    def hang_here(self) -> None:
-        self.release.wait(60)
-
-
-class Faulty(Callback):
-    """Fails in one event."""
-
-    every_rank = True
-
-    def __init__(self, fault: Fault, event: str) -> None:
-        self.fault, self.event = fault, event
-        setattr(self, event, self._strike)
-
-    def __deepcopy__(self, memo) -> Faulty:
-        return Faulty(self.fault, self.event)
-
-    def _strike(self, trainer, *arguments) -> None:
-        self.fault.strike(trainer.rank)
-
-
-def faulty(described, method: str, fault: Fault):
-    """Return a copy of a part whose `method` fails in the thread of the faulty worker."""
-
-    class Failing(type(described)):
-        pass
-
-    def strike(self, *arguments, **options):
-        fault.strike(int(threading.current_thread().name.rsplit(" ", 1)[1]))
-        return getattr(super(Failing, self), method)(*arguments, **options)
-
-    setattr(Failing, method, strike)
-    made = copy.copy(described)
-    made.__class__ = Failing
-    return made
+    def strike_in_its_thread(self) -> None:
+        self.strike(int(threading.current_thread().name.rsplit(" ", 1)[1]))
 
 
 class FaultyLoader(Loader):
@@ -105,127 +86,94 @@ class FaultyLoader(Loader):
 
     fault: Fault
 
-    def load(self, *arguments):
+    def load(self, *arguments: Any) -> Iterator[Any]:
         for index, *made in super().load(*arguments):
-            self.fault.strike(index % WORKERS)
+            if self.fault.kind == "loading":
+                self.fault.strike(index % WORKERS)
             yield index, *made
 
 
-# fault -> how often it is asked in a fit, and the note that names the place
-ROUND = ROUNDS * EPOCHS - EPOCHS  # the last round of an epoch has no batch for some
-KINDS: dict[str, tuple[int, str]] = {
-    "callback": (ROUND, IN_A_ROUND),
-    "report": (ROUND // 2, IN_A_ROUND),
-    "exit": (ROUND, ""),
-    "epoch": (EPOCHS, "worker {rank}"),
-    "start": (1, "worker {rank}"),
-    "finish": (1, "worker {rank}"),
-    "optimizer": (ROUND, IN_A_ROUND),
-    "synchronizer": (ROUND, IN_A_ROUND),
-    "average": (EPOCHS, "worker {rank}"),
-    "prefetcher": (ROUND, PLACE + ", epoch {epoch}, loading a batch"),
-    "evaluation": (4, PLACE + ", evaluating, loading a batch"),
-    "scores": (4, PLACE + r", evaluating, at batch \d+"),
-    "disk": (3, ""),
-    "hang": (ROUND, ""),
-}
-EVENTS = {
-    "callback": "on_iteration_end",
-    "exit": "on_iteration_end",
-    "hang": "on_iteration_end",
-    "report": "on_report",
-    "epoch": "on_epoch_end",
-    "start": "on_fit_start",
-    "finish": "after_finish",
-}
+def inject(fault: Fault, way: str, patch: pytest.MonkeyPatch) -> list[Callback]:
+    """Make a part fail. Return the callbacks that do."""
+    places: dict[str, tuple[Any, str]] = {
+        "optimizer": (Nesterov, "update"),
+        "synchronizer": (type(WAYS[way]), "after_update"),
+        "average": (type(WAYS[way]), "finish"),
+        "scores": (SoftmaxNLL, "scores"),
+    }
+    if fault.kind in places:
+        owner, name = places[fault.kind]
+        original: Callable[..., Any] = getattr(owner, name)
 
+        def call(*arguments: Any, **named: Any) -> Any:
+            fault.strike_in_its_thread()
+            return original(*arguments, **named)
 
-def wrapper_with(fault: Fault, way: str, folder, monkeypatch) -> ParallelWrapper:
-    """A wrapper in which `fault` strikes."""
-    kind, synchronizer, optimizer = fault.kind, WAYS[way], Nesterov(0.05, 0.9)
-    callbacks: list[Callback] = [Checkpoint(every_iterations=3), History()]
-    if kind in EVENTS:
-        callbacks.append(Faulty(fault, EVENTS[kind]))
-    if kind == "optimizer":
-        optimizer = faulty(optimizer, "update", fault)
-    if kind in ("synchronizer", "average"):
-        synchronizer = faulty(synchronizer, "after_update" if kind == "synchronizer" else "finish", fault)
-    model = small_model()
-    if kind == "scores":
-        model.loss = faulty(model.loss, "scores", fault)
-    if kind == "disk":
-        real, fault.rank = os.rename, 0
+        patch.setattr(owner, name, call)
+    elif fault.kind == "disk":
+        rename = os.rename
 
-        def rename(source, target) -> None:
+        def move(source: Any, target: Any) -> None:
             if ".tmp-" in str(source):
-                fault._asked += 1
-                if fault._asked == fault.moment:
-                    raise OSError(errno.ENOSPC, "No space left on device")
-            real(source, target)
+                fault.strike(fault.rank)
+            rename(source, target)
 
-        monkeypatch.setattr(checkpoints.os, "rename", rename)
-    return ParallelWrapper(
-        model,
-        WORKERS,
-        synchronizer=synchronizer,
-        optimizer=optimizer,
-        callbacks=callbacks,
-        prefetch_buffer=6,
-        report_every=2,
-        timeout_s=0.5 if kind == "hang" else 60.0,
-        run=folder,
-    )
+        patch.setattr(os, "rename", move)
+    elif fault.kind != "loading":
+        event = fault.kind if hasattr(Callback, fault.kind) else "on_iteration_end"
+        return [On(event, lambda trainer, *record: fault.strike(trainer.rank), every_rank=True)]
+    return []
 
 
-def ours() -> list[str]:
-    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith(NAMES))
-
-
-def gone(seconds: float = 10.0) -> list[str]:
-    """The threads of ours that are left after a while."""
+def threads_left(seconds: float = 10.0) -> list[str]:
+    """The names of our threads that are left after a while."""
     deadline = time.monotonic() + seconds
-    while ours() and time.monotonic() < deadline:
+    while True:
+        left = [thread.name for thread in threading.enumerate() if thread.name.startswith(THREADS)]
+        if not left or time.monotonic() > deadline:
+            return left
         time.sleep(0.005)
-    return ours()
 
 
-def check_error(error: BaseException, fault: Fault, folder) -> None:
-    """It is the one that was raised, and says where."""
-    _, place = KINDS[fault.kind]
-    notes = getattr(error, "__notes__", [])
-    if fault.kind == "disk":
-        assert isinstance(error, OutputError) and isinstance(error.__cause__, OSError)
-        for step in Checkpoints(folder / "checkpoints").steps():
-            read(Checkpoints(folder / "checkpoints").path(step))  # those of before are whole
-        assert all("." not in entry.name for entry in (folder / "checkpoints").iterdir())
-        return
+def check_error(error: BaseException, fault: Fault, checkpoints: Path) -> None:
+    """It is the one that was raised, and names the place."""
     if fault.kind == "hang":
         assert isinstance(error, WorkerTimeout)
-        return
-    assert fault.struck and error is fault.struck[0]
-    epochs = {place.format(rank=fault.rank, epoch=epoch) for epoch in range(1, EPOCHS + 1)}
-    if place:
-        assert len(notes) == 1 and any(re.fullmatch(each, notes[0]) for each in epochs), notes
+    elif fault.kind == "disk":
+        assert isinstance(error, OutputError) and error.__cause__ is fault.raised
+        for step in Checkpoints(checkpoints).steps():
+            read(Checkpoints(checkpoints).path(step))  # those of before are whole
+        assert all("." not in entry.name for entry in checkpoints.iterdir())
+    else:
+        assert fault.raised is not None and error is fault.raised
+    if fault.kind in PLACES:
+        (note,) = getattr(error, "__notes__", [])
+        assert note.startswith(f"worker {fault.rank} (numpy, device 0), ") and PLACES[fault.kind] in note
 
 
-def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
+def end_in_failure(kind: str, rng: random.Random, folder: Path) -> None:
     """Run a fit that fails, and check its error and that nothing is left behind."""
-    fault = Fault(rank, moment, kind)
-    data = small_dataset(44)
-    train, held_out = FaultyLoader(data, 4, seed=3), FaultyLoader(small_dataset(24), 4, shuffle=False)
-    nothing = Fault(-1, 1, "none")
-    train.fault, held_out.fault = (fault if kind == name else nothing for name in ("prefetcher", "evaluation"))
-    began = time.monotonic()
+    way, fault = rng.choice(list(WAYS)), Fault(kind, rng.randrange(WORKERS), rng.randint(1, KINDS[kind]))
+    train, model, began = FaultyLoader(small_dataset(44), 4, seed=3), small_model(), time.monotonic()
+    train.fault = fault
+    held_out = Loader(small_dataset(24), 4, shuffle=False)
     with pytest.MonkeyPatch.context() as patch:
-        wrapper = wrapper_with(fault, way, folder, patch)
-        model = wrapper.model
+        wrapper = ParallelWrapper(
+            model,
+            WORKERS,
+            synchronizer=WAYS[way],
+            optimizer=Nesterov(0.05, 0.9),
+            callbacks=[Checkpoint(every_iterations=3), History(), *inject(fault, way, patch)],
+            prefetch_buffer=6,
+            report_every=2,
+            timeout_s=0.5 if kind == "hang" else 60.0,
+            run=folder,
+        )
         with wrapper, pytest.raises(BaseException) as caught:
             wrapper.fit(train, EPOCHS, evaluate_on=held_out)
-    check_error(caught.value, fault, folder)
-    with pytest.raises(RuntimeError):
-        wrapper.fit(train, 1)
+    check_error(caught.value, fault, folder / "checkpoints")
     fault.release.set()
-    assert gone() == []
+    assert threads_left() == []
     with ParallelWrapper(model, WORKERS, synchronizer=WAYS[way]) as again:
         again.fit(small_dataset(12), 1, batch_size=4)
     assert np.isfinite(model.params.master).all()
@@ -233,27 +181,22 @@ def end_in_failure(kind: str, way: str, rank: int, moment: int, folder) -> None:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait five seconds for a hanging worker."""
     monkeypatch.setattr(launch, "GRACE_S", 0.5)
 
 
-def at_random(kind: str, rng: random.Random) -> tuple[str, str, int, int]:
-    """Draw the arguments of `end_in_failure`."""
-    return kind, rng.choice(list(WAYS)), rng.randrange(WORKERS), rng.randint(1, KINDS[kind][0])
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_failure_ends_a_fit_with_its_own_error(kind, tmp_path):
-    end_in_failure(*at_random(kind, random.Random(kind)), tmp_path)
+def test_a_failure_ends_a_fit_with_its_own_error(kind: str, tmp_path: Path) -> None:
+    end_in_failure(kind, random.Random(kind), tmp_path)
 
 
 @pytest.mark.slow
-def test_a_hundred_failures_at_random_moments_never_hang(tmp_path):
+def test_a_hundred_failures_at_random_moments_never_hang(tmp_path: Path) -> None:
     rng = random.Random(17)
     for number in range(100):
         (tmp_path / str(number)).mkdir()
-        end_in_failure(*at_random(list(KINDS)[number % len(KINDS)], rng), tmp_path / str(number))
+        end_in_failure(list(KINDS)[number % len(KINDS)], rng, tmp_path / str(number))
 
 
 def held() -> tuple[int, list[str], int]:
@@ -265,26 +208,25 @@ def held() -> tuple[int, list[str], int]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc to count open files")
-def test_wrappers_leave_no_threads_or_files_behind(tmp_path):
-    """Threads and open files to the last one; a third of the wrappers fail."""
+def test_wrappers_leave_no_threads_or_files_behind(tmp_path: Path) -> None:
+    """A third of the wrappers fail."""
+    data = small_dataset(16)
+
+    def fail(trainer: Any) -> None:
+        raise Injected
 
     def use(number: int) -> None:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        callbacks = [Checkpoint(keep_last=1), History(), *([Faulty(fault, "on_fit_end")] if number % 3 == 0 else [])]
-        with suppress(Injected), ParallelWrapper(small_model(), 2, callbacks=callbacks, run=folder) as wrapper:
+        callbacks = [Checkpoint(keep_last=1), History(), *([On("on_fit_end", fail)] if number % 3 == 0 else [])]
+        with ParallelWrapper(small_model(), 2, callbacks=callbacks, run=tmp_path / str(number)) as wrapper:
             for _ in range(2):
-                wrapper.fit(Loader(data, 4, seed=3), 1, evaluate_on=held_out)
-            completed.append(number)
+                wrapper.fit(Loader(data, 4, seed=3), 1, evaluate_on=Loader(data, 4, shuffle=False))
 
-    data, completed = small_dataset(16), []
-    held_out = Loader(data, 4, shuffle=False)
     for number in range(13):
-        fault = Fault(number % 2, 2, "callback")
-        use(number)
+        with suppress(Injected):
+            use(number)
         if number == 2:
             threads, files, memory = held()
-    assert len(completed) == 8 and gone() == []
+    assert threads_left() == []
     after = held()
     assert (after[0], after[1]) == (threads, files)
     assert after[2] - memory < 12e6  # what the allocator keeps; a model with its states has 10 kB, its run much more
