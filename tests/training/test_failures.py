@@ -42,7 +42,7 @@ KINDS = {
     "synchronizer": 6,
     "average": 2,
     "loading": 6,
-    "scores": 4,
+    "scores": 2,  # averages at the end of a fit allow one evaluation
     "disk": 3,
 }
 PLACES = {"on_iteration_end": ", at batch ", "loading": ", loading a batch", "scores": ", evaluating, at batch "}
