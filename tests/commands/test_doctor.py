@@ -42,14 +42,6 @@ def states(found: list[Finding]) -> list[tuple[str, str]]:
     return [(finding.part, finding.state) for finding in found]
 
 
-def shadow(folder: Path, name: str, text: str) -> str:
-    """A module that stands in the way of one that is installed; the path to look for modules on."""
-    place = folder / "shadows"
-    place.mkdir(exist_ok=True)
-    (place / f"{name}.py").write_text(text)
-    return f"{place}{os.pathsep}{environment()['PYTHONPATH']}"
-
-
 # The command ----------------------------------------------------------------------------------------------------------
 
 
@@ -119,22 +111,17 @@ def test_a_check_that_fails_is_a_finding(
 # Checks ---------------------------------------------------------------------------------------------------------------
 
 
-def test_installed_packages_are_listed() -> None:
-    found = list(doctor.check_packages([]))
-    assert states(found) == [("python", "ok"), ("packages", "ok")]
-    assert "numpy 2" in found[1].text and "hydra-core 1.3" in found[1].text
-
-
-@pytest.mark.parametrize("missing", ["hydra", pytest.param("rich", marks=pytest.mark.slow)])
-def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path, missing: str) -> None:
-    """Also the ones that other commands begin with."""
-    path = shadow(tmp_path, missing, "raise ImportError('libgone.so: cannot open shared object file')")
+def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path) -> None:
+    """Also one that other commands begin with."""
+    (tmp_path / "hydra.py").write_text("raise ImportError('libgone.so: cannot open shared object file')")
+    path = f"{tmp_path}{os.pathsep}{environment()['PYTHONPATH']}"
     assert "libgone.so" in report(tmp_path, code=1, PYTHONPATH=path)
 
 
-def test_cores_memory_and_blas() -> None:
-    found = list(doctor.check_cpu([]))
-    assert states(found) == [("cpu", "ok"), ("memory", "ok"), ("blas", "ok")] and "cores of" in found[0].text
+def test_packages_cores_memory_and_blas_are_listed() -> None:
+    found = [*doctor.check_packages([]), *doctor.check_cpu([])]
+    assert states(found) == [(part, "ok") for part in ("python", "packages", "cpu", "memory", "blas")]
+    assert "numpy 2" in found[1].text and "hydra-core 1.3" in found[1].text
 
 
 def program(folder: Path, name: str, text: str) -> Path:
@@ -185,18 +172,10 @@ def test_gpus_are_listed_one_by_one(gpu: Any) -> None:
     assert all(figure in found[2].text for figure in ("NVIDIA H200", "9.0", "70.0 GB", "80.0 GB"))
 
 
-def test_without_nccl(gpu: Any) -> None:
-    del gpu.cuda.nccl
-    assert states(list(doctor.check_gpu([])))[1] == ("nccl", "note")
-
-
 def test_a_gpu_that_cannot_be_used(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: "no kernel image")
     (found,) = doctor.check_gpu([])
     assert found[:2] == ("gpu", "note") and "no kernel image" in found.text and "cupynet[cuda12x]" in found.text
-    monkeypatch.setenv("PATH", "")
-    (found,) = doctor.check_gpu([])
-    assert "no kernel image" in found.text and "cupynet[cuda12x]" not in found.text
 
 
 @needs_mpi[0]
@@ -210,7 +189,6 @@ def test_two_ranks_communicate() -> None:
     ("text", "last"),
     [
         ("for i in 1 2; do echo I am process 0 of 1; done", "I am process 0 of 1"),
-        ("echo I am process 0 of 2", "I am process 0 of 2"),
         ("echo it is broken >&2; exit 3", "it is broken"),
     ],
 )
@@ -221,14 +199,6 @@ def test_ranks_that_do_not_see_each_other(
     monkeypatch.setattr(doctor, "find_spec", lambda name: object())
     (found,) = doctor.check_mpi([])
     assert found.state == "note" and last in found.text
-
-
-@pytest.mark.parametrize("installed", [None, object()], ids=["no mpi4py", "no mpiexec"])
-def test_without_mpi(installed: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "find_spec", lambda name: installed)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", "")
-    assert states(doctor.examine("mpi", [])) == [("mpi", "note")]
 
 
 @pytest.fixture
@@ -275,8 +245,6 @@ def test_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     (found,) = doctor.check_disk([])
     assert found.state == "ok" and found.text.startswith(f"{tmp_path}: ") and list(tmp_path.iterdir()) == []
-    (tmp_path / "outputs").mkdir()
-    assert next(doctor.check_disk([])).text.startswith(f"{tmp_path / 'outputs'}: ")
 
 
 def test_an_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,11 +257,8 @@ def test_an_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: py
     assert (found.state, found.code) == ("problem", 74)
 
 
-def test_the_settings_describe_the_run_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_settings_describe_the_run_to_check() -> None:
     _, found = doctor.examine("training", [*SMALL, "backend=numpy"])
     assert found.state == "ok" and "numpy" in found.text
     (found,) = doctor.examine("training", [*SMALL, "workers=0"])
     assert (found.state, found.code) == ("problem", 2) and found.text.startswith("workers=0: ")
-    monkeypatch.setattr("cupynet.training.ParallelWrapper.warm_up", lambda *_: [][1])
-    *_, found = doctor.examine("training", [*SMALL, "backend=numpy"])
-    assert (found.state, found.code) == ("problem", 1) and "IndexError" in found.text

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from cupynet.backend.cuda import gpus
 from cupynet.commands import evaluate, train
 from cupynet.commands.train_job import saved
 from cupynet.data import Synthetic
@@ -24,7 +22,6 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.commands import QUICK, ROOT, SMALL, Call, environment, run, run_folder
 from tests.support.mpi import NO_MPI
-from tests.support.refusals import refused
 from tests.support.resumed_runs import started, trained
 from tests.support.settings import settings_of
 
@@ -71,28 +68,20 @@ def test_the_examples_are_the_images_of_the_mistakes(finished: tuple[Path, str, 
 
 def test_history_has_a_row_per_report_and_per_epoch(finished: tuple[Path, str, str]) -> None:
     reports, epochs = (rows_of(finished[0], kind) for kind in ("report", "epoch"))
-    assert [row["iteration"] for row in reports] == [5, 10, 15, 20] and [row["epoch"] for row in epochs] == [1, 2]
+    assert [row["iteration"] for row in reports] == [5, 10, 15, 20]
+    assert [row["epoch"] for row in epochs] == [1, 2]
     keys = {"epoch", "loss", "score_after_averaging", "images_per_s", "compute_s", "data_s", "averaging_s"}
     assert all(keys | {"divergence"} <= row.keys() for row in reports)
     assert epochs[-1]["test_accuracy"] == summary_of(finished[0])["test_accuracy"]
 
 
-def test_a_summary_has_the_times_and_the_traffic_of_each_worker(finished: tuple[Path, str, str]) -> None:
+def test_a_summary_has_the_traffic_of_each_worker(finished: tuple[Path, str, str]) -> None:
     summary, epochs = summary_of(finished[0]), rows_of(finished[0], "epoch")
-    assert all(len(row[name]) == 2 for row in epochs for name in ("compute_s", "data_s", "averaging_s", "waiting_s"))
     sent = [row["bytes_sent"] for row in epochs]
     assert 0 < sent[0] < sent[1] <= summary["bytes_sent"] == sum(summary["spent"]["bytes_sent"])
     # weights and momentum, all-reduced by two workers after iterations 3, 6 ... 18 and two ends
     assert summary["bytes_sent"] == pytest.approx(8 * 2 * (2 * 431_080 * 4), rel=0.3)
-    assert sum(summary["spent"]["samples"]) == 1200 and summary["divergence"] > 0 and summary["advice"]
-
-
-def test_weights_have_the_layers_names_in_single_precision(finished: tuple[Path, str, str]) -> None:
-    weights = load_file(finished[0] / "weights.safetensors")
-    layers = ("conv1", "conv2", "dense1", "output")
-    assert set(weights) == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
-    assert {w.dtype.name for w in weights.values()} == {"float32"}
-    assert weights["conv2.weight"].shape == (5, 5, 20, 50)
+    assert sum(summary["spent"]["samples"]) == 1200
 
 
 def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -112,9 +101,8 @@ def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path: Path, call: Call
     summary = summary_of(tmp_path)
     found = summary["early_stopping"]
     assert (found["reason"], found["restored"], summary["stop_reason"]) == ("patience", True, "early")
-    scores = {int(epoch): score for epoch, score in found["scores"].items()}
-    best = max(scores, key=scores.__getitem__)
-    assert found["best_epoch"] == best < summary["epochs"] == len(scores)
+    best = int(max(found["scores"], key=found["scores"].__getitem__))
+    assert found["best_epoch"] == best < summary["epochs"] == len(found["scores"])
     accuracy = {row["epoch"]: row["validation_accuracy"] for row in rows_of(tmp_path, "epoch")}
     assert summary["validation_accuracy"] == accuracy[best]
     again = call(evaluate.main, tmp_path, "--json")
@@ -149,12 +137,9 @@ def test_a_run_that_diverges_keeps_its_best(tmp_path: Path, call: Call) -> None:
     assert call(evaluate.main, folder).code == 0
 
 
-@pytest.mark.parametrize("override", ["model.layers.conv2.kernel=50", "backend=cupy"])
-def test_bad_input_is_refused_before_a_folder_exists(override: str, tmp_path: Path) -> None:
-    if override == "backend=cupy" and gpus.probe() is None:
-        pytest.skip("this machine has a GPU")
-    stdout, stderr = run(tmp_path, "data=synthetic", override, code=2)
-    assert stderr.count("\n") == 1 and stderr.startswith(f"cupynet: {override[:5]}")
+def test_bad_input_is_refused_before_a_folder_exists(tmp_path: Path) -> None:
+    stdout, stderr = run(tmp_path, "data=synthetic", "model.layers.conv2.kernel=50", code=2)
+    assert stderr.count("\n") == 1 and stderr.startswith("cupynet: model")
     assert stdout == "" and not list(tmp_path.iterdir())
 
 
@@ -185,13 +170,6 @@ def test_every_experiment_trains(experiment: str, tmp_path: Path) -> None:
     assert summary["images"] == 50 and summary["test_accuracy"] is not None
 
 
-@pytest.mark.parametrize(("backend", "dtype"), [("numba", "half"), ("numpy", "double")])
-def test_every_backend_and_dtype_trains(backend: str, dtype: str, tmp_path: Path) -> None:
-    trained(tmp_path, *QUICK, f"backend={backend}", f"dtype={dtype}", *SMALL, "epochs=6", "workers=2")
-    summary = summary_of(tmp_path)
-    assert (summary["backend"], summary["dtype"]) == (backend, dtype) and summary["test_accuracy"] > 0.3
-
-
 def test_missing_mnist_falls_back_and_says_so(tmp_path: Path) -> None:
     nowhere = ["data=mnist", "data.folder=nowhere", "data.fallback=synthetic"]
     stdout, _ = run(tmp_path, *nowhere, "data.limit=200", "epochs=1", *SMALL)
@@ -207,13 +185,14 @@ def test_missing_data_in_a_chosen_folder_end_the_run(tmp_path: Path) -> None:
 # workers that fail ----------------------------------------------------------------------------------------------------
 
 FAILING = """
+import builtins, threading
 from cupynet.nn import Layer
 
 class Failing(Layer):
-    '''Fails in its nth training step; each worker has one of its own.'''
+    '''Fails in its nth training step, in the thread whose name ends like this.'''
 
-    def __init__(self, step: int, worker: int):
-        self.step, self.worker, self.done = step, worker, 0
+    def __init__(self, step: int, worker: str, error: str):
+        self.step, self.worker, self.error, self.done = step, str(worker), error, 0
 
     def build(self, input, params, backend):
         return input
@@ -221,62 +200,30 @@ class Failing(Layer):
     def forward(self, x, context):
         if context.train and context.samples.any():
             self.done += 1
-            import threading
-            if self.done == self.step and threading.current_thread().name.endswith(str(self.worker)):
-                self.fail()
+            if self.done == self.step and threading.current_thread().name.endswith(self.worker):
+                raise getattr(builtins, self.error)("on purpose")
         return x, lambda dy: dy
-
-    def fail(self):
-        raise ZeroDivisionError("on purpose")
-
-class Interrupting(Failing):
-    def fail(self):
-        raise KeyboardInterrupt
-
-class Hanging(Failing):
-    def fail(self):
-        import time
-        time.sleep(600)
 """
 
 
-def failing(folder: Path, kind: str, step: int, worker: object) -> list[str]:
+def failing(folder: Path, error: str, step: int, worker: object) -> list[str]:
     """Return settings under which one worker fails in this step."""
     (folder / "failing.py").write_text(FAILING)
-    part = f"{{bad:{{_target_:failing.{kind},step:{step},worker:{worker}}}}}"
+    part = f"{{bad:{{_target_:failing.Failing,step:{step},worker:{worker},error:{error}}}}}"
     return [*TINY, "trusted_modules=[failing]", f"+model.layers={part}"]
 
 
 # tests/parallel/launchers/test_threads.py has the failures of each worker
 def test_a_failing_worker_ends_the_process_with_its_own_traceback(tmp_path: Path) -> None:
-    _, stderr = run(tmp_path, *failing(tmp_path, "Failing", 4, 2), "workers=3", code=1)
+    _, stderr = run(tmp_path, *failing(tmp_path, "ZeroDivisionError", 4, 2), "workers=3", code=1)
     assert "ZeroDivisionError: on purpose" in stderr and "failing.py" in stderr
     if sys.version_info >= (3, 11):
         assert "worker 2" in stderr and "epoch 1" in stderr
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_keyboard_interrupt_in_user_code_is_not_reported_as_a_signal(workers: int, tmp_path: Path) -> None:
-    thread = "Thread" if workers == 1 else 1  # the end of its name
-    _, stderr = run(tmp_path, *failing(tmp_path, "Interrupting", 2, thread), f"workers={workers}", code=130)
-    assert "in fail\n" in stderr and "KeyboardInterrupt" in stderr.splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_a_hanging_worker_ends_the_process(tmp_path: Path) -> None:
-    hanging = failing(tmp_path, "Hanging", 3, 1)
-    _, stderr = run(tmp_path, *hanging, "workers=2", "parallel.timeout_s=2", code=1)
-    assert "worker 0" in stderr and stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_fifty_failing_workers_never_hang(tmp_path: Path) -> None:
-    rng = random.Random(3)
-    for _ in range(50):
-        settings = failing(tmp_path, "Failing", rng.randint(1, 6), rng.randint(0, 2))
-        began = time.monotonic()
-        _, stderr = run(tmp_path, *settings, "workers=3", code=1)
-        assert "ZeroDivisionError: on purpose" in stderr and time.monotonic() - began < 10 + 20  # start-up included
+def test_a_keyboard_interrupt_in_user_code_is_not_reported_as_a_signal(tmp_path: Path) -> None:
+    _, stderr = run(tmp_path, *failing(tmp_path, "KeyboardInterrupt", 2, "Thread"), "workers=1", code=130)
+    assert "in forward\n" in stderr and "KeyboardInterrupt" in stderr.splitlines()[-1]
 
 
 # signals --------------------------------------------------------------------------------------------------------------
@@ -290,21 +237,15 @@ def check_results(folder: Path, number: signal.Signals) -> None:
 
 
 # tests/core/test_signals.py has the codes of all signals, and a run that SIGINT ends
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGUSR1, 143)]
-)
-def test_a_signal_ends_a_run_with_its_results_saved(number: signal.Signals, code: int, tmp_path: Path) -> None:
-    ending = {"END_AFTER": "12", "END_BY": number.name}
-    started(tmp_path, "run", "workers=2", "parallel.averaging_frequency=end", code=code, **ending)
-    check_results(tmp_path / "run", number)
+def test_a_signal_ends_a_run_with_its_results_saved(tmp_path: Path) -> None:
+    ending = {"END_AFTER": "12", "END_BY": "SIGUSR1"}
+    started(tmp_path, "run", "workers=2", "parallel.averaging_frequency=end", code=143, **ending)
+    check_results(tmp_path / "run", signal.SIGUSR1)
     assert Checkpoints(tmp_path / "run/checkpoints").steps()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_from_outside_ends_a_run_with_its_results_saved(
-    number: signal.Signals, code: int, tmp_path: Path
-) -> None:
+def test_ctrl_c_ends_a_run_with_its_results_saved(tmp_path: Path) -> None:
     arguments = [*QUICK, "data.train=3000", "epochs=10000", "workers=2", "evaluate_every_epochs=10000"]
     command = [sys.executable, "-m", "cupynet", "train", *arguments, "report_every_iterations=1"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
@@ -312,10 +253,10 @@ def test_a_signal_from_outside_ends_a_run_with_its_results_saved(
         while not any(p.stat().st_size for p in tmp_path.glob("outputs/*/*/history.jsonl")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)
-        process.send_signal(number)
+        process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=30)
-    assert process.returncode == code, stderr
-    check_results(run_folder(tmp_path), number)
+    assert process.returncode == 130, stderr
+    check_results(run_folder(tmp_path), signal.SIGINT)
 
 
 SIGNALLING = """
@@ -431,21 +372,18 @@ def test_the_command_that_resumes_a_run_names_what_is_not_stored(tmp_path: Path)
     assert saved(run, settings).endswith(f"cupynet train resume={tmp_path} callbacks.mlflow.uri=null")
 
 
-def test_early_stopping_needs_images_that_are_held_out() -> None:
-    with refused("callbacks.early_stopping"):
-        train.prepare(settings_of(*QUICK, "callbacks=early_stopping"))
+def without_times(folder: Path, kind: str) -> list[dict[str, Any]]:
+    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s")
+    return [{key: value for key, value in row.items() if key not in timed} for row in rows_of(folder, kind)]
 
 
 def test_equal_runs_leave_equal_files(tmp_path: Path) -> None:
     """Byte for byte, the times in the history aside."""
-    timed = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s")
     settings = [*TINY, "workers=2", "epochs=2", "report_every_iterations=4"]
     one, two = (tmp_path / name for name in ("one", "two"))
     run(tmp_path, *settings, "hydra.run.dir=one", PYTHONHASHSEED="1")
     trained(two, *settings)
     assert (one / "weights.safetensors").read_bytes() == (two / "weights.safetensors").read_bytes()
     for kind, count in (("epoch", 2), ("report", 5)):
-        first, second = (
-            [{k: v for k, v in row.items() if k not in timed} for row in rows_of(folder, kind)] for folder in (one, two)
-        )
-        assert first == second and len(first) == count
+        assert without_times(one, kind) == without_times(two, kind)
+        assert len(without_times(one, kind)) == count

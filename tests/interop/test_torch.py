@@ -17,20 +17,16 @@ from cupynet.backend import create_backend
 from cupynet.config.instantiate import build_as
 from cupynet.data import Synthetic
 from cupynet.interop import torch_source
-from cupynet.interop.torch import LAYERS, from_torch, orders, to_torch
+from cupynet.interop.torch import orders
 from cupynet.nn import (
     Activation,
     BatchNorm,
     Concat,
-    Conv2D,
     Dense,
     Flat,
     Flatten,
-    GlobalAvgPool2D,
     Image,
     Layer,
-    LayerNorm,
-    MaxPool2D,
     Model,
     Residual,
     Sequential,
@@ -49,15 +45,14 @@ from tests.support.imported_networks import (
 )
 from tests.support.networks import Around
 from tests.support.refusals import refused
-from tests.support.settings import CHOICES, settings_of
+from tests.support.settings import settings_of
 
-MODELS = [name for group, name in CHOICES if group == "model"]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
 
 @needs_torch
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_of_the_configuration(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["resnet8", "lenet_norm"])
+def test_a_model_of_the_configuration(name: str, tmp_path: Path) -> None:
     settings = settings_of("data=synthetic", f"model={name}")
     model = model_of(build_as(Layer, settings.model, "model"), Image(*Synthetic.image_shape))
     images = images_for(model, 3)
@@ -101,17 +96,6 @@ def test_exported_weights_are_imported_again(tmp_path: Path) -> None:
         np.testing.assert_array_equal(other.weights()[name], weight, err_msg=name)
 
 
-@pytest.mark.parametrize("layer", [Conv2D, Dense, LayerNorm], ids=lambda layer: layer.__name__)
-@pytest.mark.parametrize("shape", [(3, 4, 5, 2), (4, 5, 2), (30, 7), (30,)], ids=str)
-def test_layouts_are_inverted(layer: type[Layer], shape: tuple[int, ...]) -> None:
-    weight, axes = np.random.default_rng(1).random(shape), LAYERS[layer].axes
-    order = np.random.default_rng(2).permutation(30)
-    for each in (None, order if shape[0] == 30 else None):
-        np.testing.assert_array_equal(from_torch(to_torch(weight, axes, each), axes, each), weight)
-    if shape[0] == 30:
-        assert not np.array_equal(to_torch(weight, axes, order), to_torch(weight, axes))
-
-
 def test_each_branch_is_fed_the_flattened_image() -> None:
     """Of both the rows are in PyTorch's order, whatever the other one begins with."""
     ways = Concat({"first": [Dense(3), Dense(2)], "second": [Activation("relu"), Dense(4)], "mean": [Flatten()]})
@@ -126,27 +110,23 @@ def test_each_branch_is_fed_the_flattened_image() -> None:
         np.testing.assert_array_equal(found[name], [*range(6), *(6 + expected)])
 
 
-def test_images_of_one_channel_are_flattened_the_same_way() -> None:
-    assert orders(model_of(Sequential([Flatten(), Dense(2)]), Image(3, 4, 1)).network) == {}
-    pooled = model_of(Sequential([GlobalAvgPool2D(), Dense(2)]), Image(3, 4, 5))
-    assert orders(pooled.network) == {}
-
-
 def test_a_sum_with_a_flattened_image_is_refused(tmp_path: Path) -> None:
     layers = {"flat": Flatten(), "block": Residual([Dense(12)]), "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))
-    for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):
-        with pytest.raises(ConfigError, match="'block'"):
-            way()
+    with pytest.raises(ConfigError, match="'block'"):
+        export_torch(model, tmp_path / "a")
+    with pytest.raises(ConfigError, match="'block'"):
+        torch_source(model)
     plain = model_of(Sequential(layers), Image(12, 1, 1))  # of one channel there is but one order
     export_torch(plain, tmp_path / "a")
 
 
 def test_unknown_layers_are_refused(tmp_path: Path) -> None:
     model = model_of(Sequential({"flat": Flatten(), "mine": Around(Dense(6)), "output": Dense(3)}), Image(3, 2, 1))
-    for way in (lambda: export_torch(model, tmp_path / "a"), lambda: torch_source(model)):
-        with pytest.raises(ConfigError, match="'mine'"):
-            way()
+    with pytest.raises(ConfigError, match="'mine'"):
+        export_torch(model, tmp_path / "a")
+    with pytest.raises(ConfigError, match="'mine'"):
+        torch_source(model)
     assert not list(tmp_path.iterdir())
 
 
@@ -158,8 +138,7 @@ def golden() -> dict[str, Any]:
     return torch_logits()
 
 
-@pytest.mark.parametrize("flatten", [False, True])
-@pytest.mark.parametrize(("dtype", "bound"), [("double", 1e-12), ("float", 1e-5)])
+@pytest.mark.parametrize(("flatten", "dtype", "bound"), [(False, "float", 1e-5), (True, "double", 1e-12)])
 def test_imported_weights_give_the_logits_of_pytorch(golden: Any, flatten: bool, dtype: str, bound: float) -> None:
     found = small_model(flatten=flatten, dtype=dtype)
     import_torch(found, SMALL, SMALL_NAMES)
@@ -168,46 +147,22 @@ def test_imported_weights_give_the_logits_of_pytorch(golden: Any, flatten: bool,
 
 def test_single_weights_are_imported_by_name(golden: Any, tmp_path: Path) -> None:
     tensors = load_file(SMALL)
-    same = {name: there for name, there in SMALL_NAMES.items() if name != "conv1"}
-    renamed = {
-        f"{name}.{own}": tensors[f"{there}.{own}"]
-        for name, there in same.items()
-        for own in ("weight", "bias")
-        if f"{there}.{own}" in tensors
-    }
-    renamed |= {"first": tensors["0.weight"], "second": tensors["0.bias"], "bn.num_batches_tracked": np.array(3)}
-    save_file(renamed, tmp_path / "a.safetensors")
+    tensors["bn.num_batches_tracked"] = np.array(3)
+    tensors["first"] = tensors.pop("0.weight")
+    save_file(tensors, tmp_path / "a.safetensors")
     found = small_model()
-    import_torch(found, tmp_path / "a.safetensors", {"conv1.weight": "first", "conv1.bias": "second"})
+    layers = {name: there for name, there in SMALL_NAMES.items() if name != "conv1"}
+    import_torch(found, tmp_path / "a.safetensors", {**layers, "conv1.weight": "first", "conv1.bias": "0.bias"})
     np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
 
 
-def test_nested_layers_are_imported(golden: Any) -> None:
-    inner = Sequential({"a": Conv2D(4, kernel=(3, 2), activation="relu"), "b": MaxPool2D(2)})
-    rest = {"conv2": Conv2D(5, kernel=2, bias=False), "dense1": Dense(6, activation="relu"), "output": Dense(3)}
-    outer = Sequential({"block": inner, **rest})
-    found = Model(outer, Image(9, 8, 3), create_backend("numba", "double"))
-    names = {"block.a": "0", "conv2": "3", "dense1": "5", "output": "7"}
-    import_torch(found, SMALL, names)
-    np.testing.assert_allclose(logits(found, golden["images"]), golden["logits"], atol=1e-12)
-
-
-@pytest.mark.parametrize("backend", ["numpy", "numba"])
-def test_normalization_and_its_running_statistics_are_imported(golden: Any, backend: str) -> None:
-    found = normalized_model(backend=backend)
+def test_normalization_and_its_running_statistics_are_imported(golden: Any) -> None:
+    found = normalized_model()
     import_torch(found, NORMS, NORMS_NAMES)
     np.testing.assert_allclose(logits(found, golden["images"]), golden["of_norms"], atol=1e-5)
     tensors = load_file(NORMS)
     np.testing.assert_array_equal(found.weights()["norm1.mean"], tensors["1.running_mean"])
     np.testing.assert_array_equal(found.weights()["norm1.variance"], tensors["1.running_var"])
-
-
-def test_missing_running_statistics_are_named(tmp_path: Path) -> None:
-    tensors = load_file(NORMS)
-    del tensors["8.running_var"]
-    save_file(tensors, tmp_path / "a.safetensors")
-    with data_error("8.running_var", "norm4.variance"):
-        import_torch(normalized_model(), tmp_path / "a.safetensors", NORMS_NAMES)
 
 
 @pytest.mark.parametrize(
@@ -216,10 +171,9 @@ def test_missing_running_statistics_are_named(tmp_path: Path) -> None:
         ("5.bias", None),
         ("9.bias", np.zeros(3)),
         ("0.weight", np.zeros((4, 3, 2, 3))),
-        ("7.weight", np.zeros((3, 7))),
         ("7.weight", np.zeros((6, 3))),
     ],
-    ids=["lacking", "more", "a kernel turned", "another size", "transposed"],
+    ids=["lacking", "more", "a kernel turned", "transposed"],
 )
 def test_weights_that_do_not_fit_are_named(name: str, tensor: Any, tmp_path: Path) -> None:
     path, tensors = tmp_path / "a.safetensors", load_file(SMALL) | {name: tensor}
@@ -232,27 +186,22 @@ def test_weights_that_do_not_fit_are_named(name: str, tensor: Any, tmp_path: Pat
         np.testing.assert_array_equal(weight, before[own])
 
 
-def write_raw(path: Path, kind: str, tensors: dict[str, Any]) -> Path:
-    """Write a safetensors file of a type that NumPy does not have."""
-    header, data = {}, b""
-    for name, array in tensors.items():
-        header[name] = {"dtype": kind, "shape": array.shape, "data_offsets": (len(data), len(data) + array.nbytes)}
-        data += array.tobytes()
+def write_raw(path: Path, kind: str, array: Any) -> Path:
+    """Write one tensor of a type that NumPy does not have as a safetensors file."""
+    header = {"fc.weight": {"dtype": kind, "shape": array.shape, "data_offsets": (0, array.nbytes)}}
     text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + array.tobytes())
     return path
 
 
 def test_bfloat16_is_widened_and_narrower_types_are_refused_with_a_remedy(tmp_path: Path) -> None:
-    model = Model(Sequential({"fc": Dense(2)}), Flat(3), create_backend("numpy"))
-    weights = {"fc.weight": np.array([[1, -2.5, 3], [0, 1e-30, np.inf]], np.float32), "fc.bias": np.ones(2, np.float32)}
-    halves = {name: (array.view(np.uint32) >> 16).astype("<u2") for name, array in weights.items()}
+    model = Model(Sequential({"fc": Dense(2, bias=False)}), Flat(3), create_backend("numpy"))
+    weights = np.array([[1, -2.5, 3], [0, 1e-30, np.inf]], np.float32)
+    halves = (weights.view(np.uint32) >> 16).astype("<u2")
     import_torch(model, write_raw(tmp_path / "a.safetensors", "BF16", halves))
-    np.testing.assert_allclose(model.weights()["fc.weight"].T, weights["fc.weight"], rtol=1 / 128)
-    np.testing.assert_array_equal(model.weights()["fc.bias"], [1, 1])
-    bytes_of = {name: np.zeros(array.shape, np.uint8) for name, array in weights.items()}
+    np.testing.assert_allclose(model.weights()["fc.weight"].T, weights, rtol=1 / 128)
     with data_error("float()"):
-        import_torch(model, write_raw(tmp_path / "a.safetensors", "F8_E4M3", bytes_of))
+        import_torch(model, write_raw(tmp_path / "a.safetensors", "F8_E4M3", np.zeros((2, 3), np.uint8)))
 
 
 def test_unknown_names_are_refused() -> None:
@@ -260,9 +209,8 @@ def test_unknown_names_are_refused() -> None:
         import_torch(small_model(), SMALL, {"conv9": "0"})
 
 
-@pytest.mark.parametrize("content", [b"text", b"PK\x03\x04" + bytes(100), b"\x80\x02\x8a" + bytes(100)])
+@pytest.mark.parametrize("content", [b"text", b"PK\x03\x04" + bytes(100)], ids=["text", "zip"])
 def test_files_of_torch_save_and_others_are_refused(content: bytes, tmp_path: Path) -> None:
-    """torch.save writes a zip or a pickle."""
     (tmp_path / "text").write_bytes(content)
     with data_error(tmp_path / "text", "save_file"):
         import_torch(small_model(), tmp_path / "text")

@@ -21,10 +21,12 @@ pytest.importorskip("optuna")
 
 from cupynet import config
 from cupynet.commands import compare, evaluate
+from cupynet.commands.train import train
 from cupynet.commands.tune import command
 from cupynet.commands.tune import search as tune_search
 from cupynet.commands.tune.command import for_hydra, kept_out, prepare
 from cupynet.commands.tune.search import Plan, PruningCallback, search, summary
+from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
 from cupynet.core.errors import ConfigError, DataError, Interrupted
 from cupynet.core.wording import percent
@@ -91,11 +93,10 @@ def test_trials_are_compared_by_images_held_out_and_see_no_test_images(searched:
         assert "test" not in (trial / "history.jsonl").read_text()
 
 
-def test_the_best_trial_is_printed_and_logged(searched: tuple[Path, Path, str]) -> None:
+def test_the_best_trial_is_printed(searched: tuple[Path, Path, str]) -> None:
     _, folder, stdout = searched
     best = stdout[stdout.index("best trial") :]
     assert best.split()[2].rstrip(",") == best_of(folder)["trial"]
-    assert best.strip() in (folder / "train.log").read_text()
 
 
 def best_of(folder: Path) -> dict[str, str]:
@@ -134,9 +135,8 @@ def test_a_complete_search_can_be_resumed(
 
 @pytest.mark.slow
 def test_a_search_that_is_stopped_or_killed_can_be_resumed(tmp_path: Path) -> None:
-    begin = [*TINY, "epochs=4", "batch_size=32,64", "seed=range(0,20)", "trials=4", "hydra.run.dir=there"]
-    typed = begin
-    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
+    typed = [*TINY, "epochs=4", "batch_size=32,64", "seed=range(0,20)", "trials=4", "hydra.run.dir=there"]
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
         before = len(list(tmp_path.glob("there/trials/*/history.jsonl")))
         command = [sys.executable, "-m", "cupynet", "tune", *typed]
         process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
@@ -145,24 +145,14 @@ def test_a_search_that_is_stopped_or_killed_can_be_resumed(tmp_path: Path) -> No
             time.sleep(0.05)
         os.kill(process.pid, number)
         _, stderr = process.communicate(timeout=120)
-        assert process.returncode == code
-        if number != signal.SIGKILL:
-            line = stderr.splitlines()[-1]
-            assert line.startswith(f"cupynet: stopped by {number.name}: ") and "Traceback" not in stderr
-            typed = shlex.split(line.partition("cupynet tune ")[2])
-            assert typed == ["resume=there"]
+        assert process.returncode == code, stderr
+        typed = ["resume=there"]
     run(tmp_path, *typed, command="tune")
     found = [row["outcome"] for row in table(tmp_path / "there")]
-    assert found.count("fail") == 3 and len(found) >= 7
+    assert found.count("fail") == 2 and len(found) >= 6
 
 
 # refused --------------------------------------------------------------------------------------------------------------
-
-
-def prepared_with(*arguments: str) -> Plan:
-    """Prepare a small search, with arguments that replace its own."""
-    typed = {each.partition("=")[0] for each in arguments}
-    return prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
 
 
 @pytest.mark.usefixtures("fast_compose")
@@ -181,21 +171,17 @@ def prepared_with(*arguments: str) -> Plan:
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], setting: str) -> None:
+    typed = {each.partition("=")[0] for each in arguments}
     with refused(setting):
-        prepared_with(*arguments)
+        prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
 
 
 @pytest.mark.parametrize(
-    ("searched", "setting"),
-    [
-        ("batch_sise=32,64", "batch_sise"),
-        ("batch_size=interval(16,64)", "batch_size"),
-        ("optimizer=choice(adum,adam)", "optimizer"),
-    ],
+    ("searched", "setting"), [("batch_sise=32,64", "batch_sise"), ("optimizer=choice(adum,adam)", "optimizer")]
 )
 def test_trials_that_cannot_be_composed_are_refused_before_the_first(searched: str, setting: str) -> None:
     with refused(setting):
-        prepared_with(searched)
+        prepared(*TINY, searched)
 
 
 def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,13 +215,11 @@ def test_a_resumed_search_uses_its_stored_command_line(tmp_path: Path) -> None:
         for_hydra([f"resume={tmp_path}", "epochs=3"])
 
 
-def test_a_folder_with_a_search_is_refused(tmp_path: Path) -> None:
-    stored_search(tmp_path, *TINY, RATE)
-    for file in ("study.db", "trials"):
-        with refused(""):
-            prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
-        if file == "study.db":
-            (tmp_path / "study.db").rename(tmp_path / "trials")
+@pytest.mark.parametrize("file", ["study.db", "trials"])
+def test_a_folder_with_a_search_is_refused(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).touch()
+    with refused(""):
+        prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
 
 
 @pytest.mark.parametrize("name", ["study.db-journal", "trials/0001"])
@@ -248,33 +232,34 @@ def test_a_search_with_links_is_not_resumed(name: str, tmp_path: Path) -> None:
         for_hydra([f"resume={tmp_path}"])
 
 
-def test_an_empty_study_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
-    (tmp_path / "study.db").touch()
-    with pytest.raises(DataError):
-        for_hydra([f"resume={tmp_path}", "trials=9"])
-    assert [path.name for path in tmp_path.iterdir()] == ["study.db"]
-
-
-@pytest.mark.parametrize(
-    "stored", ["seed=${oc.env:HOME}", "seed=$\\{oc.env:HOME\\}", "search=['seed=choice(\\${x},1)']"]
-)
+@pytest.mark.parametrize("stored", ["seed=${oc.env:HOME}", "search=['seed=choice(\\${x},1)']"])
 def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> None:
-    (tmp_path / ".hydra").mkdir()
+    stored_search(tmp_path, *TINY)
     (tmp_path / ".hydra" / "overrides.yaml").write_text(json.dumps([*TINY, stored]))
-    (tmp_path / "study.db").write_bytes(b"a study")
     with pytest.raises(DataError):
         for_hydra([f"resume={tmp_path}"])
 
 
 @pytest.mark.usefixtures("fast_compose")
-@pytest.mark.parametrize("searched", [False, True])
-def test_a_resumed_search_writes_in_its_folder(searched: bool, tmp_path: Path) -> None:
-    path = "callbacks.history.path=" + ("choice(/tmp/a,/tmp/b)" if searched else "/tmp/a")
-    stored_search(tmp_path, *TINY, RATE, path)
-    with refused("callbacks.history.path", "/tmp/a"):
+@pytest.mark.parametrize(
+    ("stored", "setting"),
+    [
+        ("callbacks.history.path=/tmp/a", "callbacks.history.path"),
+        ("callbacks.history.path=choice(/tmp/a,/tmp/b)", "callbacks.history.path"),
+        ("data.folder=/tmp/a", "data.folder"),  # where images would be downloaded to
+    ],
+)
+def test_a_resumed_search_writes_in_its_folder(stored: str, setting: str, tmp_path: Path) -> None:
+    own = TINY if setting != "data.folder" else []
+    stored_search(tmp_path, *own, RATE, stored)
+    with refused(setting, "/tmp/a"):
         prepared(f"resume={tmp_path}")
-    if not searched:
-        assert prepared(f"resume={tmp_path}", path).resumed == tmp_path  # typed again
+
+
+@pytest.mark.usefixtures("fast_compose")
+def test_a_place_to_write_may_be_typed_again(tmp_path: Path) -> None:
+    stored_search(tmp_path, *TINY, RATE, "callbacks.history.path=/tmp/a")
+    assert prepared(f"resume={tmp_path}", "callbacks.history.path=/tmp/a").resumed == tmp_path
 
 
 @pytest.mark.usefixtures("fast_compose")
@@ -287,8 +272,7 @@ def test_a_search_can_be_resumed_as_its_message_says(tmp_path: Path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tune_search, "run_trials", stop)
     monkeypatch.setattr(base, "find_spec", lambda name: "there")
-    mine = ["+callbacks.mine._target_=cupynet.training.WandB", "+callbacks.mine.mode=online"]
-    typed = [*TINY, RATE, "callbacks=mlflow", "callbacks.history.path=/tmp/a b", *mine]
+    typed = [*TINY, RATE, "callbacks=mlflow", "callbacks.history.path=/tmp/a b"]
     folder = Path("there")
     config.keep(folder, tune_settings_of(for_hydra(typed)[0]), for_hydra(typed)[0])
     with pytest.raises(Interrupted) as stopped:
@@ -297,16 +281,6 @@ def test_a_search_can_be_resumed_as_its_message_says(tmp_path: Path, monkeypatch
     assert again[0] == "resume=there" and "callbacks.mlflow.uri=null" in again
     plan = prepared(*again)
     assert plan.resumed == folder and plan.experiment({"optimizer.learning_rate": 0.1}).settings.callbacks["mlflow"]
-    assert prepared("resume=there", *again[1:], "callbacks.mlflow.uri=sqlite:///other.db").resumed == folder
-    with pytest.raises(ConfigError):
-        prepared(*again, "callbacks.mlflow.name=other")
-
-
-@pytest.mark.usefixtures("fast_compose")
-def test_a_resumed_search_downloads_nothing_to_a_folder_that_it_names(tmp_path: Path) -> None:
-    stored_search(tmp_path, "data.folder=/tmp/a", RATE)
-    with refused("data.folder", "/tmp/a"):
-        prepared(f"resume={tmp_path}")
 
 
 class Trial:
@@ -322,23 +296,21 @@ class Trial:
         return len(self.reported) >= self.epochs
 
 
-def test_a_pruned_trial_stops_all_workers_after_the_same_round(tmp_path: Path) -> None:
-    from cupynet.commands.train import train
-    from cupynet.config.experiment import Experiment
-
-    settings = settings_of(*TINY[:5], "backend=numpy", "workers=2", "epochs=4", "data.validation=50")
-    for prune_after, epochs in ((2, 2), (9, 4)):
-        trial, experiment, folder = Trial(prune_after), Experiment(settings), tmp_path / str(prune_after)
-        experiment.tests = False
-        callback = PruningCallback(trial, "accuracy")
-        experiment.callbacks.append(callback)
-        folder.mkdir()
-        train(experiment, folder)
-        summary = Run(folder).summary()
-        assert (summary.outcome.epochs, summary.scores.test_accuracy, callback.pruned) == (epochs, None, epochs == 2)
-        assert summary.outcome.stop_reason == ("early" if callback.pruned else None)
-        assert [step for step, _ in trial.reported] == [*range(1, epochs + 1)]
-        assert callback.figure == summary.scores.validation_accuracy == trial.reported[-1][1]
+@pytest.mark.parametrize(("prune_after", "epochs", "pruned"), [(2, 2, True), (9, 4, False)])
+def test_a_pruned_trial_stops_all_workers_after_the_same_round(
+    prune_after: int, epochs: int, pruned: bool, tmp_path: Path
+) -> None:
+    trial = Trial(prune_after)
+    experiment = Experiment(settings_of(*TINY[:5], "backend=numpy", "workers=2", "epochs=4", "data.validation=50"))
+    experiment.tests = False
+    callback = PruningCallback(trial, "accuracy")
+    experiment.callbacks.append(callback)
+    train(experiment, tmp_path)
+    summary = Run(tmp_path).summary()
+    assert (summary.outcome.epochs, summary.scores.test_accuracy, callback.pruned) == (epochs, None, pruned)
+    assert summary.outcome.stop_reason == ("early" if pruned else None)
+    assert [step for step, _ in trial.reported] == [*range(1, epochs + 1)]
+    assert callback.figure == summary.scores.validation_accuracy == trial.reported[-1][1]
 
 
 def test_a_fast_dev_run_has_no_best_trial(tmp_path: Path) -> None:
