@@ -15,13 +15,6 @@ FREE = Link(math.inf, 0.0)
 SLOW = Link(1e9, 1e-3)
 
 
-@pytest.mark.parametrize("link", LINKS)
-def test_one_worker_is_as_fast_as_it_was_measured(link: str) -> None:
-    found = forecast(COSTS, LINKS[link], 1, 1)
-    assert (found.averaging_s, found.machines) == (0, 1)
-    assert found.images_per_s == pytest.approx(128 / 20e-3) and found.efficiency == pytest.approx(1)
-
-
 def test_a_full_machine_is_as_fast_as_it_was_measured() -> None:
     for frequency in (1, 3):
         found = forecast(COSTS, SLOW, 2, frequency)
@@ -53,10 +46,9 @@ def test_runs_that_were_measured_are_forecast(costs: Costs, measured: dict[int, 
 
 
 def test_seldom_averages_and_faster_links_cost_less() -> None:
-    for workers in (2, 8, 1024):
-        shares = [forecast(COSTS, LINKS["1gbe"], workers, each).averaging_s for each in (1, 3, 10, 50)]
-        assert shares == sorted(shares, reverse=True)
-        assert shares[0] == pytest.approx(50 * shares[-1])
+    shares = [forecast(COSTS, LINKS["1gbe"], 8, each).averaging_s for each in (1, 3, 10, 50)]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(50 * shares[-1])
     rates = [forecast(COSTS, LINKS[link], 64, 1).images_per_s for link in LINKS]
     assert rates == sorted(rates)
 

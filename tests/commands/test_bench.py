@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from cupynet.bench import gpu as bench_gpu
-from cupynet.bench import measure, records
+from cupynet.bench import measure
 from cupynet.commands import bench
 from cupynet.config.schema import BenchSettings
 from cupynet.core.errors import ConfigError
@@ -50,14 +50,6 @@ def test_ratios() -> None:
         "loop, workers=2 / bare step, workers=2": pytest.approx(0.95),
         "loop, workers=2 / torch channels_last, workers=2": pytest.approx(2.0),
     }
-
-
-def test_the_table_has_a_line_for_everything() -> None:
-    rates = cast(Any, RESULT["images_per_s"])
-    lines = bench.table({**RESULT, "ratios": bench.ratios(rates)})
-    for name in (*rates, "conv forward", "update", "batch of 100 on one core"):
-        assert any(line.startswith(name) for line in lines)
-    assert lines[0].endswith(" GFLOP/s")
 
 
 def test_accumulation_is_refused() -> None:
@@ -111,9 +103,7 @@ def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
     (file,) = (tmp_path / "outputs" / "records").glob("gpu-made-up-device-20*.json")
     found = json.loads(file.read_text())
     assert found["device"]["name"] == "made-up device" and found["cuda"]["cupy"] == "14.2.0"
-    assert found["environment"]["cores"] and found["dataset"] == "synthetic" and "commit" in found
-    assert (found["optimizer"], found["tf32"]) == ("Nesterov", False)
-    assert found["model"][3].split()[:2] == ["conv1", "Conv2D"]
+    assert (found["dataset"], found["optimizer"], found["tf32"]) == ("synthetic", "Nesterov", False)
     assert list(found["step_images_per_s"]) == ["float", "half"]
     for rates in found["step_images_per_s"].values():
         assert rates["cupynet"][0] > 0 and list(rates) == ["cupynet", *bench_gpu.PEERS]
@@ -126,57 +116,49 @@ def test_every_figure_of_a_gpu_is_measured(tmp_path: Path) -> None:
             assert "ml_dtypes" in figures
         else:
             assert len(figures["epoch_s"]) == len(figures["accuracy"]) == 1 and figures["images_per_s"] > 0
-    *_, last = done.stdout.strip().splitlines()
-    assert last.endswith(f"outputs/records/{file.name}")
 
 
-def test_a_record_of_the_same_day_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = [
-        str(records.write({"device": {"name": "NVIDIA H200 (141GB)"}, "date": "2026-01-02", "turn": turn}))
-        for turn in range(3)
-    ]
-    stem = "outputs/records/gpu-nvidia-h200-141gb-2026-01-02"
-    assert names == [f"{stem}.json", f"{stem}-2.json", f"{stem}-3.json"]
-    assert [json.loads(Path(name).read_text())["turn"] for name in names] == [0, 1, 2]
+class Device(str):
+    """Settings for one device; its dtype is all that a measurement reads."""
+
+    placement = SimpleNamespace(devices=[3])
+
+    @property
+    def settings(self) -> Any:
+        return SimpleNamespace(backend=SimpleNamespace(tf32=self == "float"))
 
 
-class Rates:
-    """Replace the measurement by its arguments. PyTorch fails to capture a graph in half."""
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The options of each measurement of PyTorch, none of which is made. It fails to capture a graph in half."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(measure, "torch_images_per_s", self.of_torch)
-        monkeypatch.setattr(measure, "step_images_per_s", lambda one, *_: {"float": 2000.0, "half": 4000.0}[one])
-        monkeypatch.setattr(bench_gpu, "on_one_device", self.on_one_device)
-
-    def on_one_device(self, settings: Any, dtype: str) -> Any:
-        class Device(str):
-            placement = SimpleNamespace(devices=[3])
-            settings = SimpleNamespace(backend=SimpleNamespace(tf32=dtype == "float"))
-
-        return Device(dtype)
-
-    def of_torch(self, one: Any, *options: Any) -> float:
-        self.asked.append(options)
+    def of_torch(one: Any, *options: Any) -> float:
+        made.append(options)
         if "--graph" in options and "half" in options:
             raise ConfigError("no graph")
-        return 500.0 * len(self.asked)
+        return 500.0 * len(made)
+
+    made: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(measure, "torch_images_per_s", of_torch)
+    monkeypatch.setattr(measure, "step_images_per_s", lambda *_: 2000.0)
+    monkeypatch.setattr(bench_gpu, "on_one_device", lambda settings, dtype: Device(dtype))
+    return made
 
 
-def test_peers_are_measured_in_turn_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In both layouts and as a graph; for one that fails the reason is recorded."""
-    rates, settings = Rates(monkeypatch), cast(Any, SimpleNamespace(repeats=2))
-    found = bench_gpu.steps(settings, "float")
+def test_peers_are_measured_in_turn_on_the_gpu(asked: list[tuple[Any, ...]]) -> None:
+    """In both layouts and as a graph."""
+    found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "float")
     assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0, 2500.0]
     common = ("--dtype", "float", "--device", "cuda:3", "--seconds", bench_gpu.STEP_S, "--tf32")
     contiguous, channels_last = ("--layout", "contiguous"), ("--layout", "channels_last")
     layouts = [contiguous, channels_last, (*contiguous, "--graph"), (*channels_last, "--graph")]
-    assert rates.asked == [(*layout, *common) for layout in layouts] * 2
-    rates.asked.clear()
-    found = bench_gpu.steps(settings, "half")
+    assert asked == [(*layout, *common) for layout in layouts] * 2
+
+
+def test_the_reason_is_recorded_for_a_peer_that_fails(asked: list[tuple[Any, ...]]) -> None:
+    found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "half")
     assert found["torch, CUDA graph"] == ["ConfigError: no graph"] * 2 and found["torch"][0] == 500.0
-    assert all(asked[-1] == bench_gpu.STEP_S for asked in rates.asked)  # half is without TF32
+    assert not any("--tf32" in options for options in asked)
 
 
 def test_the_table_has_speeds_relative_to_pytorch_and_times_to_the_target() -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cupynet import config
-from cupynet.commands import bench, evaluate, find_rate, plan
-from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, read
+from cupynet.commands import evaluate, find_rate, plan
+from cupynet.config.schema import PlanSettings, RateSettings, Settings, read
 from cupynet.data import Dataset, as_loader
 from cupynet.runs.run import Run
 from tests.support.commands import Call, run
@@ -19,28 +19,13 @@ from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
 from tests.support.settings import MINIMAL
 from tests.support.shards import write_shards
-from tests.support.summaries import SUMMARY
 from tests.support.training import small_dataset
 
 SMALL = ["data=synthetic", "data.train=600", "data.test=200", "data.validation=100", "batch_size=16", "model=mlp"]
 
 
-def check_fast_dev_run(trial: Run, batches: int) -> None:
-    """The run in a folder has trained and evaluated so many batches, and left the files of a run."""
-    summary = trial.summary()
-    assert summary.setup.fast_dev_run == batches and summary.setup.dataset.startswith("synthetic, ")
-    assert summary.setup.dataset.endswith(f"{batches} batch{'es' * (batches > 1)}: a fast dev run")
-    assert (summary.outcome.images, summary.outcome.iterations, summary.outcome.epochs) == (32 * batches, batches, 1)
-    assert summary.scores.test is not None and summary.scores.test["samples"] == 32 * batches
-    assert summary.outcome.advice is None
-    assert trial.trial_path.is_file()
-    assert [row["kind"] for row in trial.history()] == ["report"] * batches + ["epoch"]
-    assert list(trial.checkpoints_path.glob("step-*")) and trial.weights_path.is_file()
-
-
-def test_a_fast_dev_run_trains_and_evaluates_one_batch(tmp_path: Path, call: Call) -> None:
-    trained(tmp_path, *SMALL, "workers=2", "fast_dev_run=true", "epochs=7")
-    check_fast_dev_run(Run(tmp_path), 1)
+def test_a_fast_dev_run_is_evaluated_on_its_own_images(tmp_path: Path, call: Call) -> None:
+    trained(tmp_path, *SMALL, "workers=2", "fast_dev_run=true")
     again = call(evaluate.main, tmp_path, "--json")
     assert json.loads(again.out)["loss"] == Run(tmp_path).summary().scores.test_loss
 
@@ -55,9 +40,18 @@ def test_a_fast_dev_run_is_complete_and_stays_one(tmp_path: Path) -> None:
     assert stderr.startswith("cupynet: fast_dev_run=false: ")
 
 
-def test_a_fast_dev_run_of_several_batches(tmp_path: Path) -> None:
-    trained(tmp_path, *SMALL, "workers=2", "fast_dev_run=3", "epochs=7")
-    check_fast_dev_run(Run(tmp_path), 3)
+@pytest.mark.parametrize("batches", [1, 3])
+def test_a_fast_dev_run_trains_and_evaluates_a_few_batches(batches: int, tmp_path: Path) -> None:
+    """It leaves the files of a run."""
+    trained(tmp_path, *SMALL, "workers=2", f"fast_dev_run={batches}", "epochs=7")
+    trial = Run(tmp_path)
+    summary = trial.summary()
+    assert summary.setup.fast_dev_run == batches and "a fast dev run" in summary.setup.dataset
+    assert (summary.outcome.images, summary.outcome.iterations, summary.outcome.epochs) == (32 * batches, batches, 1)
+    assert summary.scores.test is not None and summary.scores.test["samples"] == 32 * batches
+    assert summary.outcome.advice is None and trial.trial_path.is_file()
+    assert [row["kind"] for row in trial.history()] == ["report"] * batches + ["epoch"]
+    assert list(trial.checkpoints_path.glob("step-*")) and trial.weights_path.is_file()
 
 
 @pytest.mark.parametrize(("written", "batches"), [("false", 0), ("true", 1), ("40", 40)])
@@ -71,21 +65,10 @@ def test_other_values_are_refused(written: str) -> None:
         config.compose([f"fast_dev_run={written}"])
 
 
-@pytest.mark.parametrize(
-    ("command", "schema"), [(find_rate, RateSettings), (bench, BenchSettings), (plan, PlanSettings)]
-)
+@pytest.mark.parametrize(("command", "schema"), [(find_rate, RateSettings), (plan, PlanSettings)])
 def test_what_measures_refuses_a_few_batches(command: Any, schema: type[Settings]) -> None:
     with refused("fast_dev_run", "3"):
         command.prepare(read(schema, {**MINIMAL, "fast_dev_run": 3}))
-
-
-def test_a_new_run_may_use_the_folder_of_a_fast_dev_run(tmp_path: Path) -> None:
-    trial = Run(tmp_path)
-    trial.mark_trial(1)
-    trial.begin()
-    assert not trial.trial_path.exists()
-    trial.save(SUMMARY, {"a": np.ones(1)})
-    assert json.loads(trial.summary_path.read_text())["fast_dev_run"] == 0
 
 
 def test_a_fast_dev_run_takes_the_first_samples_of_each_shard(tmp_path: Path) -> None:

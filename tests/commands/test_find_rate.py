@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import inspect
 from pathlib import Path
 
 import pytest
 
-from cupynet import optim
 from cupynet.commands import find_rate
 from cupynet.config.schema import RateSettings, read
 from tests.support.commands import run
@@ -64,13 +62,6 @@ def test_the_setting_that_gives_a_run_this_rate(node: object, written: str | Non
     """There is none for a schedule that has no highest rate among its arguments."""
     found = find_rate.setting({"learning_rate": node}, 0.0314)
     assert found == written if written else "=" not in found and "0.031" in found
-
-
-def test_the_highest_rate_of_a_schedule_is_one_of_its_arguments() -> None:
-    kinds = [each for each in vars(optim).values() if isinstance(each, type) and issubclass(each, optim.Schedule)]
-    named = {each: each.highest for each in kinds if each.highest is not None}
-    assert {optim.OneCycle, optim.Cosine, optim.Warmup} <= set(named)
-    assert all(name in inspect.signature(each).parameters for each, name in named.items())
 
 
 def test_the_loss_is_printed_over_the_rates() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from cupynet.bench.cost_model import LINKS, forecast
 from cupynet.commands import plan
 from cupynet.config.experiment import Experiment
-from cupynet.config.schema import PlanSettings, Settings, own_names, read
+from cupynet.config.schema import PlanSettings, Settings, read
 from cupynet.parallel import ParameterAveraging
 from tests.support.commands import QUICK, run
 from tests.support.costs import COSTS
@@ -24,17 +23,20 @@ from tests.support.settings import MINIMAL, settings_of, settings_of_command
 WIDTH = 112
 
 
+def test_the_table_of_a_check_has_the_measured_speeds() -> None:
+    row = asdict(forecast(COSTS, LINKS["10gbe"], 2, 1))
+    *_, head, line = plan.table(COSTS, [{**row, "measured": 100.0, "ratio": 0.9}])
+    assert line.split()[-2:] == ["100", "0.90"] and head.endswith("ratio") and len(line) <= WIDTH
+
+
 def test_the_table_has_a_line_for_every_forecast() -> None:
-    found = [forecast(COSTS, LINKS["10gbe"], *case) for case in itertools.product((2, 64, 1024), (1, 3, 10, 50))]
+    found = [forecast(COSTS, LINKS["10gbe"], workers, every) for workers in (2, 1024) for every in (1, 50)]
     rows = [asdict(each) for each in found]
     _, _, head, *lines = plan.table(COSTS, rows)
-    assert len(lines) == 3 * 4 and max(map(len, (head, *lines))) <= WIDTH and "ratio" not in head
+    assert max(map(len, (head, *lines))) <= WIDTH and "ratio" not in head
     for line, each in zip(lines, found, strict=True):
-        assert line.split()[:4] == [
-            f"{each.workers:,}", f"{each.machines:,}", str(each.frequency), f"{each.images_per_s:,.0f}"
-        ]  # fmt: skip
-    *_, head, line = plan.table(COSTS, [{**rows[0], "measured": 100.0, "ratio": 0.9}])
-    assert line.split()[-2:] == ["100", "0.90"] and head.endswith("ratio") and len(line) <= WIDTH
+        figures = [f"{each.workers:,}", f"{each.machines:,}", str(each.frequency), f"{each.images_per_s:,.0f}"]
+        assert line.split()[:4] == figures
 
 
 def test_the_table_has_the_share_of_averaging_in_the_whole_time() -> None:
@@ -65,7 +67,7 @@ def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
     assert spent.bytes_sent[0] / averages == pytest.approx(plan.averaged_bytes(experiment), rel=0.01)
 
 
-@pytest.mark.parametrize(("cores", "workers"), [(1, 2), (2, 2), (64, 16)])
+@pytest.mark.parametrize(("cores", "workers"), [(1, 2), (64, 16)])
 def test_costs_follow_from_three_rates(cores: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Iterations of 10 ms alone, 12 ms beside others, and an average of 3 ms; workers beyond the cores take turns."""
     turns = workers / min(cores, workers)
@@ -89,11 +91,8 @@ def test_the_settings_of_a_plan_describe_runs() -> None:
     settings: PlanSettings = read(PlanSettings, {**MINIMAL, "workers": 8, "frequencies": [10, 1, 10]})
     assert (settings.asked, settings.every) == ([8], [1, 10])
     assert type(settings.run(3)) is Settings and settings.run(3).workers == 3
-    usual: PlanSettings = read(PlanSettings, MINIMAL)
-    assert (usual.asked, usual.every) == ([2, 8, 64, 1024], [1, 3, 10, 50])
     checked: PlanSettings = read(PlanSettings, {**MINIMAL, "check": True})
     assert (checked.asked, checked.every) == ([1, 2, 4], [3])
-    assert {"workers", "link", "check"} <= set(own_names(PlanSettings)) and "epochs" not in own_names(PlanSettings)
 
 
 @pytest.mark.parametrize(
@@ -102,11 +101,8 @@ def test_the_settings_of_a_plan_describe_runs() -> None:
         ("link", "10gb", "link"),
         ("link", {"bandwidth_gbit_s": 1}, "link"),
         ("link", {"bandwidth_gbit_s": 0, "latency_us": 1}, "link.bandwidth_gbit_s"),
-        ("link", {"bandwidth_gbit_s": 1, "latency_us": -1}, "link.latency_us"),
         ("workers", [2, 0], "workers"),
         ("frequencies", "often", "frequencies"),
-        ("machines", 0, "machines"),
-        ("check", 1, "check"),
     ],
 )
 def test_impossible_requests_are_refused(key: str, value: object, setting: str) -> None:
@@ -116,16 +112,11 @@ def test_impossible_requests_are_refused(key: str, value: object, setting: str) 
 
 @pytest.mark.parametrize(
     ("overrides", "setting"),
-    [
-        ("parallel=pipeline", "parallel"),
-        ("parallel=gradients", "parallel"),
-        ("parallel.launcher=mpi", "parallel.launcher"),
-        ("check=true workers=1024", "workers"),
-    ],
+    [("parallel=pipeline", "parallel"), ("parallel.launcher=mpi", "parallel.launcher")],
 )
 def test_bad_settings_are_refused_before_anything_is_measured(overrides: str, setting: str) -> None:
     with refused(setting):
-        plan.prepare(settings_of_command("plan", PlanSettings, *overrides.split()))
+        plan.prepare(settings_of_command("plan", PlanSettings, overrides))
 
 
 def test_a_plan_measures_and_forecasts(tmp_path: Path) -> None:

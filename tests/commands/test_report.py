@@ -22,18 +22,7 @@ def test_report_writes_the_page_and_prints_its_path(tmp_path: Path, call: Call) 
     assert "<svg" in (folder / "report.html").read_text() and (folder / "curves.png").is_file()
 
 
-def test_open_shows_it_in_the_browser(tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    def opened(page: str) -> bool:
-        shown.append(page)
-        return True
-
-    shown: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened)
-    folder = unfinished(tmp_path)
-    assert call(main, folder, "--open").code == 0 and shown == [(folder / "report.html").as_uri()]
-
-
-@pytest.mark.parametrize("name", ["none", __file__, Path(__file__).parent], ids=["missing", "a file", "no run"])
+@pytest.mark.parametrize("name", ["none", Path(__file__).parent], ids=["missing", "no run"])
 def test_a_folder_that_is_not_a_run_is_refused(name: object, call: Call) -> None:
     found = call(main, name)
     assert (found.code, found.out) == (2, "") and str(name) in found.error
@@ -46,13 +35,10 @@ def test_a_page_that_cannot_be_written_is_an_error(tmp_path: Path, call: Call) -
     assert found.code == 74 and f"{folder}/report.html" in found.error
 
 
-@pytest.mark.parametrize("where", [">&-", "> /dev/full"])
-def test_a_closed_stdout_is_no_error(tmp_path: Path, where: str) -> None:
+def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
     folder = unfinished(tmp_path)
-    words = [sys.executable, "-m", "cupynet", "report", str(folder)]  # "$0" "$@" of a shell
-    done = subprocess.run(
-        ["bash", "-c", f'"$0" "$@" {where}', *words], env=environment(), stderr=subprocess.PIPE, text=True, timeout=120
-    )
+    command = f"{sys.executable} -m cupynet report {folder} >&-"
+    done = subprocess.run(["bash", "-c", command], env=environment(), stderr=subprocess.PIPE, text=True, timeout=120)
     assert "Traceback" not in done.stderr and (folder / "report.html").is_file()
 
 

@@ -48,30 +48,18 @@ def test_one_worker_alone_sends_nothing(capsys: pytest.CaptureFixture[str]) -> N
     assert "spent" not in rows and "replicas" not in rows and rows["advice"] == "nothing stands out"
 
 
-def test_stages_are_workers_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table(changed(workers=1, stages=2, **FULL), capsys)["workers"] == "1 of 2 stages on cpu"
-    assert "stages" not in table(changed(workers=2, **FULL), capsys)["workers"]
-
-
-@pytest.mark.parametrize(("epochs", "expected"), [(0, "7 iterations in"), (1, "1 epoch in"), (2, "2 epochs in")])
+@pytest.mark.parametrize(("epochs", "expected"), [(0, "7 iterations in"), (1, "1 epoch in")])
 def test_epochs_are_counted_in_words(epochs: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(changed(epochs=epochs, iterations=7), capsys)["training"].startswith(expected)
 
 
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ({"best_epoch": 4, "restored": True}, "4, validation loss 0.03125"),
-        ({"best_epoch": None, "restored": False}, None),
-    ],
-)
+@pytest.mark.parametrize(("best", "expected"), [(4, "4, validation loss 0.03125"), (None, None)])
 def test_the_table_has_the_best_epoch_of_early_stopping(
-    found: dict[str, Any], expected: str | None, capsys: pytest.CaptureFixture[str]
+    best: int | None, expected: str | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stopping = {"monitor": "loss", "best_score": 0.03125, **found}
-    early = changed(stopped_by="patience: no better loss in 5 evaluations", early_stopping=stopping)
-    rows = table(early, capsys)
-    assert rows["stopped"] == "patience: no better loss in 5 evaluations" and rows.get("best epoch") == expected
+    found = {"monitor": "loss", "best_score": 0.03125, "best_epoch": best, "restored": best is not None}
+    rows = table(changed(stopped_by="patience", early_stopping=found), capsys)
+    assert rows["stopped"] == "patience" and rows.get("best epoch") == expected
 
 
 def test_a_table_that_cannot_be_printed_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +67,7 @@ def test_a_table_that_cannot_be_printed_does_not_end_the_run(monkeypatch: pytest
     result_table(SUMMARY, Run("outputs"))
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123"), (2.302585, "2.303"), (1e-9, "1e-09"), (0.0, "0")],
-)
+@pytest.mark.parametrize(("value", "text"), [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123")])
 def test_a_loss_has_four_digits(value: float, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert table(changed(test_accuracy=0.5, test_loss=value), capsys)["test loss"] == text
 

@@ -48,7 +48,7 @@ def test_markup_and_formulas_in_names_are_shown_literally() -> None:
 
 @pytest.mark.parametrize("log", [False, True])
 def test_any_numbers_are_drawn(log: bool) -> None:
-    some: list[list[float | None]] = [[1.0], [0.0, 0.0], [-1.0, 2.0], [math.nan, None, math.inf]]
+    some: list[list[float | None]] = [[1.0], [0.0, 0.0], [-1.0, 2.0], [math.nan, 1.0, None, math.inf]]
     extremes: list[list[float | None]] = [[1e-300, 1e300], [sys.float_info.max, -1e308]]
     for values in some + extremes:
         chart = Chart("t", "x", "y", [Line("a", list(range(len(values))), values)], log=log)
