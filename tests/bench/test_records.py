@@ -75,14 +75,6 @@ def test_records_of_one_day_do_not_replace_each_other(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.slow
-def test_collection_errors_are_recorded(tmp_path: Path) -> None:
-    (tmp_path / "test_broken.py").write_text("import nowhere_at_all\n")
-    done = run_tests(tmp_path)
-    (found,) = records(tmp_path)
-    assert done.returncode == found["exit_status"] == 2 and found["failures"] == ["test_broken.py"]
-
-
-@pytest.mark.slow
 def test_a_lost_device_is_recorded(tmp_path: Path) -> None:
     (tmp_path / "test_lost.py").write_text(LOST)
     run_tests(tmp_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -99,12 +98,6 @@ def test_the_page_shows_every_run_and_setting(sweep: Path) -> None:
     assert links == ["./0/", "./1/", "./2/report.html", "./3/", "./4/"]
     assert "Use workers=1 averaging_frequency=1" in page.text and "damaged" in page.text
     assert text.count("<svg") == 4
-
-
-def test_the_page_without_matplotlib_has_all_but_charts(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    text, page = page_of(sweep)
-    assert "<svg" not in text and "94.00 %" in page.text
 
 
 def test_the_grid_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import importlib.machinery
 import os
 import stat
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -245,16 +244,6 @@ def test_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     (found,) = doctor.check_disk([])
     assert found.state == "ok" and found.text.startswith(f"{tmp_path}: ") and list(tmp_path.iterdir()) == []
-
-
-def test_an_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
-    (found,) = doctor.check_disk([])
-    assert (found.state, found.code) == ("problem", 74)
 
 
 def test_the_settings_describe_the_run_to_check() -> None:

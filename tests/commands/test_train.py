@@ -16,7 +16,6 @@ import pytest
 from safetensors.numpy import load_file
 
 from cupynet.commands import evaluate, train
-from cupynet.commands.train_job import saved
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
@@ -64,15 +63,6 @@ def test_the_examples_are_the_images_of_the_mistakes(finished: tuple[Path, str, 
     mistakes = [each["sample"] for each in summary_of(finished[0])["test"]["mistakes"]]
     images = load_file(finished[0] / "examples.safetensors")["images"]
     np.testing.assert_array_equal(images, Synthetic(600, 200).load().test.images[mistakes])
-
-
-def test_history_has_a_row_per_report_and_per_epoch(finished: tuple[Path, str, str]) -> None:
-    reports, epochs = (rows_of(finished[0], kind) for kind in ("report", "epoch"))
-    assert [row["iteration"] for row in reports] == [5, 10, 15, 20]
-    assert [row["epoch"] for row in epochs] == [1, 2]
-    keys = {"epoch", "loss", "score_after_averaging", "images_per_s", "compute_s", "data_s", "averaging_s"}
-    assert all(keys | {"divergence"} <= row.keys() for row in reports)
-    assert epochs[-1]["test_accuracy"] == summary_of(finished[0])["test_accuracy"]
 
 
 def test_a_summary_has_the_traffic_of_each_worker(finished: tuple[Path, str, str]) -> None:
@@ -341,35 +331,6 @@ def test_mnist_reaches_99_percent(tmp_path: Path) -> None:
         run(folder, f"seed={seed}", "workers=2", "evaluate_every_epochs=10", "data.fallback=null", CUPYNET_DATA=data)
         accuracies.append(summary_of(run_folder(folder))["test_accuracy"])
     assert sum(accuracies) / 3 >= 0.99 and min(accuracies) >= 0.989
-
-
-STOP = """
-from cupynet import Callback
-
-class Stop(Callback):
-    def on_iteration_end(self, trainer):
-        if trainer.iteration == 4:
-            trainer.stop("it is enough [bold]")
-"""
-
-
-def test_a_run_that_a_callback_stopped_says_so_and_is_evaluated(tmp_path: Path, call: Call) -> None:
-    (tmp_path / "mine.py").write_text(STOP)
-    own = ["trusted_modules=[mine]", "+callbacks.own._target_=mine.Stop", "data.validation=100"]
-    stdout, _ = run(tmp_path, *TINY, "workers=2", "parallel.averaging_frequency=2", *own)
-    summary = summary_of(run_folder(tmp_path))
-    assert (summary["stopped_by"], summary["iterations"], summary["epochs"]) == ("it is enough [bold]", 4, 0)
-    assert summary["stopped_by"] in stdout and summary["validation_accuracy"] is not None
-    again = call(evaluate.main, run_folder(tmp_path), "--json")
-    assert json.loads(again.out)["accuracy"] == summary["test_accuracy"]
-
-
-def test_the_command_that_resumes_a_run_names_what_is_not_stored(tmp_path: Path) -> None:
-    run = Run(tmp_path)
-    settings = settings_of("callbacks=mlflow")
-    assert "resume" not in saved(run, settings)
-    (run.checkpoints_path / "step-00000001").mkdir(parents=True)
-    assert saved(run, settings).endswith(f"cupynet train resume={tmp_path} callbacks.mlflow.uri=null")
 
 
 def without_times(folder: Path, kind: str) -> list[dict[str, Any]]:

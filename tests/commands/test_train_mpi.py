@@ -169,12 +169,6 @@ def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_process_without_mpiexec_is_one_rank(tmp_path: Path) -> None:
-    run(tmp_path, *QUICK, *SMALL, "experiment=several_machines")
-    summary = summary_of(run_folder(tmp_path))
-    assert summary["workers"] == 1 and summary["test_accuracy"] is not None
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("report", [1, 1000])  # rank 1 alone finds it, or both
 def test_divergence_leaves_the_best_weights(tmp_path: Path, report: int) -> None:
@@ -237,19 +231,6 @@ def test_a_signal_stops_all_ranks_after_the_same_round(
     assert process.returncode == code, stderr
     assert stderr.count(f"cupynet: stopped by {number.name}") == 1
     assert summary_of(run_folder(tmp_path))["stopped_by"] == number.name
-
-
-@pytest.mark.slow
-def test_sighup_to_mpiexec_ends_it_and_all_ranks_within_five_seconds(tmp_path: Path) -> None:
-    process = in_training(tmp_path)
-    assert len(ranks_of(str(tmp_path))) == 2
-    process.send_signal(signal.SIGHUP)
-    began = time.monotonic()
-    process.communicate(timeout=60)
-    assert process.returncode == -signal.SIGHUP
-    while ranks_of(str(tmp_path)):
-        assert time.monotonic() - began < 5
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

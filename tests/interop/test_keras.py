@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +42,6 @@ from tests.support.imported_networks import (
     small_model,
     torch_logits,
 )
-from tests.support.refusals import refused
 
 NUMBERS = {"weight": 0, "bias": 1, "scale": 0, "shift": 1, "mean": 2, "variance": 3}
 SMALL_KERAS_NAMES = {"conv1": "conv2d", "conv2": "conv2d_1", "dense1": "dense", "output": "dense_1"}
@@ -178,12 +176,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     os.mkfifo(path)  # which is not waited for
     with data_error(path):
         import_keras(small_model(), path)
-
-
-def test_without_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with refused(""):
-        import_keras(small_model(), tmp_path / "a.weights.h5")
 
 
 # settings of layers ---------------------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ from tests.support.imported_networks import (
     torch_logits,
 )
 from tests.support.networks import Around
-from tests.support.refusals import refused
 from tests.support.settings import settings_of
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
@@ -65,11 +64,6 @@ def test_every_layer(tmp_path: Path) -> None:
     images = images_for(model)
     found, expected = of_torch(model, images, tmp_path), logits(model, images)
     np.testing.assert_allclose(found, expected, atol=1e-6 * np.ptp(expected))
-
-
-def test_a_network_of_one_layer_is_refused() -> None:
-    with refused(""):
-        torch_source(model_of(Dense(3), Image(1, 1, 2)))
 
 
 def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:

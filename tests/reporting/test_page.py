@@ -160,14 +160,6 @@ def test_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     assert state(read_run(unfinished(tmp_path, log=text)))[0] == "failed"
 
 
-def test_loss_and_accuracy_are_of_the_same_weights(tmp_path: Path) -> None:
-    """Those of the last epoch are no longer there where a callback has put others in their place."""
-    parsed = made(finished(tmp_path, test_loss=0.1234, test_accuracy=0.9876))
-    assert "0.1234" in parsed.text and "98.76 %" in parsed.text
-    folder = finished(tmp_path, name="other", test_loss=None)
-    assert "test loss" in made(folder).text  # of the last row
-
-
 def test_the_first_convolution_is_the_networks(tmp_path: Path) -> None:
     """Not one that is called so in a block further on."""
     folder = finished(tmp_path)

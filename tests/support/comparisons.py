@@ -551,47 +551,14 @@ def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
 COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
     function.__name__: function
     for function in (
-        load_images,
-        convert,
-        matmul,
-        dense,
-        dense_backward,
-        im2col,
-        col2im,
-        conv2d,
-        conv2d_backward,
-        max_pool2d,
-        max_pool2d_backward,
-        avg_pool2d,
-        avg_pool2d_backward,
-        fused_pair,
-        relu,
-        relu_backward,
-        softmax,
-        softmax_backward,
-        pointwise,
-        pointwise_backward,
-        softmax_cross_entropy,
-        channel_moments,
-        track_moments,
-        normalize,
-        normalize_sums,
-        normalize_backward,
-        normalize_rows,
-        normalize_rows_backward,
-        dropout,
-        target_loss,
-        mean_in_place,
-        weighted_sum,
-        squared_norm,
-        total,
-        clip_norm,
-        move_weights,
-        squared_norms,
-        clip_norms,
-        trust_weights,
+        load_images, convert, matmul, dense, dense_backward, im2col, col2im, conv2d, conv2d_backward,
+        max_pool2d, max_pool2d_backward, avg_pool2d, avg_pool2d_backward, fused_pair, relu, relu_backward,
+        softmax, softmax_backward, pointwise, pointwise_backward, softmax_cross_entropy, channel_moments,
+        track_moments, normalize, normalize_sums, normalize_backward, normalize_rows, normalize_rows_backward,
+        dropout, target_loss, mean_in_place, weighted_sum, squared_norm, total, clip_norm, move_weights,
+        squared_norms, clip_norms, trust_weights,
     )
-}
+}  # fmt: skip
 
 # Moving numbers about: exactly the reference's, in every precision.
 EXACT = {"im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
@@ -599,23 +566,9 @@ EXACT = {"im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feed.py.
 ELSEWHERE = {
-    "transfer",
-    "compact",
-    "prepare",
-    "recorder",
-    "saved_values",
-    "deactivate",
-    "here",
-    "failure",
-    "allocate",
-    "address",
-    "asarray",
-    "to_host",
-    "synchronize",
-    "activate",
-    "borrow",
-    "lend",
-}
+    "transfer", "compact", "prepare", "recorder", "saved_values", "deactivate", "here", "failure", "allocate",
+    "address", "asarray", "to_host", "synchronize", "activate", "borrow", "lend",
+}  # fmt: skip
 
 TOLERANCES = {"half": 4e-3, "bfloat16": 3e-2, "float": 1e-5, "double": 1e-12}
 

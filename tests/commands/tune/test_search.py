@@ -262,14 +262,6 @@ def test_a_search_ends_when_all_combinations_are_tried(search: Search, sampler: 
     assert len(opened.trials) == 6
 
 
-def test_a_trial_killed_before_it_had_settings_costs_no_combination(search: Search) -> None:
-    plan = plan_of("batch_size=32,64", "seed=1,2", sampler="grid", trials=9)
-    search(plan_of("batch_size=32,64", "seed=1,2", sampler="grid", trials=1)).ask()
-    killed = search(plan_of("batch_size=32,64", "seed=1,2", sampler="grid", trials=2)).ask()
-    killed.suggest_categorical("batch_size", ["32", "64"])
-    assert len({str(each) for each in settings_tried(search(plan))}) == 4
-
-
 def test_settings_of_the_same_effect_are_trained_once(tmp_path: Path) -> None:
     def same(*changes: str) -> int | None:
         trial = opened.ask()
@@ -325,13 +317,6 @@ def test_a_manipulated_study_gives_no_settings(tmp_path: Path, search: Search) -
     database.close()
     with pytest.raises(DataError):
         study(tmp_path, plan)
-
-
-def test_a_trial_to_repeat_that_was_manipulated_gives_no_settings(tmp_path: Path, search: Search) -> None:
-    plan = plan_of("batch_size=32,64", trials=1)
-    study(tmp_path, plan).enqueue_trial({"batch_size": "64 hydra.run.dir=/"})
-    with pytest.raises(DataError):
-        search(plan)
 
 
 @pytest.mark.usefixtures("few_at_random")

@@ -20,7 +20,6 @@ import pytest
 pytest.importorskip("optuna")
 
 from cupynet import config
-from cupynet.commands import compare, evaluate
 from cupynet.commands.train import train
 from cupynet.commands.tune import command
 from cupynet.commands.tune import search as tune_search
@@ -33,7 +32,7 @@ from cupynet.core.wording import percent
 from cupynet.runs.run import Run
 from cupynet.training import Evaluation
 from cupynet.training.callbacks.loggers import base
-from tests.support.commands import Call, environment, run
+from tests.support.commands import environment, run
 from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
 from tests.support.settings import settings_of, settings_of_command
@@ -110,15 +109,6 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
     again = Run(tmp_path).summary().scores
     assert again.validation_accuracy == float(best_of(folder)["accuracy"])
     assert again.test_accuracy is not None and f"accuracy {percent(again.test_accuracy)}" in stdout
-
-
-def test_a_trial_is_a_run_for_other_commands(searched: tuple[Path, Path, str], call: Call) -> None:
-    _, folder, stdout = searched
-    best = folder / "trials" / f"{int(best_of(folder)['trial']):04d}"
-    found = call(evaluate.main, best, "--json")
-    assert found.code == 0 and percent(json.loads(found.out)["accuracy"]) in stdout
-    compared = call(compare.main, folder / "trials")
-    assert compared.code == 0 and "batch_size" in compared.out
 
 
 @pytest.mark.usefixtures("fast_compose")
