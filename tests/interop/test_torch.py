@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import struct
 from pathlib import Path
@@ -14,8 +13,6 @@ from safetensors.numpy import load_file, save_file
 
 from cupynet import ConfigError, export_torch, import_torch
 from cupynet.backend import create_backend
-from cupynet.config.instantiate import build_as
-from cupynet.data import Synthetic
 from cupynet.interop import torch_source
 from cupynet.interop.torch import orders
 from cupynet.nn import (
@@ -26,13 +23,12 @@ from cupynet.nn import (
     Flat,
     Flatten,
     Image,
-    Layer,
     Model,
     Residual,
     Sequential,
 )
 from tests.support.data_errors import data_error
-from tests.support.exported_networks import everything_as_model, images_for, logits, model_of, of_torch
+from tests.support.exported_networks import everything_as_model, images_for, logits, model_of
 from tests.support.imported_networks import (
     GOLDEN,
     NORMS,
@@ -44,26 +40,6 @@ from tests.support.imported_networks import (
     torch_logits,
 )
 from tests.support.networks import Around
-from tests.support.settings import settings_of
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
-
-
-@needs_torch
-@pytest.mark.parametrize("name", ["resnet8", "lenet_norm"])
-def test_a_model_of_the_configuration(name: str, tmp_path: Path) -> None:
-    settings = settings_of("data=synthetic", f"model={name}")
-    model = model_of(build_as(Layer, settings.model, "model"), Image(*Synthetic.image_shape))
-    images = images_for(model, 3)
-    np.testing.assert_allclose(of_torch(model, images, tmp_path), logits(model, images), atol=1e-5)
-
-
-@needs_torch
-def test_every_layer(tmp_path: Path) -> None:
-    model = everything_as_model()
-    images = images_for(model)
-    found, expected = of_torch(model, images, tmp_path), logits(model, images)
-    np.testing.assert_allclose(found, expected, atol=1e-6 * np.ptp(expected))
 
 
 def test_exports_equal_those_that_pytorch_loaded(tmp_path: Path) -> None:
