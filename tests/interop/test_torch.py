@@ -1,4 +1,4 @@
-"""Export to PyTorch and import from it: both compute the same logits, with PyTorch itself and with stored values."""
+"""Export to PyTorch and import from it, compared with what PyTorch itself computed and loaded."""
 
 from __future__ import annotations
 
