@@ -188,6 +188,7 @@ def test_two_ranks_communicate() -> None:
     ("text", "last"),
     [
         ("for i in 1 2; do echo I am process 0 of 1; done", "I am process 0 of 1"),
+        ("echo I am process 0 of 2", "I am process 0 of 2"),
         ("echo it is broken >&2; exit 3", "it is broken"),
     ],
 )
