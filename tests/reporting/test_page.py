@@ -338,7 +338,7 @@ def test_the_command_that_repeats_a_run_of_several_ranks_starts_them(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("seconds", "said"), [(0.04, "0.0 s"), (45.24, "45.2 s"), (75, "1:15 min"), (3599.6, "1:00 h")]
+    ("seconds", "said"), [(45.24, "45.2 s"), (75, "1:15 min"), (3599.6, "1:00 h"), (7500, "2:05 h")]
 )
 def test_times_are_formatted_briefly(seconds: float, said: str) -> None:
     assert clock(seconds) == said
