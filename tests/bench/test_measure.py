@@ -43,7 +43,7 @@ def test_the_median_after_a_warm_up_is_timed(monkeypatch: pytest.MonkeyPatch) ->
         nonlocal clock
         clock += next(steps)
 
-    monkeypatch.setattr(measure.time, "perf_counter", lambda: clock)
+    monkeypatch.setattr("cupynet.bench.measure.time.perf_counter", lambda: clock)
     backend: Any = SimpleNamespace(synchronize=lambda: waited.append(clock))
     assert measure.timed(work, backend, 20.0) == 4.5
     assert len(waited) == 5  # after the warm-up, and after each step
@@ -74,7 +74,7 @@ def test_a_peer_that_fails_says_why(
     stderr: str, reason: str, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = SimpleNamespace(returncode=-9, stderr=stderr, stdout="")
-    monkeypatch.setattr(measure.subprocess, "run", lambda *_, **__: done)
+    monkeypatch.setattr("cupynet.bench.measure.subprocess.run", lambda *_, **__: done)
     with pytest.raises(ConfigError, match=reason):
         measure.torch_images_per_s(experiment, "--threads", 1)
 
@@ -95,7 +95,7 @@ def test_the_peer_has_the_network_that_is_measured(monkeypatch: pytest.MonkeyPat
         asked.append(command)
         return SimpleNamespace(returncode=0, stdout="250.5\n")
 
-    monkeypatch.setattr(measure.subprocess, "run", run)
+    monkeypatch.setattr("cupynet.bench.measure.subprocess.run", run)
     assert measure.torch_images_per_s(one, "--device", "cuda:3") == 250.5
     start = [sys.executable, "-m", "cupynet.bench.torch_peer", "--batch", "7", "--network"]
     assert asked[0][: len(start)] == start and asked[0][-4:] == ["--optimizer", "Adam", "--device", "cuda:3"]

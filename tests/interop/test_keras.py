@@ -185,7 +185,15 @@ KERAS = GOLDEN / "keras.keras"
 
 def of_keras(**changes: Any) -> Model:
     """The network of tests/golden/make_keras.py, with some settings changed."""
-    own = {"stride": (2, 1), "epsilon": 1e-3, "pool": 2, "dilation": 1, "slope": 0.3, "padding": 1, "second": 0.2}
+    own: dict[str, Any] = {
+        "stride": (2, 1),
+        "epsilon": 1e-3,
+        "pool": 2,
+        "dilation": 1,
+        "slope": 0.3,
+        "padding": 1,
+        "second": 0.2,
+    }
     own |= {"mean_pool": (2, "same"), "smooth": "gelu"} | changes
     layers = [
         Conv2D(4, 3, own["stride"], "same", "relu"),

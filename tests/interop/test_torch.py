@@ -68,8 +68,9 @@ def test_exported_weights_are_imported_again(tmp_path: Path) -> None:
 
 def test_each_branch_is_fed_the_flattened_image() -> None:
     """Of both the rows are in PyTorch's order, whatever the other one begins with."""
-    ways = Concat({"first": [Dense(3), Dense(2)], "second": [Activation("relu"), Dense(4)], "mean": [Flatten()]})
-    layers = {"flat": Flatten(), "ways": ways, "norm": BatchNorm(), "output": Dense(2)}
+    first, second = [Dense(3), Dense(2)], [Activation("relu"), Dense(4)]
+    ways: dict[str, Any] = {"first": first, "second": second, "mean": [Flatten()]}
+    layers = {"flat": Flatten(), "ways": Concat(ways), "norm": BatchNorm(), "output": Dense(2)}
     model = model_of(Sequential(layers), Image(3, 2, 2))
     found = {layer.path: orders(model.network).get(id(layer)) for layer in model.network.walk()}
     expected = np.arange(12).reshape(3, 2, 2).transpose(2, 0, 1).reshape(-1)

@@ -302,7 +302,7 @@ def test_a_trial_run_is_no_result(tmp_path: Path) -> None:
     ids=["fallback data", "another version", "another machine"],
 )
 def test_doubtful_comparisons_are_flagged(doubt: dict[str, Any], tmp_path: Path) -> None:
-    few = {"test": {"samples": 10}}
+    few: dict[str, Any] = {"test": {"samples": 10}}
     runs(tmp_path, few, few)
     sure = answer(of(tmp_path))
     made(tmp_path / "2", workers=4, **few, **doubt)
