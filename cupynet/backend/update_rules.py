@@ -2,7 +2,7 @@
 
 `UpdateOps.move_weights` applies what all share: the scale of the gradient, clipping by value, penalties, decay. A rule
 gets the slope g, which includes penalties, and returns the step that is subtracted from the weight. Moving averages are
-written as m += (1 - beta) · (g - m), and 1 - beta is passed, because beta in single precision would lose its digits.
+written as m + (1 - beta) · (g - m), and 1 - beta is passed, because beta in single precision would lose its digits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -50,25 +49,24 @@ class Move:
 
 @dataclass(frozen=True)
 class Rule:
-    """The step of an optimizer.
+    """The step of an optimizer, as a function without side effects.
 
     Attributes:
-        name: the optimizer's, and that of its kernels.
+        formula: (numbers, g, *states) -> (step, *new states). numbers: the learning rate, the three `Move.numbers` and
+            the three `Move.factors`.
         states: the names of the optimizer's vectors.
-        step: (xp, move, g, *states) -> the step. It updates the vectors in place, and may change g.
         moves: True to move the weights at once. If False, the step and the decay of the weight, without the learning
             rate, replace the gradient.
-        formula: the same as a function without effects, for arrays and in compiled loops, see `RULES`.
     """
 
-    name: str
-    states: tuple[str, ...]
-    step: Callable[..., Array]
+    formula: Callable[..., tuple[Any, ...]]
+    states: tuple[str, ...] = ()
     moves: bool = True
-    formula: Callable[..., tuple[Any, ...]] | None = None
 
-
-# Formulas: (numbers, g, *states) -> (step, *new states). Numbers: the learning rate, `Move.numbers`, `Move.factors`.
+    @property
+    def name(self) -> str:
+        """The formula's name, which is also that of its kernels."""
+        return self.formula.__name__.lstrip("_")
 
 
 def _sgd(numbers: Any, g: Any) -> tuple[Any, ...]:
@@ -139,34 +137,22 @@ def _lamb(numbers: Any, g: Any, m: Any, v: Any) -> tuple[Any, ...]:
     return first * m / (np.sqrt(v) * second + epsilon), m, v
 
 
-def _rule(formula: Callable[..., tuple[Any, ...]], *states: str, moves: bool = True) -> Rule:
-    """Return the rule of a formula; its kernels have the formula's name."""
-
-    def step(xp: ModuleType, move: Move, g: Array, *vectors: Array) -> Array:
-        found, *changed = formula((move.rate, *move.numbers, *move.factors), g, *vectors)
-        for vector, new in zip(vectors, changed, strict=True):
-            vector[...] = new
-        return found
-
-    return Rule(formula.__name__.lstrip("_"), states, step, moves, formula)
-
-
 # numba compiles the formulas (cpu/kernels/update.py). cuda/kernels/update.cu has each once more, as a struct and a
 # WITH_ line for the number of its vectors. tests/optim/test_golden.py compares all with PyTorch.
 RULES = {
     rule.name: rule
     for rule in (
-        _rule(_sgd),
-        _rule(_momentum, "velocity"),
-        _rule(_nesterov, "velocity"),
-        _rule(_adam, "mean", "squares"),
-        _rule(_nadam, "mean", "squares"),
-        _rule(_amsgrad, "mean", "squares", "largest"),
-        _rule(_adamax, "mean", "largest"),
-        _rule(_adagrad, "squares"),
-        _rule(_rmsprop, "squares"),
-        _rule(_adadelta, "squares", "steps"),
-        _rule(_lamb, "mean", "squares", moves=False),
+        Rule(_sgd),
+        Rule(_momentum, ("velocity",)),
+        Rule(_nesterov, ("velocity",)),
+        Rule(_adam, ("mean", "squares")),
+        Rule(_nadam, ("mean", "squares")),
+        Rule(_amsgrad, ("mean", "squares", "largest")),
+        Rule(_adamax, ("mean", "largest")),
+        Rule(_adagrad, ("squares",)),
+        Rule(_rmsprop, ("squares",)),
+        Rule(_adadelta, ("squares", "steps")),
+        Rule(_lamb, ("mean", "squares"), moves=False),
     )
 }
 

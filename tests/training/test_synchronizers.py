@@ -137,13 +137,17 @@ def test_a_gpu_does_not_run_ahead_of_what_a_synchronizer_does_in_each_round(
     assert not captured["ahead"]
 
 
-def test_a_class_with_a_step_before_updates_says_whether_it_shares_gradients() -> None:
+def test_a_class_with_a_step_before_updates_shares_gradients_unless_a_base_says_otherwise() -> None:
     class Silent(Synchronizer):
         def before_update(self, replica: Any, samples: int) -> None:
             pass
 
-    with refused("synchronizer"):
-        ParallelWrapper(small_model(), 2, synchronizer=Silent())
+    class Stating(ParameterAveraging):
+        def before_update(self, replica: Any, samples: int) -> None:
+            pass
+
+    assert Silent.shares_gradients
+    assert not Stating.shares_gradients
 
 
 def test_a_step_before_updates_returns_nothing() -> None:

@@ -82,7 +82,9 @@ class UpdateOps(Device):
             grad += move.l2 * weight
         if move.l1:
             grad += move.l1 * xp.sign(weight)
-        step = rule.step(xp, move, grad, *states)
+        step, *changed = rule.formula((move.rate, *move.numbers, *move.factors), grad, *states)
+        for vector, new in zip(states, changed, strict=True):
+            vector[...] = new
         if not rule.moves:
             grad[...] = step + move.decay * weight if move.decay else step
             return

@@ -55,8 +55,6 @@ class Synchronizer:
     identical.
 
         class GradientMean(Synchronizer):
-            shares_gradients = True
-
             def before_update(self, replica, samples):
                 self.communicator.allreduce_mean([replica.params.grad], samples)
 
@@ -64,9 +62,10 @@ class Synchronizer:
         communicator: connects this replica to the others; exists after `start`.
         schedule: decides when replicas are averaged; None: `after_update` acts in every iteration.
         average_updaters: True if identical replicas have identical optimizer state.
-        shares_gradients: True if `before_update` changes gradients. All replicas then move in every round, also one
+        shares_gradients: True if `before_update` shares gradients. All replicas then move in every round, also one
             without a batch; they have one loss scale, and the gradient norm is computed again before clipping. False if
-            each replica makes its own steps. A class with a `before_update` must say which.
+            each replica makes its own steps. True by default in a class with a `before_update`, unless a base class
+            sets it.
         may_run_ahead: True if nothing looks at the replica before an average is due, so that a GPU may run several
             rounds ahead of the host; before it looks, it then calls `replica.complete()`.
     """
@@ -76,6 +75,12 @@ class Synchronizer:
     average_updaters: bool = True
     shares_gradients: bool = False
     may_run_ahead: bool = False
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        bases = cls.__mro__[: cls.__mro__.index(Synchronizer)]
+        if "before_update" in vars(cls) and not any("shares_gradients" in vars(each) for each in bases):
+            cls.shares_gradients = True
 
     @property
     def averaging_frequency(self) -> int | str | None:
@@ -91,21 +96,13 @@ class Synchronizer:
         """Check the number of replicas and of the stages of each, before anything is started. Overrides call `super`.
 
         Raises:
-            ConfigError: the base class itself with several workers; a class that does not say whether it shares
-                gradients; or stages and a schedule that measures replicas, on which they would decide differently and
-                wait for each other forever.
+            ConfigError: the base class itself with several workers; or stages and a schedule that measures replicas,
+                on which they would decide differently and wait for each other forever.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
                 f"Synchronizer itself is for a single worker, and there are {workers}: use ParameterAveraging or "
                 "another subclass"
-            )
-        own = type(self).__mro__[: type(self).__mro__.index(Synchronizer)]
-        stated = any("shares_gradients" in vars(each) for each in (self, *own))
-        if any("before_update" in vars(each) for each in own) and not stated:
-            raise ConfigError(
-                f"{type(self).__name__} has a before_update: set shares_gradients = True in it if that changes "
-                "gradients, else False"
             )
         if stages > 1 and self.schedule is not None and self.schedule.measures:
             raise ConfigError(

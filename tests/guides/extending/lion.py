@@ -1,22 +1,21 @@
 """An optimizer: Lion (Chen et al. 2023, "Symbolic discovery of optimization algorithms")."""
 
+import numpy as np
+
 from cupynet.backend import Rule
 from cupynet.optim import ByRule
 
 
-def step(xp, move, g, mean):
-    """Return what the weights go down by, for the slope g; `mean` is the optimizer's own vector."""
-    beta1, beta2, _ = move.factors
-    direction = xp.sign(beta1 * mean + (1 - beta1) * g)
-    mean *= beta2
-    mean += (1 - beta2) * g
-    return move.rate * direction
+def lion(numbers, g, mean):
+    """Return the step, which is subtracted from the weights, and the new mean. g: the gradient."""
+    rate, _, _, _, beta1, beta2, _ = numbers
+    return rate * np.sign(beta1 * mean + (1 - beta1) * g), beta2 * mean + (1 - beta2) * g
 
 
 class Lion(ByRule):
     """w -= lr · sign(beta1 · m + (1 - beta1) · g); m = beta2 · m + (1 - beta2) · g."""
 
-    rule = Rule("lion", ("mean",), step)
+    rule = Rule(lion, ("mean",))
 
     def __init__(self, learning_rate=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0):
         super().__init__(learning_rate, weight_decay=weight_decay)

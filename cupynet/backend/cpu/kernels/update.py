@@ -85,9 +85,7 @@ def _with_three(formula: Callable[..., Any], moves: bool) -> Callable[..., None]
 
 
 BY_STATES = (_without_states, _with_one, _with_two, _with_three)
-UPDATES = {
-    rule.name: BY_STATES[len(rule.states)](inlined(rule.formula), rule.moves) for rule in RULES.values() if rule.formula
-}
+UPDATES = {name: BY_STATES[len(rule.states)](inlined(rule.formula), rule.moves) for name, rule in RULES.items()}
 
 
 @kernel
