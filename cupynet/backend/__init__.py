@@ -8,7 +8,7 @@ from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.policy import DtypePolicy
 from cupynet.backend.select import create_backend, device_count, select_backend
 from cupynet.backend.transfer import FRACTIONS, HostData, PixelScale, Shared, Transfer
-from cupynet.backend.update_rules import RULES, Layers, Move, Rule
+from cupynet.backend.update_rules import RULES, Layers, Rule, UpdateScalars
 from cupynet.backend.window import Window
 from cupynet.backend.workspace import Workspace
 from cupynet.core.shared_options import BACKENDS, DTYPES
@@ -25,7 +25,7 @@ __all__ = [
     "DtypePolicy",
     "HostData",
     "Layers",
-    "Move",
+    "UpdateScalars",
     "FusedPair",
     "PixelScale",
     "Rule",

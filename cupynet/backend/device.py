@@ -63,7 +63,7 @@ class Device:
         """Return a new array of any shape with arbitrary content."""
         return self.xp.empty(shape, dtype)
 
-    def address(self, array: Array) -> int:
+    def data_ptr(self, array: Array) -> int:
         """Return the address of the first element of an array of any shape."""
         raise NotImplementedError
 
@@ -90,7 +90,7 @@ class Device:
     def synchronize(self) -> None:
         """Wait for all work of this backend, and of the calling thread, on the device."""
 
-    def here(self) -> AbstractContextManager[Any]:
+    def activated(self) -> AbstractContextManager[Any]:
         """Context with this device and its stream as the current ones.
 
         For threads other than the worker that compute with its arrays or write to them.

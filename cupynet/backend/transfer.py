@@ -22,28 +22,28 @@ Edit: TypeAlias = Callable[[Array], Array]  # (N, H, W, C) uint8 -> the same num
 
 @dataclass(frozen=True)
 class PixelScale:
-    """(pixel / 255 - mean[c]) / deviation[c] of a pixel from 0 to 255 in channel c; one number applies to all channels.
+    """(pixel / 255 - mean[c]) / std[c] of a pixel from 0 to 255 in channel c; one number applies to all channels.
 
     Computed as pixel · scale[c] + shift[c]. By default pixels become fractions from 0 to 1.
     """
 
     mean: tuple[float, ...] = (0.0,)
-    deviation: tuple[float, ...] = (1.0,)
+    std: tuple[float, ...] = (1.0,)
 
     @classmethod
-    def of(cls, mean: Sequence[float], deviation: Sequence[float]) -> PixelScale:
-        """Return the scaling of pixels with this mean and deviation (fractions, by channel) to 0 and 1."""
-        return cls(tuple(map(float, mean)), tuple(map(float, deviation)))
+    def of(cls, mean: Sequence[float], std: Sequence[float]) -> PixelScale:
+        """Return the scaling of pixels with this mean and standard deviation (fractions, by channel) to 0 and 1."""
+        return cls(tuple(map(float, mean)), tuple(map(float, std)))
 
     @cached_property
     def scale(self) -> tuple[float, ...]:
         """The factor of pixels in each channel."""
-        return tuple(1 / 255 / deviation for deviation in self.deviation)
+        return tuple(1 / 255 / std for std in self.std)
 
     @cached_property
     def shift(self) -> tuple[float, ...]:
         """The shift of scaled pixels in each channel."""
-        return tuple(-mean / deviation for mean, deviation in zip(self.mean, self.deviation, strict=True))
+        return tuple(-mean / std for mean, std in zip(self.mean, self.std, strict=True))
 
     @property
     def range(self) -> tuple[float, float]:
@@ -51,8 +51,8 @@ class PixelScale:
         return min(self.shift), max(255 * scale + shift for scale, shift in zip(self.scale, self.shift, strict=True))
 
     def normalization(self) -> dict[str, list[float]] | None:
-        """Mean and deviation by name; None for fractions."""
-        return None if self == FRACTIONS else {"mean": list(self.mean), "deviation": list(self.deviation)}
+        """Mean and std by name; None for fractions."""
+        return None if self == FRACTIONS else {"mean": list(self.mean), "std": list(self.std)}
 
 
 FRACTIONS = PixelScale()

@@ -19,7 +19,7 @@ from cupynet.backend.device import Device
 
 
 @dataclass(frozen=True)
-class Move:
+class UpdateScalars:
     """The numbers of one update.
 
     Attributes:
@@ -52,8 +52,8 @@ class Rule:
     """The step of an optimizer, as a function without side effects.
 
     Attributes:
-        formula: (numbers, g, *states) -> (step, *new states). numbers: the learning rate, the three `Move.numbers` and
-            the three `Move.factors`.
+        formula: (numbers, g, *states) -> (step, *new states). numbers: the learning rate, the three
+            `UpdateScalars.numbers` and the three `UpdateScalars.factors`.
         states: the names of the optimizer's vectors.
         moves: True to move the weights at once. If False, the step and the decay of the weight, without the learning
             rate, replace the gradient.

@@ -43,8 +43,8 @@ def prepare(settings: BenchSettings) -> Bench:
     refuse_fast_dev_run(settings, "bench")
     if settings.parallel.launcher == "mpi":
         raise ConfigError("bench measures threads of one process. Remove this setting", "parallel.launcher", "mpi")
-    if settings.accumulate > 1:
-        raise ConfigError("bench measures whole batches. Use 1", "accumulate", str(settings.accumulate))
+    if settings.accumulation_steps > 1:
+        raise ConfigError("bench measures whole batches. Use 1", "accumulation_steps", str(settings.accumulation_steps))
     experiment = Experiment(settings)
     if settings.gpu and not experiment.placement.devices:
         raise ConfigError(f"no GPU is used: {experiment.backend_reason or 'backend=cupy'}", "gpu", "true")

@@ -62,7 +62,7 @@ def find(prepared: tuple[Experiment, RateTest], folder: Path) -> float | None:
         announce(experiment)
         log.info("%d iterations of increasing learning rates", test.planned)
     loader = experiment.train_loader(experiment.load())
-    options = replace(experiment.options, optimizer=test.optimizer(experiment.optimizer), report_every=1)
+    options = replace(experiment.options, optimizer=test.optimizer(experiment.optimizer), log_every=1)
     wrapper = experiment.wrapper(callbacks=[test, *experiment.pools()], options=options)
     memory_pools.limit(experiment.settings.memory, experiment.devices)
     test.run(wrapper, loader)

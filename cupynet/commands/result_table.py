@@ -43,7 +43,7 @@ def rows(summary: Summary) -> dict[str, str]:
         "training": f"{trained} in {cost.train_s:.1f} s, {cost.images_per_s:,.0f} images/s",
     }
     if setup.workers > 1:
-        apart = outcome.divergence
+        apart = outcome.drift
         found["replicas"] = setup.synchronizer + ("" if apart is None else f", last {100 * apart:.2g} % apart")
     if cost.spent is not None and len(cost.spent["rounds_s"]) > 1:
         spent = Spent(**cost.spent)

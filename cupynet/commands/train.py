@@ -40,7 +40,7 @@ def prepare(settings: Settings) -> Experiment:
     from cupynet.training.checkpointing import check_epochs, check_stages, found, stages_of
 
     if settings.fast_dev_run:
-        settings = replace(settings, epochs=1, evaluate_every_epochs=1, report_every_iterations=1)
+        settings = replace(settings, epochs=1, evaluate_every_epochs=1, log_every=1)
     if settings.resume is None:
         experiment = Experiment(settings)
         experiment.check_new()

@@ -227,8 +227,8 @@ class TrainJob:
             stopped_by=None if stop is None else stop.text,
             stop_reason=None if stop is None else stop.reason.name.lower(),
             early_stopping=self._early_stopping(),
-            divergence=None if measured is None else finite(measured.divergence),
-            divergence_by_layer=None if measured is None else dict(measured.by_layer),
+            drift=None if measured is None else finite(measured.drift),
+            drift_by_layer=None if measured is None else dict(measured.drift_by_layer),
             left_out=sum(each.left_out for each in callbacks if isinstance(each, NonFinite)),
             skipped_steps=trainer.statistics.skipped_steps,
             advice=None if spent is None or self.settings.fast_dev_run else self._advice(spent),
@@ -322,13 +322,15 @@ def warn_of_other_rates(trainer: Trainer, planned: int | None) -> None:
     if planned in (None, epochs) or start is None or not trainer.plan.rounds:
         return
     then = copy.deepcopy(trainer.schedule)
-    then.span(start, trainer.plan.iterations + (planned - epochs) * trainer.plan.rounds, trainer.plan.rounds, planned)
+    then.begin_fit(
+        start, trainer.plan.iterations + (planned - epochs) * trainer.plan.rounds, trainer.plan.rounds, planned
+    )
     past = range(start, iteration, max((iteration - start) // RATES, 1))
     if any(then(each) != trainer.schedule(each) for each in past):
         log.warning(
             "epochs=%d instead of the planned %d: the learning-rate schedule now spans %d epochs, and the rate goes on "
             "at %.4g after %.4g. The result differs from training %d epochs at once. To avoid this, use a constant "
-            "rate, or a schedule such as Step that does not depend on the length of training",
+            "rate, or a schedule such as StepDecay that does not depend on the length of training",
             *(epochs, planned, epochs, trainer.schedule(iteration), then(iteration - 1), epochs),
         )
 

@@ -20,7 +20,7 @@ from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import counted, written
-from cupynet.data import Data, Dataset, Loader, Sharded, Source, as_loader
+from cupynet.data import Data, Dataset, Loader, ShardedFiles, Source, as_loader
 from cupynet.data.dataset import in_turns
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer
@@ -34,7 +34,6 @@ T = TypeVar("T")
 # option -> its setting, if they have different names
 KEYS = {
     "data_on_device": "memory.data_on_device",
-    "report_every": "report_every_iterations",
     **{
         name: f"parallel.{name}"
         for name in (
@@ -113,10 +112,10 @@ class Experiment:
             optimizer=self.optimizer,
             synchronizer=self.synchronizer,
             learning_rate_scale=parallel.learning_rate_scale,
-            accumulate=settings.accumulate,
+            accumulation_steps=settings.accumulation_steps,
             devices=settings.devices,
             callbacks=tuple(self.callbacks),
-            report_every=settings.report_every_iterations,
+            log_every=settings.log_every,
             timeout_s=parallel.timeout_s,
             launcher=parallel.launcher,
             pipeline=pipeline,
@@ -147,7 +146,7 @@ class Experiment:
             batch_size=batch_size,
             augmented=bool(getattr(source, "augment", None)),
             validates=bool(getattr(source, "validation", True)),
-            shards=source.shards if isinstance(source, Sharded) else None,
+            shards=source.shards if isinstance(source, ShardedFiles) else None,
         )
 
     def _check(self, options: TrainingOptions, data: FitData | None) -> CheckedOptions:

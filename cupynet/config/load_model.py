@@ -16,6 +16,7 @@ import numpy as np
 from cupynet import config
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
+from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks, shared_options, wording
@@ -134,8 +135,9 @@ class Trained:
 
     @property
     def normalize(self) -> Any:
-        """Mean and deviation of pixels; None for fractions of 255."""
-        return self._described.get("normalize", self._own.data.get("normalize"))
+        """Mean and standard deviation of pixels; None for fractions of 255."""
+        found = self._described.get("normalize", self._own.data.get("normalize"))
+        return translated(found, "data.normalize.") if isinstance(found, Mapping) else found
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -158,7 +160,7 @@ class Trained:
         try:
             shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
             model = Model(network, Image(*shape), where, settings.seed, loss)
-            model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["deviation"])
+            model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
             model.class_names, model.trained_on_pixels = self.class_names, True
             channels, names = model.input.shape[-1], len(model.class_names)
             scale, shift = len(model.pixels.scale), len(model.pixels.shift)

@@ -13,7 +13,7 @@ from cupynet.core.wording import amount, counted
 from cupynet.data import Source
 from cupynet.nn import Layer, Sequential
 from cupynet.optim import Optimizer
-from cupynet.optim.optimizers import ByRule
+from cupynet.optim.optimizers import ElementwiseOptimizer
 from cupynet.parallel import MpiJob
 from cupynet.training.options import CheckedOptions
 
@@ -79,7 +79,7 @@ def replica_bytes(
         examples: the number of examples whose activations are held at once.
     """
     wide, narrow = policy.accumulate.itemsize, policy.storage.itemsize
-    states = len(optimizer.rule.states) if isinstance(optimizer, ByRule) else 0
+    states = len(optimizer.rule.states) if isinstance(optimizer, ElementwiseOptimizer) else 0
     copies = (2 + states) * wide + (narrow if narrow != wide else 0)  # weights, their gradient, state
     return {"weights": weights * copies, "activations": int(examples * output_values(network)) * narrow}
 

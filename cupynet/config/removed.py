@@ -18,21 +18,58 @@ MOVED = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
 }
-# class -> former names of its arguments -> present names
-RENAMED = {
-    name: {"frequency": "averaging_frequency"} for name in ("ElasticAveraging", "ParameterAveraging", "PostLocal")
+# the last part of a class's former name -> of its present name
+CLASSES = {
+    **{"CutOut": "Cutout", "Filled": "Constant", "Folder": "ImageFolder", "Idx": "IdxFiles", "Npz": "NpzFile"},
+    **{"Sharded": "ShardedFiles", "Map": "PiecewiseConstant", "Step": "StepDecay", "Exponential": "ExponentialDecay"},
+    **{"Inverse": "InverseTimeDecay", "Sigmoid": "SigmoidDecay"},
 }
+# former name of a setting that belongs to no class -> its present name
+KEYS = {
+    "accumulate": "accumulation_steps",
+    "report_every_iterations": "log_every",
+    "data.normalize.deviation": "std",
+}
+WINDOW = {"kernel": "kernel_size"}
+AVERAGING = {"frequency": "averaging_frequency", "wire": "transfer_dtype", "outer": "outer_optimizer"}
+# class -> former names of its arguments -> present names
+ARGUMENTS: dict[str, dict[str, str]] = {
+    **dict.fromkeys(("Conv2D", "MaxPool2D", "AvgPool2D"), WINDOW),
+    **{name: {"deviation": "std"} for name in ("Normal", "TruncatedNormal")},
+    **dict.fromkeys(("ElasticAveraging", "GradientSharing", "ParameterAveraging", "PostLocal"), AVERAGING),
+    "Adaptive": {"first": "initial_period", "most": "max_period"},
+    "AdaptiveThreshold": {"fewest": "min_fraction", "most": "max_fraction"},
+    "EarlyStopping": {
+        "direction": "mode",
+        "min_improvement": "min_delta",
+        "restore_best": "restore_best_weights",
+        "restore_when_stopped": "restore_on_interrupt",
+    },
+    "NonFinite": {"most_skipped": "max_skipped"},
+    "ReduceOnPlateau": {"min_improvement": "min_delta"},
+    "WeightAverage": {"by": "unit", "every": "interval", "after": "start_after", "when_stopped": "on_interrupt"},
+}
+# former argument -> its former values -> present values
+VALUES: dict[str, dict[Any, Any]] = {"wire": {"exact": "full"}, "outer": {"mean": None}}
 
 
 def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
     """Return stored settings without the removed ones and with the present names of classes and arguments."""
     target = str(settings.get("_target_"))
-    renamed = RENAMED.get(target.rpartition(".")[2], {}) if target.startswith("cupynet.") else {}
+    package, _, name = target.rpartition(".")
+    ours = target.startswith("cupynet.")
+    name = CLASSES.get(name, name) if ours else name
+    arguments = ARGUMENTS.get(name, {}) if ours else {}
     found: dict[Any, Any] = {}
-    for name, value in settings.items():
-        key = f"{above}{name}"
-        if key not in DEFAULTS or value != DEFAULTS[key]:
-            found[renamed.get(name, name)] = translated(value, f"{key}.") if isinstance(value, Mapping) else value
-    if target in MOVED:
-        found["_target_"] = MOVED[target]
+    for former, value in settings.items():
+        key = f"{above}{former}"
+        if key in DEFAULTS and value == DEFAULTS[key]:
+            continue
+        present = arguments.get(former, KEYS.get(key, former))
+        if isinstance(value, Mapping):
+            found[present] = translated(value, f"{key}.")
+        else:
+            found[present] = VALUES[former].get(value, value) if present != former and former in VALUES else value
+    if ours:
+        found["_target_"] = MOVED.get(target, f"{package}.{name}")
     return found

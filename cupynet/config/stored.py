@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from cupynet.config.composing import GROUPS, composed, settings_of, typed
 from cupynet.config.instantiate import build_as, class_of
 from cupynet.config.messages import refusal
-from cupynet.config.removed import translated
+from cupynet.config.removed import KEYS, translated
 from cupynet.config.resume import is_inside
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
@@ -103,14 +103,16 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     known = {*(each.name for each in fields(schema)), *GROUPS}
     kept = []
     for each in found if isinstance(found, list) else [found]:
-        override = OVERRIDE.fullmatch(str(each))
-        key = override[1] if override else ""
+        former = OVERRIDE.fullmatch(str(each))
+        key = KEYS.get(former[1], former[1]) if former else ""
+        typed = str(each) if former is None else f"{key}{str(each)[len(former[1]) :]}"
+        override = OVERRIDE.fullmatch(typed)
         if key.startswith("hydra"):
             continue
         plain = override is not None and (key not in GROUPS or FILES.fullmatch(override[2] or ""))
         if not plain or key.partition(".")[0] not in known:
             raise DataError(f"{path}: {one_line(each)}: is not a setting of a run")
-        kept.append(str(each))
+        kept.append(typed)
     return kept
 
 

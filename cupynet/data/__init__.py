@@ -1,25 +1,26 @@
 """Data sets, and batches in an order that depends only on seed and epoch.
 
-A `Source` (MNIST, Synthetic, or `Idx`, `Npz`, `Folder` and `Sharded` for your own files) knows the shape of its images
-before it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training images, differently in
-each epoch. A `Loader` cuts a data set into `Batch`es and assigns them to workers; `Shards` are a training set on disk
-in one part for each worker. A `BatchFeed` hands a worker its batches, which a `Prefetcher` prepares ahead.
+A `Source` (MNIST, Synthetic, or `IdxFiles`, `NpzFile`, `ImageFolder` and `ShardedFiles` for your own files) knows the
+shape of its images before it loads them; `load()` returns a `Data` of `Dataset`s. `Augmentation`s change training
+images, differently in each epoch. A `Loader` cuts a data set into `Batch`es and assigns them to workers; `Shards` are a
+training set on disk in one part for each worker. A `BatchFeed` hands a worker its batches, which a `Prefetcher`
+prepares ahead.
 """
 
 from __future__ import annotations
 
-from cupynet.data.augment import Augmentation, CutOut, Draws, Elastic, HorizontalFlip, Rotate, Shift
+from cupynet.data.augment import Augmentation, Cutout, Elastic, HorizontalFlip, Rotate, SampleRNG, Shift
 from cupynet.data.dataset import Dataset
 from cupynet.data.feed import BatchFeed
 from cupynet.data.loader import Batch, Labelled, Loader, as_loader
 from cupynet.data.prefetch import Prefetcher
 from cupynet.data.shards import Shards
 from cupynet.data.sources.cifar import CIFAR10
-from cupynet.data.sources.idx import Idx
-from cupynet.data.sources.image_folder import Folder
+from cupynet.data.sources.idx import IdxFiles
+from cupynet.data.sources.image_folder import ImageFolder
 from cupynet.data.sources.mnist import KMNIST, MNIST, FashionMNIST
-from cupynet.data.sources.npz import Npz
-from cupynet.data.sources.sharded import Sharded
+from cupynet.data.sources.npz import NpzFile
+from cupynet.data.sources.sharded import ShardedFiles
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.synthetic import Synthetic
 
@@ -28,23 +29,23 @@ __all__ = [
     "Batch",
     "BatchFeed",
     "CIFAR10",
-    "CutOut",
+    "Cutout",
     "Data",
     "Dataset",
-    "Draws",
+    "SampleRNG",
     "Elastic",
     "FashionMNIST",
-    "Folder",
+    "ImageFolder",
     "HorizontalFlip",
-    "Idx",
+    "IdxFiles",
     "KMNIST",
     "Labelled",
     "Loader",
     "MNIST",
-    "Npz",
+    "NpzFile",
     "Prefetcher",
     "Rotate",
-    "Sharded",
+    "ShardedFiles",
     "Shards",
     "Shift",
     "Source",

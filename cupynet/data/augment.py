@@ -32,7 +32,7 @@ def _mixed(z: Array) -> Array:
     return z
 
 
-class Draws:
+class SampleRNG:
     """Random numbers for the N images of a batch, with a sequence for each image.
 
     Args:
@@ -71,7 +71,7 @@ class Augmentation(ABC):
     """Base class of augmentations."""
 
     @abstractmethod
-    def __call__(self, images: Array, draws: Draws) -> Array:
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
         """Return changed images (N, H, W, C) uint8. The argument must not be written to."""
 
     def __repr__(self) -> str:
@@ -89,7 +89,7 @@ def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, .
 def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: int, samples: Array) -> Array:
     """Apply augmentations to images (N, H, W, C) uint8; `samples` (N,) are their indices in the data set."""
     for place, part in enumerate(parts):
-        found = np.asarray(part(images, Draws(seed, epoch, samples, place)))
+        found = np.asarray(part(images, SampleRNG(seed, epoch, samples, place)))
         if found.shape != images.shape or found.dtype != np.uint8:
             kind = f"{found.shape} of {found.dtype}"
             raise ConfigError(f"{part!r} made {kind} of images {images.shape} of uint8: must return the same shape")
@@ -109,7 +109,7 @@ class Shift(Augmentation):
     def __init__(self, pixels: int = 2) -> None:
         self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
 
-    def __call__(self, images: Array, draws: Draws) -> Array:
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
         most = self.pixels
         if most >= min(height, width):
@@ -129,20 +129,20 @@ class HorizontalFlip(Augmentation):
         if self.probability > 1:
             raise ConfigError("must be a number from 0 to 1", "HorizontalFlip probability", str(self.probability))
 
-    def __call__(self, images: Array, draws: Draws) -> Array:
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
         chosen = draws.uniform(0, 1) < self.probability  # (N,)
         flipped = images.copy()
         flipped[chosen] = images[chosen, :, ::-1]
         return flipped
 
 
-class CutOut(Augmentation):
+class Cutout(Augmentation):
     """Set a square of `size` pixels to 0 (DeVries and Taylor 2017). Its centre is anywhere in the image."""
 
     def __init__(self, size: int = 8) -> None:
-        self.size = checks.integer("CutOut size", size, 1)
+        self.size = checks.integer("Cutout size", size, 1)
 
-    def __call__(self, images: Array, draws: Draws) -> Array:
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
         inside = []
         for length in (height, width):
@@ -159,7 +159,7 @@ class Rotate(Augmentation):
     def __init__(self, degrees: float = 10.0) -> None:
         self.degrees = checks.number("Rotate degrees", degrees, above=0)
 
-    def __call__(self, images: Array, draws: Draws) -> Array:
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
         angle = draws.uniform(-self.degrees, self.degrees)[:, np.newaxis, np.newaxis] * np.float32(math.pi / 180)
         cos, sin = np.cos(angle), np.sin(angle)
@@ -187,7 +187,7 @@ class Elastic(Augmentation):
         self.alpha = checks.number("Elastic alpha", alpha, above=0)
         self.sigma = checks.number("Elastic sigma", sigma, above=0)
 
-    def __call__(self, images: Array, draws: Draws) -> Array:
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
         if self.sigma > max(height, width):
             reason = f"must be at most {max(height, width)}, an image's side"

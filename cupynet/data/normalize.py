@@ -1,4 +1,4 @@
-"""Normalization of images by mean and deviation of each channel."""
+"""Normalization of images by mean and standard deviation of each channel."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError
 
-# None, `auto`, or {mean: [...], deviation: [...]}, see `Source`
+# None, `auto`, or {mean: [...], std: [...]}, see `Source`
 Normalize: TypeAlias = "str | Mapping[str, Sequence[float]] | None"
 
 _AT_ONCE = 1 << 22  # bytes per histogram pass
 
 
 def checked(normalize: Normalize) -> str | dict[str, list[float]] | None:
-    """Check the argument `normalize`: None, "auto", or `mean` and `deviation` of each channel. ConfigError."""
+    """Check the argument `normalize`: None, "auto", or `mean` and `std` of each channel. ConfigError."""
     if normalize is None or normalize == "auto":
         return None if normalize is None else "auto"
     try:
-        if not isinstance(normalize, Mapping) or set(normalize) != {"mean", "deviation"}:
+        if not isinstance(normalize, Mapping) or set(normalize) != {"mean", "std"}:
             raise ValueError
         mean = [checks.number("mean", each, minimum=-1e6, below=1e6) for each in normalize["mean"]]
-        deviation = [checks.number("deviation", each, minimum=1e-6, below=1e6) for each in normalize["deviation"]]
-        if not mean or len(mean) != len(deviation):
+        std = [checks.number("std", each, minimum=1e-6, below=1e6) for each in normalize["std"]]
+        if not mean or len(mean) != len(std):
             raise ValueError
     except (TypeError, ValueError) as error:
-        ways = "null, auto or {mean: [...], deviation: [...]}, a number for each channel, in fractions of 255"
+        ways = "null, auto or {mean: [...], std: [...]}, a number for each channel, in fractions of 255"
         raise ConfigError(f"must be {ways}", "normalize", wording.shown(normalize, wording.written)) from error
-    return {"mean": mean, "deviation": deviation}
+    return {"mean": mean, "std": std}
 
 
 def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
@@ -41,7 +41,7 @@ def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
     if normalize is None:
         return FRACTIONS
     if isinstance(normalize, Mapping):
-        return PixelScale.of(normalize["mean"], normalize["deviation"])
+        return PixelScale.of(normalize["mean"], normalize["std"])
     return PixelScale.of(*statistics(images))
 
 
@@ -49,7 +49,7 @@ def statistics(images: Array) -> tuple[list[float], list[float]]:
     """Return mean and standard deviation of each channel of images (S, H, W, C) uint8, in fractions of 255.
 
     They are computed from a histogram in integers, so they are the same on every machine. A constant channel has
-    deviation 1.
+    standard deviation 1.
     """
     channels = images.shape[3]
     counts = np.zeros((channels, 256), np.int64)

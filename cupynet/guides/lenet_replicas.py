@@ -16,10 +16,10 @@ from cupynet.parallel import Communicator, ThreadLauncher
 
 WORKERS, EPOCHS, AVERAGING_FREQUENCY = 2, 3, 3
 LENET = {
-    "conv1": Conv2D(filters=20, kernel=5),
-    "pool1": MaxPool2D(kernel=2),
-    "conv2": Conv2D(filters=50, kernel=5),
-    "pool2": MaxPool2D(kernel=2),
+    "conv1": Conv2D(filters=20, kernel_size=5),
+    "pool1": MaxPool2D(kernel_size=2),
+    "conv2": Conv2D(filters=50, kernel_size=5),
+    "pool2": MaxPool2D(kernel_size=2),
     "dense1": Dense(units=500, activation="relu"),
     "output": Dense(units=10),
 }

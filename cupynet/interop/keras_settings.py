@@ -174,8 +174,8 @@ def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
     same = np.allclose(pixels.scale, scale, rtol=1e-6, atol=0) and np.allclose(pixels.shift, offset, rtol=1e-6)
     if not same:
         with np.errstate(divide="ignore", invalid="ignore"):
-            mean, deviation = 0 - offset / (255 * scale), 1 / (255 * scale)
-        like_it = f"PixelScale.of({mean.round(6).tolist()}, {deviation.round(6).tolist()})"
+            mean, std = 0 - offset / (255 * scale), 1 / (255 * scale)
+        like_it = f"PixelScale.of({mean.round(6).tolist()}, {std.round(6).tolist()})"
         raise DataError(
             f"{path}: its Rescaling has scale={scale.tolist()} and offset={offset.tolist()}, but the model scales "
             f"pixels differently. Set model.pixels = cupynet.backend.{like_it}."
@@ -204,7 +204,7 @@ def _settings_of(layer: nn.Layer) -> Settings:
     found: Settings = {"data_format": "channels_last"}
     if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D):
         size = "kernel_size" if isinstance(layer, nn.Conv2D) else "pool_size"
-        found |= {size: layer.kernel, "strides": layer.stride, "padding": layer.window.padding}
+        found |= {size: layer.kernel_size, "strides": layer.stride, "padding": layer.window.padding}
     if isinstance(layer, nn.Conv2D):
         found |= {"filters": layer.filters, "dilation_rate": layer.dilation, "groups": layer.groups}
     elif isinstance(layer, nn.Dense):
@@ -290,7 +290,7 @@ def _resolved(settings: Settings, layer: nn.Layer) -> Settings:
         if padding in ("same", "valid"):
             dilation = layer.dilation if isinstance(layer, nn.Conv2D) else (1, 1)
             amount = None if padding == "same" else (0, 0)
-            found["padding"] = window_on(layer.input, layer.kernel, layer.stride, amount, dilation).padding
+            found["padding"] = window_on(layer.input, layer.kernel_size, layer.stride, amount, dilation).padding
         else:
             found["padding"] = tuple(map(tuple, padding))
     if not isinstance(layer.input, nn.Image):

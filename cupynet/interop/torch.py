@@ -47,7 +47,7 @@ def _conv(layer: nn.Conv2D) -> Modules:
     (top, bottom), (left, right) = layer.window.padding
     even = top == bottom and left == right
     arguments = (
-        f"{layer.input.shape[-1]}, {layer.filters}, {layer.kernel}, stride={layer.stride}, "
+        f"{layer.input.shape[-1]}, {layer.filters}, {layer.kernel_size}, stride={layer.stride}, "
         f"padding={(top, left) if even else 0}, dilation={layer.dilation}, groups={layer.groups}, bias={layer.use_bias}"
     )
     pad = {} if even else {":pad": f"nn.ZeroPad2d({_padding(layer.window)})"}
@@ -276,13 +276,13 @@ import torch
 from torch import nn
 
 INPUT_SHAPE, OUTPUTS = {shape}, {outputs}  # (height, width, channels), classes
-MEAN, DEVIATION = {mean}, {deviation}  # of pixels / 255, per channel
+MEAN, STD = {mean}, {std}  # of pixels / 255, per channel
 
 
 def prepared(images):
     """Convert images (N, H, W, C) of 0 to 255 to the network's input (N, C, H, W)."""
-    mean, deviation = (torch.tensor(each, device=images.device) for each in (MEAN, DEVIATION))
-    x = (images.float() / 255 - mean) / deviation
+    mean, std = (torch.tensor(each, device=images.device) for each in (MEAN, STD))
+    x = (images.float() / 255 - mean) / std
     return x.permute(0, 3, 1, 2)
 '''
 
@@ -351,7 +351,7 @@ def torch_source(model: nn.Model) -> str:
         outputs=model.output.features,
         shape=model.input.shape,
         mean=list(model.pixels.mean),
-        deviation=list(model.pixels.deviation),
+        std=list(model.pixels.std),
     )
     text += "".join(f"\n{helper}" for call, helper in HELPERS.items() if call in network)
     return f"{text}\n\ndef network():\n    return nn.Sequential(OrderedDict([\n{network}    ]))\n"

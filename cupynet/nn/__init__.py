@@ -5,7 +5,7 @@ from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.conv import Conv2D
 from cupynet.nn.dense import Activation, Dense, Flatten
 from cupynet.nn.dropout import Dropout
-from cupynet.nn.init import Filled, Normal, Orthogonal, TruncatedNormal, Uniform, VarianceScaling
+from cupynet.nn.init import Constant, Normal, Orthogonal, TruncatedNormal, Uniform, VarianceScaling
 from cupynet.nn.layer import Backward, Layer, Sequential, no_backward
 from cupynet.nn.loss import BinaryCrossEntropy, Hinge, Huber, Loss, MeanSquaredError, SoftmaxNLL
 from cupynet.nn.model import Model, check_loss, check_output
@@ -27,7 +27,7 @@ __all__ = [
     "Conv2D",
     "Dense",
     "Dropout",
-    "Filled",
+    "Constant",
     "Flat",
     "Flatten",
     "GlobalAvgPool2D",

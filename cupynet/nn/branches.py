@@ -30,7 +30,7 @@ class Residual(Layer):
             itself.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, layers: Layers, shortcut: Layer | None = None) -> None:
         if isinstance(layers, Layer) and not isinstance(layers, Sequential):
@@ -80,7 +80,7 @@ class Concat(Layer):
             list.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, branches: Mapping[str, Layers] | Iterable[Layers]) -> None:
         if not isinstance(branches, Mapping):

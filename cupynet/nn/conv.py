@@ -24,7 +24,7 @@ class Conv2D(Layer):
 
     Args:
         filters: O, channels out.
-        kernel: pixels of the window, a number or (height, width).
+        kernel_size: pixels of the window, a number or (height, width).
         stride: pixels from one window to the next, a number or (down, across).
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
             or `same`, `valid` (0).
@@ -38,12 +38,12 @@ class Conv2D(Layer):
         bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(
         self,
         filters: int,
-        kernel: Size,
+        kernel_size: Size,
         stride: Size = 1,
         padding: Size | str = 0,
         activation: str = "identity",
@@ -54,7 +54,7 @@ class Conv2D(Layer):
         bias_init: float | str | Initializer = 0.0,
     ) -> None:
         self.filters = checks.integer("Conv2D filters", filters, 1)
-        self.kernel = checks.pair("Conv2D kernel", kernel, 1)
+        self.kernel_size = checks.pair("Conv2D kernel_size", kernel_size, 1)
         self.stride = checks.pair("Conv2D stride", stride, 1)
         self.padding = padding_of("Conv2D", padding)
         self.dilation = checks.pair("Conv2D dilation", dilation, 1)
@@ -69,12 +69,12 @@ class Conv2D(Layer):
         return self.activation
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.window = window_on(input, self.kernel, self.stride, self.padding, self.dilation)
-        image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel or more padding")
+        self.window = window_on(input, self.kernel_size, self.stride, self.padding, self.dilation)
+        image = check_image("Conv2D", params.layer, input, self.window, "use a smaller kernel_size or more padding")
         if image.channels % self.groups or self.filters % self.groups:
             reason = f"must divide its {image.channels} channels in and {self.filters} filters"
             raise ConfigError(reason, f"Conv2D '{params.layer}' groups", str(self.groups))
-        shape = (*self.kernel, image.channels // self.groups, self.filters)
+        shape = (*self.kernel_size, image.channels // self.groups, self.filters)
         self.weight = params.add("weight", shape, grouped(self._init, self.groups))
         self.bias = params.add("bias", (self.filters,), self._bias_init, decay=False) if self.use_bias else None
         return Image(*self.window.output(image.height, image.width), self.filters)
@@ -116,7 +116,7 @@ class Conv2D(Layer):
         return self.weight.size * self.output.features // self.filters
 
     def describe(self) -> str:
-        return f"kernel {self.kernel}, {self.filters} filters, stride {self.stride}, {self.activation}"
+        return f"kernel {self.kernel_size}, {self.filters} filters, stride {self.stride}, {self.activation}"
 
 
 class ConvMaxPool(Layer):
@@ -125,7 +125,7 @@ class ConvMaxPool(Layer):
     The activation is applied to the pooled values, by the operation itself or after it.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, conv: Conv2D, pool: MaxPool2D, pair: FusedPair) -> None:
         self.conv, self.pool, self.pair = conv, pool, pair

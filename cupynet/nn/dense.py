@@ -24,7 +24,7 @@ class Dense(Layer):
         bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Dense(Layer):
 class Flatten(Layer):
     """(N, H, W, C) -> (N, H·W·C), without a copy. Dense does not need it."""
 
-    recordable = True
+    capturable = True
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         return Flat(input.features)
@@ -92,7 +92,7 @@ class Activation(Layer):
         slope: of leaky_relu below zero, between 0 and 1; by default 0.01.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, name: str, slope: float | None = None) -> None:
         self.name, self._activation = name, activation_function(name, slope)

@@ -24,7 +24,7 @@ class Dropout(Layer):
             kept.)
     """
 
-    recordable = True
+    capturable = True
     uses_rng = True
 
     def __init__(self, rate: float = 0.5) -> None:

@@ -19,7 +19,7 @@ from cupynet.core.wording import guess, shown
 Initializer: TypeAlias = Callable[[np.random.Generator, tuple[int, ...]], Array]
 
 CUT = 2.0  # a truncated normal distribution is cut off at this many deviations
-REMAINS = 0.87962566103423978  # its standard deviation, for deviation 1 before the cut
+REMAINS = 0.87962566103423978  # its standard deviation, for std=1 before the cut
 FANS = ("fan_in", "fan_out", "fan_avg")
 DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
 
@@ -31,7 +31,7 @@ def fans(shape: tuple[int, ...]) -> tuple[int, int]:
         ConfigError: the weight is a vector, which has no inputs and outputs.
     """
     if len(shape) < 2:
-        raise ConfigError(f"a weight of shape {shape} has no inputs and outputs: begin it with zeros, ones or Filled")
+        raise ConfigError(f"a weight of shape {shape} has no inputs and outputs: begin it with zeros, ones or Constant")
     window = math.prod(shape[:-2])
     return shape[-2] * window, shape[-1] * window
 
@@ -48,7 +48,7 @@ def grouped(init: Initializer, groups: int) -> Initializer:
     return draw
 
 
-class Filled:
+class Constant:
     """A constant.
 
     Args:
@@ -56,40 +56,40 @@ class Filled:
     """
 
     def __init__(self, value: float) -> None:
-        self.value = number("Filled value", value)
+        self.value = number("Constant value", value)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         return np.full(shape, self.value)
 
 
 class Normal:
-    """N(mean, deviation²).
+    """N(mean, std²).
 
     Args:
-        deviation: its standard deviation.
+        std: the standard deviation.
         mean: its mean.
     """
 
-    def __init__(self, deviation: float = 0.05, mean: float = 0.0) -> None:
-        self.deviation = number(f"{type(self).__name__} deviation", deviation, above=0)
+    def __init__(self, std: float = 0.05, mean: float = 0.0) -> None:
+        self.std = number(f"{type(self).__name__} std", std, above=0)
         self.mean = number(f"{type(self).__name__} mean", mean)
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
-        return rng.normal(self.mean, self.deviation, shape)
+        return rng.normal(self.mean, self.std, shape)
 
 
 class TruncatedNormal(Normal):
-    """N(mean, deviation²) with values more than two deviations from the mean drawn again (deviation 0.88 after that).
+    """N(mean, std²) with values more than two std from the mean drawn again (standard deviation 0.88 std after that).
 
     Args:
-        deviation, mean: before the cut.
+        std, mean: before the cut.
     """
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         values = rng.standard_normal(shape)
         while (far := abs(values) > CUT).any():
             values[far] = rng.standard_normal(int(far.sum()))
-        return self.mean + self.deviation * values
+        return self.mean + self.std * values
 
 
 class Uniform:
@@ -154,7 +154,7 @@ class Orthogonal:
 
 
 xavier = VarianceScaling(1.0, "fan_avg")
-zeros, ones = Filled(0.0), Filled(1.0)
+zeros, ones = Constant(0.0), Constant(1.0)
 
 # Deeplearning4j's XAVIER is xavier, RELU he, LECUN_NORMAL lecun; PyTorch's kaiming is he, Keras' glorot is xavier.
 INITIALIZERS: dict[str, Initializer] = {
@@ -192,4 +192,4 @@ def bias_initializer(argument: str, init: float | str | Initializer) -> Initiali
     """Return the initializer of biases: a constant, or an initializer of vectors. ConfigError."""
     if isinstance(init, str) or callable(init):
         return initializer(init, argument)
-    return Filled(number(argument, init, also=", or the name of an initializer, or such an object"))
+    return Constant(number(argument, init, also=", or the name of an initializer, or such an object"))

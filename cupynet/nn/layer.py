@@ -47,7 +47,7 @@ class Layer:
     them with `params.scope(name)`, under the names of its attributes.
 
     Attributes:
-        recordable: True if `forward` and its derivative call the same operations for every batch of one size, so that
+        capturable: True if `forward` and its derivative call the same operations for every batch of one size, so that
             a GPU can capture them in a graph. Not inherited: each class declares it. Such a layer reads only `train`,
             `epoch`, `samples` and `seed` of the context.
         uses_rng: True if a training pass reads `context.samples` and `context.epoch` to draw random numbers. A captured
@@ -64,7 +64,7 @@ class Layer:
 
     backend: Backend
     path = ""
-    recordable = False
+    capturable = False
     uses_rng = False
     syncs_replicas = False
     _declared_in: Params | None = None
@@ -170,7 +170,7 @@ class Sequential(Layer):
         steps: the layers to compute in turn, each with the names of the layers that it replaces; set by `build`.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:

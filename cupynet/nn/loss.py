@@ -18,11 +18,11 @@ class Loss:
     """A function of predictions and targets, with its gradient.
 
     Attributes:
-        recordable: see `Layer`.
+        capturable: see `Layer`.
         applies: the activation that the loss applies itself, so that the network must not; None for none.
     """
 
-    recordable = False
+    capturable = False
     applies: str | None = None
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
@@ -55,7 +55,7 @@ class SoftmaxNLL(Loss):
         ConfigError: an argument is invalid.
     """
 
-    recordable = True
+    capturable = True
     applies = "softmax"
 
     def __init__(self, label_smoothing: float = 0.0, class_weights: Weights | None = None) -> None:
@@ -108,7 +108,7 @@ class OneHotLoss(Loss):
 class MeanSquaredError(OneHotLoss):
     """The mean over the outputs of (z - t)²."""
 
-    recordable = True
+    capturable = True
     kind = "squared"
 
 
@@ -118,7 +118,7 @@ class BinaryCrossEntropy(OneHotLoss):
     The network ends in logits z (activation identity).
     """
 
-    recordable = True
+    capturable = True
     kind, applies = "logistic", "sigmoid"
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
@@ -132,7 +132,7 @@ class BinaryCrossEntropy(OneHotLoss):
 class Hinge(OneHotLoss):
     """The mean over the outputs of max(0, 1 - y · z), y being 1 for the class of the example and -1 for the others."""
 
-    recordable = True
+    capturable = True
     kind = "hinge"
 
 
@@ -146,7 +146,7 @@ class Huber(OneHotLoss):
         ConfigError: an argument is invalid.
     """
 
-    recordable = True
+    capturable = True
     kind = "huber"
 
     def __init__(self, delta: float = 1.0) -> None:

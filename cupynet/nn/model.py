@@ -87,14 +87,14 @@ class Model:
         if tuple(x.shape[1:]) != self.input.shape:
             hint = layout_hint(x.shape, self.input.shape)
             raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}{hint}")
-        with self.backend.here():
+        with self.backend.activated():
             x = self.backend.compact(x)
             y, derivative = self.network.forward(x, context)
 
         def backward(dy: Array) -> Array | None:
             handed = [dy]  # see `Sequential`
             del dy
-            with self.backend.here():
+            with self.backend.activated():
                 return derivative(handed.pop())
 
         return y, backward
@@ -186,7 +186,7 @@ class Model:
     def _scores(self, x: Array) -> tuple[Array, Array]:
         """Return probabilities and raw outputs of one batch."""
         backend, accumulate = self.backend, self.backend.policy.accumulate
-        with backend.here():
+        with backend.activated():
             raw, _ = self.forward(x, INFERENCE)
             logits = np.array(backend.to_host(raw), accumulate)
             scores = np.array(backend.to_host(self.loss.scores(backend, raw)), accumulate)
@@ -248,7 +248,7 @@ class Model:
                 raise ConfigError(
                     f"weight '{name}' has shape {tuple(weights[name].shape)}, this network needs {p.shape}"
                 )
-        with self.backend.here():
+        with self.backend.activated():
             for name, p in named.items():
                 array = p.data if isinstance(p, Buffer) else p.master
                 array[...] = self.backend.asarray(weights[name], array.dtype)

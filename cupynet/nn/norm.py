@@ -26,8 +26,8 @@ class BatchNorm(Layer):
     Statistics are those of the worker's own batch: several workers with batch_size examples each therefore do not equal
     one worker on all of them, whatever the averaging frequency. With `sync` they do, if weights or gradients are
     averaged in every iteration (for plain SGD or momentum, as without normalization). In a pipeline, and with
-    `accumulate`, statistics are those of each micro-batch: gradients differ from those of the whole batch, and running
-    estimates are updated once for each part.
+    `accumulation_steps`, statistics are those of each micro-batch: gradients differ from those of the whole batch, and
+    running estimates are updated once for each part.
 
     Args:
         momentum: the fraction of a running estimate that is kept in each update, as in Keras (0.99) and Deeplearning4j
@@ -47,7 +47,7 @@ class BatchNorm(Layer):
         ConfigError: an argument is invalid.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, momentum: float = 0.9, epsilon: float = 1e-5, sync: bool = False) -> None:
         self.momentum = checks.number("BatchNorm momentum", momentum, minimum=0, below=1)
@@ -133,7 +133,7 @@ class BatchNorm(Layer):
 class BatchNormReLU(Layer):
     """A built batch normalization and the ReLU that follows it, in one pass over memory each way."""
 
-    recordable = True
+    capturable = True
 
     def __init__(self, norm: BatchNorm, relu: Layer) -> None:
         self.norm, self.relu = norm, relu
@@ -156,7 +156,7 @@ class LayerNorm(Layer):
         ConfigError: an argument is invalid.
     """
 
-    recordable = True
+    capturable = True
 
     def __init__(self, axis: str = "features", epsilon: float = 1e-5) -> None:
         self.axis = checks.one_of("LayerNorm axis", axis, ("features", "channels"))

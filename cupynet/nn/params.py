@@ -195,7 +195,7 @@ class Params:
             host[start : start + p.size] = drawn.reshape(-1)
         self.master = backend.allocate((total,), accumulate)
         self.grad = backend.allocate((total,), accumulate)
-        with backend.here():
+        with backend.activated():
             self.master[...] = backend.asarray(host)
             self.grad[...] = 0
         self.data = self.master if storage == accumulate else backend.allocate((total,), storage)
@@ -216,7 +216,7 @@ class Params:
             part = slice(self._offsets[buffer.name], self._offsets[buffer.name] + buffer.size)
             host[part], buffer.data = buffer.fill, self.buffers[part].reshape(buffer.shape)
         if buffers:
-            with backend.here():
+            with backend.activated():
                 self.buffers[...] = backend.asarray(host)
                 self.buffer_snapshot[...] = self.buffers
 

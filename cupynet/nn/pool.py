@@ -49,28 +49,28 @@ class Pool(Layer):
     """Base class of pools: a window on each channel. Windows that do not fit are left out.
 
     Args:
-        kernel: pixels of the window, a number or (height, width).
-        stride: pixels from one window to the next, a number or (down, across); by default the kernel.
+        kernel_size: pixels of the window, a number or (height, width).
+        stride: pixels from one window to the next, a number or (down, across); by default `kernel_size`.
         padding: rows and columns around the image, a number or (rows above and below, columns left and right), smaller
-            than the kernel; or `same`, `valid` (0). Padding is ignored in maxima and means.
+            than `kernel_size`; or `same`, `valid` (0). Padding is ignored in maxima and means.
     """
 
-    def __init__(self, kernel: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
+    def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
         kind = type(self).__name__
-        self.kernel = checks.pair(f"{kind} kernel", kernel, 1)
-        self.stride = self.kernel if stride is None else checks.pair(f"{kind} stride", stride, 1)
+        self.kernel_size = checks.pair(f"{kind} kernel_size", kernel_size, 1)
+        self.stride = self.kernel_size if stride is None else checks.pair(f"{kind} stride", stride, 1)
         self.padding = padding_of(kind, padding)
-        if self.padding is not None and any(p >= k for p, k in zip(self.padding, self.kernel, strict=True)):
-            reason = f"must be smaller than kernel={self.kernel}: a window would see no pixel"
+        if self.padding is not None and any(p >= k for p, k in zip(self.padding, self.kernel_size, strict=True)):
+            reason = f"must be smaller than kernel_size={self.kernel_size}: a window would see no pixel"
             raise ConfigError(reason, f"{kind} padding", str(self.padding))
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        self.window = window_on(input, self.kernel, self.stride, self.padding)
-        image = check_image(type(self).__name__, params.layer, input, self.window, "use a smaller kernel")
+        self.window = window_on(input, self.kernel_size, self.stride, self.padding)
+        image = check_image(type(self).__name__, params.layer, input, self.window, "use a smaller kernel_size")
         return Image(*self.window.output(image.height, image.width), image.channels)
 
     def describe(self) -> str:
-        return f"kernel {self.kernel}, stride {self.stride}"
+        return f"kernel {self.kernel_size}, stride {self.stride}"
 
 
 class MaxPool2D(Pool):
@@ -80,7 +80,7 @@ class MaxPool2D(Pool):
     The arguments are those of `Pool`.
     """
 
-    recordable = True
+    capturable = True
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend = self.backend
@@ -100,7 +100,7 @@ class AvgPool2D(Pool):
     in Keras and Deeplearning4j). The arguments are those of `Pool`.
     """
 
-    recordable = True
+    capturable = True
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         return _means(self, x, self.window, context)
@@ -109,7 +109,7 @@ class AvgPool2D(Pool):
 class GlobalAvgPool2D(Layer):
     """The mean of each channel over the whole image: (N, H, W, C) -> (N, C) (Lin et al. 2014)."""
 
-    recordable = True
+    capturable = True
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
         self.window = Window((input.height, input.width) if isinstance(input, Image) else (1, 1))

@@ -1,13 +1,13 @@
 """Optimizers over flat vectors, and learning-rate schedules."""
 
 from cupynet.optim.adaptive import LAMB, AdaDelta, AdaGrad, Adam, AdaMax, AdamW, AMSGrad, Nadam, RMSProp
-from cupynet.optim.counted import Exponential, Inverse, Map, Sigmoid, Step
-from cupynet.optim.optimizers import SGD, ByRule, Momentum, Nesterov, Optimizer
+from cupynet.optim.counted import ExponentialDecay, InverseTimeDecay, PiecewiseConstant, SigmoidDecay, StepDecay
+from cupynet.optim.optimizers import SGD, ElementwiseOptimizer, Momentum, Nesterov, Optimizer
 from cupynet.optim.plateau import ReduceOnPlateau
 from cupynet.optim.schedules import Constant, Cosine, OneCycle, Polynomial, Scaled, Schedule, Warmup, scale_factor
 
 __all__ = [
-    "ByRule",
+    "ElementwiseOptimizer",
     "AMSGrad",
     "AdaDelta",
     "AdaGrad",
@@ -16,10 +16,10 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
-    "Exponential",
-    "Inverse",
+    "ExponentialDecay",
+    "InverseTimeDecay",
     "LAMB",
-    "Map",
+    "PiecewiseConstant",
     "Momentum",
     "Nadam",
     "Nesterov",
@@ -31,8 +31,8 @@ __all__ = [
     "SGD",
     "Scaled",
     "Schedule",
-    "Sigmoid",
-    "Step",
+    "SigmoidDecay",
+    "StepDecay",
     "Warmup",
     "scale_factor",
 ]

@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from cupynet.backend import RULES, Backend, Layers, Move
+from cupynet.backend import RULES, Backend, Layers, UpdateScalars
 from cupynet.core.checks import number
 from cupynet.nn.params import Params, Segment
-from cupynet.optim.optimizers import ByRule, Numbers, fraction, positive
+from cupynet.optim.optimizers import ElementwiseOptimizer, Numbers, fraction, positive
 
 
 @dataclass(eq=False, repr=False)
-class Adam(ByRule):
+class Adam(ElementwiseOptimizer):
     """Adam (Kingma & Ba 2015), with epsilon outside of the root, as in PyTorch and Deeplearning4j.
 
         m += (1 - beta1) · (g - m);    v += (1 - beta2) · (g² - v)
@@ -31,7 +31,7 @@ class Adam(ByRule):
         learning_rate and the others: see `Optimizer`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["adam"]
     learning_rate: Any = 0.001
     beta1: float = fraction(0.9)
@@ -55,7 +55,7 @@ class AdamW(Adam):
         learning_rate and the others: see `Adam`.
     """
 
-    recordable = True
+    capturable = True
     l2: float = field(default=0.0, init=False)
     weight_decay: float = fraction(0.01, kw_only=True)
 
@@ -66,7 +66,7 @@ class AMSGrad(Adam):
     For its arguments see `Adam`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["amsgrad"]
 
 
@@ -76,7 +76,7 @@ class AdaMax(Adam):
     For its arguments see `Adam`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["adamax"]
 
     def constants(self) -> tuple[float, float, float]:
@@ -96,7 +96,7 @@ class Nadam(Adam):
         learning_rate and the others: see `Adam`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["nadam"]
     learning_rate: Any = 0.002
     momentum_decay: float = 0.004
@@ -125,7 +125,7 @@ class Nadam(Adam):
 
 
 @dataclass(eq=False, repr=False)
-class AdaGrad(ByRule):
+class AdaGrad(ElementwiseOptimizer):
     """w -= lr · g / (sqrt(sum of g²) + epsilon) (Duchi et al. 2011).
 
     Args:
@@ -133,7 +133,7 @@ class AdaGrad(ByRule):
         learning_rate and the others: see `Optimizer`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["adagrad"]
     learning_rate: Any = 0.01
     epsilon: float = positive(1e-10)
@@ -143,7 +143,7 @@ class AdaGrad(ByRule):
 
 
 @dataclass(eq=False, repr=False)
-class RMSProp(ByRule):
+class RMSProp(ElementwiseOptimizer):
     """s += (1 - decay) · (g² - s); w -= lr · g / (sqrt(s) + epsilon) (Tieleman & Hinton 2012).
 
     Args:
@@ -152,7 +152,7 @@ class RMSProp(ByRule):
         learning_rate and the others: see `Optimizer`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["rmsprop"]
     learning_rate: Any = 0.001
     decay: float = fraction(0.95)
@@ -163,7 +163,7 @@ class RMSProp(ByRule):
 
 
 @dataclass(eq=False, repr=False)
-class AdaDelta(ByRule):
+class AdaDelta(ElementwiseOptimizer):
     """The gradient times the ratio of the root mean squares of past steps and past gradients (Zeiler 2012).
 
         s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u)
@@ -176,7 +176,7 @@ class AdaDelta(ByRule):
         the others: see `Optimizer`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["adadelta"]
     learning_rate: Any = 1.0
     rho: float = fraction(0.95)
@@ -205,7 +205,7 @@ class LAMB(Adam):
         learning_rate and the others: see `Adam`.
     """
 
-    recordable = True
+    capturable = True
     _direction = RULES["lamb"]
     epsilon: float = positive(1e-6)
     l2: float = field(default=0.0, init=False)
@@ -219,12 +219,12 @@ class LAMB(Adam):
             bounds = [(start - segment.start, stop - segment.start) for start, stop in inside]
             self._arrays[segment.start] = Layers(backend, bounds, range(len(bounds)))
 
-    def update(self, params: Params, segment: Segment, move: Move) -> bool | None:
+    def update(self, params: Params, segment: Segment, scalars: UpdateScalars) -> bool | None:
         if not segment.decay:
-            return super().update(params, segment, move)
+            return super().update(params, segment, scalars)
         backend, part, arrays = self.backend, segment.part, self._arrays[segment.start]
-        self._by(self._direction, params, segment, move, stored=False)
+        self._by(self._direction, params, segment, scalars, stored=False)
         weight, direction = params.master[part], params.grad[part]
         norms = backend.squared_norms(weight, arrays), backend.squared_norms(direction, arrays)
-        backend.trust_weights(weight, direction, norms, arrays, move.rate, params.stored(part))
+        backend.trust_weights(weight, direction, norms, arrays, scalars.rate, params.stored(part))
         return True

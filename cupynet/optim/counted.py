@@ -25,11 +25,11 @@ class Counted(Schedule):
         self.by = one_of(f"{type(self).__name__} by", by, ("iteration", "epoch"))
         self._epoch = self._stop = self._epochs = 0
 
-    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+    def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self._stop, self._epoch, self._epochs = stop, epoch, epochs
 
     def __call__(self, iteration: int) -> float:
-        """Return the rate at `iteration`, by epoch only after `span`.
+        """Return the rate at `iteration`, by epoch only after `begin_fit`.
 
         Epochs are counted back from the end of the fit: its first epoch may be the rest of an interrupted one.
         """
@@ -43,7 +43,7 @@ class Counted(Schedule):
         raise NotImplementedError
 
 
-class Step(Counted):
+class StepDecay(Counted):
     """initial · factor^floor(n / every).
 
     Args:
@@ -57,15 +57,15 @@ class Step(Counted):
 
     def __init__(self, initial: float, factor: float, every: int, by: str = "iteration") -> None:
         super().__init__(by)
-        self.initial = number("Step initial", initial, above=0)
-        self.factor = number("Step factor", factor, above=0)
-        self.every = integer("Step every", every, 1)
+        self.initial = number("StepDecay initial", initial, above=0)
+        self.factor = number("StepDecay factor", factor, above=0)
+        self.every = integer("StepDecay every", every, 1)
 
     def rate(self, n: int) -> float:
         return self.initial * self.factor ** (n // self.every)
 
 
-class Map(Counted):
+class PiecewiseConstant(Counted):
     """Given rates, each starting at an iteration or epoch.
 
     Args:
@@ -76,15 +76,20 @@ class Map(Counted):
     def __init__(self, rates: Mapping[int, float], by: str = "iteration") -> None:
         super().__init__(by)
         if not isinstance(rates, Mapping) or 0 not in rates:
-            raise ConfigError("must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it", "Map rates", shown(rates))
-        found = {integer("Map rates from", n, 0): number("Map rates", rate, above=0) for n, rate in rates.items()}
+            raise ConfigError(
+                "must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it", "PiecewiseConstant rates", shown(rates)
+            )
+        found = {
+            integer("PiecewiseConstant rates from", n, 0): number("PiecewiseConstant rates", rate, above=0)
+            for n, rate in rates.items()
+        }
         self.rates = dict(sorted(found.items()))
 
     def rate(self, n: int) -> float:
         return self.rates[max(start for start in self.rates if start <= n)]
 
 
-class Exponential(Counted):
+class ExponentialDecay(Counted):
     """initial · gamma^n.
 
     Args:
@@ -97,14 +102,14 @@ class Exponential(Counted):
 
     def __init__(self, initial: float, gamma: float, by: str = "iteration") -> None:
         super().__init__(by)
-        self.initial = number("Exponential initial", initial, above=0)
-        self.gamma = number("Exponential gamma", gamma, above=0)
+        self.initial = number("ExponentialDecay initial", initial, above=0)
+        self.gamma = number("ExponentialDecay gamma", gamma, above=0)
 
     def rate(self, n: int) -> float:
         return self.initial * self.gamma**n
 
 
-class Inverse(Counted):
+class InverseTimeDecay(Counted):
     """initial / (1 + gamma · n)^power.
 
     Args:
@@ -117,15 +122,15 @@ class Inverse(Counted):
 
     def __init__(self, initial: float, gamma: float, power: float = 1.0, by: str = "iteration") -> None:
         super().__init__(by)
-        self.initial = number("Inverse initial", initial, above=0)
-        self.gamma = number("Inverse gamma", gamma, minimum=0)
-        self.power = number("Inverse power", power, above=0)
+        self.initial = number("InverseTimeDecay initial", initial, above=0)
+        self.gamma = number("InverseTimeDecay gamma", gamma, minimum=0)
+        self.power = number("InverseTimeDecay power", power, above=0)
 
     def rate(self, n: int) -> float:
         return float(self.initial / (1 + self.gamma * n) ** self.power)
 
 
-class Sigmoid(Counted):
+class SigmoidDecay(Counted):
     """initial / (1 + exp(-gamma · (n - middle))).
 
     Args:
@@ -139,9 +144,9 @@ class Sigmoid(Counted):
 
     def __init__(self, initial: float, gamma: float, middle: int, by: str = "iteration") -> None:
         super().__init__(by)
-        self.initial = number("Sigmoid initial", initial, above=0)
-        self.gamma = number("Sigmoid gamma", gamma)
-        self.middle = integer("Sigmoid middle", middle, 0)
+        self.initial = number("SigmoidDecay initial", initial, above=0)
+        self.gamma = number("SigmoidDecay gamma", gamma)
+        self.middle = integer("SigmoidDecay middle", middle, 0)
 
     def rate(self, n: int) -> float:
         steps = min(max(-self.gamma * (n - self.middle), -700.0), 700.0)  # the range of exp

@@ -11,7 +11,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-from cupynet.backend import RULES, Backend, Layers, Move, Rule
+from cupynet.backend import RULES, Backend, Layers, Rule, UpdateScalars
 from cupynet.backend.array import Array
 from cupynet.core.checks import number
 from cupynet.core.errors import ConfigError
@@ -54,9 +54,9 @@ class Optimizer:
 
     Attributes:
         state: name -> flat (P,) vector; exists after `init`.
-        recordable: True if `update` launches the same operations in every step and uses no host values besides its
+        capturable: True if `update` launches the same operations in every step and uses no host values besides its
             arguments, so that it can be captured in a graph. Not inherited.
-        factors: constants of the rule, see `Move`.
+        factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -71,7 +71,7 @@ class Optimizer:
     clip_layer_norm: float | None = limit()
     clip_value: float | None = limit()
 
-    recordable: ClassVar[bool] = False
+    capturable: ClassVar[bool] = False
     factors = (0.0, 0.0, 0.0)
 
     def __post_init__(self) -> None:
@@ -143,20 +143,21 @@ class Optimizer:
         clip, own = (math.inf if self.clip_value is None else self.clip_value), (more[0], more[1], more[2])
         for segment in params.segments:
             l1, l2, decay = (self.l1, self.l2, self.weight_decay) if segment.decay else (0.0, 0.0, 0.0)
-            change = Move(rate, scale, clip, l1, l2, decay, own, self.factors)
+            change = UpdateScalars(rate, scale, clip, l1, l2, decay, own, self.factors)
             published &= self.update(params, segment, change) is True
         if not published:
             params.publish()
 
-    def update(self, params: Params, segment: Segment, move: Move) -> bool | None:
+    def update(self, params: Params, segment: Segment, scalars: UpdateScalars) -> bool | None:
         """Update one segment of the weights. Return True if the copy that layers read (`params.stored`) is updated too.
 
-        A subclass applies all of `move` (scale, clip, l1, l2, decay) and sets the gradient to zero, as `ByRule` does.
+        A subclass applies all of `scalars` (scale, clip, l1, l2, decay) and sets the gradient to zero, as
+        `ElementwiseOptimizer` does.
         """
         raise NotImplementedError
 
 
-class ByRule(Optimizer):
+class ElementwiseOptimizer(Optimizer):
     """An optimizer that updates each weight independently. Its state is the vectors of its rule.
 
     Attributes:
@@ -169,30 +170,30 @@ class ByRule(Optimizer):
         super().init(params, backend)
         for name in self.rule.states:
             self.state[name] = backend.allocate(params.master.shape, params.master.dtype)
-            with backend.here():
+            with backend.activated():
                 self.state[name][...] = 0
 
-    def update(self, params: Params, segment: Segment, move: Move) -> bool | None:
-        self._by(self.rule, params, segment, move)
+    def update(self, params: Params, segment: Segment, scalars: UpdateScalars) -> bool | None:
+        self._by(self.rule, params, segment, scalars)
         return True
 
-    def _by(self, rule: Rule, params: Params, segment: Segment, move: Move, *, stored: bool = True) -> None:
+    def _by(self, rule: Rule, params: Params, segment: Segment, scalars: UpdateScalars, *, stored: bool = True) -> None:
         """Update a segment of the weights by a rule."""
         part = segment.part
         states = [self.state[name][part] for name in rule.states]
         copy = params.stored(part) if stored else None
-        self.backend.move_weights(rule, params.master[part], params.grad[part], states, move, copy)
+        self.backend.move_weights(rule, params.master[part], params.grad[part], states, scalars, copy)
 
 
-class SGD(ByRule):
+class SGD(ElementwiseOptimizer):
     """w -= lr · g. For its arguments see `Optimizer`."""
 
-    recordable = True
+    capturable = True
     rule = RULES["sgd"]
 
 
 @dataclass(eq=False, repr=False)
-class Momentum(ByRule):
+class Momentum(ElementwiseOptimizer):
     """v = mu · v - lr · g; w += v (Polyak 1964). The learning rate is inside the velocity.
 
     Args:
@@ -200,7 +201,7 @@ class Momentum(ByRule):
         learning_rate and the others: see `Optimizer`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["momentum"]
     momentum: float = fraction(0.9)
 
@@ -214,5 +215,5 @@ class Nesterov(Momentum):
     Deeplearning4j's Nesterovs, torch's nesterov=True. For its arguments see `Momentum`.
     """
 
-    recordable = True
+    capturable = True
     rule = RULES["nesterov"]

@@ -20,7 +20,7 @@ class ReduceOnPlateau(Schedule):
         factor: on the learning rate at each reduction.
         patience: evaluations in a row without improvement that are tolerated.
         monitor: `loss` or `accuracy` of the validation images.
-        min_improvement: an improvement must be larger than this.
+        min_delta: an improvement must be larger than this.
         cooldown: evaluations to ignore after a reduction.
         least: the lowest learning rate.
 
@@ -39,7 +39,7 @@ class ReduceOnPlateau(Schedule):
         factor: float = 0.1,
         patience: int = 3,
         monitor: str = "loss",
-        min_improvement: float = 0.0,
+        min_delta: float = 0.0,
         cooldown: int = 0,
         least: float = 0.0,
     ) -> None:
@@ -47,7 +47,7 @@ class ReduceOnPlateau(Schedule):
         self.factor = number("ReduceOnPlateau factor", factor, above=0, below=1)
         self.patience = integer("ReduceOnPlateau patience", patience, 0)
         self.monitor: str = one_of("ReduceOnPlateau monitor", monitor, BETTER)
-        self.min_improvement = number("ReduceOnPlateau min_improvement", min_improvement, minimum=0)
+        self.min_delta = number("ReduceOnPlateau min_delta", min_delta, minimum=0)
         self.cooldown = integer("ReduceOnPlateau cooldown", cooldown, 0)
         self.least = number("ReduceOnPlateau least", least, minimum=0, below=self.rate)
         self._best, self._waited, self._cooling = math.nan, 0, 0
@@ -55,9 +55,9 @@ class ReduceOnPlateau(Schedule):
     def __call__(self, iteration: int) -> float:
         return self.rate
 
-    def learn(self, figure: float) -> None:
+    def on_evaluation(self, figure: float) -> None:
         gain = (figure - self._best) * BETTER[self.monitor]
-        if gain > self.min_improvement or (math.isnan(self._best) and not math.isnan(figure)):
+        if gain > self.min_delta or (math.isnan(self._best) and not math.isnan(figure)):
             self._best, self._waited = figure, 0
         else:
             self._waited += 1

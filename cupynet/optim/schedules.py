@@ -17,7 +17,8 @@ from cupynet.core.wording import shown
 class Schedule:
     """A function from iterations to learning rates. An iteration is one update of each replica.
 
-    `span` sets the iterations of a fit, `learn` passes the result of an evaluation. Both are the same on all workers.
+    `begin_fit` sets the iterations of a fit, `on_evaluation` passes the result of an evaluation. Both are the same on
+    all workers.
 
     Attributes:
         monitor: the validation metric that it uses; None if it uses none.
@@ -35,7 +36,7 @@ class Schedule:
     def __call__(self, iteration: int) -> float:
         raise NotImplementedError
 
-    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+    def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         """Begin a fit over the iterations start <= i < stop, counted over the whole training.
 
         Called before the first iteration of each fit. A second fit begins where the first ended; a resumed fit keeps
@@ -46,11 +47,11 @@ class Schedule:
             epochs: complete epochs of the whole training at `stop`.
         """
 
-    def learn(self, figure: float) -> None:
+    def on_evaluation(self, figure: float) -> None:
         """Use the monitored figure of an evaluated epoch."""
 
     def state(self) -> dict[str, float]:
-        """Return what a checkpoint must hold to continue exactly, besides the arguments of the next `span`."""
+        """Return what a checkpoint must hold to continue exactly, besides the arguments of the next `begin_fit`."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
@@ -73,13 +74,13 @@ class Spanning(Schedule):
     """A schedule over a fit, which restarts in each further fit.
 
     Attributes:
-        start, stop: the span, set by `span`.
+        start, stop: the span, set by `begin_fit`.
     """
 
     start: int
     stop: int
 
-    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+    def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         self.start, self.stop = start, stop
 
     def done(self, iteration: int) -> tuple[int, int]:
@@ -189,11 +190,11 @@ class Around(Schedule):
         self.schedule = instance(f"{type(self).__name__} schedule", inner, Schedule, "OneCycle(0.2)")
         self.monitor = inner.monitor
 
-    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
-        self.schedule.span(start, stop, epoch, epochs)
+    def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+        self.schedule.begin_fit(start, stop, epoch, epochs)
 
-    def learn(self, figure: float) -> None:
-        self.schedule.learn(figure)
+    def on_evaluation(self, figure: float) -> None:
+        self.schedule.on_evaluation(figure)
 
     def state(self) -> dict[str, float]:
         return self.schedule.state()
@@ -241,13 +242,13 @@ class Warmup(Around):
         super().__init__(schedule("Warmup then", then))
         self.steps = integer("Warmup steps", steps, 1)
         self.first = number("Warmup start", start, above=0, below=1)
-        self._epochs: int | None = None  # complete epochs at the end of the warm-up; None before the first `span`
+        self._epochs: int | None = None  # complete epochs at the end of the warm-up; None before the first `begin_fit`
 
-    def span(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
+    def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may differ in length
             self._epochs = max(epochs - -(-(stop - self.steps) // epoch), 0)
         begin = max(start - self.steps, 0)
-        super().span(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
+        super().begin_fit(begin, max(stop - self.steps, begin + 1), epoch, epochs - (self._epochs or 0))
 
     def state(self) -> dict[str, float]:
         return super().state() | ({} if self._epochs is None else {"epochs": self._epochs})

@@ -17,7 +17,7 @@ from cupynet.parallel.synchronizers.averaging import ParameterAveraging
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
 from cupynet.parallel.synchronizers.elastic import ElasticAveraging
 from cupynet.parallel.synchronizers.gradients import GradientSharing
-from cupynet.parallel.synchronizers.outer import DiLoCo, Outer, SlowMo
+from cupynet.parallel.synchronizers.outer_optimizer import DiLoCo, OuterOptimizer, SlowMo
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally, is_finite
 from cupynet.parallel.synchronizers.schedule import Adaptive, AveragingSchedule, Moment, PostLocal
 from cupynet.parallel.synchronizers.threshold import (
@@ -41,7 +41,7 @@ __all__ = [
     "Moment",
     "MpiJob",
     "MpiLauncher",
-    "Outer",
+    "OuterOptimizer",
     "ParameterAveraging",
     "PeerFailed",
     "Pipeline",

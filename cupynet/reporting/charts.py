@@ -29,7 +29,7 @@ INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
 MAX_POINTS = 400  # of a line; a chart is about 500 pixels wide
 LARGEST = 1e100  # absolute value that is drawn: matplotlib fails near the largest float
 MAX_WORKERS = 64  # lines for workers
-MAX_LAYERS = 5  # lines for layers: those with the largest divergence
+MAX_LAYERS = 5  # lines for layers: those with the largest drift
 SIZE = (5.6, 2.9)  # inches of 72 units
 LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches: labels of seven characters, and the name of the axis
 STYLE: dict[str, Any] = {
@@ -238,7 +238,7 @@ def _inline(text: str, name: str, label: str) -> str:
 
 def run_charts(data: RunData) -> list[Chart]:
     """Return the charts of a run's history."""
-    builders = (_loss, _accuracy, _learning_rate, _divergence, _throughput, _epoch_times)
+    builders = (_loss, _accuracy, _learning_rate, _drift, _throughput, _epoch_times)
     return [chart for build in builders if (chart := data.section(build)) is not None]
 
 
@@ -279,19 +279,19 @@ def _learning_rate(data: RunData) -> Chart:
     return Chart("Learning rate", "iteration", "learning rate", [_line(data.rows, "learning_rate", None)], zero=True)
 
 
-def _divergence(data: RunData) -> Chart:
+def _drift(data: RunData) -> Chart:
     """Return the chart of the distance between replicas, overall and in the layers with the largest."""
-    rows = [row for row in data.rows if row.get("divergence") is not None]
-    layers = [row.get("divergence_by_layer") or {} for row in rows]
+    rows = [row for row in data.rows if row.get("drift") is not None]
+    layers = [row.get("drift_by_layer") or {} for row in rows]
     names = dict.fromkeys(name for row in layers for name in row)
     largest = sorted(names, key=lambda name: -max(row.get(name) or 0.0 for row in layers))[:MAX_LAYERS]
     lines = [
         Line(name, _values(rows, "iteration"), _values(layers, name), colour, 1.1)
         for colour, name in enumerate(filter(largest.__contains__, names), 1)
     ]
-    lines.append(_line(rows, "divergence", "all weights", width=2.2))
+    lines.append(_line(rows, "drift", "all weights", width=2.2))
     note = "The largest distance of a replica from the mean, relative to the mean, before an average."
-    return Chart("Replica divergence", "iteration", "relative distance", lines, log=True, note=note)
+    return Chart("Replica drift", "iteration", "relative distance", lines, log=True, note=note)
 
 
 def _throughput(data: RunData) -> Chart:

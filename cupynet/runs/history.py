@@ -6,6 +6,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# column of an earlier version -> its present name
+FORMER = {"divergence": "drift", "divergence_by_layer": "drift_by_layer"}
+
+
+def present(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a stored row or summary with the present names of its columns."""
+    return {FORMER.get(name, name): value for name, value in row.items()}
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -16,8 +24,8 @@ class Columns:
     Attributes:
         epochs: a value for each complete epoch: `epoch`, `loss`, `test_accuracy`, `test_loss`, `learning_rate`,
             `images_per_s` and others; with validation images `validation_accuracy` and `validation_loss`.
-        reports: a value for each report: `iteration`, `loss`, `learning_rate`, `images_per_s`, `divergence` and others,
-            see `Report`.
+        reports: a value for each report: `iteration`, `loss`, `learning_rate`, `images_per_s`, `drift` and others,
+            see `IterationRecord`.
     """
 
     epochs: dict[str, list[Any]]

@@ -16,7 +16,7 @@ from cupynet.core.errors import DataError, OutputError
 from cupynet.core.wording import shown
 from cupynet.runs import layout
 from cupynet.runs.checkpoints import Checkpoints
-from cupynet.runs.history import Columns
+from cupynet.runs.history import Columns, present
 
 PRUNED = "pruned"  # prefix of `stopped_by` for pruned trials
 
@@ -69,7 +69,7 @@ class Outcome:
         stopped_by: a description of why training ended early; None if it did not.
         stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the weights are the best.
         early_stopping: see `EarlyStoppingResult`.
-        divergence, divergence_by_layer: last measured divergence of the replicas from their mean, see `Report`.
+        drift, drift_by_layer: last measured drift of the replicas from their mean, see `IterationRecord`.
         left_out: batches left out because their loss or gradient was not finite, see `NonFinite`.
         skipped_steps: steps whose gradient overflowed 16 bits, see `LossScaler`.
         advice: one sentence from the times, see `advise`.
@@ -82,8 +82,8 @@ class Outcome:
     stopped_by: str | None
     stop_reason: str | None = None
     early_stopping: dict[str, Any] | None = None
-    divergence: float | None = None
-    divergence_by_layer: dict[str, float] | None = None
+    drift: float | None = None
+    drift_by_layer: dict[str, float] | None = None
     left_out: int = 0
     skipped_steps: int = 0
     advice: str | None = None
@@ -152,7 +152,7 @@ class Summary:
         Raises:
             DataError: a field is missing, or has a value of another type. The message names it.
         """
-        parts = {}
+        parts, flat = {}, present(flat)
         for name, part in get_type_hints(cls).items():
             missing = [each.name for each in fields(part) if each.default is MISSING and each.name not in flat]
             if missing:
@@ -340,7 +340,7 @@ class Run:
             rows = [json.loads(line) for line in lines]
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.history_path}: cannot be read ({error})") from error
-        return [row for row in rows if isinstance(row, dict)]
+        return [present(row) for row in rows if isinstance(row, dict)]
 
     def columns(self) -> Columns:
         """Return the history as columns. DataError."""

@@ -13,7 +13,7 @@ from cupynet.training.callbacks.progress import Progress
 from cupynet.training.callbacks.rate_test import RateTest, find_rate
 from cupynet.training.callbacks.weight_average import WeightAverage
 from cupynet.training.evaluation import Evaluation
-from cupynet.training.events import EpochRecord, Report, Spent, Stop, StopReason
+from cupynet.training.events import EpochRecord, IterationRecord, Spent, Stop, StopReason
 from cupynet.training.graph_replica import GraphReplica
 from cupynet.training.options import TrainingOptions
 from cupynet.training.parallel_wrapper import ParallelWrapper
@@ -40,7 +40,7 @@ __all__ = [
     "Progress",
     "RateTest",
     "Replica",
-    "Report",
+    "IterationRecord",
     "Spent",
     "Stop",
     "StopReason",

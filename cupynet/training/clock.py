@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.parallel import Average, Tally, Traffic
-from cupynet.training.events import SPENT, EpochRecord, Report, Spent
+from cupynet.training.events import SPENT, EpochRecord, IterationRecord, Spent
 
 FORMER = ("rounds_s", "timed_s", "timed_images")  # fields in checkpoints of earlier versions
 UNTIMED_ROUNDS = 10  # at the start of training: caches are cold, kernels are still being loaded
@@ -131,15 +131,15 @@ class Since:
         start: the clock at the last report.
         samples, losses: samples of this replica since, and the sum of their losses, as far as they were read.
         score: of the last average since, see `Average`; NaN if there was none.
-        divergence, divergence_by_layer: as last measured since; NaN and empty if it was not.
+        drift, drift_by_layer: as last measured since; NaN and empty if it was not.
     """
 
     start: Clock
     samples: int = 0
     losses: float = 0.0
     score: float = math.nan
-    divergence: float = math.nan
-    divergence_by_layer: dict[str, float] = field(default_factory=dict)
+    drift: float = math.nan
+    drift_by_layer: dict[str, float] = field(default_factory=dict)
 
 
 class Statistics:
@@ -151,7 +151,7 @@ class Statistics:
 
     Attributes:
         clock: this worker's times and counts.
-        measured: the last average whose divergence was measured, over all stages of a pipeline; None if there is none.
+        measured: the last average whose drift was measured, over all stages of a pipeline; None if there is none.
         loss: the training loss of the last complete epoch, see `EpochRecord`; NaN if there was none.
         spent: the times of all workers at the end of the last fit; None before.
         skipped_steps: the number of steps that any replica skipped because a gradient overflowed, at the end of the
@@ -192,16 +192,16 @@ class Statistics:
     def averaged(self, average: Average) -> None:
         """Record an average for the next report."""
         self._since.score = average.score
-        if not math.isnan(average.divergence):
+        if not math.isnan(average.drift):
             self.measured = average
-            self._since.divergence, self._since.divergence_by_layer = average.divergence, dict(average.by_layer)
+            self._since.drift, self._since.drift_by_layer = average.drift, dict(average.drift_by_layer)
 
-    def report(self, **known: Any) -> Report:
+    def report(self, **known: Any) -> IterationRecord:
         """Return what happened since the last report, and begin the next. known: its other fields."""
         self.read_losses()
         since, spent = self._since, self.clock.since(self._since.start)
         self._since = Since(replace(self.clock))
-        return Report(
+        return IterationRecord(
             loss=since.losses / since.samples if since.samples else math.nan,
             score_after_averaging=since.score,
             images_per_s=spent.images / spent.rounds_s if spent.rounds_s else 0.0,
@@ -209,8 +209,8 @@ class Statistics:
             data_s=spent.data_s,
             averaging_s=spent.averaging_s,
             waiting_s=spent.waiting_s,
-            divergence=since.divergence,
-            divergence_by_layer=since.divergence_by_layer,
+            drift=since.drift,
+            drift_by_layer=since.drift_by_layer,
             **known,
         )
 
@@ -234,8 +234,8 @@ class Statistics:
             bytes_sent=int(table[:, -1].sum()),
             loss=self.loss,
             losses=losses,
-            divergence=self._since.divergence,
-            divergence_by_layer=self._since.divergence_by_layer,
+            drift=self._since.drift,
+            drift_by_layer=self._since.drift_by_layer,
             **known,
         )
 

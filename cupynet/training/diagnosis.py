@@ -37,7 +37,7 @@ def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     """
     model = replica.model
     layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]
-    for part in parts(len(batch), replica.accumulate):
+    for part in parts(len(batch), replica.accumulation_steps):
         x, samples = batch.images[part], batch.samples[part]
         context = Context(train=True, epoch=batch.epoch, iteration=replica.updates, samples=samples, seed=model.seed)
         for name, layer in layers:  # one by one, without fusion

@@ -56,7 +56,7 @@ SPENT = tuple(each.name for each in fields(Spent))  # a `Clock` has the same att
 
 
 @dataclass(frozen=True)
-class Report:
+class IterationRecord:
     """Figures since the last report.
 
     Attributes:
@@ -67,9 +67,9 @@ class Report:
         images_per_s: of all replicas together.
         compute_s, data_s, averaging_s, waiting_s: this worker's seconds in gradients and updates, waiting for batches,
             in its synchronizer, and waiting for other stages of a pipeline.
-        divergence: the largest relative distance of a replica from the mean, as last measured since the last report;
+        drift: the largest relative distance of a replica from the mean, as last measured since the last report;
             NaN if it was not. In a pipeline, the largest of the stages': an upper bound of the whole network's.
-        divergence_by_layer: the same of each layer's weights alone; empty if it was not measured.
+        drift_by_layer: the same of each layer's weights alone; empty if it was not measured.
         bytes_sent: by all workers to each other in this run.
     """
 
@@ -83,8 +83,8 @@ class Report:
     data_s: float
     averaging_s: float
     waiting_s: float
-    divergence: float
-    divergence_by_layer: dict[str, float] = field(default_factory=dict)
+    drift: float
+    drift_by_layer: dict[str, float] = field(default_factory=dict)
     bytes_sent: int = 0
 
 
@@ -106,7 +106,7 @@ class EpochRecord:
         losses: the same of each worker's own samples, in rank order. NaN for a worker without samples, and for all
             stages of a pipeline but the last.
         learning_rate: of the last iteration.
-        divergence, divergence_by_layer: as last measured since the last report, see `Report`.
+        drift, drift_by_layer: as last measured since the last report, see `IterationRecord`.
     """
 
     epoch: int
@@ -120,8 +120,8 @@ class EpochRecord:
     loss: float = math.nan
     losses: list[float] = field(default_factory=list)
     learning_rate: float = math.nan
-    divergence: float = math.nan
-    divergence_by_layer: dict[str, float] = field(default_factory=dict)
+    drift: float = math.nan
+    drift_by_layer: dict[str, float] = field(default_factory=dict)
 
     @property
     def images_per_s(self) -> float:

@@ -38,14 +38,14 @@ class SkipNonFinite(StepCheck):
     Raises DivergedError if the weights themselves are not finite.
 
     Args:
-        most_skipped: maximum number of batches that a worker may leave out; one more raises DivergedError.
+        max_skipped: maximum number of batches that a worker may leave out; one more raises DivergedError.
         skipped: epoch and index of the batches that this worker has left out; this appends to it.
     """
 
     may_wait = False
 
-    def __init__(self, most_skipped: int, skipped: list[tuple[int, int]]) -> None:
-        self.most_skipped, self.skipped = most_skipped, skipped
+    def __init__(self, max_skipped: int, skipped: list[tuple[int, int]]) -> None:
+        self.max_skipped, self.skipped = max_skipped, skipped
 
     def __call__(self, replica: Replica, step: Step) -> Step:
         """Return the step, or one without samples if its batch is left out."""
@@ -59,8 +59,8 @@ class SkipNonFinite(StepCheck):
         reason = text or "another stage of the replica is not finite"
         if not stages.gather_numbers(is_finite(*replica.params.vectors)).all():
             raise DivergedError(reason + REMEDY)
-        if len(self.skipped) >= self.most_skipped:
-            before = f"{counted(self.most_skipped, 'batch')} already left out by this worker"
+        if len(self.skipped) >= self.max_skipped:
+            before = f"{counted(self.max_skipped, 'batch')} already left out by this worker"
             raise DivergedError(f"{reason}; {before}{REMEDY}")
         if text:
             log.warning("%s; the batch is left out", text)

@@ -113,7 +113,7 @@ class Inputs:
             )
             self._labels[size] = backend.allocate(batch.labels.shape, batch.labels.dtype)
         images, labels = self._images[size], self._labels[size]
-        if backend.address(images) != backend.address(batch.images):
+        if backend.data_ptr(images) != backend.data_ptr(batch.images):
             images[...] = batch.images
         labels[...] = batch.labels
         if self.draws:
@@ -129,7 +129,7 @@ class GraphReplica(Replica):
     """A replica that launches its steps as CUDA graphs, see the top of this file.
 
     Args:
-        model, optimizer: all layers, the loss and the optimizer must be `recordable`.
+        model, optimizer: all layers, the loss and the optimizer must be `capturable`.
         recorder: of the model's backend.
     """
 
@@ -284,18 +284,18 @@ class GraphContext(Context):
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
         if name in ("iteration", "replicas") or (name == "samples" and found is None):
-            remedy = "uses_rng = True" if name == "samples" else "recordable = False"
+            remedy = "uses_rng = True" if name == "samples" else "capturable = False"
             raise RuntimeError(f"a layer uses context.{name} in a captured step. Set {remedy} in its class")
         return found
 
 
-def replica_of(model: Model, optimizer: Optimizer, accumulate: int = 1) -> Replica:
-    """Return the replica of a model: a GraphReplica if all its parts are recordable."""
+def replica_of(model: Model, optimizer: Optimizer, accumulation_steps: int = 1) -> Replica:
+    """Return the replica of a model: a GraphReplica if all its parts are capturable."""
     recorder = model.backend.recorder()
-    if recorder is None or accumulate > 1:  # parts of a batch are large: launches take little of their time
-        return Replica(model, optimizer, accumulate)
+    if recorder is None or accumulation_steps > 1:  # parts of a batch are large: launches take little of their time
+        return Replica(model, optimizer, accumulation_steps)
     for each in (*model.network.walk(), model.loss, optimizer):
-        if not vars(type(each)).get("recordable", False) or getattr(each, "syncs_replicas", False):
-            log.info("operations are launched one by one: %s is not recordable", type(each).__name__)
-            return Replica(model, optimizer, accumulate)
+        if not vars(type(each)).get("capturable", False) or getattr(each, "syncs_replicas", False):
+            log.info("operations are launched one by one: %s is not capturable", type(each).__name__)
+            return Replica(model, optimizer, accumulation_steps)
     return GraphReplica(model, optimizer, recorder)

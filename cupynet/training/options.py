@@ -52,7 +52,7 @@ class TrainingOptions:
         devices: the GPUs, worker r on devices[r % len(devices)]. This process's first worker must be on the model's
             device. By default all devices; under mpiexec the model's.
         callbacks: see `Callback`.
-        report_every: iterations between reports to callbacks; 0 for none.
+        log_every: iterations between reports to callbacks; 0 for none.
         timeout_s: seconds that a worker waits for the others.
         blas_threads: BLAS threads of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to, on rank 0.
@@ -77,10 +77,10 @@ class TrainingOptions:
     optimizer: Optimizer | None = None
     synchronizer: Synchronizer | None = None
     learning_rate_scale: str | float = "none"
-    accumulate: int = 1
+    accumulation_steps: int = 1
     devices: Sequence[int] | None = None
     callbacks: Sequence[Callback] = ()
-    report_every: int = 50
+    log_every: int = 50
     timeout_s: float = 300.0
     blas_threads: int | None = None
     run: Run | str | Path | None = None
@@ -107,7 +107,7 @@ class TrainingOptions:
         """
         options = self._check_values(backend)
         check_decisions(_named(options.callbacks, names))
-        options._check_accumulate(network)
+        options._check_accumulation(network)
         placement = options._check_placement(network, backend, device)
         reduce = check_reduce(self.reduce, backend, processes=self.launcher == "mpi", stages=placement.stages)
         layers = [] if options.pipeline is None else options.pipeline.cut(network, placement.stages)
@@ -139,9 +139,9 @@ class TrainingOptions:
             self,
             timeout_s=number("timeout_s", self.timeout_s, above=0, unit="seconds"),
             prefetch_buffer=integer("prefetch_buffer", self.prefetch_buffer, 0),
-            accumulate=integer("accumulate", self.accumulate, 1),
+            accumulation_steps=integer("accumulation_steps", self.accumulation_steps, 1),
             callbacks=[instance("callbacks", each, Callback, "History('history.jsonl')") for each in self.callbacks],
-            report_every=integer("report_every", self.report_every, 0),
+            log_every=integer("log_every", self.log_every, 0),
             blas_threads=None if self.blas_threads is None else integer("blas_threads", self.blas_threads, 1),
             launcher=one_of("launcher", self.launcher, LAUNCHERS),
             data_on_device=on_device("data_on_device", self.data_on_device, backend),
@@ -180,18 +180,22 @@ class TrainingOptions:
             raise ConfigError(reason, "devices", str(list(placement.devices)))
         return placement
 
-    def _check_accumulate(self, network: Layer) -> None:
-        """Refuse `accumulate` with a pipeline, and with layers that need a whole batch. ConfigError."""
-        if self.accumulate == 1:
+    def _check_accumulation(self, network: Layer) -> None:
+        """Refuse `accumulation_steps` with a pipeline, and with layers that need a whole batch. ConfigError."""
+        if self.accumulation_steps == 1:
             return
         if self.pipeline is not None:
-            reason = "a pipeline splits batches into micro-batches already. Use accumulate=1, and set micro_batches"
-            raise ConfigError(reason, "accumulate", str(self.accumulate))
+            reason = (
+                "a pipeline splits batches into micro-batches already. Use accumulation_steps=1, and set micro_batches"
+            )
+            raise ConfigError(reason, "accumulation_steps", str(self.accumulation_steps))
         syncing = next((layer for layer in network.walk() if layer.syncs_replicas), None)
         if syncing is not None:  # replicas may split their batches into different numbers of parts
             reason = f"layer '{syncing.path}' exchanges statistics of whole batches with the other replicas"
             raise ConfigError(
-                f"{reason}. Use accumulate=1, or sync=false in that layer", "accumulate", str(self.accumulate)
+                f"{reason}. Use accumulation_steps=1, or sync=false in that layer",
+                "accumulation_steps",
+                str(self.accumulation_steps),
             )
 
 
@@ -243,7 +247,7 @@ class CheckedOptions:
     def parts(self) -> int:
         """The number of parts into which a replica splits a batch."""
         pipeline = self.options.pipeline
-        return self.options.accumulate if pipeline is None else pipeline.micro_batches
+        return self.options.accumulation_steps if pipeline is None else pipeline.micro_batches
 
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
         """Refuse data that these options cannot train on. ConfigError. names: see `TrainingOptions.check`."""
@@ -251,9 +255,9 @@ class CheckedOptions:
         if data.shards is not None:
             with argument_of("workers"):
                 data.shards.check_workers(workers)
-        if options.accumulate > data.batch_size:
+        if options.accumulation_steps > data.batch_size:
             reason = f"must be at most batch_size, which is {data.batch_size}"
-            raise ConfigError(reason, "accumulate", str(options.accumulate))
+            raise ConfigError(reason, "accumulation_steps", str(options.accumulation_steps))
         if options.data_on_device is True and data.augmented:
             raise ConfigError(
                 "images are augmented on the host, so they cannot stay on the device. Use auto or false",

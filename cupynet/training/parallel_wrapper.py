@@ -95,10 +95,10 @@ class ParallelWrapper:
         optimizer: Optimizer | None = None,
         synchronizer: Synchronizer | None = None,
         learning_rate_scale: str | float = "none",
-        accumulate: int = 1,
+        accumulation_steps: int = 1,
         devices: Sequence[int] | None = None,
         callbacks: Sequence[Callback] = (),
-        report_every: int = 50,
+        log_every: int = 50,
         timeout_s: float = 300.0,
         blas_threads: int | None = None,
         run: Run | str | Path | None = None,
@@ -377,7 +377,7 @@ class ParallelWrapper:
         groups = Groups.grid(world, self.placement.stages)
         replica: Replica
         if options.pipeline is None:
-            replica = replica_of(model if own else model.replicate(backend), optimizer, options.accumulate)
+            replica = replica_of(model if own else model.replicate(backend), optimizer, options.accumulation_steps)
         else:
             replica = Stage(model, optimizer, groups, backend, self.layers, options.pipeline.micro_batches)
         if world.rank == 0:
@@ -396,6 +396,6 @@ class ParallelWrapper:
             prefetch_buffer=-(-options.prefetch_buffer // self.placement.workers),
             data_on_device=options.data_on_device,
             shared=self._shared,
-            report_every=options.report_every,
+            log_every=options.log_every,
             run=self._run,
         )

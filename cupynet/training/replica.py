@@ -88,8 +88,8 @@ class Replica:
 
     needs_images = True
 
-    def __init__(self, model: Model, optimizer: Optimizer, accumulate: int = 1) -> None:
-        self.model, self.optimizer, self.accumulate = model, optimizer, accumulate
+    def __init__(self, model: Model, optimizer: Optimizer, accumulation_steps: int = 1) -> None:
+        self.model, self.optimizer, self.accumulation_steps = model, optimizer, accumulation_steps
         self.whole, self.params, self.backend = model, model.params, model.backend
         self.place = f"{self.backend.name}, device {self.backend.device}"
         self.updates = 0
@@ -179,15 +179,15 @@ class Replica:
         """Add the gradient, part by part, and return the sum of the losses."""
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
-        for part in parts(whole, self.accumulate):
+        for part in parts(whole, self.accumulation_steps):
             logits, backward = model.forward(images[part], context_of(part))
             losses, *handed = model.loss(backend, logits, labels[part])
             del logits
-            if self.accumulate > 1:
+            if self.accumulation_steps > 1:
                 handed[0] *= (part.stop - part.start) / whole  # of the mean over the whole batch
             backward(handed.pop())
             del backward
-            total = backend.total(losses) if self.accumulate == 1 else total + losses.sum()
+            total = backend.total(losses) if self.accumulation_steps == 1 else total + losses.sum()
         return total
 
     def _context(self, batch: Batch, part: slice = slice(None), *, counts: bool = True) -> Context:

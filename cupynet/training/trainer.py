@@ -68,7 +68,7 @@ class Trainer:
         prefetch_buffer: batches that a thread prepares ahead for this worker; 0 disables it.
         data_on_device, shared: keep images on the GPU, and the data that workers of this process share, see
             `Device.transfer`.
-        report_every: iterations between reports, the same on every worker; 0 disables them.
+        log_every: iterations between reports, the same on every worker; 0 disables them.
         run: the run that callbacks write to.
 
     Attributes:
@@ -99,14 +99,14 @@ class Trainer:
         prefetch_buffer: int = 8,
         data_on_device: bool | str = "auto",
         shared: Shared | None = None,
-        report_every: int = 50,
+        log_every: int = 50,
         run: Run | None = None,
     ) -> None:
         self.groups = Groups.of() if groups is None else groups
         self.world, self.rank = self.groups.world, self.groups.world.rank
         self.replica, self.model, self.params, self.backend = replica, replica.model, replica.params, replica.backend
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
-        self.report_every = report_every
+        self.log_every = log_every
         self.iteration = self.epoch = self.round = 0
         self.plan = Plan()
         self.data: tuple[int, int] | None = None
@@ -189,7 +189,7 @@ class Trainer:
             plan.start, self.callbacks.resuming = self.iteration, []
         plan.rounds, plan.epochs = rounds, self.epoch + fit.epochs
         plan.iterations = self.iteration + fit.epochs * rounds - self.round
-        self.schedule.span(plan.start, plan.iterations, rounds, plan.epochs)
+        self.schedule.begin_fit(plan.start, plan.iterations, rounds, plan.epochs)
         self.stopped = None
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
@@ -242,7 +242,7 @@ class Trainer:
         if average is not None:
             self._averaged(average)
         self.world.check()
-        if self.report_every and self.iteration % self.report_every == 0:
+        if self.log_every and self.iteration % self.log_every == 0:
             self.statistics.count()
             with self.statistics.clock.measure("averaging", "agreement"):
                 sent = self.world.gather_numbers(self.statistics.clock.bytes_sent).sum()
@@ -252,7 +252,7 @@ class Trainer:
                 learning_rate=self.schedule(self.iteration - 1),
                 bytes_sent=int(sent),
             )
-            self.emit("on_report", report)
+            self.emit("on_log", report)
         self.emit("on_iteration_end")  # last: a state taken here includes everything of this round
         if self.consensus.due(self.iteration, averaged=average is not None):
             with self.statistics.clock.measure("averaging", "agreement"):
@@ -297,7 +297,7 @@ class Trainer:
             self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
             if self.schedule.monitor is not None:
-                self.schedule.learn(getattr(self.evaluation, self.schedule.monitor))
+                self.schedule.on_evaluation(getattr(self.evaluation, self.schedule.monitor))
         with self.statistics.clock.measure("averaging", "agreement"):
             self.world.barrier()  # the time of the epoch includes waiting for its last worker
         record = self.statistics.epoch_record(

@@ -23,8 +23,8 @@ def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None
     optimizer = copy.copy(replica.optimizer)
     optimizer.state = {}  # `init` creates a new one
     optimizer.learning_rate = copy.deepcopy(replica.optimizer.learning_rate)
-    optimizer.learning_rate.span(0, 1, epoch=1, epochs=1)
-    scratch = Replica(replica.model.replicate(backend), optimizer, replica.accumulate)
+    optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)
+    scratch = Replica(replica.model.replicate(backend), optimizer, replica.accumulation_steps)
     with np.errstate(over="ignore", invalid="ignore"):  # not reported here: training detects values that are not finite
         replica.rehearse(scratch, batch_size)
         for vector in scratch.params.vectors:

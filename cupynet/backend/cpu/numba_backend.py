@@ -24,7 +24,7 @@ from cupynet.backend.cpu.kernels import update as update_kernels
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.transfer import FRACTIONS, PixelScale
-from cupynet.backend.update_rules import Move, Rule
+from cupynet.backend.update_rules import Rule, UpdateScalars
 from cupynet.backend.window import Window
 
 
@@ -49,12 +49,18 @@ class Numba16Backend(NumpyBackend):
         update_kernels.clip_norm(grad.reshape(-1), real(squared_norm), real(largest))
 
     def move_weights(
-        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+        self,
+        rule: Rule,
+        weight: Array,
+        grad: Array,
+        states: Sequence[Array],
+        scalars: UpdateScalars,
+        stored: Array | None = None,
     ) -> None:
         same = all(vector.shape == weight.shape for vector in (grad, *states))
         if rule.name not in update_kernels.UPDATES or not same:
-            return super().move_weights(rule, weight, grad, states, move, stored)
-        numbers = tuple(map(weight.dtype.type, move.in_order()))
+            return super().move_weights(rule, weight, grad, states, scalars, stored)
+        numbers = tuple(map(weight.dtype.type, scalars.in_order()))
         update_kernels.UPDATES[rule.name](weight, grad, *states, numbers)
         if stored is not None and rule.moves:
             self.convert(weight, stored)

@@ -27,7 +27,7 @@ class NumpyBackend(Backend):
         start = -raw.ctypes.data % 64
         return raw[start : start + nbytes].view(dtype).reshape(shape)
 
-    def address(self, array: Array) -> int:
+    def data_ptr(self, array: Array) -> int:
         return int(array.__array_interface__["data"][0])
 
     def to_host(self, array: Array) -> Any:

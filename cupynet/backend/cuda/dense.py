@@ -21,7 +21,7 @@ class CudaDense(CudaDevice, DenseOps):
 
     def _gemm(self, left: Array, right: Array, out: Array, beta: float = 0.0) -> None:
         """out = left right + beta · out. The first product on a stream allocates memory."""
-        with self.here():
+        with self.activated():
             if self._cublas is None or self._cublas.stream != self.xp.cuda.get_current_stream().ptr:
                 self._cublas = None  # the next one takes over its handle
                 with first_use:

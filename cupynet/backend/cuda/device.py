@@ -68,7 +68,7 @@ class CudaDevice(Device):
         self.options = {"max_block_size": max_block_size, "max_grid_size": max_grid_size, "tf32": tf32}
         self._cublas: Cublas | None = None  # of the stream of the last product
         self._kind = self.policy.name
-        self.kernels = Kernels(cupy, device, self.here, self._kind, max_block_size, max_grid_size)
+        self.kernels = Kernels(cupy, device, self.activated, self._kind, max_block_size, max_grid_size)
         self._wide = "double" if self.policy.accumulate == np.float64 else "float"
 
     def activate(self) -> None:
@@ -88,7 +88,7 @@ class CudaDevice(Device):
             self.xp.cuda.Device(self._before).use()
             _thread.mark = None
 
-    def here(self) -> AbstractContextManager[Any]:
+    def activated(self) -> AbstractContextManager[Any]:
         """See `Device.here`. Does nothing in the worker's thread, which has the device and the stream anyway."""
         if getattr(_thread, "mark", None) is self._mark:
             current = self.xp.cuda.get_current_stream()
@@ -102,7 +102,7 @@ class CudaDevice(Device):
         return there
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        with self.here():
+        with self.activated():
             return super().allocate(shape, dtype)
 
     def lend(self, buffer: Buffer, shape: tuple[int, ...], loan: Loan) -> Array:
@@ -111,14 +111,14 @@ class CudaDevice(Device):
         return self.xp.ndarray(shape, memory.dtype, cuda.MemoryPointer(owned, 0))
 
     def asarray(self, array: Any, dtype: Any = None) -> Array:
-        with self.here():
+        with self.activated():
             return super().asarray(array, dtype)
 
-    def address(self, array: Array) -> int:
+    def data_ptr(self, array: Array) -> int:
         return int(getattr(array.data, "ptr", 0))  # 0: an array on the host, which was never borrowed
 
     def to_host(self, array: Array) -> Any:
-        with self.here():
+        with self.activated():
             return self.xp.asnumpy(array)
 
     def synchronize(self) -> None:
@@ -144,20 +144,20 @@ class CudaDevice(Device):
 
     def record_event(self) -> Any:
         """Record an event after all work queued so far, for other streams to wait for."""
-        with self.here():
+        with self.activated():
             event = self.xp.cuda.Event(disable_timing=True)
             event.record()
             return event
 
     def wait_event(self, *events: Any) -> None:
         """Make work queued later on this stream wait for events of other backends. The host does not wait."""
-        with self.here():
+        with self.activated():
             for event in events:
                 self.xp.cuda.get_current_stream().wait_event(event)
 
     def fetch(self, out: Array, array: Array, source: Device) -> None:
         """Copy `array`, on the device of `source`, to `out`, which has the same shape and dtype."""
-        with self.here():
+        with self.activated():
             if source.device == self.device:
                 out[...] = array
                 return

@@ -31,7 +31,7 @@ class Recorder:
     def __init__(self, backend: CudaDevice) -> None:
         self._backend = backend
         self._controls = backend.allocate((len(Control),), np.float64)
-        with backend.here():
+        with backend.activated():
             self._controls[...] = 0
         self._given: tuple[float, ...] = (np.nan,) * len(GIVEN)  # as in the controls
 
@@ -59,8 +59,13 @@ class Recorder:
         The work must have run before, so that memory and kernels exist. Any exception means that it cannot be
         captured. One thread captures at a time: CuPy does not consider captures in several threads safe.
         """
-        here = self._backend.here
-        with self.first(), here(), self._backend.workspace.capturing(), self._backend.xp.cuda.using_allocator(_refuse):
+        activated = self._backend.activated
+        with (
+            self.first(),
+            activated(),
+            self._backend.workspace.capturing(),
+            self._backend.xp.cuda.using_allocator(_refuse),
+        ):
             stream = self._backend.xp.cuda.get_current_stream()
             stream.begin_capture()
             try:
@@ -72,7 +77,7 @@ class Recorder:
             graph = stream.end_capture()
 
         def launch() -> None:
-            with here():
+            with activated():
                 graph.launch()
 
         return launch

@@ -90,14 +90,14 @@ class Resident:
 
     def leave(self, backend: CudaDevice) -> None:
         """Release the images for this worker. When no worker holds them, memory is freed after pending work."""
-        with backend.here():
+        with backend.activated():
             self._stream.wait_event(backend.record_event())
 
 
 def resident(backend: CudaDevice, images: Any, on_device: bool | str, shared: Shared) -> Resident | None:
     """Return the images on the device; the first worker uploads them. None if `auto` finds too little memory."""
     xp, key = backend.xp, (backend.device, id(images))
-    with shared.lock, backend.here():
+    with shared.lock, backend.activated():
         found: Resident | None = shared.kept.get(key)
         if found is not None:
             return found
@@ -233,7 +233,7 @@ class CudaTransfer(Transfer):
             self.send(*self.make(first))  # loads the kernel, which waits for the device
 
     def _staging(self, nbytes: int) -> Staging:
-        with self._backend.here():
+        with self._backend.activated():
             return Staging(self._backend.xp, nbytes)
 
     def _reserve(self, samples: int) -> None:
@@ -249,7 +249,7 @@ class CudaTransfer(Transfer):
             self._numbers_sent.close()
             self._reserve(len(order))
         numbers = self._numbers[: 2 * len(order)].reshape(2, len(order))
-        with self._backend.here():
+        with self._backend.activated():
             self._numbers_sent.send(numbers, [order, self._data.labels[order]])
         self._order, self._labels, self._at = numbers[0], numbers[1], 0
 
@@ -271,7 +271,7 @@ class CudaTransfer(Transfer):
         batch = self._batch if count == len(self._batch) else self._batch[:count]
         if self._resident is None:
             pixels = self._pixels[:count]
-            with self._backend.here():
+            with self._backend.activated():
                 self._pixels_sent.send(pixels, images)
             self._backend._gather(pixels, None, batch, self._tables)
         else:

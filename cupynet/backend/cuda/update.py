@@ -9,7 +9,7 @@ from cupynet.backend.cuda.dense import MOST_PARTS
 from cupynet.backend.cuda.device import SIXTEEN, CudaDevice
 from cupynet.backend.cuda.launch import INSTANCES, KIND_OF, MOST_BLOCKS_DOWN, TERMS
 from cupynet.backend.reference.update import UpdateOps
-from cupynet.backend.update_rules import Layers, Move, Rule
+from cupynet.backend.update_rules import Layers, Rule, UpdateScalars
 
 MOST_ALONG = 32  # blocks along a stretch of weights
 
@@ -54,16 +54,22 @@ class CudaUpdate(CudaDevice, UpdateOps):
         self._flat(f"clip_norm_{self._wide}", grad.size, grad, norm, largest, self.controls)
 
     def move_weights(
-        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+        self,
+        rule: Rule,
+        weight: Array,
+        grad: Array,
+        states: Sequence[Array],
+        scalars: UpdateScalars,
+        stored: Array | None = None,
     ) -> None:
         vectors = weight, grad, *states
         name = f"{rule.name}_update_{self._kind}"
         if name in INSTANCES:
-            self._flat(name, weight.size, *vectors, stored, *move.in_order(), self.controls)
+            self._flat(name, weight.size, *vectors, stored, *scalars.in_order(), self.controls)
             return
         if self.controls is not None:  # a captured step would repeat the numbers of this iteration
             raise RuntimeError(f"{rule.name}: no kernel reads the numbers of this rule from the device")
-        super().move_weights(rule, weight, grad, states, move, stored)
+        super().move_weights(rule, weight, grad, states, scalars, stored)
 
     def squared_norms(self, vector: Array, layers: Layers) -> Array:
         found = self.borrow((layers.count,), self.policy.accumulate)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
-from cupynet.backend.update_rules import Layers, Move, Rule
+from cupynet.backend.update_rules import Layers, Rule, UpdateScalars
 
 BLOCK = 16384  # values at a time, so that temporary arrays in double precision stay in the cache
 
@@ -61,7 +61,13 @@ class UpdateOps(Device):
         grad *= largest / self.xp.maximum(length, largest)
 
     def move_weights(
-        self, rule: Rule, weight: Array, grad: Array, states: Sequence[Array], move: Move, stored: Array | None = None
+        self,
+        rule: Rule,
+        weight: Array,
+        grad: Array,
+        states: Sequence[Array],
+        scalars: UpdateScalars,
+        stored: Array | None = None,
     ) -> None:
         """Update the weights in place by an elementwise rule; (P,) vectors.
 
@@ -74,22 +80,22 @@ class UpdateOps(Device):
             stored: the copy of the weights that layers read, updated too; None if they read the weights themselves.
         """
         xp = self.xp
-        if move.scale != 1.0:
-            grad *= move.scale
-        if move.clip < math.inf:
-            xp.clip(grad, -move.clip, move.clip, out=grad)
-        if move.l2:
-            grad += move.l2 * weight
-        if move.l1:
-            grad += move.l1 * xp.sign(weight)
-        step, *changed = rule.formula((move.rate, *move.numbers, *move.factors), grad, *states)
+        if scalars.scale != 1.0:
+            grad *= scalars.scale
+        if scalars.clip < math.inf:
+            xp.clip(grad, -scalars.clip, scalars.clip, out=grad)
+        if scalars.l2:
+            grad += scalars.l2 * weight
+        if scalars.l1:
+            grad += scalars.l1 * xp.sign(weight)
+        step, *changed = rule.formula((scalars.rate, *scalars.numbers, *scalars.factors), grad, *states)
         for vector, new in zip(states, changed, strict=True):
             vector[...] = new
         if not rule.moves:
-            grad[...] = step + move.decay * weight if move.decay else step
+            grad[...] = step + scalars.decay * weight if scalars.decay else step
             return
-        if move.decay:
-            step = step + move.rate * move.decay * weight
+        if scalars.decay:
+            step = step + scalars.rate * scalars.decay * weight
         weight -= step
         grad[...] = 0
         if stored is not None:

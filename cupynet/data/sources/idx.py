@@ -22,7 +22,7 @@ IDX_NAMES = {
 
 
 @dataclass(eq=False)
-class Idx(UserArrays):
+class IdxFiles(UserArrays):
     """Four IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
 
     Args:

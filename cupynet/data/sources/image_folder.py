@@ -18,7 +18,7 @@ from cupynet.data.sources.user_files import UserFiles, required_path
 
 
 @dataclass(eq=False)
-class Folder(UserFiles):
+class ImageFolder(UserFiles):
     """`<folder>/train/<class>/*.png` and `<folder>/test/<class>/*.png`, or .jpg; needs Pillow (the extra `images`).
 
     Classes and images are in the order of their names. With a `limit` the classes take turns, so that it keeps some of

@@ -22,7 +22,7 @@ _MOST_RATIO = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}  # highest com
 
 
 @dataclass(eq=False)
-class Npz(UserArrays):
+class NpzFile(UserArrays):
     """A .npz file, compressed or not: images (S, H, W) or (S, H, W, C) of bytes, labels (S,) or (S, 1) of integers.
 
     Args:

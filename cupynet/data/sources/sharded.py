@@ -13,7 +13,7 @@ from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.user_files import required_path
 
 
-class Sharded(Source):
+class ShardedFiles(Source):
     """`<folder>/0`, `1`, ...: the shard of each worker, see `Shards`; `<folder>/test`: images.npy and labels.npy.
 
     Validation images, if there are any, are in `<folder>/validation`. All files are mapped, not read into memory.

@@ -60,7 +60,7 @@ class Source(ABC):
         limit: keep only the first `limit` training images and the first `limit` test images; None for all. Unless
             `mixed`, they are taken from the classes in turn.
         normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
-            each channel; {"mean": [...], "deviation": [...]}: these values, in fractions of 255, are subtracted and
+            each channel; {"mean": [...], "std": [...]}: these values, in fractions of 255, are subtracted and
             divided by. Validation and test images are scaled like the training images.
         augment: augmentations of the training images, in this order.
 

@@ -93,7 +93,7 @@ class NcclSum:
             kind = self._types.get(array.dtype.name)
             if kind is None or not array.flags.c_contiguous:
                 raise RuntimeError(f"an array of {array.dtype} {array.shape} is not summed over NCCL")
-            address, stream = self._backend.address(array), self._backend.stream()
+            address, stream = self._backend.data_ptr(array), self._backend.stream()
             with self._calling:
                 self._connection.allReduce(address, address, array.size, kind, self._nccl.NCCL_SUM, stream)
 

@@ -17,12 +17,12 @@ from cupynet.backend.array import Array
 from cupynet.core.checks import flag, integer, one_of
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
-from cupynet.parallel.synchronizers.half_precision import RESOLUTION, WIRES, half_mean
-from cupynet.parallel.synchronizers.outer import Mean, Outer, outer_step
+from cupynet.parallel.synchronizers.half_precision import RESOLUTION, TRANSFER_DTYPES, half_mean
+from cupynet.parallel.synchronizers.outer_optimizer import OuterOptimizer, outer_optimizer_of
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally, by_name, distance, take_by_name
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment, averaging_schedule
 
-Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # `divergence` and `by_layer` of `Average`
+Spread: TypeAlias = "tuple[float, Mapping[str, float]]"  # `drift` and `drift_by_layer` of `Average`
 UNMEASURED: Spread = (math.nan, {})
 
 
@@ -37,13 +37,12 @@ class ParameterAveraging(Synchronizer):
             the end of an evaluated epoch (except with `end`, which allows an evaluation only at the end of the fit).
         average_updaters: True to average the optimizer state with the weights.
         report_score: True to compute `Average.score`, which reads the losses from the device once per average.
-        measure_every: measure the divergence at the first average in each period of this many iterations, and at
+        measure_every: measure the drift at the first average in each period of this many iterations, and at
             averages that end an epoch or a fit; 0: never (unless the schedule depends on it).
-        wire: `exact` sends weights in their own precision. `half` sends their differences from the last average in 16
-            bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors without negative
-            values, such as means of squares, have none afterwards either.
-        outer: the outer optimizer, which takes a step after every average: `mean` (none), `slowmo`, `diloco`, or an
-            `Outer`.
+        transfer_dtype: `full` sends weights in their own precision. `half` sends their differences from the last
+            average in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors without
+            negative values, such as means of squares, have none afterwards either.
+        outer_optimizer: takes a step after every average: `slowmo`, `diloco`, or an `OuterOptimizer`. None: no step.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -59,15 +58,15 @@ class ParameterAveraging(Synchronizer):
         average_updaters: bool = True,
         report_score: bool = True,
         measure_every: int = 50,
-        wire: str = "exact",
-        outer: str | Outer = "mean",
+        transfer_dtype: str = "full",
+        outer_optimizer: str | OuterOptimizer | None = None,
     ) -> None:
         self.schedule = averaging_schedule(averaging_frequency)
         self.average_updaters = flag("average_updaters", average_updaters)
         self.report_score = flag("report_score", report_score)
         self.measure_every = integer("measure_every", measure_every, 0)
-        self.wire = one_of("wire", wire, WIRES)
-        self.outer = outer_step(outer)
+        self.transfer_dtype = one_of("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
+        self.outer_optimizer = outer_optimizer_of(outer_optimizer)
         self._tally = Tally()  # since the last average
         self._measured = -1  # index of the last `measure_every` period with a measurement
         self._common: list[Array] = []  # the shared vectors after the last average, if they are needed
@@ -77,11 +76,12 @@ class ParameterAveraging(Synchronizer):
         self._replica = replica
         self._tally = replica.tally(losses=self.report_score)
         if communicator.size > 1:
-            self.outer.start(replica)
-            if self.wire == "half":
+            if self.transfer_dtype == "half":
                 self._common = [vector.copy() for vector in self.shared(replica)]
-            elif not isinstance(self.outer, Mean):
+            elif self.outer_optimizer is not None:
                 self._common = [replica.params.master.copy()]
+            if self.outer_optimizer is not None:
+                self.outer_optimizer.start(replica)
 
     def begin(self, replica: ReplicaView) -> None:
         super().begin(replica)
@@ -113,16 +113,17 @@ class ParameterAveraging(Synchronizer):
         return self._tally.rounds == 0 or self.communicator.size == 1
 
     def __str__(self) -> str:
-        outer = "" if isinstance(self.outer, Mean) else f", outer step {self.outer}"
-        return f"averaged {self.schedule}{outer}{', sent as half' * (self.wire == 'half')}"
+        outer = "" if self.outer_optimizer is None else f", outer optimizer {self.outer_optimizer}"
+        return f"averaged {self.schedule}{outer}{', sent as half' * (self.transfer_dtype == 'half')}"
 
     def state(self) -> dict[str, Any]:
+        outer = None if self.communicator.size == 1 else self.outer_optimizer
         common = {str(i): by_name(self._replica, vector) for i, vector in enumerate(self._common)}
         return {
             "measured": self._measured,
             "tally": self._tally.state(),
             "when": self.schedule.state(),
-            "outer": self.outer.state() if self.communicator.size > 1 else {},
+            "outer": {} if outer is None else outer.state(),
             "common": common,
         }
 
@@ -130,8 +131,8 @@ class ParameterAveraging(Synchronizer):
         self._measured = state["measured"]
         self._tally.restore(state["tally"])
         self.schedule.restore(state["when"])
-        if self.communicator.size > 1:
-            self.outer.restore(state["outer"])
+        if self.communicator.size > 1 and self.outer_optimizer is not None:
+            self.outer_optimizer.restore(state["outer"])
         for i, vector in enumerate(self._common):
             take_by_name(self._replica, vector, state["common"][str(i)])
 
@@ -147,11 +148,11 @@ class ParameterAveraging(Synchronizer):
         else:
             average = Average(score, *self._meet(replica, measure=measure))
         self._tally.clear()
-        self.schedule.averaged(average.divergence)
+        self.schedule.averaged(average.drift)
         return average
 
     def _measure(self, iteration: int | None) -> bool:
-        """Return True if the average after `iteration` measures the divergence."""
+        """Return True if the average after `iteration` measures the drift."""
         if self.schedule.measures:
             return True
         if not self.measure_every or iteration is None:
@@ -162,20 +163,20 @@ class ParameterAveraging(Synchronizer):
         return True
 
     def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
-        """Average the replicas, take the outer step and publish the weights."""
+        """Average the replicas, take the outer optimizer's step and publish the weights."""
         own = replica.params.master.copy() if measure else None
         self._mean(self.shared(replica), self._tally.samples, exact=replica.params.running)
         samples, mean = self._tally.samples, replica.params.master
         found = UNMEASURED if own is None else spread(self.communicator, replica, own, mean, samples)
-        if self._common:
-            self.outer.step(self._common[0], replica.params.master)
+        if self.outer_optimizer is not None:
+            self.outer_optimizer.step(self._common[0], replica.params.master)
         self._remember(replica)
         replica.params.publish()
         return found
 
     def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
         """Overwrite the vectors with their mean over the workers; `exact`: those never sent in half precision."""
-        if self.wire == "exact":
+        if self.transfer_dtype == "full":
             self.communicator.allreduce_mean([*vectors, *exact], weight)
             return
         if exact:

@@ -28,20 +28,20 @@ class Average:
 
     Attributes:
         score: the mean loss of all samples that the replicas trained on since the last average; NaN if unknown.
-        divergence: the largest relative distance |w_r - mean| / |mean| of a replica that counts in the mean; NaN if it
+        drift: the largest relative distance |w_r - mean| / |mean| of a replica that counts in the mean; NaN if it
             was not measured.
-        by_layer: the same for the weights of each layer, by its name; empty if it was not measured.
+        drift_by_layer: the same for the weights of each layer, by its name; empty if it was not measured.
     """
 
     score: float
-    divergence: float
-    by_layer: Mapping[str, float] = field(default_factory=dict)
+    drift: float
+    drift_by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def over(self, stages: Communicator) -> Average:
-        """Return the average over all stages. Its divergence is the largest of a stage, an upper bound of the whole."""
-        if stages.size == 1 or math.isnan(self.divergence):
+        """Return the average over all stages. Its drift is the largest of a stage, an upper bound of the whole."""
+        if stages.size == 1 or math.isnan(self.drift):
             return self
-        own = json.dumps([self.divergence, {name: float(apart) for name, apart in self.by_layer.items()}])
+        own = json.dumps([self.drift, {name: float(apart) for name, apart in self.drift_by_layer.items()}])
         found = [json.loads(each.tobytes()) for each in stages.all_gather(np.frombuffer(own.encode(), np.uint8))]
         layers = {name: apart for _, layers in found for name, apart in layers.items()}
         return Average(self.score, max(apart for apart, _ in found), layers)

@@ -26,8 +26,8 @@ class ElasticAveraging(ParameterAveraging):
     workers. Buffers are not pulled: the centre gets their mean, weighted by the samples since replicas last adopted it.
 
     Args:
-        averaging_frequency, report_score, measure_every, wire: see `ParameterAveraging`; `half` sends differences
-            from the centre.
+        averaging_frequency, report_score, measure_every, transfer_dtype: see `ParameterAveraging`; `half` sends
+            differences from the centre.
         pull: alpha of the paper, at most 1 / workers; by default 0.9 / workers, as there.
         average_updaters: True to average the optimizer state when all replicas adopt the centre.
 
@@ -43,14 +43,14 @@ class ElasticAveraging(ParameterAveraging):
         average_updaters: bool = True,
         report_score: bool = True,
         measure_every: int = 50,
-        wire: str = "exact",
+        transfer_dtype: str = "full",
     ) -> None:
         super().__init__(
             averaging_frequency,
             average_updaters=average_updaters,
             report_score=report_score,
             measure_every=measure_every,
-            wire=wire,
+            transfer_dtype=transfer_dtype,
         )
         self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
         self._alpha = self.pull or 0.0  # 0: unknown before `start`
@@ -94,7 +94,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def __str__(self) -> str:
         pull = f"{self._alpha:.3g}" if self._alpha else "0.9 / workers"
-        return f"pulled to a centre by {pull} {self.schedule}{', sent as half' * (self.wire == 'half')}"
+        return f"pulled to a centre by {pull} {self.schedule}{', sent as half' * (self.transfer_dtype == 'half')}"
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "apart": self._apart.rounds, "seen": self._apart.samples}

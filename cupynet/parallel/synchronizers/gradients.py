@@ -15,7 +15,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params
 from cupynet.parallel.communicators.base import Communicator
 from cupynet.parallel.synchronizers.base import Average, Synchronizer
-from cupynet.parallel.synchronizers.half_precision import WIRES, half_mean
+from cupynet.parallel.synchronizers.half_precision import TRANSFER_DTYPES, half_mean
 from cupynet.parallel.synchronizers.replica_view import (
     ReplicaView,
     Tally,
@@ -49,8 +49,8 @@ class GradientSharing(Synchronizer):
         encoding: None for the exact gradients; `threshold`, or a `ThresholdEncoding`.
         reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does with updates: steps then grow with the
             number of workers.
-        wire: precision in which exact gradients are sent: `exact`, their own; `half`, 16 bits, see `half_mean`. Not
-            with an encoding.
+        transfer_dtype: precision in which exact gradients are sent: `full`, their own; `half`, 16 bits, see
+            `half_mean`. Not with an encoding.
         report_score: compute `Average.score` (reads the losses from the device).
         score_every: iterations between scores.
 
@@ -63,17 +63,19 @@ class GradientSharing(Synchronizer):
         encoding: str | ThresholdEncoding | None = None,
         *,
         reduce: str = "mean",
-        wire: str = "exact",
+        transfer_dtype: str = "full",
         report_score: bool = True,
         score_every: int = 10,
     ) -> None:
         self.encoding = _encoding(encoding)
         self.shares_gradients = self.encoding is None
         self.reduce = one_of("reduce", reduce, ("mean", "sum"))
-        self.wire = one_of("wire", wire, WIRES)
-        if self.encoding is not None and self.wire != "exact":
+        self.transfer_dtype = one_of("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
+        if self.encoding is not None and self.transfer_dtype != "full":
             raise ConfigError(
-                "applies only to exact gradients, not to encoded updates. Remove this setting", "wire", wire
+                "applies only to exact gradients, not to encoded updates. Remove this setting",
+                "transfer_dtype",
+                transfer_dtype,
             )
         self.report_score = flag("report_score", report_score)
         self.score_every = integer("score_every", score_every, 1)
@@ -123,7 +125,7 @@ class GradientSharing(Synchronizer):
         return self._score(replica, None) if self._tally.rounds and moment != "epoch" else None
 
     def __str__(self) -> str:
-        what = f"gradients{' sent as half' * (self.wire == 'half')}"
+        what = f"gradients{' sent as half' * (self.transfer_dtype == 'half')}"
         if self.encoding is not None:
             what = f"updates encoded with {self.encoding}"
         return f"{what}, {'averaged' if self.reduce == 'mean' else 'added up'} in every iteration"
@@ -148,9 +150,9 @@ class GradientSharing(Synchronizer):
 
     def _share_gradients(self, params: Params, samples: int) -> None:
         """Overwrite the gradients (P,) with those of all workers, and the buffers with their mean."""
-        grad, together = params.grad, self.wire == "exact" and self.reduce == "mean"
+        grad, together = params.grad, self.transfer_dtype == "full" and self.reduce == "mean"
         finite, weight = is_finite(grad), samples if self.reduce == "mean" else 1
-        if self.wire == "exact":
+        if self.transfer_dtype == "full":
             self.communicator.allreduce_mean([grad, *(params.running if together else ())], weight)
         else:
             half_mean(self.communicator, [grad], weight)

@@ -7,7 +7,7 @@ import math
 from cupynet.backend.array import Array
 from cupynet.parallel.communicators.base import Communicator
 
-WIRES = ("exact", "half")
+TRANSFER_DTYPES = ("full", "half")
 RESOLUTION = 2.0**-10  # of a mean in 16 bits, which is rounded twice
 LARGEST = 15  # a magnitude below 2^15 is finite in 16 bits; so is the mean of several
 SHIFTS = 120  # factors are powers of two that single precision has

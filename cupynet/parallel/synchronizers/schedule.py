@@ -25,7 +25,7 @@ class AveragingSchedule:
 
     Attributes:
         averaging_frequency: iterations between averages, or `epoch`, or `end`; None if the schedule has no single one.
-        measures: True if every average must measure the divergence, because the schedule depends on it.
+        measures: True if every average must measure the drift, because the schedule depends on it.
     """
 
     averaging_frequency: int | str | None = None
@@ -44,8 +44,8 @@ class AveragingSchedule:
         """Return True if every epoch can be evaluated, because an evaluation causes an average."""
         return self.at("evaluation")
 
-    def averaged(self, divergence: float) -> None:
-        """Take note of an average and its divergence; NaN if it was not measured."""
+    def averaged(self, drift: float) -> None:
+        """Take note of an average and its drift; NaN if it was not measured."""
 
     def ended(self, moment: Moment) -> None:
         """Take note that a moment has passed, with its average if there was one."""
@@ -134,9 +134,9 @@ class PostLocal(AveragingSchedule):
     def evaluates(self) -> bool:
         return self.later.evaluates
 
-    def averaged(self, divergence: float) -> None:
+    def averaged(self, drift: float) -> None:
         if not self._often:
-            self.later.averaged(divergence)
+            self.later.averaged(drift)
 
     def ended(self, moment: Moment) -> None:
         if self._rounds:  # the end of the last epoch and of its fit count once
@@ -152,16 +152,16 @@ class PostLocal(AveragingSchedule):
 
 
 class Adaptive(AveragingSchedule):
-    """Adapt the period to a target divergence of the replicas, after Jiang & Agrawal 2020.
+    """Adapt the period to a target drift of the replicas, after Jiang & Agrawal 2020.
 
-    Each average measures the divergence (`Average.divergence`). The next period is longer if it was below the target,
+    Each average measures the drift (`Average.drift`). The next period is longer if it was below the target,
     at most twice as long, and shorter if it was above, at least half as long. An average at a moment before the end of
     a period may shorten it, but not lengthen it.
 
     Args:
         target: the relative distance of a replica from the mean, at an average.
-        first: the first period, in iterations.
-        most: the longest period.
+        initial_period: the first period, in iterations.
+        max_period: the longest period, in iterations.
 
     Attributes:
         period: in iterations, not rounded; the next average is made after its integer part.
@@ -172,26 +172,28 @@ class Adaptive(AveragingSchedule):
 
     measures = True
 
-    def __init__(self, target: float, first: int = 1, most: int = 100) -> None:
+    def __init__(self, target: float, initial_period: int = 1, max_period: int = 100) -> None:
         self.target = number("Adaptive target", target, above=0)
-        self.most = integer("Adaptive most", most, 1)
-        self.first = integer("Adaptive first", first, 1, most=self.most, why="`most`, the longest period")
-        self.period = float(self.first)
+        self.max_period = integer("Adaptive max_period", max_period, 1)
+        self.initial_period = integer(
+            "Adaptive initial_period", initial_period, 1, most=self.max_period, why="`max_period`"
+        )
+        self.period = float(self.initial_period)
         self._rounds = 0  # since the last average
 
     def __str__(self) -> str:
-        return f"every {self.first} to {self.most} iterations, to be about {100 * self.target:g} % apart"
+        return f"every {self.initial_period} to {self.max_period} iterations, to be about {100 * self.target:g} % apart"
 
     def after(self, iteration: int) -> bool:
         self._rounds += 1
         return self._rounds >= int(self.period)
 
-    def averaged(self, divergence: float) -> None:
+    def averaged(self, drift: float) -> None:
         whole, self._rounds = self._rounds >= int(self.period), 0
-        if math.isnan(divergence):  # only one replica had a batch: nothing to learn
+        if math.isnan(drift):  # only one replica had a batch: nothing to learn
             return
-        factor = min(max(self.target / max(divergence, 1e-30), 0.5), 2.0 if whole else 1.0)
-        self.period = min(max(self.period * factor, 1.0), float(self.most))
+        factor = min(max(self.target / max(drift, 1e-30), 0.5), 2.0 if whole else 1.0)
+        self.period = min(max(self.period * factor, 1.0), float(self.max_period))
 
     def state(self) -> dict[str, Any]:
         return {"period": self.period, "rounds": self._rounds}

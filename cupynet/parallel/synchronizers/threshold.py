@@ -132,7 +132,7 @@ class AdaptiveThreshold(Threshold):
 
     Args:
         initial: the first threshold.
-        fewest, most: the shares of the weights, 0 to 1, between which it does not change.
+        min_fraction, max_fraction: the shares of the weights, 0 to 1, between which it does not change.
         decay: the factor by which it is lowered, and the divisor by which it is raised.
 
     Raises:
@@ -140,21 +140,25 @@ class AdaptiveThreshold(Threshold):
     """
 
     def __init__(
-        self, initial: float = INITIAL, fewest: float = 1e-4, most: float = 1e-2, decay: float = DECAY
+        self, initial: float = INITIAL, min_fraction: float = 1e-4, max_fraction: float = 1e-2, decay: float = DECAY
     ) -> None:
         super().__init__(initial)
-        self.fewest = number("AdaptiveThreshold fewest", fewest, minimum=0, below=1)
-        self.most = number("AdaptiveThreshold most", most, above=0, below=1)
+        self.min_fraction = number("AdaptiveThreshold min_fraction", min_fraction, minimum=0, below=1)
+        self.max_fraction = number("AdaptiveThreshold max_fraction", max_fraction, above=0, below=1)
         self.decay = number("AdaptiveThreshold decay", decay, above=0, below=1)
-        if self.fewest > self.most:
-            raise ConfigError(f"must be at most `most`, which is {most:g}", "AdaptiveThreshold fewest", f"{fewest:g}")
+        if self.min_fraction > self.max_fraction:
+            raise ConfigError(
+                f"must be at most `max_fraction`, which is {max_fraction:g}",
+                "AdaptiveThreshold min_fraction",
+                f"{min_fraction:g}",
+            )
 
     def __str__(self) -> str:
-        return f"{self.fewest:.2g} to {self.most:.2g} of the weights sent"
+        return f"{self.min_fraction:.2g} to {self.max_fraction:.2g} of the weights sent"
 
     def sent(self, share: float) -> None:
-        if not self.fewest <= share <= self.most:
-            self._scale(self.decay if share < self.fewest else 1 / self.decay)
+        if not self.min_fraction <= share <= self.max_fraction:
+            self._scale(self.decay if share < self.min_fraction else 1 / self.decay)
 
 
 class ThresholdEncoding:

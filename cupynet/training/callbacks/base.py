@@ -8,7 +8,7 @@ from typing import Any
 
 from cupynet.core.errors import ConfigError
 from cupynet.runs.run import Run
-from cupynet.training.events import EpochRecord, Report
+from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
 
 FINAL_WEIGHTS = "the final weights"  # for `Callback.decides`
@@ -53,8 +53,8 @@ class Callback:
     def on_iteration_end(self, trainer: Trainer) -> None:
         """After each round: this replica's update, the average and the report, if there was one."""
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        """Every `report_every` iterations."""
+    def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
+        """Every `log_every` iterations."""
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         """After a complete epoch and its evaluation; not after an interrupted one."""

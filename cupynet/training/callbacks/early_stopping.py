@@ -22,7 +22,7 @@ from cupynet.core.files import for_json
 from cupynet.core.wording import counted
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
-from cupynet.training.events import EpochRecord, Report, StopReason
+from cupynet.training.events import EpochRecord, IterationRecord, StopReason
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -95,14 +95,14 @@ class EarlyStopping(Callback):
     """Ends a fit on all workers after the same round when a condition is met, then restores the best weights.
 
     Each `fit` starts afresh, unless it continues a restored one. The best weights are also restored after a
-    DivergedError, except in a pipeline. The optimizer's state is not restored. With `restore_best` it cannot be
+    DivergedError, except in a pipeline. The optimizer's state is not restored. With `restore_best_weights` it cannot be
     combined with another callback that decides the final weights, such as WeightAverage.
 
     Args:
         monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images.
-        direction: which scores are better, `min` or `max`; `auto`: min for the loss, max for the others.
+        mode: which scores are better, `min` or `max`; `auto`: min for the loss, max for the others.
         patience: end after this many evaluations in a row without improvement; None for no limit.
-        min_improvement: an improvement must be larger than this.
+        min_delta: an improvement must be larger than this.
         best_score: end as soon as the score is at least this good; None for never.
         max_epochs: end after this many complete epochs of the fit; None for no limit.
         max_time_s: end after this many seconds of the fit, evaluations and earlier processes included; None for no
@@ -110,8 +110,8 @@ class EarlyStopping(Callback):
         max_score: end if the training loss of a report is above this: the score of the last average, or of any one
             replica if there is none; None for no limit.
         invalid_score: end if the score is NaN or infinite. Such a score is never the best.
-        restore_best: give the model the best weights at the end of the fit.
-        restore_when_stopped: restore them also after `stop` or a signal. False by default, because an interrupted fit
+        restore_best_weights: give the model the best weights at the end of the fit.
+        restore_on_interrupt: restore them also after `stop` or a signal. False by default, because an interrupted fit
             can continue only from its last weights.
 
     Attributes:
@@ -123,36 +123,36 @@ class EarlyStopping(Callback):
 
     every_rank = True
     needs_validation = True
-    unless = "restore_best=false"
+    unless = "restore_best_weights=false"
 
     def __init__(
         self,
         monitor: str = "loss",
-        direction: str = "auto",
+        mode: str = "auto",
         patience: int | None = 5,
-        min_improvement: float = 0.0,
+        min_delta: float = 0.0,
         best_score: float | None = None,
         max_epochs: int | None = None,
         max_time_s: float | None = None,
         max_score: float | None = None,
         invalid_score: bool = True,
-        restore_best: bool = True,
-        restore_when_stopped: bool = False,
+        restore_best_weights: bool = True,
+        restore_on_interrupt: bool = False,
     ) -> None:
         self.monitor = one_of("monitor", monitor, DIRECTIONS)
-        direction = one_of("direction", direction, ("auto", "min", "max"))
-        self.direction = DIRECTIONS[monitor] if direction == "auto" else direction
+        mode = one_of("mode", mode, ("auto", "min", "max"))
+        self.mode = DIRECTIONS[monitor] if mode == "auto" else mode
         none = ", or null for none"
         self.patience = None if patience is None else integer("patience", patience, 1, none)
-        self.min_improvement = number("min_improvement", min_improvement, minimum=0)
+        self.min_delta = number("min_delta", min_delta, minimum=0)
         self.best_score = None if best_score is None else number("best_score", best_score, also=none)
         self.max_epochs = None if max_epochs is None else integer("max_epochs", max_epochs, 1, none)
         self.max_time_s = None if max_time_s is None else number("max_time_s", max_time_s, above=0, also=none)
         self.max_score = None if max_score is None else number("max_score", max_score, above=0, also=none)
         self.invalid_score = flag("invalid_score", invalid_score)
-        self.restore_best = flag("restore_best", restore_best)
-        self.decides = FINAL_WEIGHTS if restore_best else ""
-        self.restore_when_stopped = flag("restore_when_stopped", restore_when_stopped)
+        self.restore_best_weights = flag("restore_best_weights", restore_best_weights)
+        self.decides = FINAL_WEIGHTS if restore_best_weights else ""
+        self.restore_on_interrupt = flag("restore_on_interrupt", restore_on_interrupt)
         self.result: EarlyStoppingResult | None = None
         self._now, self._began = _State(), time.monotonic()
 
@@ -173,8 +173,8 @@ class EarlyStopping(Callback):
     def _elapsed_s(self) -> float:
         return self._now.spent_s + time.monotonic() - self._began
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        loss = report.loss if math.isnan(report.score_after_averaging) else report.score_after_averaging
+    def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
+        loss = record.loss if math.isnan(record.score_after_averaging) else record.score_after_averaging
         if self.max_score is not None and loss > self.max_score:
             self._end(trainer, f"max_score: the training loss is {loss:.4g}, above {self.max_score:g}")
 
@@ -194,8 +194,8 @@ class EarlyStopping(Callback):
         if math.isfinite(score):
             if not now.best_epoch or self._gain(score, now.scores[str(now.best_epoch)]) > 0:
                 now.best_epoch = epoch
-                now.weights = trainer.model.weights() if self.restore_best else {}
-            if math.isnan(now.reference) or self._gain(score, now.reference) > self.min_improvement:
+                now.weights = trainer.model.weights() if self.restore_best_weights else {}
+            if math.isnan(now.reference) or self._gain(score, now.reference) > self.min_delta:
                 now.reference, now.waited = score, 0
             if self.best_score is not None and self._gain(score, self.best_score) >= 0:
                 self._end(trainer, f"best_score: the {self.monitor} is {score:.4g} after epoch {epoch}")
@@ -205,7 +205,7 @@ class EarlyStopping(Callback):
             self._end(trainer, f"patience: no better {self.monitor} in {counted(now.waited, 'evaluation')}")
 
     def _gain(self, score: float, other: float) -> float:
-        return score - other if self.direction == "max" else other - score
+        return score - other if self.mode == "max" else other - score
 
     def _end(self, trainer: Trainer, condition: str) -> None:
         """Stop all workers. condition: its name, and details after a colon."""
@@ -217,7 +217,7 @@ class EarlyStopping(Callback):
         text = self._now.met if stop is None else stop.text
         condition = text.partition(":")[0]
         if stop is not None and (stop.interrupts or condition not in CONDITIONS):  # not by early stopping
-            self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_when_stopped)
+            self._conclude(trainer, "stopped", f"stopped by {text}", restore=self.restore_on_interrupt)
         elif text:
             self._conclude(trainer, condition, text)
         else:
@@ -230,7 +230,9 @@ class EarlyStopping(Callback):
     def _conclude(self, trainer: Trainer, reason: str, details: str, *, restore: bool = True) -> None:
         """Restore the best weights, if there are any, and log the result."""
         now = self._now
-        restored = restore and self.restore_best and bool(now.weights)  # restored states may have weights anyway
+        restored = (
+            restore and self.restore_best_weights and bool(now.weights)
+        )  # restored states may have weights anyway
         if restored:
             trainer.model.load_weights(now.weights)
         scores = {int(epoch): score for epoch, score in now.scores.items()}

@@ -10,14 +10,15 @@ from typing import Any, TextIO
 
 from cupynet.core.errors import ConfigError, OutputError
 from cupynet.core.files import for_json
+from cupynet.runs.history import present
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.evaluation import FEW_CLASSES
-from cupynet.training.events import EpochRecord, Report
+from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
 
 EPOCH = (
-    *("epoch", "iteration", "loss", "losses", "learning_rate", "images_per_s", "divergence", "divergence_by_layer"),
+    *("epoch", "iteration", "loss", "losses", "learning_rate", "images_per_s", "drift", "drift_by_layer"),
     *("samples", "train_s", "bytes_sent"),
 )
 
@@ -46,8 +47,8 @@ class History(Callback):
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._file = _open(self._path or (Path("history.jsonl") if run is None else run.history_path))
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        self._write(report_row(report))
+    def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
+        self._write(iteration_row(record))
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._write(epoch_row(record))
@@ -89,9 +90,9 @@ def _open(path: Path) -> TextIO:
         raise OutputError(f"{path}: cannot be written ({error.strerror})") from error
 
 
-def report_row(report: Report) -> dict[str, Any]:
-    """Return a report as a row of a history; a number that is not finite becomes None."""
-    return for_json({"kind": "report", **asdict(report)})  # type: ignore[no-any-return]
+def iteration_row(record: IterationRecord) -> dict[str, Any]:
+    """Return an iteration record as a row of a history; a number that is not finite becomes None."""
+    return for_json({"kind": "report", **asdict(record)})  # type: ignore[no-any-return]
 
 
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
@@ -116,8 +117,8 @@ class Rows(Callback):
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        self.kept.append(report_row(report))
+    def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
+        self.kept.append(iteration_row(record))
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.kept.append(epoch_row(record))
@@ -126,4 +127,4 @@ class Rows(Callback):
         return {"rows": json.dumps(self.kept)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.kept = [dict(row) for row in json.loads(state.get("rows", "[]"))]  # earlier versions saved no rows
+        self.kept = [present(row) for row in json.loads(state.get("rows", "[]"))]  # earlier versions saved no rows

@@ -26,7 +26,7 @@ class NonFinite(Callback):
 
     Args:
         action: `stop` or `skip`.
-        most_skipped: maximum number of batches that a worker may leave out; one more ends the fit.
+        max_skipped: maximum number of batches that a worker may leave out; one more ends the fit.
 
     Raises:
         ConfigError: an argument is not valid.
@@ -36,9 +36,9 @@ class NonFinite(Callback):
     last = True
     decides = "the handling of values that are not finite"
 
-    def __init__(self, action: str = "stop", most_skipped: int = 100) -> None:
+    def __init__(self, action: str = "stop", max_skipped: int = 100) -> None:
         self.action = one_of("action", action, ACTIONS)
-        self.most_skipped = integer("most_skipped", most_skipped, 1)
+        self.max_skipped = integer("max_skipped", max_skipped, 1)
         self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
         self._others = 0  # batches left out by other workers, as of the end of the last fit
 
@@ -50,7 +50,7 @@ class NonFinite(Callback):
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self._skipped, self._others = [], 0
         if self.action == "skip":
-            trainer.replica.check = SkipNonFinite(self.most_skipped, self._skipped)
+            trainer.replica.check = SkipNonFinite(self.max_skipped, self._skipped)
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if self.action == "skip":

@@ -17,7 +17,7 @@ from cupynet.core.checks import one_of
 from cupynet.core.wording import one_line, percent
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, Report
+from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -80,8 +80,8 @@ class Progress(Callback):
         if self._bar is not None and time.monotonic() - self._drawn >= REFRESH_S:
             self._draw(trainer)
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        self._note(report.loss, report.images_per_s)
+    def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
+        self._note(record.loss, record.images_per_s)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         say(log, describe(record, trainer.plan.epochs), printed=self.style != "none")

@@ -14,9 +14,9 @@ from cupynet.core.checks import instance, integer, number
 from cupynet.core.errors import CupynetError, DivergedError
 from cupynet.data import Loader, as_loader
 from cupynet.nn import Model
-from cupynet.optim import Exponential, Nesterov, Optimizer
+from cupynet.optim import ExponentialDecay, Nesterov, Optimizer
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import Report, StopReason
+from cupynet.training.events import IterationRecord, StopReason
 from cupynet.training.fit import Examples
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
@@ -46,7 +46,7 @@ class RateTest(Callback):
         lowest = number("lowest", lowest, above=0)
         highest = number("highest", highest, above=lowest)
         self.planned = integer("iterations", iterations, LEAST)
-        self._schedule = Exponential(lowest, (highest / lowest) ** (1 / (iterations - 1)))
+        self._schedule = ExponentialDecay(lowest, (highest / lowest) ** (1 / (iterations - 1)))
         self.losses: list[float] = []
         self.ended = ""
         self._counted = 0  # samples of this replica so far
@@ -67,17 +67,17 @@ class RateTest(Callback):
         optimizer.learning_rate = self._schedule
         return optimizer
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
+    def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
         samples, self._counted = trainer.statistics.clock.samples - self._counted, trainer.statistics.clock.samples
-        known = math.isfinite(report.loss)  # unknown without a batch, and in all pipeline stages but the last
-        losses, counts = trainer.world.gather_numbers(*(samples * report.loss, samples) if known else (0, 0)).T  # (W,)
+        known = math.isfinite(record.loss)  # unknown without a batch, and in all pipeline stages but the last
+        losses, counts = trainer.world.gather_numbers(*(samples * record.loss, samples) if known else (0, 0)).T  # (W,)
         if not counts.sum():
             return
         self.losses.append(float(losses.sum() / counts.sum()))
         smoothed = self.smoothed
         if len(smoothed) > LEAST and not smoothed[-1] <= EXPLODED * min(smoothed):
             self.ended = "the loss has exploded"
-        if self.ended or report.iteration >= self.planned:
+        if self.ended or record.iteration >= self.planned:
             trainer.stop("the learning-rate test is complete", StopReason.EARLY)
 
     @property
@@ -146,5 +146,5 @@ def find_rate(
     own.synchronize()
     copied = model.replicate(create_backend(own.name, own.policy.name, own.device, **own.options))
     rates = test.optimizer(optimizer)
-    test.run(ParallelWrapper(copied, optimizer=rates, callbacks=[test], report_every=1, **wrapper), loader)
+    test.run(ParallelWrapper(copied, optimizer=rates, callbacks=[test], log_every=1, **wrapper), loader)
     return test

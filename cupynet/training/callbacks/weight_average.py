@@ -24,17 +24,17 @@ class WeightAverage(Callback):
     Buffers, such as running statistics, are averaged too. Training itself does not change: epochs are evaluated with
     the trained weights. The mean over all replicas is the result, which is evaluated again and saved. A further fit
     starts from it with a new mean, while the optimizer's state stays that of the last weights. EarlyStopping can end
-    the fit if it has `restore_best=False`.
+    the fit if it has `restore_best_weights=False`.
 
     Args:
         decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
             Polyak & Juditsky 1992). After n additions, at most (1 + n) / (10 + n) is kept, as in TensorFlow:
             otherwise the random initial weights would dominate the mean of a short fit. None: all weights count
             equally (stochastic weight averaging, Izmailov et al. 2018).
-        by: the unit of `every` and `after`, `iteration` or `epoch`.
-        every: add the weights every n iterations or epochs.
-        after: number of iterations or epochs of the fit before averaging begins.
-        when_stopped: use the mean also after `stop` or a signal. False by default, because an interrupted fit can be
+        unit: of `interval` and `start_after`, `iteration` or `epoch`.
+        interval: add the weights every n iterations or epochs.
+        start_after: number of iterations or epochs of the fit before averaging begins.
+        on_interrupt: use the mean also after `stop` or a signal. False by default, because an interrupted fit can be
             continued only with the weights that it had.
 
     Attributes:
@@ -50,17 +50,17 @@ class WeightAverage(Callback):
     def __init__(
         self,
         decay: float | None = 0.999,
-        by: str = "iteration",
-        every: int = 1,
-        after: int = 0,
-        when_stopped: bool = False,
+        unit: str = "iteration",
+        interval: int = 1,
+        start_after: int = 0,
+        on_interrupt: bool = False,
     ) -> None:
         null = ", or null for a mean in which all count alike"
         self.decay = None if decay is None else number("WeightAverage decay", decay, above=0, below=1, also=null)
-        self.by = one_of("WeightAverage by", by, ("iteration", "epoch"))
-        self.every = integer("WeightAverage every", every, 1)
-        self.after = integer("WeightAverage after", after, 0)
-        self.when_stopped = flag("WeightAverage when_stopped", when_stopped)
+        self.unit = one_of("WeightAverage unit", unit, ("iteration", "epoch"))
+        self.interval = integer("WeightAverage interval", interval, 1)
+        self.start_after = integer("WeightAverage start_after", start_after, 0)
+        self.on_interrupt = flag("WeightAverage on_interrupt", on_interrupt)
         self.added = 0
         self._passed = 0  # iterations or epochs of this fit
         self._means: list[Array] = []  # of the weights, and of the buffers if there are any
@@ -68,7 +68,7 @@ class WeightAverage(Callback):
     def start(self, trainer: Trainer, run: Run | None) -> None:
         self.added = self._passed = 0
         self._params, self._backend = trainer.params, trainer.backend
-        with trainer.backend.here():
+        with trainer.backend.activated():
             self._means = [vector.copy() for vector in trainer.params.vectors]
 
     def on_fit_start(self, trainer: Trainer) -> None:
@@ -76,23 +76,23 @@ class WeightAverage(Callback):
             self.added = self._passed = 0
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        if self.by == "iteration":
+        if self.unit == "iteration":
             self._count()
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        if self.by == "epoch":
+        if self.unit == "epoch":
             self._count()
 
     def _count(self) -> None:
         self._passed += 1
-        if self._passed <= self.after or (self._passed - self.after) % self.every:
+        if self._passed <= self.start_after or (self._passed - self.start_after) % self.interval:
             return
         kept = self._kept()
         for mean, vector in zip(self._means, self._params.vectors, strict=True):
             if self.added:
                 self._backend.weighted_sum(mean, [mean, vector], [kept, 1 - kept])
             else:
-                with self._backend.here():
+                with self._backend.activated():
                     mean[...] = vector
         self.added += 1
 
@@ -104,19 +104,23 @@ class WeightAverage(Callback):
 
     def after_finish(self, trainer: Trainer) -> None:
         interrupted = trainer.stopped is not None and trainer.stopped.interrupts
-        if interrupted and not self.when_stopped:
+        if interrupted and not self.on_interrupt:
             return
         if not self.added:
             if trainer.rank == 0:
-                log.warning("WeightAverage: nothing was averaged: lower after=%d or every=%d", self.after, self.every)
+                log.warning(
+                    "WeightAverage: nothing was averaged: lower start_after=%d or interval=%d",
+                    self.start_after,
+                    self.interval,
+                )
             return
         trainer.groups.replicas.allreduce_mean(self._means, 1.0)
-        with self._backend.here():
+        with self._backend.activated():
             for vector, mean in zip(self._params.vectors, self._means, strict=True):
                 vector[...] = mean
         self._params.publish()
         if trainer.rank == 0:
-            log.info("the weights are the mean of those after %d %ss", self.added, self.by)
+            log.info("the weights are the mean of those after %d %ss", self.added, self.unit)
 
     def state(self) -> dict[str, Any]:
         means = {kind: copies(self._backend, views) for kind, views in self._views()} if self.added else {}
@@ -124,7 +128,7 @@ class WeightAverage(Callback):
 
     def restore(self, state: dict[str, Any]) -> None:
         self.added, self._passed = int(state["added"]), int(state["passed"])
-        with self._backend.here():
+        with self._backend.activated():
             for kind, views in self._views() if self.added else ():
                 saved = state[kind]
                 if "0" in saved:  # earlier versions saved the buffers as one vector

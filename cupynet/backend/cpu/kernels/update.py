@@ -11,7 +11,7 @@ from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import inlined, kernel
 from cupynet.backend.update_rules import RULES
 
-# Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `Move.in_order`.
+# Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `UpdateScalars.in_order`.
 
 
 @inlined

@@ -16,7 +16,7 @@ from cupynet.core.settings import flat
 from cupynet.core.wording import one_line
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.events import EpochRecord, Report
+from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,14 @@ log = logging.getLogger(__name__)
 SECONDS = ("compute_s", "data_s", "averaging_s", "waiting_s")
 REPORTED = {
     "train": ("loss", "score_after_averaging", "learning_rate", "images_per_s"),
-    "replicas": ("divergence", "bytes_sent"),
+    "replicas": ("drift", "bytes_sent"),
     "time": SECONDS,
 }
 PER_EPOCH = ("epoch", "loss", "learning_rate", "images_per_s", "samples", "train_s", "bytes_sent")
 EVALUATED = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
 RESULTS = (
     *("validation_accuracy", "test_accuracy", "test_loss", "test_f1"),
-    *("images_per_s", "wall_s", "train_s", "compile_s", "evaluate_s", "divergence"),
+    *("images_per_s", "wall_s", "train_s", "compile_s", "evaluate_s", "drift"),
 )
 
 
@@ -94,8 +94,8 @@ class Logger(Callback):
             settings = (None if self._run is None else self._run.settings) or {}
             self._attempt(self._begin, hyperparameters(settings), trainer.iteration)
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
-        self._log(report.iteration, of_report(report))
+    def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
+        self._log(record.iteration, of_iteration(record))
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._log(record.iteration, of_epoch(record))
@@ -149,10 +149,10 @@ class Logger(Callback):
         return [path for path in paths if path.is_file()]
 
 
-def of_report(report: Report) -> dict[str, float]:
-    """Return the figures of a report by their names in logs; NaN if not measured."""
-    figures = {f"{group}/{name}": getattr(report, name) for group, names in REPORTED.items() for name in names}
-    layers = {f"replicas/divergence/{layer}": distance for layer, distance in report.divergence_by_layer.items()}
+def of_iteration(record: IterationRecord) -> dict[str, float]:
+    """Return the figures of an iteration record by their names in logs; NaN if not measured."""
+    figures = {f"{group}/{name}": getattr(record, name) for group, names in REPORTED.items() for name in names}
+    layers = {f"replicas/drift/{layer}": distance for layer, distance in record.drift_by_layer.items()}
     return figures | layers
 
 

@@ -1,4 +1,4 @@
-"""Outer steps: an optimizer for averages.
+"""Outer optimizers: a step after each average.
 
 The difference of an average from the last common weights, delta = mean - common, is treated like a gradient. A step
 along it with its own rate and momentum can compensate for infrequent averages.
@@ -13,7 +13,7 @@ from cupynet.core.checks import instance, number, one_of
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, take_by_name
 
 
-class Outer:
+class OuterOptimizer:
     """Computes new common weights from the old ones and the mean; the same on every worker.
 
     There is one outer step for each average. The optimizer's learning rate is already contained in the deltas, and so
@@ -35,17 +35,7 @@ class Outer:
         """Restore what `state` returned."""
 
 
-class Mean(Outer):
-    """The mean itself, as in Deeplearning4j."""
-
-    def __str__(self) -> str:
-        return "mean"
-
-    def step(self, common: Array, mean: Array) -> None:
-        pass
-
-
-class SlowMo(Outer):
+class SlowMo(OuterOptimizer):
     """u = mu · u + (mean - common); common += rate · u: slow momentum (Wang et al. 2019, 1910.00643).
 
     The paper divides u by the replicas' learning rate. Here u includes it, as in `Momentum`, which is equivalent for a
@@ -112,11 +102,15 @@ class DiLoCo(SlowMo):
         delta += self.momentum * velocity
 
 
-NAMES: dict[str, type[Outer]] = {"mean": Mean, "slowmo": SlowMo, "diloco": DiLoCo}
+NAMES: dict[str, type[OuterOptimizer]] = {"slowmo": SlowMo, "diloco": DiLoCo}
 
 
-def outer_step(outer: str | Outer) -> Outer:
-    """Return the rule of that name with its defaults, or the given rule. ConfigError."""
-    if isinstance(outer, str):
-        return NAMES[one_of("outer", outer, tuple(NAMES))]()
-    return instance("outer", outer, Outer, "DiLoCo(0.7, 0.9), or mean, slowmo or diloco")
+def outer_optimizer_of(value: str | OuterOptimizer | None) -> OuterOptimizer | None:
+    """Return the optimizer of that name with its defaults, or the given one. ConfigError."""
+    if isinstance(value, str):
+        return NAMES[one_of("outer_optimizer", value, tuple(NAMES))]()
+    return (
+        value
+        if value is None
+        else instance("outer_optimizer", value, OuterOptimizer, "DiLoCo(0.7, 0.9), or slowmo or diloco")
+    )
