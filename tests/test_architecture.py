@@ -60,7 +60,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("interop/onnx_check.py",),
     "threadpoolctl": ("backend/", "commands/bench.py"),
     "torch": ("bench/torch_peer.py",),
-    "matplotlib": ("reporting/charts.py",),
+    "matplotlib": ("core/plots.py", "reporting/charts.py"),
     "jinja2": ("reporting/render.py",),
     "tensorboardX": ("training/callbacks/loggers/tensorboard.py",),
     "mlflow": ("training/callbacks/loggers/mlflow.py",),

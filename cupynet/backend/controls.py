@@ -15,8 +15,8 @@ class Control(IntEnum):
     Set by the host: the learning-rate factor (RATE) and the other numbers of the optimizer's rule in this iteration
     (FIRST, SECOND, THIRD, see `UpdateScalars.numbers`). Changed by steps: the loss scale of the next gradient and of
     the last (SCALE, USED), whether the last step was made (GO), the step that halted, counted from 1 (HALTED, 0 for
-    none), the steps since the host read the controls (STEPS), the sum of losses and the samples of those that were made (LOSSES,
-    SAMPLES), the steps since the loss scale changed (STEADY), and the skipped steps (SKIPPED).
+    none), the steps since the host read the controls (STEPS), the sum of losses and the samples of those that were made
+    (LOSSES, SAMPLES), the steps since the loss scale changed (STEADY), and the skipped steps (SKIPPED).
     """
 
     RATE = 0

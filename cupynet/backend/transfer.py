@@ -62,7 +62,7 @@ class HostData(NamedTuple):
     """A data set on the host, whose rows become batches.
 
     Attributes:
-        images: (S, H, W, C) uint8; None for batches without images.
+        images: (S, H, W, C) uint8, or float32 that is already scaled; None for batches without images.
         labels: (S,) integers.
         pixels: how pixels are scaled.
         edited: True if images are augmented before they are scaled, see `Transfer.make`.
@@ -95,12 +95,15 @@ class BatchOps(Device):
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         """Return scaled images of a batch: (S, H, W, C) uint8, (N,) indices -> (N, H, W, C), by default from 0 to 1.
 
-        The array is not borrowed from the workspace, because a prefetch thread calls this.
+        Images of floating-point numbers are not scaled. The array is not borrowed from the workspace, because a
+        prefetch thread calls this.
 
         Raises:
             IndexError: an index is out of range.
         """
         batch, wide = self.asarray(images[samples]), self.policy.accumulate
+        if batch.dtype != np.uint8:
+            return batch.astype(self.policy.storage)
         x = batch * self.asarray(np.array(pixels.scale, wide))
         if any(pixels.shift):
             x += self.asarray(np.array(pixels.shift, wide))

@@ -94,7 +94,7 @@ def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
     one = on_one_device(settings, **changes)
     with one.wrapper(callbacks=[]) as wrapper:
         wrapper.warm_up(settings.batch_size)
-        wrapper.fit(one.train_loader(data), settings.epochs, evaluate_on=one.evaluation_loader(data.test))
+        wrapper.fit(one.train_loader(data), epochs=settings.epochs, evaluate_on=one.evaluation_loader(data.test))
         epochs, clock = wrapper.history.epochs, wrapper.trainer.statistics.clock
     reached = zip(accumulate(epochs["train_s"]), epochs["test_accuracy"], strict=True)
     return {

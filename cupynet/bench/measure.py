@@ -161,7 +161,7 @@ def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Da
         tempfile.TemporaryDirectory() as folder,
         experiment.wrapper(Run(folder), [History()], options) as wrapper,
     ):
-        wrapper.fit(experiment.train_loader(data), epochs)
+        wrapper.fit(experiment.train_loader(data), epochs=epochs)
         return wrapper.trainer.statistics.clock.images_per_s
 
 

@@ -154,8 +154,9 @@ class TrainJob:
         # 0 epochs are left if the last one was done, but not its results
         left = settings.epochs if settings.resume is None else max(settings.epochs - wrapper.trainer.epoch, 0)
         train, every = self.experiment.train_loader(data), settings.evaluate_every_epochs
+        on_test, on_validation = (loader, None) if split == "test" else (None, loader)
         try:
-            wrapper.fit(train, left, evaluate_on=loader, evaluate_every=every, split=split)
+            wrapper.fit(train, epochs=left, evaluate_on=on_test, validation_data=on_validation, evaluate_every=every)
         except CupynetError:
             found = self._early_stopping()
             if found is not None and found["reason"] == "diverged" and found["restored"]:

@@ -9,7 +9,8 @@ The only package that uses Hydra and OmegaConf.
 - instantiate.py, experiment.py: build parts, and all objects of a run
 - memory_estimate.py, memory_pools.py: check that a run fits into memory, and limit the pools of GPUs
 - announcement.py: the first lines of the log
-- load_model.py, resume.py: the model of a finished run, and the run to resume
+- load_model.py, model_file.py: `cupynet.load`, of a run and of a file
+- resume.py: the run to resume
 - sweep_record.py, process_launcher.py: record the jobs of a sweep, and run them side by side (plugins/ registers it)
 - search_space.py: the search space of `tune`
 - equal_settings.py: finds runs that are repetitions of each other

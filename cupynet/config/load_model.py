@@ -1,4 +1,4 @@
-"""Load the model of a finished run, or of one of its checkpoints, for evaluate, predict, export and `load_model`.
+"""Load the model of a finished run, or of one of its checkpoints, for evaluate, predict, export and `cupynet.load`.
 
 A run's folder is untrusted input: only classes of cupynet, and of modules that the caller trusts, are built.
 """
@@ -16,6 +16,7 @@ import numpy as np
 from cupynet import config
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
+from cupynet.config.model_file import read_model
 from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
@@ -24,40 +25,47 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.data import Source
 from cupynet.nn import Image, Layer, Loss, Model
 from cupynet.parallel import Synchronizer
+from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run, Summary
 from cupynet.training.checkpointing import found, trained
 
 AnyRun: TypeAlias = "Run | str | Path"
 
 
-def load_model(
-    run: AnyRun, backend: str = "auto", dtype: str | None = None, *, trusted_modules: Iterable[str] = ()
+def load(
+    path: AnyRun, backend: str = "auto", dtype: str | None = None, *, trusted_modules: Iterable[str] = ()
 ) -> Model:
-    """Load the model that a run has trained, with its weights, running statistics, pixel scale and class names.
+    """Load a trained model, with its weights, running statistics, pixel scale and class names.
 
-        model = cupynet.load_model("outputs/latest")
+        model = cupynet.load("digits.safetensors")
+        model = cupynet.load("outputs/latest")
         model.predict(images)              # (N, 28, 28) uint8 -> probabilities (N, 10)
 
+    Nothing in the file or folder is executed.
+
     Args:
-        run: the folder of a finished run, its `Run`, or one of its checkpoints.
+        path: a file of `Model.save`; the folder of a finished run, or its `Run`; or one of its checkpoints.
         backend: numpy, numba, cupy, or auto: the best that works here.
-        dtype: half, bfloat16, float or double; by default the run's own, which may be float with products in TF32.
-        trusted_modules: your modules, if the run's settings name classes in them. The list stored with the run is not
-            used.
+        dtype: half, bfloat16, float or double; by default the model's own, which may be float with products in TF32.
+        trusted_modules: your modules, if the model has classes defined in them. The list stored with a run is not used.
 
     Raises:
-        ConfigError: there is no such run, or it is not finished, or it names a class that is not trusted.
+        ConfigError: there is no such file or run, or it is not finished, or it names a class that is not trusted.
         DataError: its files are damaged, or its weights are of another network.
     """
-    return Trained(run, trusted_modules).model(backend, dtype)
+    place = path.folder if isinstance(path, Run) else Path(path)
+    for file in (place, place / MODEL):
+        if os.path.isfile(file):
+            return read_model(file, backend, dtype, trusted_modules)
+    return Trained(path, trusted_modules).model(backend, dtype)
 
 
 class Trained:
     """A finished run, or one of its checkpoints.
 
     Args:
-        run: see `load_model`.
-        trusted_modules: see `load_model`.
+        run: the folder of a finished run, its `Run`, or one of its checkpoints.
+        trusted_modules: see `load`.
 
     Attributes:
         path: of the run or checkpoint.
@@ -146,7 +154,7 @@ class Trained:
         return tuple(map(str, found)) if isinstance(found, list) else ()
 
     def model(self, backend: str = "auto", dtype: str | None = None) -> Model:
-        """See `load_model`."""
+        """See `load`."""
         settings = self._own
         network: Layer = self._part("model", settings.model, Layer)
         loss: Loss = self._part("loss", settings.loss, Loss)

@@ -15,7 +15,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, TextIO, TypeAlias
@@ -26,6 +26,8 @@ from safetensors.numpy import save
 
 from cupynet.core.checks import finite
 from cupynet.core.errors import DataError, OutputError
+
+DESCRIPTION = "cupynet"  # the key of the metadata in files with a description
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -153,6 +155,36 @@ def load_weights(path: PathLike) -> dict[str, Any]:
     if found != expected:
         raise DataError(f"{path}: damaged weights, expected SHA-256 {expected}, found {found}")
     return weights
+
+
+def save_described(path: PathLike, weights: dict[str, Any], description: Mapping[str, Any]) -> None:
+    """Write weights and their description, plain values, to one safetensors file, whole or not at all. OutputError."""
+    ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
+    text = json.dumps(description)
+    metadata = {DESCRIPTION: json.dumps({"sha256": _digest_of(ordered, text), "description": text})}
+    write_output(path, save(ordered, metadata=metadata))
+
+
+def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Read what `save_described` wrote: name -> array, and the description.
+
+    Raises:
+        DataError: the file is missing, was not written by `save_described`, or is damaged.
+    """
+    weights, metadata = _read(path)
+    try:
+        found = json.loads(metadata[DESCRIPTION])
+        text, expected = found["description"], found["sha256"]
+        description = json.loads(text)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"{path}: does not describe a model. Write such files with Model.save") from error
+    if _digest_of(weights, text) != expected or not isinstance(description, dict):
+        raise DataError(f"{path}: damaged: its content differs from its SHA-256")
+    return weights, description
+
+
+def _digest_of(weights: dict[str, Any], text: str) -> str:
+    return hashlib.sha256(f"{digest(weights)}\n{text}".encode()).hexdigest()
 
 
 def load_tensors(path: PathLike) -> dict[str, Any]:

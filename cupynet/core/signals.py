@@ -44,6 +44,31 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, before[number] or signal.SIG_DFL)
 
 
+@contextmanager
+def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """Context in which the first Ctrl-C calls `stop`, and the next raises KeyboardInterrupt.
+
+    Yields a list, which contains the first signal afterwards. Does nothing outside the main thread, and where a program
+    handles SIGINT itself.
+    """
+    received: list[int] = []
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield received
+        return
+
+    def first(number: int, frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        received.append(number)
+        stop()
+
+    signal.signal(signal.SIGINT, first)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def command(main: Callable[[], None]) -> None:
     """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 

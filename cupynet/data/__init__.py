@@ -10,9 +10,10 @@ prepares ahead.
 from __future__ import annotations
 
 from cupynet.data.augment import Augmentation, Cutout, Elastic, HorizontalFlip, Rotate, SampleRNG, Shift
-from cupynet.data.dataset import Dataset
+from cupynet.data.dataset import Dataset, split_off
 from cupynet.data.feed import BatchFeed
 from cupynet.data.loader import Batch, Labelled, Loader, as_loader
+from cupynet.data.pairs import read_pairs
 from cupynet.data.prefetch import Prefetcher
 from cupynet.data.shards import Shards
 from cupynet.data.sources.cifar import CIFAR10
@@ -51,4 +52,6 @@ __all__ = [
     "Source",
     "Synthetic",
     "as_loader",
+    "read_pairs",
+    "split_off",
 ]

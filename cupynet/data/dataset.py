@@ -1,13 +1,14 @@
 """Labelled images in memory.
 
 Images are (S, H, W, C) bytes as they came from their file, S samples; a backend scales them when it makes a batch.
+Images of floating-point numbers are already scaled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,14 @@ class Dataset:
 
     Args:
         name: for messages and reports.
-        images: (S, H, W, C) uint8, or (S, H, W) of one channel. Integers of another type from 0 to 255 and lists are
-            converted; a view that is not contiguous is copied once.
-        labels: (S,) integers of any type in 0 .. classes - 1; kept as int64.
+        images: (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, kept as uint8, or floating-point
+            numbers that are already scaled, kept as float32. Any array or list; it is copied only if it is converted.
+        labels: (S,) class numbers in 0 .. classes - 1, or (S, O) one-hot; kept as (S,) int64.
         classes: the number of classes.
-        pixels: how pixels are scaled in a batch: fractions of 255 by default.
+        pixels: how integers are scaled in a batch: fractions of 255 by default.
 
     Raises:
-        ConfigError: an argument is anything else, such as images of floating-point numbers.
+        ConfigError: an argument is anything else.
     """
 
     name: str
@@ -55,8 +56,9 @@ class Dataset:
 
     def __post_init__(self) -> None:
         where = f"data set {self.name!r}"
-        images = image_bytes(where, self.images)
-        labels = np.ascontiguousarray(integers(f"{where}: labels", self.labels), dtype=np.int64)
+        images, labels = image_array(where, self.images), class_numbers(where, self.labels)
+        if images.dtype != np.uint8 and self.pixels != FRACTIONS:
+            raise ConfigError(f"{where}: images of {images.dtype} are already scaled: leave `pixels` out")
         if len(self.pixels.scale) not in (1, images.shape[3]):
             count = f"{len(self.pixels.scale)} channels are normalised"
             raise ConfigError(f"{where}: {count}, but the images have {images.shape[3]}: give a number for each")
@@ -73,6 +75,10 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        size = wording.counted(len(self), "image")
+        return f"<Dataset {self.name!r}: {size} of {self.image_shape}, {wording.counted(self.classes, 'class')}>"
 
     @property
     def counts(self) -> tuple[int]:
@@ -94,17 +100,61 @@ class Dataset:
         return Dataset(self.name, self.images[indices], self.labels[indices], self.classes, self.pixels)
 
 
-def image_bytes(where: str, images: Any) -> Array:
-    """Return `images` as contiguous (S, H, W, C) uint8. ConfigError with `where` at the beginning."""
-    way_out = ": multiply by 255 if they are in 0 to 1, then .round().astype('uint8')"
-    array = integers(f"{where}: images", images, way_out)
-    levels = (array.min(), array.max()) if array.dtype != np.uint8 and array.size else (0, 255)
-    if array.ndim not in (3, 4) or levels[0] < 0 or levels[1] > 255:
-        found = f"{array.shape} of {array.dtype}"
-        raise ConfigError(f"{where}: images must be (S, H, W, C) or (S, H, W), from 0 to 255, got {found}")
+def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """Return the data set without a random fraction of its samples, and those samples, both in their order.
+
+    Raises:
+        ConfigError: one of the two would be empty.
+    """
+    count = round(fraction * len(dataset))
+    if not 0 < count < len(dataset):
+        samples = wording.counted(len(dataset), "image")
+        raise ConfigError(f"of {samples} leaves none for training or for validation", "validation_split", str(fraction))
+    order = philox(seed, SPLIT_STREAM).permutation(len(dataset))
+    kept, held_out = np.sort(order[:-count]), np.sort(order[-count:])
+    return dataset.take(kept), replace(dataset.take(held_out), name=f"{dataset.name}-validation")
+
+
+def on_host(value: Any) -> Array:
+    """Return any array or list as a NumPy array: of NumPy, of CuPy, or with `__array__` or `__dlpack__`."""
+    if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):
+        return value.get()
+    if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
+        return np.from_dlpack(value)
+    return np.asarray(value)
+
+
+def image_array(where: str, images: Any) -> Array:
+    """Return `images` as contiguous (S, H, W, C) uint8 or float32. ConfigError with `where` at the beginning."""
+    array = on_host(images)
+    found, floating = f"{array.shape} of {array.dtype}", array.dtype.kind == "f"
+    if array.ndim not in (3, 4) or not (floating or array.dtype.kind in "iu"):
+        raise ConfigError(
+            f"{where}: images must be (S, H, W, C) or (S, H, W), integers from 0 to 255 or floating-point numbers that "
+            f"are already scaled, got {found}"
+        )
+    if not floating and array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
+        raise ConfigError(f"{where}: images of integers must be from 0 to 255, got {array.min()} .. {array.max()}")
     check_layout(where, array.shape)
-    pixels = np.ascontiguousarray(array, dtype=np.uint8)
+    pixels = np.ascontiguousarray(array, dtype=np.float32 if floating else np.uint8)
     return pixels if pixels.ndim == 4 else pixels[..., np.newaxis]
+
+
+def class_numbers(where: str, labels: Any) -> Array:
+    """Return `labels`, (S,), (S, 1) or one-hot (S, O), as class numbers (S,) int64. ConfigError, see `image_array`."""
+    array = on_host(labels)
+    if array.ndim == 2 and array.shape[1] == 1:
+        array = array[:, 0]
+    if array.ndim == 1 and array.dtype.kind in "biu":
+        return np.ascontiguousarray(array, dtype=np.int64)
+    if array.ndim == 2 and array.dtype.kind in "biuf" and len(array):
+        ones = array == 1
+        if (ones | (array == 0)).all() and (ones.sum(axis=1) == 1).all():
+            return ones.argmax(axis=1)
+    raise ConfigError(
+        f"{where}: labels must be class numbers (S,), integers from 0, or one-hot (S, O), got {array.shape} of "
+        f"{array.dtype}"
+    )
 
 
 def check_layout(where: str, shape: Sequence[int]) -> None:
@@ -116,12 +166,12 @@ def check_layout(where: str, shape: Sequence[int]) -> None:
         )
 
 
-def integers(what: str, value: Any, way_out: str = "") -> Array:
+def integers(what: str, value: Any) -> Array:
     """Convert `value` to a NumPy array of integers. ConfigError with `what` at the beginning."""
     array = np.asarray(value)
     if array.dtype.kind not in "iu" or array.ndim == 0:
         found = f"{array.shape} of {array.dtype}"
-        raise ConfigError(f"{what} must be a NumPy array of integers, got {found}{way_out}")
+        raise ConfigError(f"{what} must be a NumPy array of integers, got {found}")
     return array
 
 

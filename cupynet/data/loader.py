@@ -21,7 +21,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augmentation, augmentations, augmented, check_augmentations
-from cupynet.data.dataset import Dataset, integers, philox
+from cupynet.data.dataset import Dataset, class_numbers, philox
 from cupynet.data.shards import Shards
 
 Labelled: TypeAlias = Dataset | Shards
@@ -88,6 +88,11 @@ class Loader:
         self.shuffle = checks.flag("shuffle", shuffle)
         self.augment = augmentations(augment)
         check_augmentations(self.augment, dataset.image_shape)
+        if self.augment and isinstance(dataset, Dataset) and dataset.images.dtype != np.uint8:
+            raise ConfigError(f"needs images of uint8, and these are {dataset.images.dtype}", "augment")
+
+    def __repr__(self) -> str:
+        return f"<Loader of {self.dataset!r} in {wording.counted(self.batches, 'batch')} of {self.batch_size}>"
 
     @property
     def batches(self) -> int:
@@ -223,7 +228,7 @@ def as_loader(
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data
-        labels = integers("data set 'arrays': labels", labels)
+        labels = class_numbers("data set 'arrays'", labels)
         largest = int(labels.max(initial=0))
         data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes, pixels)
     return Loader(data, batch_size, seed, shuffle, augment)

@@ -12,7 +12,7 @@ from cupynet.nn.model import Model, check_loss, check_output
 from cupynet.nn.norm import BatchNorm, LayerNorm
 from cupynet.nn.params import Buffer, Parameter, Params, Scope, Segment
 from cupynet.nn.pool import AvgPool2D, GlobalAvgPool2D, MaxPool2D
-from cupynet.nn.types import Flat, Image, InputType
+from cupynet.nn.types import Flat, Image, InputType, input_type
 
 __all__ = [
     "INFERENCE",
@@ -56,4 +56,5 @@ __all__ = [
     "check_loss",
     "check_output",
     "no_backward",
+    "input_type",
 ]

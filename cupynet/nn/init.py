@@ -13,6 +13,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.core.checks import number, one_of
+from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import guess, shown
 
@@ -48,7 +49,7 @@ def grouped(init: Initializer, groups: int) -> Initializer:
     return draw
 
 
-class Constant:
+class Constant(Described):
     """A constant.
 
     Args:
@@ -62,7 +63,7 @@ class Constant:
         return np.full(shape, self.value)
 
 
-class Normal:
+class Normal(Described):
     """N(mean, std²).
 
     Args:
@@ -92,7 +93,7 @@ class TruncatedNormal(Normal):
         return self.mean + self.std * values
 
 
-class Uniform:
+class Uniform(Described):
     """U(-limit, limit).
 
     Args:
@@ -106,7 +107,7 @@ class Uniform:
         return rng.uniform(-self.limit, self.limit, shape)
 
 
-class VarianceScaling:
+class VarianceScaling(Described):
     """Mean 0 and variance scale / fan.
 
     Args:
@@ -132,7 +133,7 @@ class VarianceScaling:
         return TruncatedNormal(math.sqrt(variance) / REMAINS)(rng, shape)
 
 
-class Orthogonal:
+class Orthogonal(Described):
     """A matrix with orthogonal columns, or rows if they are fewer, of length `gain` (Saxe et al. 2014).
 
     A convolution's weight has a row for each value of a window. The distribution is uniform over all such matrices

@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 from cupynet.backend import Backend, Window
 from cupynet.backend.array import Array
 from cupynet.core import checks, wording
+from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.nn.context import Context
 from cupynet.nn.params import Params, Scope
@@ -37,7 +38,7 @@ def no_backward(dy: Array) -> Array:
     raise RuntimeError("this forward pass was not for training: call forward with Context(train=True)")
 
 
-class Layer:
+class Layer(Described):
     """A differentiable function with weights.
 
     A new layer is only a description; `build` infers its shapes and declares its weights. A description may be copied

@@ -7,14 +7,15 @@ from typing import TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
-from cupynet.core.checks import number
+from cupynet.core.checks import instance, number, one_of
+from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
 
 Weights: TypeAlias = "Sequence[float] | Array"
 
 
-class Loss:
+class Loss(Described):
     """A function of predictions and targets, with its gradient.
 
     Attributes:
@@ -151,3 +152,19 @@ class Huber(OneHotLoss):
 
     def __init__(self, delta: float = 1.0) -> None:
         self.delta = self.parameter = number("Huber delta", delta, above=0)
+
+
+LOSSES: dict[str, type[Loss]] = {
+    "softmax": SoftmaxNLL,
+    "mean_squared_error": MeanSquaredError,
+    "binary_cross_entropy": BinaryCrossEntropy,
+    "hinge": Hinge,
+    "huber": Huber,
+}
+
+
+def loss_of(loss: str | Loss) -> Loss:
+    """Return the loss of that name with its defaults, or the given one. ConfigError."""
+    if isinstance(loss, str):
+        return LOSSES[one_of("loss", loss, LOSSES)]()
+    return instance("loss", loss, Loss, "SoftmaxNLL(), or the name of a loss")

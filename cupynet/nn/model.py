@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from cupynet.backend import FRACTIONS, Backend
+from cupynet.backend import FRACTIONS, Backend, create_backend, select_backend
 from cupynet.backend.array import Array, layout_hint
 from cupynet.core import checks, wording
+from cupynet.core.described import describe
 from cupynet.core.errors import ConfigError
+from cupynet.core.files import PathLike, save_described
+from cupynet.core.notebook import html_table
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
-from cupynet.nn.loss import Loss, SoftmaxNLL
+from cupynet.nn.loss import Loss, loss_of
 from cupynet.nn.params import Buffer, Parameter, Params
-from cupynet.nn.types import Flat, Image, InputType
+from cupynet.nn.types import Flat, InputType, input_type
 
 PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
 FLAT = 1 / 15  # images are nearly blank if the range of their scaled pixels is smaller
@@ -31,12 +34,16 @@ class Model:
     Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit: these
     only read, and see weights that an update may be changing. Other methods and fits are for one thread at a time.
 
+        model = Model([Conv2D(20, 5), MaxPool2D(2), Dense(10)], input=(28, 28, 1))
+
     Args:
-        network: a description (see `Layer`); the model builds its own copy.
-        input: the type of one example.
-        backend: where it computes.
+        network: layers in sequence, as a list or name -> layer; or one layer. The model builds its own copy.
+        input: the shape of one example: (H, W, C), (H, W) for one channel, or a number of features; or an `Image` or
+            `Flat`.
+        backend: where it computes: numpy, numba, cupy, or auto, the best that works here; or a `Backend`.
         seed: of the initial weights, from 0 to 2**64 - 1.
-        loss: minimized in training; `SoftmaxNLL()` by default.
+        loss: minimized in training: softmax, mean_squared_error, binary_cross_entropy, hinge or huber; or a `Loss`.
+        dtype: half, bfloat16, float or double, if `backend` is a name; float by default.
         needs_dx: True to compute the derivative with respect to the input, for a later stage of a pipeline.
 
     Attributes:
@@ -53,22 +60,21 @@ class Model:
 
     def __init__(
         self,
-        network: Layer,
-        input: InputType,
-        backend: Backend,
+        network: Layer | Mapping[str, Layer] | Iterable[Layer],
+        input: InputType | Sequence[int] | int,
+        backend: Backend | str = "auto",
         seed: int = 123,
-        loss: Loss | None = None,
+        loss: Loss | str = "softmax",
         *,
+        dtype: str | None = None,
         needs_dx: bool = False,
     ) -> None:
-        self._description = checks.instance("network", network, Layer, "Sequential([Dense(10)])")
-        if not isinstance(input, Image | Flat):
-            raise ConfigError("must be an Image or a Flat, such as Image(28, 28, 1)", "input", wording.shown(input))
-        self.input = input
-        self.backend = checks.instance("backend", backend, Backend, "create_backend('numba')")
+        self._description = network if isinstance(network, Layer) else Sequential(network)
+        self.input = input = input_type(input)
+        self.backend = backend = _backend_of(backend, dtype)
         self.seed = checks.seed("seed", seed)
-        self.loss = SoftmaxNLL() if loss is None else checks.instance("loss", loss, Loss, "SoftmaxNLL()")
-        self.network, self._needs_dx = copy.deepcopy(network), needs_dx
+        self.loss = loss_of(loss)
+        self.network, self._needs_dx = copy.deepcopy(self._description), needs_dx
         self.params, self.pixels = Params(), FRACTIONS
         self.trained_on_pixels = self._warned = False
         self.class_names: tuple[str, ...] = ()
@@ -254,6 +260,56 @@ class Model:
                 array[...] = self.backend.asarray(weights[name], array.dtype)
         self.params.publish()
 
+    def save(self, path: PathLike) -> None:
+        """Write the model to one safetensors file: layers, loss, weights, pixel scale and class names.
+
+            model.save("digits.safetensors")
+            model = cupynet.load("digits.safetensors")
+
+        Raises:
+            ConfigError: an argument of a layer is not a plain value; a layer is defined in a function or in __main__.
+            OutputError: the file cannot be written.
+        """
+        save_described(path, self.weights(), self.description())
+
+    def description(self) -> dict[str, Any]:
+        """Return everything but the weights as plain values, see `save`."""
+        return {
+            "network": describe(self._description),
+            "loss": describe(self.loss),
+            "input": list(self.input.shape),
+            "dtype": self.backend.policy.name,
+            "seed": self.seed,
+            "normalize": self.pixels.normalization(),
+            "class_names": list(self.class_names),
+            "trained_on_pixels": self.trained_on_pixels,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what copies and pickles need: no arrays of a device."""
+        backend = self.backend
+        return {
+            "arguments": (self._description, self.input, self.seed, self.loss, self._needs_dx),
+            "backend": (backend.name, backend.policy.name, backend.device, backend.options),
+            "weights": self.weights(),
+            "more": {name: getattr(self, name) for name in ("pixels", "class_names", "trained_on_pixels")},
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        network, input, seed, loss, needs_dx = state["arguments"]
+        name, dtype, device, options = state["backend"]
+        backend = create_backend(name, dtype, device, **options)
+        self.__init__(network, input, backend, seed, loss, needs_dx=needs_dx)  # type: ignore[misc]
+        self.load_weights(state["weights"])
+        vars(self).update(state["more"])
+
+    def __repr__(self) -> str:
+        return self.summary()
+
+    def _repr_html_(self) -> str:
+        heading, *rows = self.rows()
+        return html_table(heading, rows, self._totals())
+
     def summary(self) -> str:
         """Return a table of all layers; layers within others are indented.
 
@@ -269,9 +325,12 @@ class Model:
             for row in rows
         ]
         lines.insert(1, "-" * max(map(len, lines)))
+        return "\n".join([*lines, self._totals()])
+
+    def _totals(self) -> str:
         total = sum(each.multiply_adds() for each in self.network.walk())
         work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
-        return "\n".join([*lines, f"total {self.params.count:,} parameters, {work}"])
+        return f"total {self.params.count:,} parameters, {work}"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the cells of that table, its heading first."""
@@ -290,6 +349,17 @@ class Model:
     def _bytes(self, of: InputType) -> str:
         """Return the size of one example."""
         return f"{of.features * self.backend.policy.storage.itemsize:,}"
+
+
+def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
+    """Return the backend, made of its name if it is one. ConfigError."""
+    if isinstance(backend, str):
+        name, _ = select_backend(backend)
+        return create_backend(name, dtype or "float")
+    checks.instance("backend", backend, Backend, "create_backend('numba'), or its name")
+    if dtype is not None and dtype != backend.policy.name:
+        raise ConfigError(f"the backend computes in {backend.policy.name}. Remove one of the two", "dtype", dtype)
+    return backend
 
 
 def _is_floating(x: Any) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from cupynet.core.checks import integer
+from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
 
 
 @dataclass(frozen=True)
@@ -61,3 +64,20 @@ class Flat:
 
 
 InputType: TypeAlias = Image | Flat
+
+
+def input_type(shape: InputType | Sequence[int] | int) -> InputType:
+    """Return the type of examples of a shape: (H, W, C), (H, W) for one channel, or a number of features.
+
+    Raises:
+        ConfigError: it is not such a shape.
+    """
+    if isinstance(shape, Image | Flat):
+        return shape
+    if isinstance(shape, list | tuple) and len(shape) in (2, 3):
+        return Image(shape[0], shape[1], shape[2] if len(shape) == 3 else 1)
+    if isinstance(shape, list | tuple) and len(shape) == 1:
+        return Flat(shape[0])
+    if isinstance(shape, int) and not isinstance(shape, bool):
+        return Flat(shape)
+    raise ConfigError("must be (height, width, channels), or a number of features", "input", shown(shape))

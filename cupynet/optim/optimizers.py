@@ -14,6 +14,7 @@ from typing import Any, ClassVar, TypeAlias
 from cupynet.backend import RULES, Backend, Layers, Rule, UpdateScalars
 from cupynet.backend.array import Array
 from cupynet.core.checks import number
+from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.nn.params import Params, Segment
 from cupynet.optim.schedules import schedule
@@ -37,7 +38,7 @@ def limit() -> Any:
 
 
 @dataclass(eq=False, repr=False)
-class Optimizer:
+class Optimizer(Described):
     """Base class of optimizers: learning rate, penalties, clipping, and the loop over the segments of the weights.
 
     Penalties apply to weights, not to biases and other parameters that are declared with `decay=False`. Gradients are

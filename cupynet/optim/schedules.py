@@ -9,12 +9,13 @@ import math
 from typing import Any
 
 from cupynet.core.checks import instance, integer, number
+from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import learning_rate_scale
 from cupynet.core.wording import shown
 
 
-class Schedule:
+class Schedule(Described):
     """A function from iterations to learning rates. An iteration is one update of each replica.
 
     `begin_fit` sets the iterations of a fit, `on_evaluation` passes the result of an evaluation. Both are the same on

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from cupynet.core import plots
+from cupynet.core.notebook import html_table
+
+
+def _form(text: str) -> Callable[[Any], str]:
+    return lambda value: "-" if value is None else format(value, text)
+
+
+# columns of `Columns.rows`, and their formats
+SHOWN: dict[str, Callable[[Any], str]] = {
+    "epoch": _form("d"),
+    **{name: _form(".4g") for name in ("loss", "validation_loss", "test_loss")},
+    **{name: _form(".4f") for name in ("validation_accuracy", "test_accuracy")},
+    "learning_rate": _form(".3g"),
+    "images_per_s": _form(",.0f"),
+}
 # column of an earlier version -> its present name
 FORMER = {"divergence": "drift", "divergence_by_layer": "drift_by_layer"}
 
@@ -19,7 +35,9 @@ def present(row: Mapping[str, Any]) -> dict[str, Any]:
 class Columns:
     """Name -> list of values, with the names of history.jsonl. A missing value is None.
 
-        pandas.DataFrame(wrapper.history.epochs)
+        history = wrapper.fit(x, y, epochs=5)
+        history.plot()
+        pandas.DataFrame(history.epochs)
 
     Attributes:
         epochs: a value for each complete epoch: `epoch`, `loss`, `test_accuracy`, `test_loss`, `learning_rate`,
@@ -37,6 +55,36 @@ class Columns:
         kept = list(rows)
         epochs, reports = ([row for row in kept if row.get("kind") == kind] for kind in ("epoch", "report"))
         return cls(_columns(epochs), _columns(reports))
+
+    def rows(self) -> tuple[list[str], list[list[str]]]:
+        """Return the main figures of each epoch as a table: its heading, and its rows."""
+        names = [name for name in SHOWN if name in self.epochs]
+        rows = zip(*(self.epochs[name] for name in names), strict=True)
+        return names, [[SHOWN[name](value) for name, value in zip(names, row, strict=True)] for row in rows]
+
+    def __repr__(self) -> str:
+        names, rows = self.rows()
+        widths = [max(map(len, cells)) for cells in zip(names, *rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in (names, *rows)]
+        return "\n".join(lines) if rows else "no complete epoch"
+
+    def _repr_html_(self) -> str:
+        return html_table(*self.rows())
+
+    def plot(self) -> Any:
+        """Return a matplotlib figure of loss, accuracy and drift by epoch. ImportError without matplotlib."""
+        epochs = self.epochs
+        panels = {
+            "Loss": [name for name in epochs if name in ("loss", "validation_loss", "test_loss")],
+            "Accuracy": [name for name in epochs if name.endswith("_accuracy")],
+            "Drift of the replicas": [name for name in epochs if name == "drift" and any(epochs[name])],
+        }
+        shown = {title: names for title, names in panels.items() if names}
+        drawn, axes = plots.figure(max(len(shown), 1))
+        for place, (title, names) in zip(axes, shown.items(), strict=False):
+            plots.lines(place, title, epochs["epoch"], {name: epochs[name] for name in names})
+            place.set_xlabel("epoch")
+        return drawn
 
 
 def _columns(rows: list[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 # the settings, the overrides as typed, and the settings of Hydra
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
+MODEL = "model.safetensors"  # written by a `ParallelWrapper` with `run`, outside of commands
 SUMMARY = "summary.json"  # written when a run ends
 TRIAL = "FAST_DEV_RUN.txt"  # marks the results of a fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended

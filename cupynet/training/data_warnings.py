@@ -8,13 +8,14 @@ import math
 import numpy as np
 
 from cupynet.core.wording import setting
-from cupynet.data import Labelled, Loader, Shards
+from cupynet.data import Dataset, Labelled, Loader, Shards
 from cupynet.data.loader import read_of
 from cupynet.training.fit import Fit
 
 BRIGHT = 1 / 4  # images are nearly black if all scaled pixels are smaller
 AMPLE = 10  # average images per class at which an empty class is unlikely by chance
 AT_ONCE = 1 << 22  # bytes
+UNSCALED = 64  # scaled pixels, also normalized ones, are far below
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,9 @@ class DataWarnings:
 
 
 def warn_of_pixels(dataset: Labelled) -> bool:
-    """Log a warning and return True if all images are nearly black."""
+    """Log a warning and return True if all images are nearly black, or numbers that seem not to be scaled."""
+    if isinstance(dataset, Dataset) and dataset.images.dtype != np.uint8:
+        return _warn_of_floats(dataset)
     enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
     largest = _brightest(dataset, enough)
     if largest >= enough:
@@ -68,6 +71,19 @@ def warn_of_pixels(dataset: Labelled) -> bool:
         remedy = f": multiply images by {255 // largest}, or set {setting('data', 'normalize', 'auto')}"
     log.warning(
         "data set %r: its largest pixel is %d, but pixels are scaled as 0 to 255%s", dataset.name, largest, remedy
+    )
+    return True
+
+
+def _warn_of_floats(dataset: Dataset) -> bool:
+    """Log a warning and return True if floating-point images have the range of unscaled pixels."""
+    largest = float(dataset.images.max())
+    if largest <= UNSCALED:
+        return False
+    log.warning(
+        "data set %r: images of %s reach %g, but floating-point images must be scaled already. Divide them by 255, or "
+        "pass them as uint8",
+        *(dataset.name, dataset.images.dtype, largest),
     )
     return True
 

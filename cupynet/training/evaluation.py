@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cupynet.core import plots
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
+from cupynet.core.notebook import html_table
 from cupynet.core.terminal import printable
 from cupynet.core.wording import one_line
 
@@ -181,6 +183,23 @@ class Evaluation:
             ],
         }
         return for_json(plain)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        return self.stats()
+
+    def _repr_html_(self) -> str:
+        names = ("accuracy", "precision", "recall", "f1", "loss")
+        figures = [f"{self.samples:,}", *(f"{getattr(self, name):.4f}" for name in names)]
+        return html_table(("samples", *names), [figures])
+
+    def plot(self, names: Sequence[str] = ()) -> Any:
+        """Return a matplotlib figure of the confusion matrix. ImportError without matplotlib.
+
+        names: of the classes; by default their numbers.
+        """
+        drawn, (axes,) = plots.figure(1)
+        plots.matrix(axes, self.confusion, list(names) or [str(each) for each in range(self.classes)])
+        return drawn
 
     def stats(self, names: Sequence[str] = ()) -> str:
         """Return the report to print: the figures, a line per class, and the confusion matrix of at most 25 classes.

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array, layout_hint
-from cupynet.core.checks import integer, one_of
+from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Dataset, Labelled, Loader, Shards, as_loader
+from cupynet.data import Dataset, Labelled, Loader, Shards, as_loader, read_pairs, split_off
 from cupynet.nn import Model, check_output
 from cupynet.parallel import Communicator
 
-Examples: TypeAlias = Loader | Dataset | Shards | tuple[Array, Array]
+Examples: TypeAlias = Loader | Dataset | Shards | tuple[Array, Array] | Iterable[Any] | Array
 
 
 @dataclass
@@ -43,12 +44,23 @@ class Fit:
         self.split = one_of("split", self.split, ("test", "validation"))
 
 
+def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Array, Array]:
+    """Return the arguments `x` and `y` of `ParallelWrapper.fit` as one. ConfigError."""
+    if y is not None:
+        return x, y
+    if isinstance(x, Loader | Dataset | Shards) or (isinstance(x, tuple | list) and len(x) == 2):
+        return x  # type: ignore[return-value]
+    if hasattr(x, "shape"):
+        raise ConfigError("is missing: pass the labels too, as in fit(images, labels)", "y")
+    return read_pairs(x)
+
+
 def loader_of(data: Examples, batch_size: int, model: Model, pixels: PixelScale, *, shuffle: bool = True) -> Loader:
     """Return a loader of training data that match the model. ConfigError.
 
     pixels: the scale of the images, if `data` is a pair.
     """
-    loader = as_loader(data, batch_size, shuffle=shuffle, classes=model.output.features, pixels=pixels)
+    loader = as_loader(examples(data), batch_size, shuffle=shuffle, classes=model.output.features, pixels=pixels)
     check_data(loader.dataset, model)
     return loader
 
@@ -62,6 +74,20 @@ def evaluation_loader(data: Examples, batch_size: int, model: Model, pixels: Pix
     if pixels is not None:
         check_pixels(loader.dataset, pixels)
     return loader
+
+
+def without_validation(loader: Loader, validation_split: float) -> tuple[Loader, Loader | None]:
+    """Return the loader of the training images, and one of those that are held out, if any. ConfigError."""
+    fraction = number("validation_split", validation_split, minimum=0, below=1)
+    if not fraction:
+        return loader, None
+    if not isinstance(loader.dataset, Dataset):
+        raise ConfigError("needs a data set in memory. Use validation_data", "validation_split", str(fraction))
+    train, held_out = split_off(loader.dataset, fraction, loader.seed)
+    return (
+        Loader(train, loader.batch_size, loader.seed, loader.shuffle, loader.augment),
+        Loader(held_out, loader.batch_size, loader.seed, shuffle=False),
+    )
 
 
 def check_data(dataset: Labelled, model: Model) -> None:

@@ -6,18 +6,23 @@ arguments and places the workers on devices.
 
 from __future__ import annotations
 
+import builtins
 import copy
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
 
-from cupynet.backend import FRACTIONS, Shared, blas, create_backend
+from cupynet.backend import FRACTIONS, Backend, Shared, blas, create_backend
+from cupynet.backend.array import Array
 from cupynet.core.checks import instance, integer
 from cupynet.core.errors import ConfigError, CupynetError, DivergedError
+from cupynet.core.signals import stopping_at_interrupt
+from cupynet.core.wording import counted
 from cupynet.nn import Model
 from cupynet.optim import Optimizer
 from cupynet.parallel import (
@@ -29,8 +34,10 @@ from cupynet.parallel import (
     Synchronizer,
     ThreadLauncher,
 )
+from cupynet.parallel.launchers.base import Launcher
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.history import Columns
+from cupynet.runs.layout import MODEL
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.history import Rows
@@ -41,7 +48,15 @@ from cupynet.training.data_warnings import DataWarnings
 from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Stop, StopReason
-from cupynet.training.fit import Examples, Fit, check_same_data, evaluation_loader, loader_of
+from cupynet.training.fit import (
+    Examples,
+    Fit,
+    check_same_data,
+    evaluation_loader,
+    examples,
+    loader_of,
+    without_validation,
+)
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.options import CheckedOptions, FitData, TrainingOptions
 from cupynet.training.pipeline_stage import Stage
@@ -58,11 +73,11 @@ class ParallelWrapper:
 
     The first replica of this process is the model itself, so after `fit` it holds the average. Replicas, optimizer and
     synchronizer states and all counters live until the wrapper is closed: `fit` may be called again and continues. A
-    context manager.
+    context manager; without `with` it is closed when nothing refers to it any more, or when Python exits.
 
-        with ParallelWrapper(model, workers=2, averaging_frequency=3, prefetch_buffer=24) as wrapper:
-            wrapper.fit(Loader(data.train, batch_size=128, seed=12345), epochs=2)
-            print(wrapper.evaluate(data.test).stats())
+        with ParallelWrapper(model, workers=2, averaging_frequency=3) as wrapper:
+            history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1)
+            print(wrapper.evaluate(x_test, y_test))
 
     Args:
         model: the model to train.
@@ -141,7 +156,14 @@ class ParallelWrapper:
         self._warnings = DataWarnings(speaks=self._launcher.first == 0)
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._closed, self._releasing = False, threading.RLock()
-        self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # last: nothing may raise after it
+        self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # nothing may raise after it
+        self._dropped = weakref.finalize(self, _end, self._launcher, self._trainers, self._blas, backend)
+
+    def __repr__(self) -> str:
+        backend, placement = self.model.backend, self.placement
+        trained = next((trainer.epoch for trainer in self._trainers if trainer is not None), 0)
+        workers = f"{counted(placement.workers, 'worker')}, {backend.name} in {backend.policy.name}"
+        return f"<ParallelWrapper: {workers}, {self.synchronizer}, epoch {trained}>"
 
     def __enter__(self) -> ParallelWrapper:
         return self
@@ -161,6 +183,7 @@ class ParallelWrapper:
         `close` waits for that, unless a thread of the task calls it, as in a callback.
         """
         self._closed = True
+        self._dropped.detach()
         with ExitStack() as closing:
             closing.callback(self._release)
             closing.callback(self._launcher.close)  # before the trainers
@@ -169,52 +192,81 @@ class ParallelWrapper:
         """Close callbacks after `close`. If a task is still running, do nothing: it calls this at its end."""
         if not self._launcher.idle:
             return
-        with self._releasing, ExitStack() as closing:
+        with self._releasing:
             trainers, self._trainers = self._trainers, [None] * self.placement.ranks
-            for trainer in trainers:
-                if trainer is not None:
-                    closing.callback(trainer.callbacks.close)
-            if self._blas is not None:
-                closing.callback(self._blas.close)
-            closing.callback(self.model.backend.deactivate)  # a single worker runs in the caller's thread
+            _release(trainers, self._blas, self.model.backend)
 
     def fit(
         self,
-        train: Examples,
+        x: Examples,
+        y: Array = None,
         epochs: int = 1,
         *,
         batch_size: int = 128,
+        validation_split: float = 0.0,
+        validation_data: Examples | None = None,
         evaluate_on: Examples | None = None,
         evaluate_every: int = 1,
-        split: str = "test",
-    ) -> ParallelWrapper:
+    ) -> Columns:
         """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
 
         The rest of an interrupted epoch counts as one of them, see `Trainer.fit`. If a worker fails, the others stop
         and its exception is raised here; then the wrapper must be closed, and the model keeps its weights. (After a
         DivergedError early stopping restores the best weights.)
 
+        Ctrl-C stops after the current round and averages the replicas; then KeyboardInterrupt is raised, or in IPython
+        the history is returned. The next `fit` continues. A second Ctrl-C is raised at once, and the wrapper must be
+        closed.
+
         Args:
-            train: a `Loader`; or a `Dataset`, `Shards`, or a pair of images (S, H, W, C) uint8 and labels (S,),
-                shuffled in each epoch. The pixels of a pair are scaled as the model was trained (`Model.pixels`).
+            x: images (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, which are scaled as the model
+                was trained (`Model.pixels`), or floating-point numbers that are scaled already. Or, without `y`, a
+                `Loader`, a `Dataset`, `Shards`, or pairs (image, label), such as a data set of PyTorch or Hugging Face,
+                which are read into memory. Samples are shuffled in each epoch.
+            y: labels (S,): class numbers from 0; or one-hot (S, O).
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
-            batch_size: used if `train` or `evaluate_on` is not a `Loader`.
-            evaluate_on, evaluate_every, split: see `Fit`.
+            batch_size: samples of a batch of one worker; not used for a `Loader`.
+            validation_split: fraction of the samples, chosen at random, to evaluate on instead of training.
+            validation_data: data to evaluate on, (x, y) or as `x`. Rows of the history call it validation.
+            evaluate_on: the same, called test.
+            evaluate_every: epochs between evaluations; the last epoch is always evaluated.
+
+        Returns:
+            The history of this fit. `ParallelWrapper.history` has that of the whole training.
+
+        Raises:
+            ConfigError: an argument is invalid. Nothing has changed.
         """
-        loader = loader_of(train, batch_size, self.model, self.model.pixels)
-        pixels = loader.dataset.pixels
-        held_out = None if evaluate_on is None else evaluation_loader(evaluate_on, batch_size, self.model, pixels)
+        loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels)
+        loader, split_off = without_validation(loader, validation_split)
+        pixels, held_out = loader.dataset.pixels, split_off
+        given = {"validation_split": split_off, "validation_data": validation_data, "evaluate_on": evaluate_on}
+        named = [name for name, data in given.items() if data is not None]
+        if len(named) > 1:
+            raise ConfigError(f"only one data set can be evaluated. Remove {named[0]}, or this", named[1])
+        for data in filter(lambda each: each is not None, (validation_data, evaluate_on)):
+            held_out = evaluation_loader(data, batch_size, self.model, pixels)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
+        split = "test" if evaluate_on is not None else "validation"
         fit = Fit(loader, integer("epochs", epochs, 0 if unfinished else 1), held_out, evaluate_every, split)
         self._checked.check_data(self.model.network, FitData.of(fit))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         self.model.pixels, self.model.trained_on_pixels = pixels, True
-        with self._ending():
+        before = len(self._rows.kept)
+        with stopping_at_interrupt(lambda: self.stop("Ctrl-C", StopReason.REQUEST)) as interrupted, self._ending():
             if not self.warm:
                 self.on_workers(lambda trainer: trainer.emit("check_fit"))
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
             self.on_workers(lambda trainer: trainer.fit(fit), batch_size=loader.batch_size)
-        return self
+        self._save()
+        if interrupted and not hasattr(builtins, "__IPYTHON__"):
+            raise KeyboardInterrupt
+        return Columns.of(self._rows.kept[before:])
+
+    def _save(self) -> None:
+        """Write the model to the folder `run`, unless a command does so."""
+        if self._run is not None and self._launcher.first == 0 and not self._run.settings_path.exists():
+            self.model.save(self._run.folder / MODEL)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -237,15 +289,16 @@ class ParallelWrapper:
                     if isinstance(callback, Progress | Profile):
                         callback.close()
 
-    def evaluate(self, data: Examples, batch_size: int = 128) -> Evaluation:
-        """Evaluate in parallel over the replicas; `data` as for `fit`.
+    def evaluate(self, x: Examples, y: Array = None, *, batch_size: int = 128) -> Evaluation:
+        """Evaluate in parallel over the replicas; `x` and `y` as for `fit`.
 
         Raises:
             ConfigError: the pixels are not scaled as in training; or the replicas differ, as they were restored to a
                 state between two averages.
         """
         pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
-        loader = evaluation_loader(data, batch_size, self.model, pixels if pixels != FRACTIONS else None)
+        known = pixels if pixels != FRACTIONS else None
+        loader = evaluation_loader(examples(x, y), batch_size, self.model, known)
         self._warnings.of_evaluation(loader)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 
@@ -259,9 +312,13 @@ class ParallelWrapper:
         self.on_workers(task, batch_size=loader.batch_size)
         if not found:
             raise ConfigError(
-                "the replicas differ between two averages: call fit first, or evaluate load_model(checkpoint)"
+                "the replicas differ between two averages: call fit first, or evaluate cupynet.load(checkpoint)"
             )
         return found[0]
+
+    def predict(self, images: Array, batch_size: int = 256) -> Array:
+        """Return the scores of images, (N, O) on the host, see `Model.predict`."""
+        return self.model.predict(images, batch_size)
 
     def checkpoint(self, folder: str | Path) -> Path:
         """Write a checkpoint into `folder`, and return its path. Call it between fits. OutputError."""
@@ -399,3 +456,24 @@ class ParallelWrapper:
             log_every=options.log_every,
             run=self._run,
         )
+
+
+def _release(trainers: list[Trainer | None], limit: blas.Limit | None, backend: Backend) -> None:
+    """Close the callbacks of workers that have ended, and undo what the wrapper set in this process."""
+    with ExitStack() as closing:
+        for trainer in trainers:
+            if trainer is not None:
+                closing.callback(trainer.callbacks.close)
+        if limit is not None:
+            closing.callback(limit.close)
+        closing.callback(backend.deactivate)  # a single worker runs in the caller's thread
+
+
+def _end(launcher: Launcher, trainers: list[Trainer | None], limit: blas.Limit | None, backend: Backend) -> None:
+    """Close a wrapper that was dropped, or is still open when Python exits. Errors are logged."""
+    try:
+        with ExitStack() as closing:
+            closing.callback(_release, trainers, limit, backend)
+            closing.callback(launcher.close)
+    except Exception as error:
+        log.warning("closing failed: %s: %s", type(error).__name__, error)

@@ -73,7 +73,8 @@ class NumbaBackend(NumbaConv, Numba16Backend):
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel checks no bounds
             raise IndexError(f"samples {samples.min()} to {samples.max()}: there are {len(images)} images")
-        if not samples.size or not images.flags.c_contiguous or len(pixels.scale) not in (1, images.shape[-1]):
+        as_expected = images.dtype == np.uint8 and images.flags.c_contiguous
+        if not samples.size or not as_expected or len(pixels.scale) not in (1, images.shape[-1]):
             return super().load_images(images, samples, pixels)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
         rows, wide = images.reshape(len(images), -1), self.policy.storage.type

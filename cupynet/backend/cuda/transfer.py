@@ -71,7 +71,7 @@ class Resident:
     Args:
         xp: CuPy.
         stream: the shared stream, of the current device.
-        images: (S, H, W, C) uint8 on the host.
+        images: (S, H, W, C) on the host.
 
     Attributes:
         images: the same on the device.
@@ -81,7 +81,7 @@ class Resident:
         self._host = images  # kept alive, as its id is the key of this object
         self._stream = stream
         with stream:
-            self.images = xp.empty(images.shape, np.uint8)
+            self.images = xp.empty(images.shape, images.dtype)
             some = max(1, UPLOAD // max(images[:1].nbytes, 1))
             staging = Staging(xp, min(some, len(images)) * images[:1].nbytes)
             for first in range(0, len(images), some):
@@ -174,11 +174,15 @@ class CudaBatches(CudaDevice, BatchOps):
         """Write scaled images to `out`: out = scale * images[samples] + shift. All arrays are on the device.
 
         Args:
-            images: (S, H, W, C) uint8.
+            images: (S, H, W, C) uint8, or floating-point numbers that are not scaled.
             samples: (N,) int64; None for the first N.
             out: (N, H, W, C).
             tables: scale and shift.
         """
+        if images.dtype != np.uint8:
+            with self.activated():
+                out[...] = images if samples is None else images[samples]
+            return
         count, size, channels = len(out), math.prod(out.shape[1:]), len(tables[0])
         if channels not in (1, out.shape[-1]):
             raise ConfigError(f"images have {out.shape[-1]} channels, but their scaling has {channels}")
@@ -224,7 +228,7 @@ class CudaTransfer(Transfer):
             shape = batch_size, *data.images.shape[1:]
             self._batch = backend.batches.take(backend, shape)
             if resident is None:
-                self._pixels = backend.allocate(shape, np.uint8)
+                self._pixels = backend.allocate(shape, data.images.dtype)
                 self._pixels_sent = self._staging(self._pixels.nbytes)
         self._reserve(len(data.labels))
         if len(data.labels):

@@ -36,6 +36,11 @@ class Data:
     test: Dataset
     fallback: bool = False
 
+    def __repr__(self) -> str:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        sizes = ", ".join(f"{len(part):,} {name}" for name, part in parts.items() if part is not None)
+        return f"<Data {self.name!r}: {sizes} images of {self.test.image_shape}, {self.test.classes} classes>"
+
     def check(self, image_shape: tuple[int, int, int], classes: int) -> None:
         """Raise DataError if the images or classes differ from those declared by the source.
 

@@ -40,8 +40,8 @@ class ParameterAveraging(Synchronizer):
         measure_every: measure the drift at the first average in each period of this many iterations, and at
             averages that end an epoch or a fit; 0: never (unless the schedule depends on it).
         transfer_dtype: `full` sends weights in their own precision. `half` sends their differences from the last
-            average in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors without
-            negative values, such as means of squares, have none afterwards either.
+            average in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors
+            without negative values, such as means of squares, have none afterwards either.
         outer_optimizer: takes a step after every average: `slowmo`, `diloco`, or an `OuterOptimizer`. None: no step.
 
     Raises:

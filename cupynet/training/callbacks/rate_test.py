@@ -12,12 +12,12 @@ from typing import Any
 from cupynet.backend import create_backend
 from cupynet.core.checks import instance, integer, number
 from cupynet.core.errors import CupynetError, DivergedError
-from cupynet.data import Loader, as_loader
+from cupynet.data import Loader
 from cupynet.nn import Model
 from cupynet.optim import ExponentialDecay, Nesterov, Optimizer
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.events import IterationRecord, StopReason
-from cupynet.training.fit import Examples
+from cupynet.training.fit import Examples, loader_of
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
 
@@ -141,7 +141,7 @@ def find_rate(
         ConfigError: an argument is not valid.
     """
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")
-    loader = as_loader(data, batch_size, classes=model.output.features, pixels=model.pixels)
+    loader = loader_of(data, batch_size, model, model.pixels)
     own, test = model.backend, RateTest(lowest, highest, iterations)
     own.synchronize()
     copied = model.replicate(create_backend(own.name, own.policy.name, own.device, **own.options))

@@ -1,0 +1,59 @@
+"""Reads the file that `Model.save` wrote. It is untrusted input, like the folder of a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from os import PathLike
+from typing import Any
+
+from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
+from cupynet.config.instantiate import build_as
+from cupynet.core import checks, shared_options
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.files import load_described
+from cupynet.nn import InputType, Layer, Loss, Model, Params, input_type
+
+
+def read_model(
+    path: str | PathLike[str], backend: str = "auto", dtype: str | None = None, trusted_modules: Iterable[str] = ()
+) -> Model:
+    """Return the model in a file, see `cupynet.load`."""
+    weights, description = load_described(path)
+    trusted = list(trusted_modules)
+    name, _ = select_backend(backend)
+    try:
+        network = build_as(Layer, description["network"], "network", trusted)
+        loss = build_as(Loss, description["loss"], "loss", trusted)
+        own = shared_options.dtype("dtype", description["dtype"] if dtype is None else dtype)
+        input, seed = input_type(description["input"]), checks.seed("seed", description["seed"])
+        _check_shapes(network, input, weights)
+        model = Model(network, input, create_backend(name, own), seed, loss)
+        model.load_weights(weights)
+        normalize = description["normalize"]
+        pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
+        if len(pixels.mean) != len(pixels.std) or len(pixels.mean) not in (1, model.input.shape[-1]):
+            raise ConfigError("does not fit the images", "normalize")
+        names = tuple(map(str, description["class_names"]))
+        if names and len(names) != model.output.features:
+            raise ConfigError(f"must be one for each of {model.output.features} outputs", "class_names")
+        model.pixels, model.class_names = pixels, names
+        model.trained_on_pixels = checks.flag("trained_on_pixels", description["trained_on_pixels"])
+    except ConfigError as error:
+        if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":
+            raise  # the caller decides these
+        raise DataError(f"{path}: {error}") from error
+    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        raise DataError(f"{path}: its description is not valid ({type(error).__name__}: {error})") from error
+    return model
+
+
+def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:
+    """Refuse a network whose weights are others than those in the file, before memory is allocated. ConfigError."""
+    params = Params()
+    copy.deepcopy(network).build(input, params.scope(), create_backend("numpy"))
+    shapes = {name: tuple(each.shape) for name, each in (*params.named(), *params.named_buffers())}
+    found = {name: tuple(each.shape) for name, each in weights.items()}
+    if shapes != found:
+        differing = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
+        raise ConfigError(f"does not have the weights in the file: {', '.join(differing[:3])}", "network")

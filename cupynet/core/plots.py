@@ -1,0 +1,39 @@
+"""Plots of histories and evaluations for notebooks, with matplotlib: `pip install 'cupynet[plots]'`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def figure(columns: int) -> tuple[Any, list[Any]]:
+    """Return a figure of matplotlib and its axes, side by side. ImportError without matplotlib."""
+    from matplotlib.figure import Figure  # not pyplot, which keeps every figure and may open a window
+
+    made = Figure(figsize=(4.5 * columns, 3.2), layout="constrained")
+    return made, list(made.subplots(1, columns, squeeze=False)[0])
+
+
+def lines(axes: Any, title: str, x: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
+    """Draw one line for each name. A value of None is left out."""
+    for name, row in values.items():
+        known = [(at, value) for at, value in zip(x, row, strict=True) if value is not None]
+        axes.plot([at for at, _ in known], [value for _, value in known], marker=".", label=name)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_title(title)
+    if len(values) > 1:
+        axes.legend()
+
+
+def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
+    """Draw a confusion matrix (O, O), rows normalized, with its counts if there are at most 15 classes."""
+    totals = values.sum(axis=1, keepdims=True)
+    axes.imshow(values / totals.clip(1), cmap="Blues", vmin=0, vmax=1)
+    axes.set(xlabel="predicted", ylabel="actual", title="Confusion matrix")
+    axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 2 else 0)
+    axes.set_yticks(range(len(names)), names)
+    if len(names) <= 15:
+        for row, column in zip(*values.nonzero(), strict=True):
+            dark = values[row, column] > totals[row, 0] / 2
+            colour = "white" if dark else "black"
+            axes.text(column, row, f"{values[row, column]}", ha="center", va="center", color=colour, fontsize=8)

@@ -1,0 +1,57 @@
+"""Data sets of others: images with their labels, one by one, read into memory once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cupynet.backend.array import Array
+from cupynet.core.errors import ConfigError
+from cupynet.core.wording import one, shown
+from cupynet.data.dataset import on_host
+
+IMAGES, LABELS = ("image", "img", "pixel_values", "x"), ("label", "labels", "target", "y")  # keys of examples
+
+
+def read_pairs(data: Any) -> tuple[Array, Array]:
+    """Read all examples of a data set: images (S, ...) and labels (S, ...).
+
+    Args:
+        data: an iterable of (image, label), or a map-style data set, such as those of PyTorch and Hugging Face. An
+            example may also be a mapping with the keys `image` and `label`.
+
+    Raises:
+        ConfigError: it is neither, an example is not such a pair, or images differ in shape.
+    """
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        found: Iterable[Any] = (data[index] for index in range(len(data)))
+    elif isinstance(data, Iterable):
+        found = data
+    else:
+        kinds = "images and labels, a Dataset, Shards, a Loader, or pairs (image, label)"
+        raise ConfigError(f"data must be {kinds}, got {one(type(data).__name__)}")
+    images, labels = [], []
+    for number, example in enumerate(found):
+        image, label = _pair(number, example)
+        images.append(on_host(image))
+        labels.append(on_host(label))
+    for number, image in enumerate(images):
+        if image.shape != images[0].shape:
+            raise ConfigError(f"data: image {number} has shape {image.shape}, and image 0 {images[0].shape}")
+    return np.array(images), np.array(labels)
+
+
+def _pair(number: int, example: Any) -> tuple[Any, Any]:
+    """Return the image and the label of an example. ConfigError."""
+    if isinstance(example, Mapping):
+        values = [[example[key] for key in keys if key in example][:1] for keys in (IMAGES, LABELS)]
+        if all(values):
+            return values[0][0], values[1][0]
+    elif isinstance(example, tuple | list) and len(example) == 2:
+        return example[0], example[1]
+    raise ConfigError(
+        f"data: example {number} must be a pair (image, label), or a mapping with `image` and `label`, got "
+        f"{shown(type(example).__name__, str)}"
+    )
