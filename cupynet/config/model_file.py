@@ -12,6 +12,7 @@ from cupynet.config.instantiate import build_as
 from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import load_described
+from cupynet.data.normalize import checked
 from cupynet.nn import InputType, Layer, Loss, Model, Params, input_type
 
 
@@ -30,9 +31,9 @@ def read_model(
         _check_shapes(network, input, weights)
         model = Model(network, input, create_backend(name, own), seed, loss)
         model.load_weights(weights)
-        normalize = description["normalize"]
+        normalize: Any = checked(description["normalize"])
         pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
-        if len(pixels.mean) != len(pixels.std) or len(pixels.mean) not in (1, model.input.shape[-1]):
+        if len(pixels.mean) not in (1, model.input.shape[-1]):
             raise ConfigError("does not fit the images", "normalize")
         names = tuple(map(str, description["class_names"]))
         if names and len(names) != model.output.features:

@@ -1,0 +1,174 @@
+"""`Model.save` and `cupynet.load`: one file with everything, and nothing in it that can do harm."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynet
+from cupynet import Conv2D, Dense, Model, ParallelWrapper, Residual
+from cupynet.backend import PixelScale
+from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.files import load_described, save_described
+from cupynet.nn import Normal
+from tests.guides.extending.scale import Scale
+from tests.support.training import small_dataset, small_model
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)
+PREDICT = """
+import sys, numpy as np, cupynet
+images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)
+sys.stdout.buffer.write(cupynet.load(sys.argv[1]).predict(images).tobytes())
+"""
+
+
+@pytest.fixture
+def model() -> Model:
+    layers = {
+        "conv": Conv2D(4, 3, init=Normal(0.1), padding="same"),
+        "norm": cupynet.BatchNorm(),
+        "block": Residual([Conv2D(4, 3, padding="same", activation="relu")]),
+        "pool": cupynet.MaxPool2D((2, 2)),
+        "drop": cupynet.Dropout(0.2),
+        "mixed": cupynet.Concat({"a": [Conv2D(2, 1)], "b": cupynet.AvgPool2D(1)}),
+        "out": Dense(3),
+    }
+    made = Model(layers, (8, 8), "numba", seed=5, loss=cupynet.SoftmaxNLL(0.1))
+    made.pixels, made.class_names = PixelScale.of([0.1], [0.3]), ("ä", "b", "c")
+    return made
+
+
+@pytest.fixture
+def file(model: Model, tmp_path: Path) -> Path:
+    model.save(tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def test_a_saved_model_predicts_the_same_bits_in_a_new_process(model: Model, file: Path) -> None:
+    found = subprocess.run([sys.executable, "-c", PREDICT, str(file)], capture_output=True, check=True).stdout
+    assert found == model.predict(IMAGES).tobytes()
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_and_pickles_are_equal_models(model: Model, again: Callable[[Model], Model]) -> None:
+    made = again(model)
+    np.testing.assert_array_equal(made.predict(IMAGES), model.predict(IMAGES))
+    assert (made.class_names, made.pixels, made.seed) == (model.class_names, model.pixels, model.seed)
+    made.params.master[...] = 0
+    assert model.params.master.any()
+
+
+def test_a_loaded_model_can_be_trained_and_saved_again(file: Path, tmp_path: Path) -> None:
+    loaded = cupynet.load(file, backend="numpy", dtype="double")
+    assert (loaded.backend.name, loaded.backend.policy.name, loaded.loss.label_smoothing) == ("numpy", "double", 0.1)  # type: ignore[attr-defined]
+    with ParallelWrapper(loaded, 2) as wrapper:
+        wrapper.fit(small_dataset(20), batch_size=4)
+    loaded.save(tmp_path / "again.safetensors")
+    np.testing.assert_array_equal(
+        cupynet.load(tmp_path / "again.safetensors").weights()["out.bias"], loaded.weights()["out.bias"]
+    )
+
+
+def test_a_wrapper_with_a_run_leaves_a_model_to_load(tmp_path: Path) -> None:
+    model = small_model()
+    with ParallelWrapper(model, 2, run=tmp_path / "run") as wrapper:
+        wrapper.fit(small_dataset(20), batch_size=4)
+    found = cupynet.load(tmp_path / "run", "numpy")
+    np.testing.assert_array_equal(found.params.master, model.params.master)
+
+
+def test_classes_of_others_need_trust(tmp_path: Path) -> None:
+    model = Model([Scale(), Dense(3)], (8, 8), "numpy")
+    model.save(tmp_path / "own.safetensors")
+    with pytest.raises(ConfigError):
+        cupynet.load(tmp_path / "own.safetensors")
+    trusted = cupynet.load(tmp_path / "own.safetensors", "numpy", trusted_modules=["tests.guides.extending.scale"])
+    np.testing.assert_array_equal(trusted.predict(IMAGES), model.predict(IMAGES))
+
+
+def test_what_cannot_be_described_is_refused(tmp_path: Path) -> None:
+    model = Model([Dense(3, init=lambda rng, shape: np.zeros(shape))], (8, 8), "numpy")
+    with pytest.raises(ConfigError):
+        model.save(tmp_path / "model.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+def changed(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Return a change of a description, at a dotted key."""
+
+    def change(description: dict[str, Any]) -> None:
+        *above, last = key.split(".")
+        for name in above:
+            description = description[name]
+        if value is ...:
+            del description[last]
+        else:
+            description[last] = value
+
+    return change
+
+
+ACTING = ["os.system", "builtins.eval", "subprocess.Popen", "cupynet.core.lock.Hold", "cupynet.train.main", "a", "", 5]
+NETWORK = "network.layers.out"
+HOSTILE = {
+    **{f"class {name!r}": changed(f"{NETWORK}._target_", name) for name in ACTING},
+    **{f"loss {name!r}": changed("loss._target_", name) for name in ACTING},
+    **{f"without {key}": changed(key, ...) for key in ("network", "loss", "input", "dtype", "seed", "class_names")},
+    **{f"{key} is a list": changed(key, [[]]) for key in ("network", "loss", "input", "dtype", "seed")},
+    "no layers": changed("network.layers", {}),
+    "a layer less": changed(NETWORK, ...),
+    "more units": changed(f"{NETWORK}.units", 4),
+    "very many units": changed(f"{NETWORK}.units", 10**12),
+    "infinitely many": changed(f"{NETWORK}.units", 1e400),
+    "an unknown argument": changed(f"{NETWORK}.unit", 4),
+    "an own pixel scale": changed("normalize", {"mean": [0.0, 0.0], "std": [1.0]}),
+    "a scale of text": changed("normalize", {"mean": ["a"], "std": [1.0]}),
+    "no std": changed("normalize", {"mean": [0.0], "std": [0.0]}),
+    "too few names": changed("class_names", ["a"]),
+    "names of a number": changed("class_names", 5),
+    "trained is text": changed("trained_on_pixels", "yes"),
+    "seed below zero": changed("seed", -1),
+    "an input of nothing": changed("input", []),
+    "a huge input": changed("input", [10**9, 10**9, 1]),
+    "a dtype of others": changed("dtype", "int8"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_description_is_refused(name: str, file: Path) -> None:
+    weights, description = load_described(file)
+    HOSTILE[name](description)
+    save_described(file, weights, description)
+    with pytest.raises(CupynetError) as caught:
+        cupynet.load(file)
+    assert caught.value.exit_code in (2, 65)
+
+
+def test_a_damaged_file_is_refused(file: Path) -> None:
+    whole = file.read_bytes()
+    rng = np.random.default_rng(0)
+    for place in [*rng.integers(0, len(whole), 15).tolist(), 0, 7, 8, 20]:
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+        with pytest.raises(DataError):
+            cupynet.load(file)
+    file.write_bytes(whole[:-5])
+    with pytest.raises(DataError):
+        cupynet.load(file)
+
+
+def test_weights_without_a_description_are_refused(model: Model, tmp_path: Path) -> None:
+    cupynet.save_weights(tmp_path / "weights.safetensors", model.weights())
+    with pytest.raises(DataError):
+        cupynet.load(tmp_path / "weights.safetensors")
+    (tmp_path / "text").write_text(json.dumps({}))
+    with pytest.raises(DataError):
+        cupynet.load(tmp_path / "text")

@@ -1,0 +1,167 @@
+"""What `fit` and `evaluate` accept as data, and what `fit` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet import Loader, Model, ParallelWrapper
+from cupynet.data import read_pairs
+from tests.support.refusals import refused
+from tests.support.training import fingerprint, small_dataset, small_model
+
+DATA = small_dataset(60)
+X, Y = DATA.images, DATA.labels
+
+
+class OnDevice:
+    """An array as CuPy's, which NumPy must not convert silently."""
+
+    __cuda_array_interface__: dict[str, Any] = {}
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def get(self) -> Any:
+        return self._array
+
+
+class Exchanged:
+    """An array that only speaks DLPack."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._array.__dlpack_device__()
+
+
+class MapStyle:
+    """A data set as PyTorch's: indices and a length."""
+
+    def __len__(self) -> int:
+        return len(Y)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": X[index], "label": int(Y[index])}
+
+
+def generated() -> Iterator[tuple[Any, int]]:
+    yield from ((image, int(label)) for image, label in zip(X, Y, strict=True))
+
+
+def trained(*data: Any, **options: Any) -> Model:
+    model = small_model()
+    with ParallelWrapper(model, 2) as wrapper:
+        wrapper.fit(*data, epochs=2, batch_size=8, **options)
+    return model
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (X[..., 0], Y.astype(np.uint8)),
+        (X, Y[:, None]),
+        (X, np.eye(3)[Y]),
+        (X.tolist(), Y.tolist()),
+        (OnDevice(X), OnDevice(Y)),
+        (Exchanged(X), Exchanged(Y)),
+        ((X, Y),),
+        (DATA,),
+        (MapStyle(),),
+    ],
+    ids=["grey", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "map-style"],
+)
+def test_all_kinds_of_data_train_the_same_weights(data: tuple[Any, ...]) -> None:
+    assert fingerprint(trained(*data)) == fingerprint(trained(X, Y))
+
+
+def test_an_iterable_of_pairs_is_read_once() -> None:
+    assert fingerprint(trained(generated())) == fingerprint(trained(X, Y))
+
+
+def test_floating_point_images_are_taken_as_scaled() -> None:
+    from_bytes, from_fractions = trained(X, Y), trained(X / 255, Y)
+    for name, weight in from_bytes.weights().items():
+        np.testing.assert_allclose(from_fractions.weights()[name], weight, atol=1e-5)
+
+
+def test_evaluate_and_predict_take_arrays() -> None:
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        wrapper.fit(X / 255, Y, epochs=2, batch_size=8)
+        evaluation = wrapper.evaluate(X / 255, np.eye(3)[Y])
+        predicted = wrapper.predict(X / 255).argmax(axis=1)
+    assert evaluation.samples == len(Y)
+    assert evaluation.accuracy == (predicted == Y).mean()
+
+
+def test_a_part_is_split_off_for_validation() -> None:
+    with ParallelWrapper(small_model(), 2) as wrapper:
+        history = wrapper.fit(X, Y, epochs=2, batch_size=8, validation_split=0.25)
+        assert wrapper.trainer.evaluation is not None
+        assert wrapper.trainer.evaluation.samples == 15
+    assert history.epochs["samples"] == [45, 45]
+    assert all(value is not None for value in history.epochs["validation_accuracy"])
+
+
+def test_rows_say_what_was_evaluated() -> None:
+    with ParallelWrapper(small_model(), 1) as wrapper:
+        first = wrapper.fit(X, Y, validation_data=(X[:9], Y[:9]))
+        second = wrapper.fit(X, Y, evaluate_on=(X[:9], Y[:9]))
+        whole = wrapper.history
+    assert "validation_loss" in first.epochs and "test_loss" not in first.epochs
+    assert "test_loss" in second.epochs and second.epochs["epoch"] == [2]
+    assert whole.epochs["epoch"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "setting"),
+    [
+        ((X,), {}, "y"),
+        ((X, Y), {"validation_split": 1.0}, "validation_split"),
+        ((X, Y), {"validation_split": 0.001}, "validation_split"),
+        ((X, Y), {"validation_split": 0.5, "validation_data": DATA}, "validation_data"),
+        ((X, Y), {"validation_data": DATA, "evaluate_on": DATA}, "evaluate_on"),
+        ((X, Y.astype(float)), {}, ""),
+        ((X, np.eye(3)[Y] / 2), {}, ""),
+        ((X, Y[:5]), {}, ""),
+        ((X + 1000.0 * 1j, Y), {}, ""),
+        ((X.transpose(0, 3, 1, 2), Y), {}, ""),
+        ((X.astype(np.int32) - 300, Y), {}, ""),
+        ((3.5,), {}, ""),
+        (([1, 2, 3],), {}, ""),
+        (([(X[0], 0), (X[0, :4], 1)] * 2,), {}, ""),
+    ],
+)
+def test_other_data_are_refused_before_anything_changes(
+    data: tuple[Any, ...], options: dict[str, Any], setting: str
+) -> None:
+    model = small_model()
+    before = fingerprint(model)
+    with ParallelWrapper(model, 2) as wrapper, refused(setting):
+        wrapper.fit(*data, **options)
+    assert fingerprint(model) == before
+
+
+def test_images_of_floats_are_not_augmented() -> None:
+    from cupynet import Dataset, Shift
+
+    with refused("augment"):
+        Loader(Dataset("floats", X / 255, Y, 3), 8, augment=[Shift(1)])
+
+
+def test_unscaled_floats_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    trained(X.astype(np.float32), Y)
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+def test_pairs_are_read_in_order() -> None:
+    images, labels = read_pairs(generated())
+    np.testing.assert_array_equal(images, X)
+    np.testing.assert_array_equal(labels, Y)

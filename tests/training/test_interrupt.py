@@ -1,0 +1,80 @@
+"""Ctrl-C in a program of one's own, and wrappers that nobody closes."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import time
+
+import pytest
+
+from cupynet import Callback, ParallelWrapper, Trainer
+from tests.support.training import fingerprint, small_dataset, small_model
+
+DATA = small_dataset(60)
+
+
+class Interrupts(Callback):
+    """Presses Ctrl-C after the third round of the first fit, `times` times."""
+
+    def __init__(self, times: int = 1) -> None:
+        self.times, self.closed = times, False
+
+    def on_iteration_end(self, trainer: Trainer) -> None:
+        if trainer.iteration == 3:
+            for _ in range(self.times):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.5 * (self.times > 1))  # the main thread receives each of them
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_first_stops_after_the_round_and_training_goes_on_later(workers: int) -> None:
+    with ParallelWrapper(small_model(), workers, averaging_frequency=2, callbacks=[Interrupts()]) as wrapper:
+        with pytest.raises(KeyboardInterrupt):
+            wrapper.fit(DATA, epochs=3, batch_size=4)
+        assert 3 <= wrapper.trainer.iteration < 15
+        assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
+        assert wrapper.evaluate(DATA).samples == 60
+        wrapper.fit(DATA, epochs=3, batch_size=4)
+        assert wrapper.trainer.epoch == 3
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_notebook_gets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(builtins, "__IPYTHON__", True, raising=False)
+    with ParallelWrapper(small_model(), 1, callbacks=[Interrupts()], log_every=1) as wrapper:
+        history = wrapper.fit(DATA, epochs=3, batch_size=4)
+    assert history.reports["iteration"] == [1, 2, 3]
+
+
+def test_the_second_is_raised_at_once() -> None:
+    with ParallelWrapper(small_model(), 2, callbacks=[Interrupts(times=2)]) as wrapper:
+        with pytest.raises(KeyboardInterrupt):
+            wrapper.fit(DATA, epochs=3, batch_size=4)
+        with pytest.raises(RuntimeError):
+            wrapper.fit(DATA)
+
+
+def test_a_handler_of_the_program_is_left_alone() -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    try:
+        with ParallelWrapper(small_model(), 1, callbacks=[Interrupts()]) as wrapper:
+            wrapper.fit(DATA, epochs=2, batch_size=4)
+            assert wrapper.trainer.epoch == 2
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert heard == [signal.SIGINT]
+
+
+def test_a_wrapper_closes_itself_when_it_is_dropped() -> None:
+    callback = Interrupts(times=0)
+    wrapper = ParallelWrapper(small_model(), 2, callbacks=[callback])
+    wrapper.fit(DATA, batch_size=4)
+    assert not callback.closed
+    del wrapper
+    assert callback.closed
