@@ -23,11 +23,11 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "images_per_s": _form(",.0f"),
 }
 # column of an earlier version -> its present name
-FORMER = {"divergence": "drift", "divergence_by_layer": "drift_by_layer"}
+FORMER = {"divergence": "drift", "divergence_by_layer": "drift_by_layer", "by_layer": "drift_by_layer"}
 
 
 def present(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored row or summary with the present names of its columns."""
+    """Return a stored row, summary or state with the present names of its columns."""
     return {FORMER.get(name, name): value for name, value in row.items()}
 
 

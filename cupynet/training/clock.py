@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.parallel import Average, Tally, Traffic
+from cupynet.runs.history import present
 from cupynet.training.events import SPENT, EpochRecord, IterationRecord, Spent
 
 FORMER = ("rounds_s", "timed_s", "timed_images")  # fields in checkpoints of earlier versions
@@ -262,13 +263,13 @@ class Statistics:
         for each in fields(Clock):  # in place: the replica refers to the clock too
             setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
         self._epoch_start = Clock.of(state["epoch_start"])
-        self._since = Since(**{**state["since"], "start": Clock.of(state["since"]["start"])})
+        self._since = Since(**{**present(state["since"]), "start": Clock.of(state["since"]["start"])})
         losses = state["losses"]
         self._tally.clear()
         self._tally.scored, self._tally.losses = losses["samples"], losses["unread"]
         self._epoch_samples, self._epoch_losses = losses["epoch_samples"], losses["epoch_losses"]
         self.loss = losses["mean"]
-        self.measured = Average(**state["measured"]) if state["measured"] else None
+        self.measured = Average(**present(state["measured"])) if state["measured"] else None
         self._traffic.bytes_sent = self.clock.bytes_sent
 
 
