@@ -86,6 +86,11 @@ class Dataset:
         return (len(self.labels),)
 
     @property
+    def scaled(self) -> bool:
+        """True if images are floating-point numbers, which are scaled already; then their range is not known."""
+        return bool(self.images.dtype != np.uint8)
+
+    @property
     def image_shape(self) -> tuple[int, int, int]:
         """(H, W, C) of one image."""
         _, height, width, channels = self.images.shape

@@ -88,8 +88,8 @@ class Loader:
         self.shuffle = checks.flag("shuffle", shuffle)
         self.augment = augmentations(augment)
         check_augmentations(self.augment, dataset.image_shape)
-        if self.augment and isinstance(dataset, Dataset) and dataset.images.dtype != np.uint8:
-            raise ConfigError(f"needs images of uint8, and these are {dataset.images.dtype}", "augment")
+        if self.augment and dataset.scaled:
+            raise ConfigError("needs images of uint8, and these are floating-point numbers", "augment")
 
     def __repr__(self) -> str:
         return f"<Loader of {self.dataset!r} in {wording.counted(self.batches, 'batch')} of {self.batch_size}>"

@@ -37,6 +37,7 @@ class Shards:
     Attributes:
         name: of the folder, for messages and reports.
         image_shape: (H, W, C).
+        scaled: see `Dataset`.
         counts: the number of samples of each shard.
         labels, samples: of each shard, (S,) int64.
 
@@ -66,7 +67,8 @@ class Shards:
             raise DataError(f"{self.folder}: expected images.npy in at least one shard, found none")
         self.labels, self.samples = [each[:most] for each in labels], [each[:most] for each in samples]
         self.counts = tuple(map(len, self.labels))
-        self.image_shape = self.dataset(str(here[0])).image_shape
+        first = self.dataset(str(here[0]))
+        self.image_shape, self.scaled = first.image_shape, first.scaled
 
     def __len__(self) -> int:
         return sum(self.counts)

@@ -60,7 +60,7 @@ class DataWarnings:
 
 def warn_of_pixels(dataset: Labelled) -> bool:
     """Log a warning and return True if all images are nearly black, or numbers that seem not to be scaled."""
-    if isinstance(dataset, Dataset) and dataset.images.dtype != np.uint8:
+    if isinstance(dataset, Dataset) and dataset.scaled:
         return _warn_of_floats(dataset)
     enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
     largest = _brightest(dataset, enough)

@@ -251,7 +251,7 @@ class ParallelWrapper:
         fit = Fit(loader, integer("epochs", epochs, 0 if unfinished else 1), held_out, evaluate_every, split)
         self._checked.check_data(self.model.network, FitData.of(fit))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
-        self.model.pixels, self.model.trained_on_pixels = pixels, True
+        self.model.pixels, self.model.trained_on_pixels = pixels, not loader.dataset.scaled
         before = len(self._rows.kept)
         with stopping_at_interrupt(lambda: self.stop("Ctrl-C", StopReason.REQUEST)) as interrupted, self._ending():
             if not self.warm:

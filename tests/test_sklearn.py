@@ -1,0 +1,60 @@
+"""The estimator for scikit-learn, checked by scikit-learn itself."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sklearn")
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+
+from cupynet import Conv2D, MaxPool2D
+from cupynet.sklearn import Classifier
+from tests.support.refusals import refused
+from tests.support.training import small_dataset
+
+DATA = small_dataset(90)
+LABELS = np.array(["none", "some", "all"])[DATA.labels]
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+def test_scikit_learns_own_checks_pass() -> None:
+    found = check_estimator(Classifier(backend="numpy"), on_fail=None)
+    assert [each["check_name"] for each in found if each["status"] not in ("passed", "skipped")] == []
+    assert len(found) > 50
+
+
+def test_images_are_classified_by_their_labels() -> None:
+    classifier = Classifier([Conv2D(4, 3), MaxPool2D(2)], epochs=15, backend="numpy", workers=2)
+    classifier.fit(DATA.images, LABELS)
+    assert classifier.score(DATA.images, LABELS) > 0.9
+    assert set(classifier.predict(DATA.images)) <= set(LABELS)
+    again = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(again.predict_proba(DATA.images), classifier.predict_proba(DATA.images))
+
+
+def test_a_grid_is_searched() -> None:
+    flat = DATA.images.reshape(len(DATA), -1)
+    classifier = Classifier([Conv2D(4, 3), MaxPool2D(2)], input=(8, 8, 1), backend="numpy", epochs=2)
+    search = GridSearchCV(classifier, {"workers": [1, 2], "averaging_frequency": [1, 5]}, cv=2).fit(flat, LABELS)
+    assert len(search.cv_results_["params"]) == 4
+    assert search.best_estimator_.model_.input.shape == (8, 8, 1)
+
+
+def test_features_go_through_a_pipeline() -> None:
+    rng = np.random.default_rng(0)
+    features: Any = rng.normal(50, 20, (120, 6))
+    pipeline = make_pipeline(StandardScaler(), Classifier(backend="numpy", epochs=30))
+    pipeline.fit(features, features[:, 0] > 50)
+    assert pipeline.score(features, features[:, 0] > 50) > 0.9
+
+
+def test_an_input_of_another_size_is_refused() -> None:
+    with refused("input"):
+        Classifier(input=(7, 7, 1), backend="numpy").fit(DATA.images.reshape(len(DATA), -1), LABELS)
