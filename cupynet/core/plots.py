@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,15 @@ def figure(columns: int) -> tuple[Any, list[Any]]:
     """Return a figure of matplotlib and its axes, side by side. ImportError without matplotlib."""
     from matplotlib.figure import Figure  # not pyplot, which keeps every figure and may open a window
 
-    made = Figure(figsize=(4.5 * columns, 3.2), layout="constrained")
+    class Shown(Figure):
+        """A figure that a notebook shows, also without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            content = io.BytesIO()
+            self.savefig(content, format="png")
+            return content.getvalue()
+
+    made = Shown(figsize=(4.5 * columns, 3.2), layout="constrained")
     return made, list(made.subplots(1, columns, squeeze=False)[0])
 
 
