@@ -20,6 +20,7 @@ from cupynet.data import KMNIST as KMNIST
 from cupynet.data import MNIST as MNIST
 from cupynet.data import Augmentation as Augmentation
 from cupynet.data import Batch as Batch
+from cupynet.data import ColorJitter as ColorJitter
 from cupynet.data import Cutout as Cutout
 from cupynet.data import Data as Data
 from cupynet.data import Dataset as Dataset
@@ -33,6 +34,7 @@ from cupynet.data import NpzFile as NpzFile
 from cupynet.data import Prefetcher as Prefetcher
 from cupynet.data import Rotate as Rotate
 from cupynet.data import SampleRNG as SampleRNG
+from cupynet.data import Scale as Scale
 from cupynet.data import ShardedFiles as ShardedFiles
 from cupynet.data import Shards as Shards
 from cupynet.data import Shift as Shift

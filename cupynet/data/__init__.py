@@ -9,7 +9,17 @@ prepares ahead.
 
 from __future__ import annotations
 
-from cupynet.data.augment import Augmentation, Cutout, Elastic, HorizontalFlip, Rotate, SampleRNG, Shift
+from cupynet.data.augment import (
+    Augmentation,
+    ColorJitter,
+    Cutout,
+    Elastic,
+    HorizontalFlip,
+    Rotate,
+    SampleRNG,
+    Scale,
+    Shift,
+)
 from cupynet.data.dataset import Dataset, split_off
 from cupynet.data.feed import BatchFeed
 from cupynet.data.loader import Batch, Labelled, Loader, as_loader
@@ -30,6 +40,7 @@ __all__ = [
     "Batch",
     "BatchFeed",
     "CIFAR10",
+    "ColorJitter",
     "Cutout",
     "Data",
     "Dataset",
@@ -46,6 +57,7 @@ __all__ = [
     "NpzFile",
     "Prefetcher",
     "Rotate",
+    "Scale",
     "ShardedFiles",
     "Shards",
     "Shift",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -78,12 +78,29 @@ class Augmentation(ABC):
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(vars(self).items()))})"
 
 
-def augmentations(given: Sequence[Augmentation] | None) -> tuple[Augmentation, ...]:
-    """Check the argument `augment` of a source or a loader. ConfigError."""
-    if not isinstance(given, list | tuple | None) or not all(isinstance(each, Augmentation) for each in given or ()):
-        must = "must be a list of augmentations, such as cupynet.data.Shift, or [] for none"
-        raise ConfigError(must, "augment", wording.shown(given, wording.written))
-    return tuple(given or ())
+Augment: TypeAlias = "str | Sequence[Augmentation | str] | None"  # see `augmentations`
+
+
+def augmentations(given: Augment) -> tuple[Augmentation, ...]:
+    """Return the augmentations for the argument `augment` of a source or a loader.
+
+    given: a list of augmentations, or of their names (`shift`, `flip`, ...) for their defaults; or a name of a list:
+        `light` or `standard`, see `PRESETS`. None or [] for none.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    named = PRESETS.get(given, [given]) if isinstance(given, str) else given
+    found = []
+    for each in named if isinstance(named, list | tuple) else [] if named is None else [named]:
+        part = NAMES[each]() if isinstance(each, str) and each in NAMES else each
+        if not isinstance(part, Augmentation):
+            names = [*(PRESETS if isinstance(given, str) else ()), *NAMES]
+            must = f"must be a list of augmentations, such as cupynet.data.Shift, or of {', '.join(names)}"
+            hint = wording.guess(each, names)
+            raise ConfigError(f"{must}; [] for none{hint}", "augment", wording.shown(given, wording.written))
+        found.append(part)
+    return tuple(found)
 
 
 def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: int, samples: Array) -> Array:
@@ -104,7 +121,10 @@ def check_augmentations(parts: Sequence[Augmentation], image_shape: Sequence[int
 
 
 class Shift(Augmentation):
-    """Shift by whole pixels, from -pixels to pixels in each direction. ConfigError if images are smaller."""
+    """Shift by whole pixels, from -pixels to pixels in each direction: a random crop after padding with 0.
+
+    ConfigError if images are smaller.
+    """
 
     def __init__(self, pixels: int = 2) -> None:
         self.pixels = checks.integer("Shift pixels", pixels, 1, most=(1 << 31) - 1)
@@ -172,6 +192,50 @@ class Rotate(Augmentation):
         )
 
 
+class Scale(Augmentation):
+    """Enlarge or shrink about the centre by a factor from `low` to `high`, with bilinear interpolation."""
+
+    def __init__(self, low: float = 0.9, high: float = 1.1) -> None:
+        self.low = checks.number("Scale low", low, above=0)
+        self.high = checks.number("Scale high", high, minimum=self.low)
+
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
+        _, height, width, _ = images.shape
+        step = 1 / draws.uniform(self.low, self.high)[:, np.newaxis, np.newaxis]  # (N, 1, 1)
+        middle_y, middle_x = np.float32((height - 1) / 2), np.float32((width - 1) / 2)
+        y = step * (np.arange(height, dtype=np.float32) - middle_y)[:, np.newaxis] + middle_y
+        x = step * (np.arange(width, dtype=np.float32) - middle_x) + middle_x
+        shape = (len(images), height, width)
+        return _sampled(images, np.broadcast_to(y, shape), np.broadcast_to(x, shape))
+
+
+class ColorJitter(Augmentation):
+    """Change brightness, contrast and saturation by random factors, in this order.
+
+    Args:
+        brightness, contrast, saturation: each factor is from 1 - value to 1 + value; 0 for no change. Contrast is the
+            distance of a pixel from the mean of its image, saturation that of a colour from its grey value.
+    """
+
+    def __init__(self, brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2) -> None:
+        self.brightness = checks.number("ColorJitter brightness", brightness, minimum=0)
+        self.contrast = checks.number("ColorJitter contrast", contrast, minimum=0)
+        self.saturation = checks.number("ColorJitter saturation", saturation, minimum=0)
+
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
+        ranges = (self.brightness, self.contrast, self.saturation)
+        bright, contrast, saturation = (
+            draws.uniform(max(0.0, 1 - each), 1 + each)[:, np.newaxis, np.newaxis, np.newaxis] for each in ranges
+        )
+        pixels = images * bright
+        mean = pixels.mean(axis=(1, 2, 3), keepdims=True)
+        pixels = mean + contrast * (pixels - mean)
+        if images.shape[3] == 3:
+            grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
+            pixels = grey[..., np.newaxis] + saturation * (pixels - grey[..., np.newaxis])
+        return (np.clip(pixels, 0, 255) + np.float32(0.5)).astype(np.uint8)
+
+
 class Elastic(Augmentation):
     """Elastic distortion (Simard, Steinkraus, Platt 2003).
 
@@ -233,3 +297,18 @@ def _sampled(images: Array, y: Array, x: Array) -> Array:
     below += (at(width + 3) - below) * across
     above += (below - above) * down
     return (above + np.float32(0.5)).astype(np.uint8)
+
+
+NAMES: dict[str, type[Augmentation]] = {
+    "shift": Shift,
+    "flip": HorizontalFlip,
+    "rotate": Rotate,
+    "scale": Scale,
+    "elastic": Elastic,
+    "cutout": Cutout,
+    "color_jitter": ColorJitter,
+}
+PRESETS: dict[str, list[Augmentation | str]] = {
+    "light": ["shift"],
+    "standard": ["shift", "rotate", "scale"],  # no flips, which change digits and letters
+}

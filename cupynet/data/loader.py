@@ -8,7 +8,7 @@ on the workers' speed, and nothing is dropped.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
 from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.augment import Augmentation, augmentations, augmented, check_augmentations
+from cupynet.data.augment import Augment, augmentations, augmented, check_augmentations
 from cupynet.data.dataset import Dataset, class_numbers, philox
 from cupynet.data.shards import Shards
 
@@ -65,7 +65,7 @@ class Loader:
         batch_size: samples of a batch.
         seed: determines the order, and augmentation, together with the epoch.
         shuffle: False: samples are in the order of the data set, as for evaluation.
-        augment: augmentations of the images, in this order; for training only.
+        augment: augmentations of the images, in this order, see `augmentations`; for training only.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -77,7 +77,7 @@ class Loader:
         batch_size: int,
         seed: int = 0,
         shuffle: bool = True,
-        augment: Sequence[Augmentation] = (),
+        augment: Augment = (),
     ) -> None:
         if not isinstance(dataset, Dataset | Shards):
             kinds = "a Dataset, such as Synthetic().load().train, Shards, or a pair (images, labels)"
@@ -211,7 +211,7 @@ def as_loader(
     *,
     classes: int | None = None,
     pixels: PixelScale = FRACTIONS,
-    augment: Sequence[Augmentation] = (),
+    augment: Augment = (),
 ) -> Loader:
     """Return a loader of the data.
 

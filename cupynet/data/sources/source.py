@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.augment import Augmentation, augmentations, check_augmentations
+from cupynet.data.augment import Augment, augmentations, check_augmentations
 from cupynet.data.dataset import SPLIT_STREAM, Dataset, in_turns, philox
 from cupynet.data.normalize import Normalize, checked, pixels_for
 from cupynet.data.shards import Shards
@@ -67,7 +67,7 @@ class Source(ABC):
         normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
             each channel; {"mean": [...], "std": [...]}: these values, in fractions of 255, are subtracted and
             divided by. Validation and test images are scaled like the training images.
-        augment: augmentations of the training images, in this order.
+        augment: augmentations of the training images, in this order, see `augmentations`.
 
     Attributes:
         image_shape: (H, W, C).
@@ -89,7 +89,7 @@ class Source(ABC):
     validation: int = 0
     limit: int | None = None
     normalize: Normalize = None
-    augment: Sequence[Augmentation] = ()
+    augment: Augment = ()
 
     def __post_init__(self) -> None:
         self.seed = checks.seed("seed", self.seed)
@@ -109,7 +109,7 @@ class Source(ABC):
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
             images = f"images have {wording.counted(channels, 'channel')}"
             raise ConfigError(f"{images}: give a number for each", "normalize", wording.written(self.normalize))
-        check_augmentations(self.augment, self.image_shape)
+        check_augmentations(augmentations(self.augment), self.image_shape)
         if self.validation:
             self._check_validation(self.expected().get("train", self.validation + 1))
 
