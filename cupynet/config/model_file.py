@@ -39,6 +39,7 @@ def read_model(
         if names and len(names) != model.output.features:
             raise ConfigError(f"must be one for each of {model.output.features} outputs", "class_names")
         model.pixels, model.class_names = pixels, names
+        model.params.freeze([str(name) for name in description["frozen"]])
         model.trained_on_pixels = checks.flag("trained_on_pixels", description["trained_on_pixels"])
     except ConfigError as error:
         if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":

@@ -27,10 +27,14 @@ class Described:
         """Return the call that makes an equal object."""
         positional, named = self._arguments
         if is_dataclass(self):
-            values = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-            named = {each.name: values[each.name] for each in fields(self) if values.get(each.name) != each.default}
+            named = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+            named = {name: value for name, value in named.items() if value != _defaults(self)[name]}
         cells = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
         return f"{type(self).__name__}({', '.join(cells)})"
+
+
+def _defaults(part: Any) -> dict[str, Any]:
+    return {each.name: each.default for each in fields(part)}
 
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:

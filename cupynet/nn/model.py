@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -101,7 +103,9 @@ class Model:
             handed = [dy]  # see `Sequential`
             del dy
             with self.backend.activated():
-                return derivative(handed.pop())
+                dx = derivative(handed.pop())
+                self.params.clear_frozen()
+                return dx
 
         return y, backward
 
@@ -210,6 +214,7 @@ class Model:
         replica.load_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on_pixels = self.trained_on_pixels
+        replica.params.freeze(self.params.frozen)
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
@@ -231,6 +236,7 @@ class Model:
         )
         weights = self.weights()
         part.load_weights({name: weights[name] for name in part.weights()})
+        part.params.freeze(self.params.frozen)
         return part
 
     def weights(self) -> dict[str, Any]:
@@ -283,6 +289,7 @@ class Model:
             "normalize": self.pixels.normalization(),
             "class_names": list(self.class_names),
             "trained_on_pixels": self.trained_on_pixels,
+            "frozen": list(self.params.frozen),
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -292,6 +299,7 @@ class Model:
             "arguments": (self._description, self.input, self.seed, self.loss, self._needs_dx),
             "backend": (backend.name, backend.policy.name, backend.device, backend.options),
             "weights": self.weights(),
+            "frozen": self.params.frozen,
             "more": {name: getattr(self, name) for name in ("pixels", "class_names", "trained_on_pixels")},
         }
 
@@ -301,6 +309,7 @@ class Model:
         backend = create_backend(name, dtype, device, **options)
         self.__init__(network, input, backend, seed, loss, needs_dx=needs_dx)  # type: ignore[misc]
         self.load_weights(state["weights"])
+        self.params.freeze(state["frozen"])
         vars(self).update(state["more"])
 
     def __repr__(self) -> str:
@@ -309,6 +318,28 @@ class Model:
     def _repr_html_(self) -> str:
         heading, *rows = self.rows()
         return html_table(heading, rows, self._totals())
+
+    def freeze(self, *patterns: str) -> None:
+        """Leave some weights unchanged in training, for instance to train new last layers only.
+
+            model.freeze("conv*")      # all weights of the layers whose names begin so
+            model.freeze()             # none: all are trained again
+
+        Call it before a `ParallelWrapper` trains the model. Running statistics of a frozen `BatchNorm` still change.
+
+        patterns: names of layers or weights, with the wildcards of `fnmatch`. They replace those of the last call.
+
+        Raises:
+            ConfigError: a pattern matches no weight.
+        """
+        names = [name for name, _ in self.params.named()]
+        chosen: set[str] = set()
+        for pattern in patterns:
+            layers = [name for name in names if any(map(partial(fnmatchcase, pat=pattern), _and_parents(name)))]
+            if not layers:
+                raise ConfigError(f"no layer or weight is called '{pattern}': there are {', '.join(names)}")
+            chosen.update(layers)
+        self.params.freeze(chosen)
 
     def summary(self) -> str:
         """Return a table of all layers; layers within others are indented.
@@ -330,7 +361,8 @@ class Model:
     def _totals(self) -> str:
         total = sum(each.multiply_adds() for each in self.network.walk())
         work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
-        return f"total {self.params.count:,} parameters, {work}"
+        frozen = sum(p.size for name, p in self.params.named() if name in self.params.frozen)
+        return f"total {self.params.count:,} parameters{f' ({frozen:,} frozen)' * (frozen > 0)}, {work}"
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the cells of that table, its heading first."""
@@ -349,6 +381,12 @@ class Model:
     def _bytes(self, of: InputType) -> str:
         """Return the size of one example."""
         return f"{of.features * self.backend.policy.storage.itemsize:,}"
+
+
+def _and_parents(name: str) -> list[str]:
+    """Return the name of a weight and of the layers that it is in: `a.b.weight`, `a.b`, `a`."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:

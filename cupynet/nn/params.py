@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
@@ -104,6 +105,7 @@ class Params:
         master, data, grad: flat (P,) vectors, see `Parameter`. P includes padding between parameters, which stays
             zero.
         segments: the parts that an optimizer updates with one call each.
+        frozen: the names of weights that training does not change, see `freeze`.
         buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty if no layer has any.
         buffer_snapshot: the copy that `snapshot_buffers` made, (B,).
     """
@@ -113,6 +115,7 @@ class Params:
         self._offsets: dict[str, int] = {}
         self._buffers: dict[str, Buffer] = {}
         self.segments: list[Segment] = []
+        self.frozen: tuple[str, ...] = ()
         self.master: Array = None
         self.data: Array = None
         self.grad: Array = None
@@ -219,6 +222,28 @@ class Params:
             with backend.activated():
                 self.buffers[...] = backend.asarray(host)
                 self.buffer_snapshot[...] = self.buffers
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Leave these weights, and no others, unchanged in training: out of `segments`, with gradients of zero."""
+        self.frozen = tuple(name for name in self._entries if name in names)
+        ordered = sorted(self._entries.values(), key=lambda p: self._offsets[p.name])
+        self.segments.clear()
+        runs = groupby(ordered, key=lambda p: (p.decay, p.name in self.frozen))
+        ends = [*(self._offsets[p.name] for p in ordered[1:]), len(self.master)]
+        stops = dict(zip((p.name for p in ordered), ends, strict=True))
+        for (decay, frozen), run in runs:
+            members = list(run)
+            if not frozen:
+                self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay))
+
+    def trained(self, vector: Array) -> list[Array]:
+        """Return the parts of a (P,) vector that belong to weights which are not frozen."""
+        return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]
+
+    def clear_frozen(self) -> None:
+        """Set the gradients of frozen weights to zero."""
+        for name in self.frozen:
+            self._entries[name].grad[...] = 0
 
     def snapshot_buffers(self) -> None:
         """Copy the buffers before a training pass, for `restore_buffers`."""

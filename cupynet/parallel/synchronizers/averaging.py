@@ -177,7 +177,8 @@ class ParameterAveraging(Synchronizer):
     def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
         """Overwrite the vectors with their mean over the workers; `exact`: those never sent in half precision."""
         if self.transfer_dtype == "full":
-            self.communicator.allreduce_mean([*vectors, *exact], weight)
+            parts = [part for vector in vectors for part in self._replica.params.trained(vector)]
+            self.communicator.allreduce_mean([*parts, *exact], weight)
             return
         if exact:
             self.communicator.allreduce_mean([*exact], weight)
