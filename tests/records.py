@@ -25,7 +25,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 FOUR = "epochs=5 seed=SEED workers=4 batch_size=32"  # 300,000 images, as all modes
 SLOWER = "optimizer.learning_rate.peak=0.1"  # for replicas that are averaged seldom
-OUTER = "parallel.synchronizer.outer.learning_rate=1.0 parallel.synchronizer.outer.momentum=0.3"
+OUTER = "parallel.synchronizer.outer_optimizer.learning_rate=1.0 parallel.synchronizer.outer_optimizer.momentum=0.3"
 MODES = {
     "one": "epochs=5 seed=SEED workers=1",
     "k1": f"{FOUR} parallel.averaging_frequency=1",

@@ -54,7 +54,7 @@ HANG_S = 120  # a run takes a second or two
 SETTLES_S, JUDGED_S = 120, 300  # memory is compared after the first, for at least the second
 
 RUN = """
-    data=synthetic data.test=64 epochs=3 batch_size=16 report_every_iterations=5 callbacks.progress.style=none
+    data=synthetic data.test=64 epochs=3 batch_size=16 log_every=5 callbacks.progress.style=none
     callbacks.checkpoint.every_iterations=5 callbacks.checkpoint.keep_every=4
     model.layers.conv1.filters=4 model.layers.conv2.filters=6 model.layers.dense1.units=16
 """
@@ -329,11 +329,11 @@ def train_and_sample(path: Path, until: float) -> None:
     run, loader, began = path.parent / "runs" / "drift", Loader(stripes(640), 16), time.monotonic()
     run.mkdir()
     callbacks = [Checkpoint(every_iterations=5), History()]
-    wrapper = ParallelWrapper(model, 4, 5, optimizer=Nesterov(0.001), callbacks=callbacks, report_every=5, run=run)
+    wrapper = ParallelWrapper(model, 4, 5, optimizer=Nesterov(0.001), callbacks=callbacks, log_every=5, run=run)
     with wrapper, path.open("w", buffering=1) as file:
         for fits in itertools.count(10, 10):
             for _ in range(10):
-                wrapper.fit(loader, 2, evaluate_on=loader, split="validation")
+                wrapper.fit(loader, epochs=2, validation_data=loader)
             sample = {
                 "s": round(time.monotonic() - began, 1),
                 "fits": fits,

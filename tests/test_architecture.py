@@ -22,7 +22,19 @@ from tests.support.sources import MODULES, SOURCES, Source, called, dotted, impo
 
 # From the top to the bottom of the package's map: a package imports itself and those before it.
 LIBRARY = ("core", "backend", "nn", "optim", "data", "parallel", "runs", "training")  # needs no configuration
-ORDER = (*LIBRARY, "config", "interop", "reporting", "bench", "commands", "guides", "__init__", "__main__", "train")
+ORDER = (
+    *LIBRARY,
+    "config",
+    "interop",
+    "sklearn",
+    "reporting",
+    "bench",
+    "commands",
+    "guides",
+    "__init__",
+    "__main__",
+    "train",
+)
 # Packages, or modules of them, that see less than the order allows.
 NARROWER: dict[str, tuple[str, ...]] = {
     "optim": ("core", "backend", "nn.params"),
@@ -66,6 +78,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "mlflow": ("training/callbacks/loggers/mlflow.py",),
     "wandb": ("training/callbacks/loggers/wandb.py",),
     "optuna": ("commands/tune/", "config/search_space.py"),
+    "sklearn": ("sklearn.py",),
 }
 REQUIRED = {"numpy", "filelock", "hydra", "omegaconf", "yaml", "mnist", "platformdirs", "rich", "safetensors"}
 REQUIRED |= {"threadpoolctl", "torch"}  # torch is installed on few machines, and hidden from none
@@ -147,7 +160,7 @@ def keys_of_the_configuration(source: Source) -> Iterator[str]:
 
 @cache
 def configuration_keys() -> set[str]:
-    """Every key with a dot, from `parallel.timeout_s` to `model.layers.conv2.kernel`."""
+    """Every key with a dot, from `parallel.timeout_s` to `model.layers.conv2.kernel_size`."""
     keys = {key for key, _ in rules(BenchSettings)}
     for group in (each.name for each in fields(BenchSettings)):
         for path in (ROOT / "conf" / group).glob("*.yaml"):
@@ -244,7 +257,7 @@ for name in {modules!r}:
 
 
 def test_the_package_imports_without_optional_packages() -> None:
-    made_for_them = ("backend/cpu/", "guides/", "commands/tune/")  # cuda/ imports without CuPy
+    made_for_them = ("backend/cpu/", "guides/", "commands/tune/", "sklearn.py")  # cuda/ imports without CuPy
     modules = [source.module for source in SOURCES if not source.path.startswith(made_for_them)]
     import_without(OPTIONAL, modules, "assert importlib.import_module('cupynet').create_backend('numpy')")
 

@@ -209,7 +209,8 @@ def test_the_readme_example_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_guide("README.md", tmp_path, monkeypatch)
-    assert "431,080" in capsys.readouterr().out
+    assert "Confusion Matrix" in capsys.readouterr().out
+    assert (tmp_path / "digits.safetensors").is_file()
 
 
 def test_the_tutorial_runs_and_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import RULES, Backend, Move, Window, create_backend
+from cupynet.backend import RULES, Backend, UpdateScalars, Window, create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import Activation, Backward, Context, Conv2D, Dense, Image, Model, Sequential
 from tests.support.backends import every_backend
@@ -43,7 +43,9 @@ REFUSED_ON_HOSTS: dict[str, Call] = {
     "pointwise_backward": lambda backend, zeros: backend.pointwise_backward("tanh", zeros(4, 4), zeros(2, 4)),
     "dropout": lambda backend, zeros: backend.dropout(zeros(4, 4), np.arange(2), 0, 1, 0.5),
     "mean_in_place": lambda backend, zeros: backend.mean_in_place([zeros(4), zeros(3)], [0.5, 0.5]),
-    "move_weights": lambda backend, zeros: backend.move_weights(RULES["sgd"], zeros(8), zeros(3), (), Move(0.1)),
+    "move_weights": lambda backend, zeros: backend.move_weights(
+        RULES["sgd"], zeros(8), zeros(3), (), UpdateScalars(0.1)
+    ),
 }
 
 

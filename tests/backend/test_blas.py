@@ -46,13 +46,12 @@ def test_never_more_threads_than_are_set_now(monkeypatch: pytest.MonkeyPatch) ->
     assert blas.threads_per_worker("numpy", 1) == 1
 
 
-def test_a_limit_holds_until_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_of_several_limits_restores_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = blas.threads_now()
-    limit = blas.Limit(1)
-    assert blas.threads_now() == 1
-    limit.close()
-    assert blas.threads_now() == before
-    with blas.Limit(1):
+    first, second = blas.Limit(1), blas.Limit(1)
+    with first:
+        with second:
+            assert blas.threads_now() == 1
         assert blas.threads_now() == 1
     assert blas.threads_now() == before

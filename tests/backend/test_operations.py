@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, Convolution, Move, Window, create_backend
+from cupynet.backend import Backend, Convolution, UpdateScalars, Window, create_backend
 from cupynet.backend.update_rules import RULES
 from tests.support.backends import NO_BFLOAT16, every_backend, every_compiled_backend
 from tests.support.comparisons import CHOSEN, COMPARISONS, ELSEWHERE, EXACT, HALVING, SHAPES, Shape, compare
@@ -96,7 +96,7 @@ def test_vectors_may_be_empty(name: str) -> None:
     assert float(backend.to_host(norm)) == 0
     backend.clip_norm(none(wide), norm, 1.0)
     for rule in RULES.values():
-        backend.move_weights(rule, none(wide), none(wide), [none(wide) for _ in rule.states], Move(rate=0.5))
+        backend.move_weights(rule, none(wide), none(wide), [none(wide) for _ in rule.states], UpdateScalars(rate=0.5))
 
 
 @pytest.mark.parametrize("name", ["numpy", "numba"])

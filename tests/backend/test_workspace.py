@@ -24,17 +24,17 @@ def test_a_loan_has_the_shape_the_dtype_and_the_alignment(name: str, dtype: str)
     assert [array.shape for array in arrays] == shapes
     for array in arrays[:-1]:
         assert array.dtype == backend.policy.storage
-        assert backend.address(array) % 64 == 0 and array.flags.c_contiguous
+        assert backend.data_ptr(array) % 64 == 0 and array.flags.c_contiguous
 
 
 @every_backend
 def test_returned_buffers_are_lent_again(name: str) -> None:
     backend = create_backend(name)
-    address = backend.address(backend.borrow((4, 3)))
+    address = backend.data_ptr(backend.borrow((4, 3)))
     again = backend.borrow((4, 3))
-    assert backend.address(again) == address
+    assert backend.data_ptr(again) == address
     assert backend.workspace.allocated_bytes == 4 * 3 * 4
-    assert backend.address(backend.borrow((4, 3))) != address
+    assert backend.data_ptr(backend.borrow((4, 3))) != address
     assert backend.workspace.allocated_bytes == 2 * 4 * 3 * 4
 
 
@@ -62,10 +62,10 @@ def test_a_buffer_returns_after_its_last_view(name: str, kind: str) -> None:
 @every_backend
 def test_a_short_batch_uses_the_buffers_of_a_full_one(name: str) -> None:
     backend = create_backend(name)
-    address = backend.address(backend.borrow((8, 3)))
+    address = backend.data_ptr(backend.borrow((8, 3)))
     short = backend.borrow((5, 3))
     assert short.shape == (5, 3) and short.flags.c_contiguous
-    assert backend.address(short) == address
+    assert backend.data_ptr(short) == address
     del short
     assert backend.borrow((8, 3)).shape == (8, 3)
 
@@ -74,10 +74,10 @@ def test_a_long_buffer_is_kept_for_a_request_that_needs_it() -> None:
     """Products (F, O) and logits (N, O) share a width: the first request must not take the longer one."""
     backend = create_backend("numpy")
     both = [backend.borrow((4, 3)), backend.borrow((9, 3))]
-    addresses = [backend.address(each) for each in both]
+    addresses = [backend.data_ptr(each) for each in both]
     both.clear()
     both = [backend.borrow((4, 3)), backend.borrow((9, 3))]
-    assert [backend.address(each) for each in both] == addresses
+    assert [backend.data_ptr(each) for each in both] == addresses
 
 
 def test_dtypes_and_widths_do_not_mix() -> None:
@@ -98,16 +98,16 @@ def in_another_thread(work: Callable[[], None]) -> None:
 def test_an_array_that_another_thread_drops_returns_to_the_pool_that_lent_it(name: str) -> None:
     backend, found = create_backend(name), []
     held = [backend.borrow((4, 3))]
-    address = backend.address(held[0])
+    address = backend.data_ptr(held[0])
 
     def work() -> None:
         held.clear()
         other = backend.borrow((4, 3))
-        found.append((backend.address(other) == address, backend.workspace.on_loan))
+        found.append((backend.data_ptr(other) == address, backend.workspace.on_loan))
 
     in_another_thread(work)
     assert found == [(False, 1)] and backend.workspace.on_loan == 0
-    assert backend.address(backend.borrow((4, 3))) == address
+    assert backend.data_ptr(backend.borrow((4, 3))) == address
 
 
 @every_backend
@@ -115,11 +115,11 @@ def test_a_capture_is_lent_no_buffer_that_another_thread_dropped(name: str) -> N
     """That thread may have used it on another stream."""
     backend = create_backend(name)
     held = [backend.borrow((4, 3))]
-    address = backend.address(held[0])
+    address = backend.data_ptr(held[0])
     in_another_thread(held.clear)
     with backend.workspace.capturing():
-        own = backend.address(backend.borrow((4, 3)))
+        own = backend.data_ptr(backend.borrow((4, 3)))
         assert own != address
-        assert backend.address(backend.borrow((4, 3))) == own
+        assert backend.data_ptr(backend.borrow((4, 3))) == own
     both = [backend.borrow((4, 3)), backend.borrow((4, 3))]
-    assert address in map(backend.address, both)
+    assert address in map(backend.data_ptr, both)

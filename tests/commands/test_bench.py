@@ -53,8 +53,8 @@ def test_ratios() -> None:
 
 
 def test_accumulation_is_refused() -> None:
-    with refused("accumulate", "2"):
-        bench.prepare(settings_of_command("bench", BenchSettings, "accumulate=2"))
+    with refused("accumulation_steps", "2"):
+        bench.prepare(settings_of_command("bench", BenchSettings, "accumulation_steps=2"))
 
 
 @pytest.mark.parametrize("arguments", [["peers=torhc"], ["gpu=true", "backend=numpy"]], ids=" ".join)

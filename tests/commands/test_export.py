@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from safetensors.numpy import load_file
 
-from cupynet import Run, interop, load_model, load_weights
+from cupynet import Run, interop, load, load_weights
 from cupynet.commands.export import main
 from tests.support.commands import Call
 from tests.support.resumed_runs import trained
@@ -39,7 +39,7 @@ def test_an_onnx_graph_computes_what_the_model_computes(finished: Path, tmp_path
     images = np.random.default_rng(1).integers(0, 256, (5, 28, 28, 1), np.uint8)
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     (found,) = session.run(["probabilities"], {"images": images})
-    np.testing.assert_allclose(found, load_model(finished).predict(images), atol=1e-5)
+    np.testing.assert_allclose(found, load(finished).predict(images), atol=1e-5)
 
 
 def test_an_onnx_graph_says_what_it_is_made_of(finished: Path, tmp_path: Path, call: Call) -> None:
@@ -65,7 +65,7 @@ def test_weights_and_modules_are_exported_in_single_precision(finished: Path, tm
     given = [word for form, name in files.items() for word in (f"--{form}", tmp_path / name)]
     found = call(main, finished, *given)
     assert found.code == 0 and [line.split(":")[0] for line in found.out.splitlines()] == [*map(str, given[1::2])]
-    model = load_model(finished, dtype="float")
+    model = load(finished, dtype="float")
     for name, weight in load_weights(tmp_path / "a.safetensors").items():
         assert weight.dtype == np.float32
         np.testing.assert_array_equal(weight, model.weights()[name])

@@ -46,14 +46,14 @@ def test_unsuitable_settings_are_refused(tmp_path: Path) -> None:
         ({"_target_": "cupynet.optim.OneCycle", "peak": 1}, "optimizer.learning_rate.peak=0.031"),
         ({"_target_": "cupynet.optim.Cosine", "initial": 1}, "optimizer.learning_rate.initial=0.031"),
         (
-            {"_target_": "cupynet.optim.Warmup", "then": {"_target_": "cupynet.optim.Step", "initial": 1}},
+            {"_target_": "cupynet.optim.Warmup", "then": {"_target_": "cupynet.optim.StepDecay", "initial": 1}},
             "optimizer.learning_rate.then.initial=0.031",
         ),
         (
             {"_target_": "cupynet.optim.Scaled", "factor": 2, "schedule": {"_target_": "cupynet.optim.Constant"}},
             None,
         ),
-        ({"_target_": "cupynet.optim.Map", "rates": {}}, None),
+        ({"_target_": "cupynet.optim.PiecewiseConstant", "rates": {}}, None),
         ({"_target_": "mine.Own"}, None),
     ],
     ids=["number", "one_cycle", "cosine", "warmup", "scaled", "map", "own"],

@@ -210,7 +210,7 @@ def apply(changes: list[Callable[[Path, random.Random], None]], folder: Path, rn
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run, a search, pictures, and data in each form."""
     folder = tmp_path_factory.mktemp("good")
-    run(folder, *OF_RUNS, "epochs=2", "report_every_iterations=1", "hydra.run.dir=run")
+    run(folder, *OF_RUNS, "epochs=2", "log_every=1", "hydra.run.dir=run")
     run(folder, *OF_RUNS[:-1], "batch_size=16,32", "epochs=1", "trials=1", "hydra.run.dir=search", command="tune")
     parts = digits(60, 20)
     write_idx(folder / "idx", parts)

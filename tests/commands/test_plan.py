@@ -60,7 +60,7 @@ def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
     """Each sends 2 (W - 1) / W of it in every average: its own parts of the sum, and the means to all others."""
     options = replace(experiment.options, workers=2, synchronizer=ParameterAveraging(1))
     with experiment.wrapper(callbacks=(), options=options) as wrapper:
-        wrapper.fit(experiment.train_loader(experiment.load()), 1)
+        wrapper.fit(experiment.train_loader(experiment.load()), epochs=1)
         averages = wrapper.trainer.iteration + 1  # the last is that of the end
         spent = wrapper.trainer.statistics.spent
     assert spent is not None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
-from cupynet import DataError, load_model
+from cupynet import DataError, load
 from cupynet.commands.predict import Preprocessing, main
 from cupynet.config.load_model import Trained
 from cupynet.data import Synthetic, pictures
@@ -72,7 +72,7 @@ def clean(digit: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["blackboard", "pencil", "ink", "transparent"])
 def test_digits_drawn_large_are_known_as_well(finished: Path, digits: Any, kind: str, tmp_path: Path) -> None:
-    model, sees, random = load_model(finished), preprocessing(finished), np.random.default_rng(5)
+    model, sees, random = load(finished), preprocessing(finished), np.random.default_rng(5)
     plain = [clean(each[:, :, 0]) for each in digits.images[:40]]
     images = []
     for each in plain:
@@ -166,7 +166,7 @@ def test_a_photograph_is_rotated_by_its_exif_orientation(ending: str, tmp_path: 
     Pictures.fromarray(np.rot90(upright).copy()).save(path, exif=noted, quality=95)
     found = picture(path, 1, drawn=True)[:, :, 0]
     assert found.shape == upright.shape and np.abs(found.astype(int) - upright).max() < 40
-    assert picture(path, 1).shape == (24, 16, 1)  # as `Folder` has it
+    assert picture(path, 1).shape == (24, 16, 1)  # as `ImageFolder` has it
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("1", 3), ("P", 1), ("RGB", 1), ("RGBA", 3), ("CMYK", 1)])

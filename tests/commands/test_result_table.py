@@ -18,7 +18,7 @@ SPENT = Spent([10.0, 10.0], [7.9, 8.3], [0.0, 0.1], [2.1, 1.6], [0.0, 0.0], [240
 FULL: dict[str, Any] = {
     "spent": asdict(SPENT),
     "bytes_sent": 600_000_000,
-    "divergence": 0.0123,
+    "drift": 0.0123,
     "advice": "averaging costs 16 % of the time: frequency 12 would cost 5 %",
 }
 

@@ -31,7 +31,7 @@ TINY = [*QUICK, *SMALL]
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
     """A run with two workers, and what it printed."""
     folder = tmp_path_factory.mktemp("finished")
-    stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "report_every_iterations=5")
+    stdout, stderr = run(folder, *QUICK, "workers=2", "epochs=2", "log_every=5")
     return run_folder(folder), stdout, stderr
 
 
@@ -86,7 +86,7 @@ def test_a_run_that_has_not_learned_warns(tmp_path: Path, caplog: pytest.LogCapt
 def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path: Path, call: Call) -> None:
     """The validation images choose, the test images are looked at once, and of the best weights."""
     settings = ["callbacks=early_stopping", "data.validation=100", "workers=2", "epochs=9", "data.train=700"]
-    worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.direction=max"]  # the first is the best
+    worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.mode=max"]  # the first is the best
     trained(tmp_path, *TINY, *settings, *worst)
     summary = summary_of(tmp_path)
     found = summary["early_stopping"]
@@ -128,13 +128,13 @@ def test_a_run_that_diverges_keeps_its_best(tmp_path: Path, call: Call) -> None:
 
 
 def test_bad_input_is_refused_before_a_folder_exists(tmp_path: Path) -> None:
-    stdout, stderr = run(tmp_path, "data=synthetic", "model.layers.conv2.kernel=50", code=2)
+    stdout, stderr = run(tmp_path, "data=synthetic", "model.layers.conv2.kernel_size=50", code=2)
     assert stderr.count("\n") == 1 and stderr.startswith("cupynet: model")
     assert stdout == "" and not list(tmp_path.iterdir())
 
 
 def test_a_bad_job_of_a_sweep_does_not_stop_the_others(tmp_path: Path) -> None:
-    _, stderr = run(tmp_path, "-m", *TINY, "workers=1", "model.layers.conv2.kernel=50,5", code=2)
+    _, stderr = run(tmp_path, "-m", *TINY, "workers=1", "model.layers.conv2.kernel_size=50,5", code=2)
     assert stderr.count("\n") == 1 and "job 0: " in stderr
     (sweep,) = tmp_path.glob("outputs/sweeps/*/*")
     assert not (sweep / "0").exists() and (sweep / "1" / "summary.json").is_file()
@@ -237,7 +237,7 @@ def test_a_signal_ends_a_run_with_its_results_saved(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_a_run_with_its_results_saved(tmp_path: Path) -> None:
     arguments = [*QUICK, "data.train=3000", "epochs=10000", "workers=2", "evaluate_every_epochs=10000"]
-    command = [sys.executable, "-m", "cupynet", "train", *arguments, "report_every_iterations=1"]
+    command = [sys.executable, "-m", "cupynet", "train", *arguments, "log_every=1"]
     with subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
         while not any(p.stat().st_size for p in tmp_path.glob("outputs/*/*/history.jsonl")):
@@ -340,7 +340,7 @@ def without_times(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_equal_runs_leave_equal_files(tmp_path: Path) -> None:
     """Byte for byte, the times in the history aside."""
-    settings = [*TINY, "workers=2", "epochs=2", "report_every_iterations=4"]
+    settings = [*TINY, "workers=2", "epochs=2", "log_every=4"]
     one, two = (tmp_path / name for name in ("one", "two"))
     run(tmp_path, *settings, "hydra.run.dir=one", PYTHONHASHSEED="1")
     trained(two, *settings)

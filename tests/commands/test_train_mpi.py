@@ -173,7 +173,7 @@ def test_sweeps_and_single_process_commands_are_refused_under_mpiexec(
 @pytest.mark.parametrize("report", [1, 1000])  # rank 1 alone finds it, or both
 def test_divergence_leaves_the_best_weights(tmp_path: Path, report: int) -> None:
     settings = ["callbacks=early_stopping", "data.validation=200", "data.train=840", "epochs=4"]
-    rarely = ["parallel.averaging_frequency=epoch", f"report_every_iterations={report}"]
+    rarely = ["parallel.averaging_frequency=epoch", f"log_every={report}"]
     _, stderr = train(tmp_path, 2, *MPI, *settings, *rarely, *faulty(tmp_path, "diverge", 1, 25), code=3)
     assert stderr.count("\n") == 1 and stderr.startswith("cupynet: ")
     folder = run_folder(tmp_path)
@@ -206,7 +206,7 @@ def test_a_rank_that_is_killed_while_its_state_is_gathered_ends_all(tmp_path: Pa
 
 def in_training(folder: Path) -> subprocess.Popen[str]:
     """Start two ranks that train for minutes, and wait until they train. `MARK` is the folder."""
-    settings = [*MPI, "data.train=60000", "epochs=50", "report_every_iterations=5"]
+    settings = [*MPI, "data.train=60000", "epochs=50", "log_every=5"]
     command = [str(mpiexec()), "-n", "2", sys.executable, "-m", "cupynet", "train", *settings]
     process = subprocess.Popen(
         command, cwd=folder, env=environment(MARK=str(folder)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

@@ -65,7 +65,7 @@ def parts(node: Any, key: str) -> Iterator[tuple[str, dict[str, Any]]]:
 def check_built(settings: dict[str, Any]) -> None:
     """Build the parts of settings. Some data need paths that the user has to name."""
     built = ["data", "model", "loss", "optimizer"]
-    if settings["data"]["_target_"].rpartition(".")[2] in ("Folder", "Idx", "Npz", "Sharded"):
+    if settings["data"]["_target_"].rpartition(".")[2] in ("ImageFolder", "IdxFiles", "NpzFile", "ShardedFiles"):
         with pytest.raises(ConfigError):
             build(settings["data"], built.pop(0))
     for each in built:
@@ -214,11 +214,11 @@ def test_frequency_sets_the_period_of_schedules() -> None:
         build(settings_of(f"parallel={name}", "parallel.averaging_frequency=7").parallel.synchronizer, "x")
         for name in ("post_local", "adaptive")
     )
-    assert local.schedule.later.averaging_frequency == adaptive.schedule.first == 7
+    assert local.schedule.later.averaging_frequency == adaptive.schedule.initial_period == 7
 
 
 @pytest.mark.parametrize("name", ["slowmo", "diloco"])
 def test_each_short_name_builds_the_class_of_its_file(name: str) -> None:
-    short, file = settings_of(f"parallel.synchronizer.outer={name}"), settings_of(f"parallel={name}")
-    one, other = (build(each.parallel.synchronizer, "x").outer for each in (short, file))
+    short, file = settings_of(f"parallel.synchronizer.outer_optimizer={name}"), settings_of(f"parallel={name}")
+    one, other = (build(each.parallel.synchronizer, "x").outer_optimizer for each in (short, file))
     assert str(one) == str(other)

@@ -21,8 +21,8 @@ COMMON = {
     [
         ("parallel.averaging_frequency", 7, 1, "numba", True),
         ("parallel.averaging_frequency", 7, 2, "numba", False),
-        ("parallel.synchronizer.outer", "diloco", 1, "numba", True),
-        ("parallel.synchronizer.outer", "diloco", 2, "numba", False),
+        ("parallel.synchronizer.outer_optimizer", "diloco", 1, "numba", True),
+        ("parallel.synchronizer.outer_optimizer", "diloco", 2, "numba", False),
         ("parallel.synchronizer._target_", "mine.Averaging", 1, "numba", False),
         ("parallel.learning_rate_scale", "linear", 1, "numba", True),
         ("parallel.learning_rate_scale", "linear", 2, "numba", False),

@@ -17,7 +17,7 @@ from cupynet.config import memory_pools
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data import Augmentation, Data, Dataset, Draws, Source
+from cupynet.data import Augmentation, Data, Dataset, SampleRNG, Source
 from cupynet.parallel import Placement
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import EarlyStopping, Pools, Profile, WeightAverage
@@ -90,7 +90,7 @@ class Given(Source):
 class Cropped(Augmentation):
     """Returns smaller images."""
 
-    def __call__(self, images: Array, draws: Draws) -> Array:
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
         return images[:, 1:]
 
 
@@ -127,16 +127,16 @@ REFUSED = {
     ("memory.data_on_device=true",): "memory.data_on_device",
     PLATEAU: "optimizer.learning_rate",
     (*PLATEAU, "data.validation=100", "parallel.averaging_frequency=end"): "optimizer.learning_rate",
-    ("parallel=pipeline", "accumulate=2"): "accumulate",
-    ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulate=2"): "accumulate",
-    ("accumulate=129", "batch_size=128"): "accumulate",
+    ("parallel=pipeline", "accumulation_steps=2"): "accumulation_steps",
+    ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulation_steps=2"): "accumulation_steps",
+    ("accumulation_steps=129", "batch_size=128"): "accumulation_steps",
     ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "batch_size=1"): "batch_size",
     ("loss.class_weights=[1,2]",): "loss.class_weights",
-    ("data.normalize={mean:[0.1,0.2],deviation:[1,1]}",): "data.normalize",
+    ("data.normalize={mean:[0.1,0.2],std:[1,1]}",): "data.normalize",
     ("~model.layers.output",): "model",
     ("data.seed=null",): "data.seed",
     ("data.validation=[1,a]",): "data.validation",
-    ("model.layers.conv2.kernel=x",): "model.layers.conv2.kernel",
+    ("model.layers.conv2.kernel_size=x",): "model.layers.conv2.kernel_size",
     ("optimizer.learning_rate=-1",): "optimizer.learning_rate",
     ("callbacks.checkpoint.every_epochs=0.5",): "callbacks.checkpoint.every_epochs",
     ("parallel.averaging_frequency=epoc",): "parallel.synchronizer.averaging_frequency",
@@ -239,7 +239,7 @@ OPTIMIZERS, LOSSES = (sorted(path.stem for path in (CONF / group).glob("*.yaml")
 PAIRS = [(f"optimizer={name}", f"loss={LOSSES[place % len(LOSSES)]}") for place, name in enumerate(OPTIMIZERS)]
 
 
-@pytest.mark.parametrize("files", [*PAIRS, ("callbacks=weight_average", "accumulate=3")], ids=" ".join)
+@pytest.mark.parametrize("files", [*PAIRS, ("callbacks=weight_average", "accumulation_steps=3")], ids=" ".join)
 def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> None:
     """Two workers train a small network for 6 iterations: every weight array changes, and the test loss is finite."""
     assert len(OPTIMIZERS) > len(LOSSES)
@@ -249,7 +249,7 @@ def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> N
     data = found.load()
     with found.wrapper(callbacks=[each for each in found.callbacks if isinstance(each, WeightAverage)]) as training:
         before = training.model.weights()
-        training.fit(found.train_loader(data), 1)
+        training.fit(found.train_loader(data), epochs=1)
         assert training.trainer.iteration == 6 and np.isfinite(training.evaluate(data.test).loss)
         after = training.model.weights()
     assert all((after[name] != weight).any() for name, weight in before.items())

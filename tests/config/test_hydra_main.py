@@ -60,7 +60,7 @@ WRONG = {
     "workers=four": ("workers", ""),
     "workers=???": ("workers", ""),
     "parallel.averaging_freqency=3": ("parallel.averaging_freqency", "'parallel.averaging_frequency'"),
-    "model.layers.conv2.kernal=5": ("model.layers.conv2.kernal", "'model.layers.conv2.kernel'"),
+    "model.layers.conv2.kernal=5": ("model.layers.conv2.kernal", "'model.layers.conv2.kernel_size'"),
     "experiment=dl4j_gpu_guid": ("experiment", "'dl4j_gpu_guide'"),
     "averaging_frequency=3": ("averaging_frequency", "'parallel.averaging_frequency'"),
     "callbacks=loud": ("callbacks", "early_stopping"),
@@ -84,12 +84,12 @@ def test_a_refused_run_removes_only_the_folders_that_were_made_for_it(
     command: Command, in_folder: Path, error_line: Callable[[], str]
 ) -> None:
     def check(settings: Settings) -> None:
-        raise ConfigError("is\n too large", "model.layers.conv2.kernel", "29")
+        raise ConfigError("is\n too large", "model.layers.conv2.kernel_size", "29")
 
     (in_folder / "full" / "empty").mkdir(parents=True)
     (in_folder / "full" / "precious").write_text("mine")
     assert command("hydra.run.dir=full/empty/a/b", check=check) == (2, [])
-    assert error_line() == "cupynet: model.layers.conv2.kernel=29: is too large\n"
+    assert error_line() == "cupynet: model.layers.conv2.kernel_size=29: is too large\n"
     assert command("hydra.run.dir=full", check=lambda settings: 1 / 0) == (1, [])
     assert sorted(path.name for path in in_folder.rglob("*")) == ["empty", "full", "precious"]
 

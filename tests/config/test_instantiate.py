@@ -14,10 +14,10 @@ from tests.support.refusals import refused
 
 
 class Conv:
-    def __init__(self, filters: int, kernel: int = 3) -> None:
-        if kernel < 1:
-            raise ConfigError("must be at least 1", "kernel", str(kernel))
-        self.filters, self.kernel = filters + 0, kernel
+    def __init__(self, filters: int, kernel_size: int = 3) -> None:
+        if kernel_size < 1:
+            raise ConfigError("must be at least 1", "kernel_size", str(kernel_size))
+        self.filters, self.kernel_size = filters + 0, kernel_size
 
 
 class Stack:
@@ -34,10 +34,10 @@ CONV = {"_target_": f"{HERE}.Conv", "filters": 2}
 
 
 def test_build_makes_parts_inside_parts_in_order() -> None:
-    layers = {"z": CONV, "a": {**CONV, "kernel": 5}, "m": CONV}
+    layers = {"z": CONV, "a": {**CONV, "kernel_size": 5}, "m": CONV}
     node = {"_target_": f"{HERE}.Stack", "layers": layers, "extra": [CONV, 3, {"plain": (1, None)}], "whatever": 1}
     stack = build(node, "model", [HERE])
-    assert [(name, layer.kernel) for name, layer in stack.layers.items()] == [("z", 3), ("a", 5), ("m", 3)]
+    assert [(name, layer.kernel_size) for name, layer in stack.layers.items()] == [("z", 3), ("a", 5), ("m", 3)]
     assert type(stack.extra[0]) is Conv and stack.extra[1:] == [3, {"plain": [1, None]}]
     assert stack.more == {"whatever": 1}
     assert node["_target_"] == f"{HERE}.Stack"  # the argument is left as it was
@@ -47,9 +47,9 @@ def test_build_makes_parts_inside_parts_in_order() -> None:
     ("node", "setting"),
     [
         ({"filters": 1, "kernal": 5}, "model.layers.a.kernal"),
-        ({"kernel": 5}, "model.layers.a.filters"),
+        ({"kernel_size": 5}, "model.layers.a.filters"),
         ({"filters": 1, "_partial_": True}, "model.layers.a._partial_"),
-        ({"filters": 1, "kernel": 0}, "model.layers.a.kernel"),
+        ({"filters": 1, "kernel_size": 0}, "model.layers.a.kernel_size"),
         ({"filters": "many"}, "model.layers.a"),  # TypeError
     ],
 )
@@ -110,12 +110,12 @@ class Other:
 @pytest.mark.parametrize(
     ("named", "setting"),
     [
-        (("Conv2D kernel", "0"), "model.kernel"),
+        (("Conv2D kernel_size", "0"), "model.kernel_size"),
         (("sha256.images", "0"), "model.sha256.images"),
         (("Conv2D depth", "0"), "model"),
         ((), "model"),
     ],
 )
 def test_a_part_puts_its_key_before_the_setting(named: tuple[str, ...], setting: str) -> None:
-    error = under("model", {"kernel": 0, "sha256": {}}, ConfigError("is odd", *named))
+    error = under("model", {"kernel_size": 0, "sha256": {}}, ConfigError("is odd", *named))
     assert (error.setting, error.owner) == (setting, "") and str(error).startswith(setting)

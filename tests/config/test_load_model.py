@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cupynet
-from cupynet import ConfigError, DataError, Model, Run, load_model, load_weights, save_weights
+from cupynet import ConfigError, DataError, Model, Run, load, load_weights, save_weights
 from cupynet.data import Synthetic
 from cupynet.runs.checkpoints import read
 from tests.support.refusals import refused
@@ -35,7 +35,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(finished: Path) -> Model:
     """The model of that run."""
-    return load_model(finished, "numba")
+    return load(finished, "numba")
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def test_a_run_is_loaded_by_any_path_and_on_any_backend(finished: Path, model: M
     test, steps = images().images, finished / "checkpoints"
     expected = model.predict(test)
     for path in (Run(finished), steps / "step-00000010"):
-        np.testing.assert_array_equal(load_model(path, "numba").predict(test), expected)
+        np.testing.assert_array_equal(load(path, "numba").predict(test), expected)
     for place, dtype in ((str(finished), "double"), (steps, "float64")):  # the newest checkpoint, at the end
-        found = load_model(place, "numpy", dtype)
+        found = load(place, "numpy", dtype)
         assert found.backend.policy.name == "double"
         np.testing.assert_allclose(found.predict(test), expected, atol=1e-5)
 
@@ -78,23 +78,23 @@ def test_replicas_of_a_mid_epoch_checkpoint_are_weighted_as_in_their_next_averag
     assert not np.array_equal(*own)
     samples = [each["numbers"]["synchronizer"]["tally"]["samples"] for each in stored.state["workers"]]
     expected = sum(each * count for each, count in zip(own, samples, strict=True)) / sum(samples)
-    found = load_model(finished / "checkpoints" / "step-00000004").weights()
+    found = load(finished / "checkpoints" / "step-00000004").weights()
     np.testing.assert_allclose(found["output.weight"], expected, atol=1e-7)
 
 
 def test_a_checkpoint_of_an_unfinished_run_restores_its_normalization(copied: Path, model: Model) -> None:
     for name in ("summary.json", "weights.safetensors"):
         (copied / name).unlink()
-    found = load_model(copied / "checkpoints", "numba").predict(images().images)
+    found = load(copied / "checkpoints", "numba").predict(images().images)
     np.testing.assert_array_equal(found, model.predict(images().images))
     with pytest.raises(ConfigError):
-        load_model(copied)
+        load(copied)
 
 
 def test_stages_are_joined(tmp_path: Path) -> None:
     stages = ["model=mlp", "parallel=hybrid", "parallel.pipeline.stages=2", "workers=2", "epochs=1"]
     trained(tmp_path / "run", *SMALL, *stages)
-    expected, found = load_model(tmp_path / "run"), load_model(tmp_path / "run" / "checkpoints")
+    expected, found = load(tmp_path / "run"), load(tmp_path / "run" / "checkpoints")
     assert found.weights().keys() == expected.weights().keys()
     np.testing.assert_array_equal(found.predict(images().images), expected.predict(images().images))
 
@@ -103,7 +103,7 @@ def test_stages_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False)])
 def test_float_disables_tf32(dtype: str | None, tf32: bool, copied: Path) -> None:
     changed(copied, "tf32: false", "tf32: true")
-    assert load_model(copied, "cupy", dtype).backend.options["tf32"] == tf32
+    assert load(copied, "cupy", dtype).backend.options["tf32"] == tf32
 
 
 # what is refused ------------------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
     spoil, kind, named = SPOILT[name]
     spoil(copied)
     with pytest.raises(kind) as caught:
-        load_model(copied)
+        load(copied)
     assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -153,10 +153,10 @@ def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
     "changes",
     [
         {"normalize": {"mean": [0]}},
-        {"normalize": {"mean": ["a"], "deviation": [1]}},
-        {"normalize": {"mean": [0], "deviation": [0]}},
-        {"normalize": {"mean": [0, 1], "deviation": [1]}},
-        {"normalize": {"mean": [0, 1], "deviation": [1, 1]}},  # the network's images have one channel
+        {"normalize": {"mean": ["a"], "std": [1]}},
+        {"normalize": {"mean": [0], "std": [0]}},
+        {"normalize": {"mean": [0, 1], "std": [1]}},
+        {"normalize": {"mean": [0, 1], "std": [1, 1]}},  # the network's images have one channel
         {"class_names": ["cat"]},
     ],
     ids=str,
@@ -164,14 +164,14 @@ def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
 def test_a_wrong_description_of_images_is_refused(changes: dict[str, Any], copied: Path) -> None:
     rewritten(copied, **changes)
     with pytest.raises(DataError):
-        load_model(copied)
+        load(copied)
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     for folder in ("nobody", "a\0b", "x" * 300, tmp_path, tmp_path / "checkpoints"):
         with pytest.raises(ConfigError):
-            load_model(folder)
+            load(folder)
 
 
 # classes --------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 def test_a_loaded_model_has_the_names_of_its_classes(copied: Path) -> None:
     names = [f"kind {number}" for number in range(10)]
     rewritten(copied, class_names=names)
-    assert load_model(copied).class_names == tuple(names)
+    assert load(copied).class_names == tuple(names)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import cupynet
-from cupynet import Conv2D, Dense, Model, ParallelWrapper, Residual
+from cupynet import Conv2D, Dense, Layer, Model, ParallelWrapper, Residual
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import load_described, save_described
@@ -95,11 +95,48 @@ def test_classes_of_others_need_trust(tmp_path: Path) -> None:
     np.testing.assert_array_equal(trusted.predict(IMAGES), model.predict(IMAGES))
 
 
-def test_what_cannot_be_described_is_refused(tmp_path: Path) -> None:
-    model = Model([Dense(3, init=lambda rng, shape: np.zeros(shape))], (8, 8), "numpy")
+class Renamed(Dense):
+    """Takes any arguments by name, as classes of Keras users do."""
+
+    def __init__(self, units: int, **others: Any) -> None:
+        super().__init__(units, **others)
+
+
+def local() -> Layer:
+    class Local(Dense):
+        pass
+
+    return Local(3)
+
+
+def changed_later() -> Layer:
+    layer = cupynet.Dropout(0.5)
+    layer.rate = 0.1
+    return layer
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Dense(3, init=lambda rng, shape: np.zeros(shape)), local(), changed_later()],
+    ids=["function", "local", "changed"],
+)
+def test_what_a_file_cannot_hold_is_refused(layer: Layer, tmp_path: Path) -> None:
+    model = Model([layer, Dense(3)], (8, 8), "numpy")
     with pytest.raises(ConfigError):
         model.save(tmp_path / "model.safetensors")
-    assert not list(tmp_path.iterdir())
+    with ParallelWrapper(model, 1, run=tmp_path / "run") as wrapper, pytest.raises(ConfigError):
+        wrapper.fit(small_dataset(8))
+    assert not wrapper.history.epochs
+    assert not [*tmp_path.rglob("*.safetensors")]
+
+
+def test_a_model_is_saved_as_it_was_made(tmp_path: Path) -> None:
+    layers = [Renamed(4, activation="relu"), Dense(3)]
+    model = Model(layers, (8, 8), "numpy", loss=cupynet.SoftmaxNLL(class_weights=np.ones(3)))
+    layers.insert(0, Dense(9))
+    model.save(tmp_path / "model.safetensors")
+    loaded = cupynet.load(tmp_path / "model.safetensors", "numpy", trusted_modules=[__name__])
+    np.testing.assert_array_equal(loaded.predict(IMAGES), model.predict(IMAGES))
 
 
 def changed(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -135,11 +172,17 @@ HOSTILE = {
     "no std": changed("normalize", {"mean": [0.0], "std": [0.0]}),
     "too few names": changed("class_names", ["a"]),
     "names of a number": changed("class_names", 5),
-    "trained is text": changed("trained_on_pixels", "yes"),
+    "trained on something else": changed("trained_on", "yes"),
     "seed below zero": changed("seed", -1),
     "an input of nothing": changed("input", []),
     "a huge input": changed("input", [10**9, 10**9, 1]),
     "a dtype of others": changed("dtype", "int8"),
+    "a model as a layer": changed(
+        NETWORK, {"_target_": "cupynet.nn.Model", "network": [], "input": [9**9, 9**9], "backend": "numpy"}
+    ),
+    "an initializer of another kind": changed(f"{NETWORK}.init", {"_target_": "cupynet.data.augment.Shift"}),
+    "the base class of layers": changed("network", {"_target_": "cupynet.nn.Layer"}),
+    "the base class of losses": changed("loss", {"_target_": "cupynet.nn.Loss"}),
 }
 
 

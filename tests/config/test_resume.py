@@ -100,7 +100,7 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert capsys.readouterr().err == "" and set(in_folder.iterdir()) == before | {in_folder / "whole"}
 
 
-STEP = ["optimizer.learning_rate._target_=cupynet.optim.Step", "+optimizer.learning_rate.initial=0.1"]
+STEP = ["optimizer.learning_rate._target_=cupynet.optim.StepDecay", "+optimizer.learning_rate.initial=0.1"]
 STEP += ["+optimizer.learning_rate.factor=0.5", "+optimizer.learning_rate.every=7"]
 
 

@@ -71,7 +71,7 @@ def test_a_damaged_file_of_settings_is_refused(damage: bytes, error: type[Except
 @pytest.mark.parametrize(
     ("old", "new", "named"),
     [
-        ("report_every_iterations: 50\n", "report_evry: 50\n", "report_evry"),
+        ("log_every: 50\n", "report_evry: 50\n", "report_evry"),
         ("  timeout_s: 300.0\n", "  timeout: 300.0\n", "parallel.timeout"),
         ("workers: 2\n", "workers: two\n", "workers"),
         (r"  synchronizer:\n(    .*\n)+", "", "parallel.synchronizer"),

@@ -36,8 +36,7 @@ from cupynet.config.load_model import Trained
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, CupynetError, DataError, OutputError
 from cupynet.core.files import load_weights, write_output
-from cupynet.data import Loader
-from cupynet.data.sources.image_folder import Folder
+from cupynet.data import ImageFolder, Loader
 from cupynet.reporting.folder import read_run
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
 from cupynet.training import History, ParallelWrapper
@@ -438,7 +437,7 @@ IMPOSSIBLE: dict[str, tuple[Callable[[str], object], type[Exception]]] = {
     "evaluate": (Trained, ConfigError),
     "train": (lambda path: resume.find(path, []), ConfigError),
     "tune": (lambda path: for_hydra([f"resume={path}"]), ConfigError),
-    "data": (Folder, DataError),
+    "data": (ImageFolder, DataError),
     "history": (lambda path: History(path).check_path(), OutputError),
     "export": (lambda path: write_output(path, b""), OutputError),
 }
@@ -537,7 +536,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of two workers."""
     folder = tmp_path_factory.mktemp("good")
     with ParallelWrapper(small_model(), 2) as wrapper:
-        wrapper.fit(Loader(small_dataset(20), 4), 1)
+        wrapper.fit(Loader(small_dataset(20), 4), epochs=1)
         return wrapper.checkpoint(folder)
 
 

@@ -21,7 +21,7 @@ def test_causes_are_yielded_from_the_outermost_error_inwards() -> None:
     [
         (("is odd",), "is odd", ("", "", None)),
         (("is missing", "data.folder"), "data.folder: is missing", ("", "data.folder", None)),
-        (("is odd", "Conv2D kernel", "0"), "Conv2D kernel=0: is odd", ("Conv2D", "kernel", "0")),
+        (("is odd", "Conv2D kernel_size", "0"), "Conv2D kernel_size=0: is odd", ("Conv2D", "kernel_size", "0")),
     ],
 )
 def test_the_fields_of_a_config_error_survive_pickling(

@@ -154,7 +154,7 @@ def test_a_signal_in_the_last_round_leaves_a_complete_run_evaluated(tmp_path: Pa
 
 # fifty random sequences -----------------------------------------------------------------------------------------------
 
-LONG = [*TINY, "data.train=1200", "epochs=40", "report_every_iterations=10", "data.validation=40"]
+LONG = [*TINY, "data.train=1200", "epochs=40", "log_every=10", "data.validation=40"]
 FREQUENCIES = ["parallel.averaging_frequency=5", "parallel.averaging_frequency=end", "parallel=gradients"]
 
 

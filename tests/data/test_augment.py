@@ -15,19 +15,19 @@ from cupynet.data import (
     Augmentation,
     Batch,
     BatchFeed,
-    CutOut,
+    Cutout,
     Dataset,
-    Draws,
     Elastic,
     HorizontalFlip,
     Loader,
     Rotate,
+    SampleRNG,
     Shift,
 )
 from tests.support.refusals import refused
 from tests.support.shards import write_shards
 
-PARTS: list[Augmentation] = [Shift(2), HorizontalFlip(), CutOut(5), Rotate(20), Elastic(20, 3)]
+PARTS: list[Augmentation] = [Shift(2), HorizontalFlip(), Cutout(5), Rotate(20), Elastic(20, 3)]
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(1, 256, (40, 11, 9, 3), np.uint8)
 DATA = Dataset("numbered", RNG.integers(1, 256, (50, 8, 8, 1), np.uint8), np.arange(50) % 10, 10)
@@ -35,7 +35,7 @@ DATA = Dataset("numbered", RNG.integers(1, 256, (50, 8, 8, 1), np.uint8), np.ara
 
 def through(part: Augmentation, images: Any = IMAGES, seed: int = 1, epoch: int = 2, samples: Any = None) -> Any:
     samples = np.arange(len(images)) if samples is None else np.asarray(samples)
-    return part(images, Draws(seed, epoch, samples, 0))
+    return part(images, SampleRNG(seed, epoch, samples, 0))
 
 
 @pytest.mark.parametrize("part", PARTS, ids=repr)
@@ -52,7 +52,7 @@ def test_the_result_depends_on_seed_epoch_and_sample_only(part: Augmentation) ->
 
 def test_draws_are_those_of_splitmix64() -> None:
     """A key of 0 gives the first outputs of Vigna's reference from state 0."""
-    draws = Draws(1, 2, np.arange(1), 0)
+    draws = SampleRNG(1, 2, np.arange(1), 0)
     draws._keys = np.zeros(1, np.uint64)
     first, second = 0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4
     expected = [first >> 40, first >> 8 & 0xFFFFFF, second >> 40, second >> 8 & 0xFFFFFF]
@@ -81,7 +81,7 @@ def test_horizontal_flip() -> None:
 
 def test_cut_out() -> None:
     areas = []
-    for image, cut in zip(IMAGES, through(CutOut(4)), strict=True):
+    for image, cut in zip(IMAGES, through(Cutout(4)), strict=True):
         gone = (cut == 0).all(axis=2)
         np.testing.assert_array_equal(cut[~gone], image[~gone])
         rows, columns = np.flatnonzero(gone.any(axis=1)), np.flatnonzero(gone.any(axis=0))
@@ -91,7 +91,7 @@ def test_cut_out() -> None:
 
 
 def test_rotate() -> None:
-    class Highest(Draws):
+    class Highest(SampleRNG):
         def uniform(self, low: float, high: float, *shape: int) -> Any:
             return np.full((40, *shape), high, np.float32)
 
@@ -176,7 +176,7 @@ def test_images_that_must_stay_on_a_gpu_are_not_augmented() -> None:
     ("kind", "arguments", "name"),
     [
         (Shift, (0,), "pixels"),
-        (CutOut, (0,), "size"),
+        (Cutout, (0,), "size"),
         (HorizontalFlip, (1.5,), "probability"),
         (Rotate, (0,), "degrees"),
         (Elastic, (0, 1), "alpha"),
@@ -195,7 +195,7 @@ def test_only_augmentations_are_accepted() -> None:
 
 def test_an_augmentation_that_changes_the_size_is_refused() -> None:
     class Crop(Augmentation):
-        def __call__(self, images: Any, draws: Draws) -> Any:
+        def __call__(self, images: Any, draws: SampleRNG) -> Any:
             return images[:, 1:]
 
     with refused(""):

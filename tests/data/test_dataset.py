@@ -27,7 +27,8 @@ def rows(dataset: Any) -> list[bytes]:
     [
         (pixels(3, 16), [0] * 3),
         (pixels(3, 2, 2, 2, 1), [0] * 3),
-        (np.zeros((3, 4, 4, 1), np.float32), [0] * 3),
+        (np.full((3, 4, 4, 1), np.nan), [0] * 3),
+        (pixels(3, 4, 4, 1), np.eye(3)),
         (np.zeros((3, 4, 4), bool), [0] * 3),
         ([[[256]]], [0]),
         (None, [0]),

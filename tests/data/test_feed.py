@@ -86,14 +86,14 @@ def test_a_batch_stays_valid_while_the_worker_computes_on_it(loader: Loader, on_
     """Also after an interrupted epoch with batches prefetched in part. Nothing waits on the host."""
     backend, data, sums = worker("double"), loader.dataset, []
     assert isinstance(data, Dataset)
-    with backend.here():
+    with backend.activated():
         total = backend.xp.zeros(())
     with BatchFeed(loader, backend, prefetch=ahead, on_device=on_device) as feed:
         for epoch, most in enumerate((11, 3, 11, 1, 0, 11)):
             for batch, _ in zip(feed.epoch(epoch), range(most), strict=False):
                 assert batch is not None
                 backend.convert(batch.images, backend.workspace.borrow(batch.images.shape, batch.images.dtype))
-                with backend.here():
+                with backend.activated():
                     total += batch.images.sum() + batch.labels.sum()
                 sums.append(data.images[batch.samples].sum() / 255 + data.labels[batch.samples].sum())
     assert float(total) == pytest.approx(float(np.sum(sums)), rel=1e-12)

@@ -196,7 +196,7 @@ def test_arrays_become_a_loader() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [np.zeros((4, 3, 3)), (np.zeros((4, 3, 3)), [0, 1, 2, 3]), Synthetic(10, 10)], ids=type
+    "data", [np.zeros((4, 3, 3)), (np.zeros((4, 3, 3)), [0.5, 1, 2, 3]), Synthetic(10, 10)], ids=type
 )
 def test_objects_of_another_type_are_refused(data: Any) -> None:
     with refused(""):

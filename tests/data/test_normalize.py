@@ -56,7 +56,7 @@ def test_batches_have_mean_0_and_deviation_1(name: str, channels: int) -> None:
     x = backend.to_host(batch.images)
     np.testing.assert_allclose(x.mean(axis=(0, 1, 2)), 0, atol=1e-12)
     np.testing.assert_allclose(x.std(axis=(0, 1, 2)), 1, atol=1e-12)
-    expected = (images[batch.samples] / 255 - np.array(pixels.mean)) / np.array(pixels.deviation)
+    expected = (images[batch.samples] / 255 - np.array(pixels.mean)) / np.array(pixels.std)
     np.testing.assert_allclose(x, expected, atol=1e-12)
 
 
@@ -65,14 +65,14 @@ def test_batches_have_mean_0_and_deviation_1(name: str, channels: int) -> None:
     [
         "Auto",
         {"mean": [0.5]},
-        {"mean": 0.5, "deviation": 0.5},
-        {"mean": [0.5], "deviation": [0]},
-        {"mean": [math.nan], "deviation": [1]},
-        {"mean": [0.5, 0.5], "deviation": [1]},
-        {"mean": [0.5], "deviation": [1], "std": [1]},
-        {"mean": [1e300], "deviation": [1e-300]},
-        {"mean": [0.1], "deviation": [1e-40]},
-        {"mean": [0.1], "deviation": [1e300]},
+        {"mean": 0.5, "std": 0.5},
+        {"mean": [0.5], "std": [0]},
+        {"mean": [math.nan], "std": [1]},
+        {"mean": [0.5, 0.5], "std": [1]},
+        {"mean": [0.5], "std": [1], "deviation": [1]},
+        {"mean": [1e300], "std": [1e-300]},
+        {"mean": [0.1], "std": [1e-40]},
+        {"mean": [0.1], "std": [1e300]},
     ],
     ids=str,
 )
@@ -83,4 +83,4 @@ def test_bad_values_are_refused(wrong: Any) -> None:
 
 def test_normalization_needs_a_value_per_channel() -> None:
     with refused(""):
-        small(normalize={"mean": [0, 0], "deviation": [1, 1]}).load()
+        small(normalize={"mean": [0, 0], "std": [1, 1]}).load()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cupynet.backend import create_backend
-from cupynet.data import Dataset, Loader, Sharded, Shards
+from cupynet.data import Dataset, Loader, ShardedFiles, Shards
 from tests.support.data_errors import data_error
 from tests.support.refusals import refused
 from tests.support.shards import save, write_shards
@@ -148,7 +148,7 @@ def test_files_that_are_no_arrays_are_refused(name: str, folder: Path, monkeypat
 
 def test_a_sharded_source_has_its_parts(folder: Path) -> None:
     save(folder / "validation", images=ROWS.images[:3], labels=ROWS.labels[:3])
-    source = Sharded(folder, classes=6, normalize={"mean": [0.5], "deviation": [0.25]})
+    source = ShardedFiles(folder, classes=6, normalize={"mean": [0.5], "std": [0.25]})
     data = source.load()
     data.check(source.image_shape, source.classes)
     assert isinstance(data.train, Shards) and data.validation is not None and len(data.validation) == 3
@@ -159,11 +159,11 @@ def test_a_sharded_source_has_its_parts(folder: Path) -> None:
 
 def test_bad_settings_of_a_sharded_source_are_refused(folder: Path) -> None:
     with refused("folder"):
-        Sharded().load()
+        ShardedFiles().load()
     with refused("normalize", "auto"):  # would read all shards
-        Sharded(folder, normalize="auto")
+        ShardedFiles(folder, normalize="auto")
     with data_error(folder / "0"):
         Shards(folder, classes=2).open(0)
     (folder / "test" / "labels.npy").unlink()
     with data_error(folder / "test" / "labels.npy"):
-        Sharded(folder).load()
+        ShardedFiles(folder).load()

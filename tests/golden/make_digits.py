@@ -9,7 +9,7 @@ Run once, with an interpreter that has scikit-learn: python tests/golden/make_di
 from pathlib import Path
 
 import numpy as np
-from sklearn.datasets import load_digits  # type: ignore[import-not-found]
+from sklearn.datasets import load_digits
 
 if __name__ == "__main__":
     digits = load_digits()

@@ -5,7 +5,7 @@ Run once with Keras installed: KERAS_BACKEND=jax python make_keras.py. Tests nee
 
 from pathlib import Path
 
-import keras  # type: ignore[import-not-found]
+import keras
 import numpy as np
 from keras import layers
 

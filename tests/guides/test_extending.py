@@ -37,11 +37,11 @@ QUICK = ("data=synthetic", "data.train=200", "data.test=50", "epochs=1", "worker
 COMMANDS = {
     "gradient_mean": (*QUICK, "parallel.synchronizer._target_=gradient_mean.GradientMean"),
     "lion": (*QUICK[:-1], "optimizer._target_=lion.Lion", "optimizer.learning_rate=0.001", "++optimizer.beta2=0.98"),
-    "residual": (*QUICK, "model.layers.pool2._target_=residual.Residual", "model.layers.pool2.kernel=5"),
+    "residual": (*QUICK, "model.layers.pool2._target_=residual.Residual", "model.layers.pool2.kernel_size=5"),
     "scale": (*QUICK, "model.layers.pool2._target_=scale.Scale"),
     "stop_at": (*QUICK, "+callbacks.stop._target_=stop_at.StopAt", "+callbacks.stop.loss=100"),
     "stripes": ("data._target_=stripes.Stripes", "+data.images=300", "data.validation=60", "backend=numpy", "epochs=3",
-                "batch_size=16", "model.layers.output.units=3", "model.layers.conv2.kernel=3"),
+                "batch_size=16", "model.layers.output.units=3", "model.layers.conv2.kernel_size=3"),
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
 def test_the_callback_of_the_guide_stops_at_its_loss_by_the_command_line(tmp_path: Path) -> None:
     shutil.copy(EXAMPLES / "stop_at.py", tmp_path)
     arguments = [*COMMANDS["stop_at"], *SMALL, "trusted_modules=[stop_at]", f"hydra.run.dir={tmp_path / 'run'}"]
-    arguments += ["report_every_iterations=5", "data.train=400"]
+    arguments += ["log_every=5", "data.train=400"]
     done = warm.command("cupynet", ("train", *arguments), tmp_path, environment(), 300)
     assert done.returncode == 0, done.stderr
     summary = Run(tmp_path / "run").summary()
@@ -96,9 +96,11 @@ def test_the_synchronizer_equals_one_replica_over_two_fits() -> None:
     shared, alone = small_model(), small_model()
     optimizer = Nesterov(0.05, 0.9, l2=1e-3, max_grad_norm=0.5)
     with ParallelWrapper(shared, 3, synchronizer=GradientMean(), optimizer=optimizer) as wrapper:
-        wrapper.fit(Loader(data, 4, seed=3), 1).fit(Loader(data, 4, seed=3), 2)
+        wrapper.fit(Loader(data, 4, seed=3), epochs=1)
+        wrapper.fit(Loader(data, 4, seed=3), epochs=2)
     with ParallelWrapper(alone, 1, optimizer=optimizer) as wrapper:
-        wrapper.fit(Loader(data, 12, seed=3), 1).fit(Loader(data, 12, seed=3), 2)
+        wrapper.fit(Loader(data, 12, seed=3), epochs=1)
+        wrapper.fit(Loader(data, 12, seed=3), epochs=2)
     assert np.abs(shared.params.master - alone.params.master).max() <= 1e-12
 
 
@@ -131,7 +133,7 @@ def test_the_layer_leaves_nothing_on_loan_and_shows_what_it_holds() -> None:
     network = Sequential({"block": Residual(), "output": Dense(3)})
     model = Model(network, Image(8, 8, 1), create_backend("numba"))
     with ParallelWrapper(model, 2) as wrapper:
-        wrapper.fit(small_dataset(40), 2, batch_size=8)
+        wrapper.fit(small_dataset(40), epochs=2, batch_size=8)
         assert wrapper.evaluate(small_dataset(40)).samples == 40
         assert on_loan(wrapper) == [0, 0]
     rows = [line.split() for line in model.summary().splitlines()]

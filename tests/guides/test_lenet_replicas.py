@@ -27,7 +27,7 @@ def test_the_program_equals_the_wrapper() -> None:
     with ParallelWrapper(
         model, WORKERS, AVERAGING_FREQUENCY, optimizer=Nesterov(0.01, 0.9), blas_threads=1, progress="none"
     ) as wrapper:
-        wrapper.fit(Loader(data.train, batch_size=32, seed=12345), EPOCHS)
+        wrapper.fit(Loader(data.train, batch_size=32, seed=12345), epochs=EPOCHS)
         found = wrapper.evaluate(data.test).accuracy
     with blas.Limit(1):  # another number of threads may round products differently
         assert lenet_replicas.main("numba", 320) == found

@@ -88,9 +88,9 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
     ("setting", "value"),
     [
         ("filters", True),
-        ("kernel", 2.0),
-        ("kernel", (3, 0)),
-        ("kernel", (3, 3, 3)),
+        ("kernel_size", 2.0),
+        ("kernel_size", (3, 0)),
+        ("kernel_size", (3, 3, 3)),
         ("stride", 0),
         ("dilation", 0),
         ("groups", 0),
@@ -102,7 +102,7 @@ def test_same_puts_the_odd_zero_after_the_image(name: str) -> None:
     ],
 )
 def test_arguments_are_checked(setting: str, value: Any) -> None:
-    arguments: dict[str, Any] = {"filters": 4, "kernel": 3, setting: value}
+    arguments: dict[str, Any] = {"filters": 4, "kernel_size": 3, setting: value}
     with refused(setting):
         Conv2D(**arguments)
 

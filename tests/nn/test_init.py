@@ -15,7 +15,7 @@ from cupynet.nn import Conv2D, Dense, Flat, Image, Layer, Loss, Model, Sequentia
 from cupynet.nn.init import (
     INITIALIZERS,
     REMAINS,
-    Filled,
+    Constant,
     Normal,
     Orthogonal,
     TruncatedNormal,
@@ -151,12 +151,12 @@ def test_a_vector_needs_an_initializer_of_vectors() -> None:
         ("init", lambda: Dense(3, init=Orthogonal)),  # type: ignore[arg-type]
         ("bias_init", lambda: Dense(3, bias_init="zeroes")),
         ("bias_init", lambda: Conv2D(3, 2, bias_init=math.nan)),
-        ("deviation", lambda: Normal(0)),
+        ("std", lambda: Normal(0)),
         ("limit", lambda: Uniform(0)),
         ("mode", lambda: VarianceScaling(mode="fan")),
         ("distribution", lambda: VarianceScaling(distribution="even")),
         ("gain", lambda: Orthogonal(0)),
-        ("value", lambda: Filled(math.inf)),
+        ("value", lambda: Constant(math.inf)),
     ],
 )
 def test_invalid_arguments_are_refused(setting: str, make: Callable[[], object]) -> None:

@@ -162,7 +162,7 @@ def test_images_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
         small().predict(np.zeros(shape, np.uint8))
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((2, *SMALL.shape), np.int64), "a.png", None], ids=["int64", "text", "none"])
+@pytest.mark.parametrize("wrong", [np.full((2, *SMALL.shape), 256), "a.png", None], ids=["int64", "text", "none"])
 def test_what_is_no_image_is_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError):
         small().predict(wrong)
@@ -222,13 +222,15 @@ def test_softmax_is_not_applied_twice(network: Sequential) -> None:
         ("seed", None),
         ("seed", 2**64),
         ("loss", SoftmaxNLL),
-        ("network", [Dense(3)]),
-        ("input", (28, 28, 1)),
-        ("backend", "numba"),
+        ("layers.int1", [3]),
+        ("input", (28,)),
+        ("backend", "nunba"),
+        ("dtype", "half"),
     ],
 )
 def test_arguments_are_checked(setting: str, value: Any) -> None:
-    arguments = {"network": Dense(3), "input": Flat(4), "backend": create_backend("numpy"), setting: value}
+    name = "network" if setting == "layers.int1" else setting
+    arguments = {"network": Dense(3), "input": Flat(4), "backend": create_backend("numpy"), name: value}
     with refused(setting):
         Model(**arguments)
 

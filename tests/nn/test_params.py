@@ -30,7 +30,7 @@ def declared(backend: Backend, seed: int = 1, *more: str) -> Params:
 
 def places(backend: Backend, view: Any, vector: Any) -> range:
     """The elements of a vector that a view covers."""
-    start, rest = divmod(backend.address(view) - backend.address(vector), vector.itemsize)
+    start, rest = divmod(backend.data_ptr(view) - backend.data_ptr(vector), vector.itemsize)
     assert rest == 0
     return range(start, start + view.size)
 
@@ -47,7 +47,7 @@ def test_every_weight_is_an_aligned_view_of_the_same_place_in_every_vector(name:
         assert taken.isdisjoint(own), f"{label} overlaps"
         taken.update(own)
         for view in (p.master, p.data, p.grad):
-            assert backend.address(view) % 64 == 0 and view.shape == p.shape and view.flags.c_contiguous
+            assert backend.data_ptr(view) % 64 == 0 and view.shape == p.shape and view.flags.c_contiguous
     assert params.count == 15 + 5 + 21 == len(taken)
     wide = backend.policy.accumulate
     assert (params.master.dtype, params.grad.dtype, params.data.dtype) == (wide, wide, backend.policy.storage)

@@ -79,7 +79,7 @@ def test_ties_send_the_gradient_to_the_first(name: str, dtype: str, x: Any, dx: 
     [
         ("padding", lambda: MaxPool2D((3, 1), padding=(0, 1))),
         ("padding", lambda: MaxPool2D(2, padding="full")),
-        ("kernel", lambda: MaxPool2D(0, 1)),
+        ("kernel_size", lambda: MaxPool2D(0, 1)),
         ("stride", lambda: MaxPool2D(2, 0)),
         ("", lambda: MaxPool2D(2).build(Flat(9), Params().scope(), create_backend("numpy"))),
         ("", lambda: GlobalAvgPool2D().build(Flat(3), Params().scope(), create_backend("numpy"))),

@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from cupynet.backend import Backend, Move, create_backend
+from cupynet.backend import Backend, UpdateScalars, create_backend
 from cupynet.nn.init import xavier
 from cupynet.nn.params import Params, Segment
 from cupynet.optim import SGD, Adam, Momentum, Nesterov, Optimizer
@@ -36,7 +36,7 @@ def on_host(backend: Backend, vector: Any) -> Any:
 class InPlainArrays(SGD):
     """A user's update, which does not write the 16-bit copy."""
 
-    def update(self, params: Params, segment: Segment, move: Move) -> None:
+    def update(self, params: Params, segment: Segment, move: UpdateScalars) -> None:
         params.master[segment.part] -= move.rate * params.grad[segment.part] * move.scale
 
 

@@ -14,16 +14,16 @@ from cupynet.optim import (
     SGD,
     Constant,
     Cosine,
-    Exponential,
-    Inverse,
-    Map,
+    ExponentialDecay,
+    InverseTimeDecay,
     OneCycle,
+    PiecewiseConstant,
     Polynomial,
     ReduceOnPlateau,
     Scaled,
     Schedule,
-    Sigmoid,
-    Step,
+    SigmoidDecay,
+    StepDecay,
     Warmup,
     scale_factor,
 )
@@ -33,13 +33,13 @@ from tests.support.training import small_dataset, small_model
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "optim.npz")
 SCHEDULES: dict[str, Schedule] = {
-    "step": Step(0.05, 0.5, 7),
-    "map": Map({0: 0.05, 5: 0.005, 20: 0.0005}),
-    "exponential": Exponential(0.05, 0.9),
+    "step": StepDecay(0.05, 0.5, 7),
+    "map": PiecewiseConstant({0: 0.05, 5: 0.005, 20: 0.0005}),
+    "exponential": ExponentialDecay(0.05, 0.9),
     "polynomial": Polynomial(0.05, 2.0),
     "cosine": Cosine(0.05, 0.01),
     "restarts": Cosine(0.05, 0.01, 10, 2),
-    "warmup": Warmup(10, Exponential(0.05, 0.9)),
+    "warmup": Warmup(10, ExponentialDecay(0.05, 0.9)),
     "one cycle": OneCycle(0.05, 10 / 49, 25, 1000),
 }
 
@@ -47,7 +47,7 @@ SCHEDULES: dict[str, Schedule] = {
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_rates_are_those_of_pytorch(name: str) -> None:
     schedule, expected = SCHEDULES[name], GOLDEN[f"schedule/{name}"]
-    schedule.span(0, len(expected))
+    schedule.begin_fit(0, len(expected))
     np.testing.assert_allclose([schedule(i) for i in range(len(expected))], expected, rtol=1e-12, atol=1e-16)
 
 
@@ -57,10 +57,10 @@ def test_every_golden_schedule_is_compared() -> None:
 
 def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
     """Deeplearning4j's InverseSchedule and SigmoidSchedule."""
-    inverse, sigmoid = Inverse(0.5, 0.1, 0.75), Sigmoid(0.4, -0.2, 10)
+    inverse, sigmoid = InverseTimeDecay(0.5, 0.1, 0.75), SigmoidDecay(0.4, -0.2, 10)
     assert [inverse(i) for i in (0, 10)] == pytest.approx([0.5, 0.5 / 2**0.75])
     assert [sigmoid(i) for i in (0, 10, 20)] == pytest.approx([0.4 / (1 + math.exp(-2)), 0.2, 0.4 / (1 + math.exp(2))])
-    assert 0 <= Sigmoid(0.4, -1.0, 10)(10**6) < 1e-300
+    assert 0 <= SigmoidDecay(0.4, -1.0, 10)(10**6) < 1e-300
 
 
 # One cycle ------------------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ def test_schedules_that_pytorch_lacks_follow_their_formulas() -> None:
 
 def test_a_cycle_begins_peaks_and_ends_at_the_given_rates() -> None:
     schedule = OneCycle(0.5, warmup=0.3, start_divisor=10, end_divisor=100)
-    schedule.span(0, 11)
+    schedule.begin_fit(0, 11)
     rates = [schedule(i) for i in range(11)]
     assert rates[0] == pytest.approx(0.05)
     assert rates[3] == pytest.approx(0.5) == max(rates)
@@ -81,14 +81,14 @@ def test_a_cycle_begins_peaks_and_ends_at_the_given_rates() -> None:
 )
 def test_short_cycles(iterations: int, warmup: float, rates: list[float]) -> None:
     schedule = OneCycle(0.5, warmup)
-    schedule.span(0, iterations)
+    schedule.begin_fit(0, iterations)
     assert [schedule(i) for i in range(len(rates))] == pytest.approx(rates)
 
 
 def test_a_second_fit_starts_a_new_cycle() -> None:
     schedule = OneCycle(0.5)
-    schedule.span(0, 50)
-    schedule.span(50, 60)
+    schedule.begin_fit(0, 50)
+    schedule.begin_fit(50, 60)
     assert schedule(0) == schedule(50) == pytest.approx(0.5 / 25)
     assert schedule(59) == schedule(1000) == pytest.approx(0.5 / 1000)
 
@@ -98,12 +98,10 @@ def test_a_second_fit_starts_a_new_cycle() -> None:
 
 def test_a_plateau_is_found_as_in_pytorch() -> None:
     """The state moves to another schedule after each evaluation, as in a resumed run."""
-    one, other = (
-        ReduceOnPlateau(0.05, 0.5, patience=3, min_improvement=0.02, cooldown=2, least=0.004) for _ in range(2)
-    )
+    one, other = (ReduceOnPlateau(0.05, 0.5, patience=3, min_delta=0.02, cooldown=2, least=0.004) for _ in range(2))
     found = []
     for loss in GOLDEN["losses"]:
-        one.learn(float(loss))
+        one.on_evaluation(float(loss))
         found.append(one(0))
         other.restore(one.state())
         one, other = other, one
@@ -114,62 +112,64 @@ def test_accuracy_is_better_when_it_is_higher_and_nan_is_no_improvement() -> Non
     schedule = ReduceOnPlateau(1.0, 0.5, patience=1, monitor="accuracy")
     rates = []
     for accuracy in (0.5, 0.6, 0.7, 0.6, 0.7, math.nan, 0.8):
-        schedule.learn(accuracy)
+        schedule.on_evaluation(accuracy)
         rates.append(schedule(0))
     assert rates == [1, 1, 1, 1, 0.5, 0.5, 0.5]
 
 
 def test_a_plateau_is_seen_in_training_and_needs_validation_images() -> None:
-    data, schedule = small_dataset(24), ReduceOnPlateau(1e-9, 0.5, patience=0, min_improvement=10.0)
+    data, schedule = small_dataset(24), ReduceOnPlateau(1e-9, 0.5, patience=0, min_delta=10.0)
     with ParallelWrapper(small_model(), 2, optimizer=SGD(schedule), averaging_frequency="epoch") as wrapper:
-        wrapper.fit(data, 3, batch_size=4, evaluate_on=data, split="validation")
+        wrapper.fit(data, epochs=3, batch_size=4, validation_data=data)
         rates = [trainer.replica.optimizer.learning_rate(0) for trainer in wrapper._trainers if trainer]
         assert rates == [0.25e-9] * 2 and schedule(0) == 1e-9
         for images in (data, None):  # as test images, or not at all
             with refused("optimizer.learning_rate"):
-                wrapper.fit(data, 1, batch_size=4, evaluate_on=images)
+                wrapper.fit(data, epochs=1, batch_size=4, evaluate_on=images)
 
 
 # Epochs and warm-up ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", [Step(1.0, 0.5, 1, "epoch"), Map({0: 1.0, 1: 0.5, 2: 0.25}, "epoch")])
+@pytest.mark.parametrize(
+    "schedule", [StepDecay(1.0, 0.5, 1, "epoch"), PiecewiseConstant({0: 1.0, 1: 0.5, 2: 0.25}, "epoch")]
+)
 def test_epochs_are_counted_from_the_end_of_the_fit(schedule: Schedule) -> None:
     """7 iterations are left of an epoch of 10 that was stopped; earlier epochs had another length."""
-    schedule.span(100, 127, 10, 3)
+    schedule.begin_fit(100, 127, 10, 3)
     assert [schedule(i) for i in (100, 106, 107, 116, 117, 126)] == [1, 1, 0.5, 0.5, 0.25, 0.25]
 
 
 def test_a_warmup_runs_once_before_its_schedule() -> None:
     schedule = Warmup(4, OneCycle(0.5, warmup=0.0, end_divisor=10), start=0.2)
-    schedule.span(0, 15)
+    schedule.begin_fit(0, 15)
     assert [schedule(i) for i in (0, 2, 4, 14)] == pytest.approx([0.1, 0.3, 0.5, 0.05])
-    schedule.span(15, 26)
+    schedule.begin_fit(15, 26)
     assert [schedule(i) for i in (15, 25)] == pytest.approx([0.5, 0.05])
 
 
 @pytest.mark.parametrize(("steps", "ends"), [(150, (199, 200, 300)), (3, (99, 100, 200))])
 def test_epochs_are_counted_from_the_end_of_a_warmup(steps: int, ends: tuple[int, ...]) -> None:
-    schedule = Warmup(steps, Step(0.1, 0.1, 1, "epoch"), start=0.5)
-    schedule.span(0, 500, 100, 5)
+    schedule = Warmup(steps, StepDecay(0.1, 0.1, 1, "epoch"), start=0.5)
+    schedule.begin_fit(0, 500, 100, 5)
     found = [schedule(i) for i in (0, steps, *ends)]
     assert found == pytest.approx([0.05, 0.1, 0.1, 0.01, 0.001])
 
 
 def test_a_further_fit_with_longer_epochs_remembers_those_of_the_warmup() -> None:
-    schedule, resumed = (Warmup(15, Step(0.1, 0.5, 1, "epoch")) for _ in range(2))
-    schedule.span(0, 50, 10, 5)
+    schedule, resumed = (Warmup(15, StepDecay(0.1, 0.5, 1, "epoch")) for _ in range(2))
+    schedule.begin_fit(0, 50, 10, 5)
     resumed.restore(schedule.state())
     for each in (schedule, resumed):
-        each.span(50, 250, 100, 7)
+        each.begin_fit(50, 250, 100, 7)
         assert [each(i) for i in (50, 149, 150, 249)] == pytest.approx([0.1 / 2**4] * 2 + [0.1 / 2**5] * 2)
 
 
 def test_wrapping_schedules_pass_on_losses_and_state() -> None:
     schedule, resumed = (Scaled(Warmup(1, ReduceOnPlateau(1.0, 0.5, patience=0)), 2.0) for _ in range(2))
     assert schedule.monitor == "loss" and schedule.needs_validation
-    schedule.learn(1.0)
-    schedule.learn(1.0)
+    schedule.on_evaluation(1.0)
+    schedule.on_evaluation(1.0)
     resumed.restore(schedule.state())
     assert schedule(5) == resumed(5) == 1.0
 
@@ -180,9 +180,9 @@ def test_wrapping_schedules_pass_on_losses_and_state() -> None:
         (lambda: OneCycle(math.inf), "peak"),
         (lambda: OneCycle(0.1, warmup=1), "warmup"),
         (lambda: OneCycle(0.1, start_divisor=0.5), "start_divisor"),
-        (lambda: Map({}), "rates"),
-        (lambda: Map({3: 0.1}), "rates"),
-        (lambda: Step(0.1, 0.5, 1, "round"), "by"),
+        (lambda: PiecewiseConstant({}), "rates"),
+        (lambda: PiecewiseConstant({3: 0.1}), "rates"),
+        (lambda: StepDecay(0.1, 0.5, 1, "round"), "by"),
         (lambda: Cosine(0.1, 0.2), "end"),
         (lambda: Cosine(0.1, growth=2), "growth"),
         (lambda: ReduceOnPlateau(0.1, monitor="f1"), "monitor"),
@@ -209,16 +209,17 @@ def test_rules_for_the_learning_rate_as_workers_grow(scale: str | float, factor:
 def test_the_wrapper_scales_the_learning_rate(scale: Any, rate: float) -> None:
     optimizer, data = SGD(0.02), small_dataset(40)
     with ParallelWrapper(small_model(), 4, optimizer=optimizer, learning_rate_scale=scale) as scaled:
-        scaled.fit(data, 1, batch_size=4).warm_up(4)
+        scaled.fit(data, epochs=1, batch_size=4)
+        scaled.warm_up(4)
     with ParallelWrapper(small_model(), 4, optimizer=SGD(rate)) as plain:
-        plain.fit(data, 1, batch_size=4)
+        plain.fit(data, epochs=1, batch_size=4)
     np.testing.assert_array_equal(scaled.model.params.master, plain.model.params.master)
     assert optimizer.learning_rate(0) == 0.02, "the user's optimizer has changed"
 
 
 def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
     with ParallelWrapper(small_model(), 2, optimizer=SGD(OneCycle(0.1)), learning_rate_scale=2.0) as wrapper:
-        wrapper.fit(small_dataset(40), 2, batch_size=4)
+        wrapper.fit(small_dataset(40), epochs=2, batch_size=4)
         rate = wrapper.trainer.replica.optimizer.learning_rate
         before = [rate(i) for i in range(10)]
         wrapper.warm_up(4)
@@ -227,18 +228,18 @@ def test_warming_up_leaves_a_scaled_cycle_where_it_is() -> None:
 
 def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
     """A run warms up before it knows how long an epoch is."""
-    with ParallelWrapper(small_model(), 2, optimizer=SGD(Warmup(2, Step(0.1, 0.5, 1, "epoch")))) as wrapper:
+    with ParallelWrapper(small_model(), 2, optimizer=SGD(Warmup(2, StepDecay(0.1, 0.5, 1, "epoch")))) as wrapper:
         wrapper.warm_up(4)
-        wrapper.fit(small_dataset(40), 2, batch_size=4)
+        wrapper.fit(small_dataset(40), epochs=2, batch_size=4)
         assert wrapper.trainer.replica.optimizer.learning_rate(wrapper.trainer.iteration - 1) == 0.05
 
 
 @pytest.mark.parametrize(
     ("make", "same"),
     [
-        (lambda: Map({0: 0.1, 3: 0.01}, by="epoch"), True),
+        (lambda: PiecewiseConstant({0: 0.1, 3: 0.01}, by="epoch"), True),
         (lambda: Cosine(0.1, cycle=7), True),
-        (lambda: Warmup(4, Step(0.1, 0.5, 1, by="epoch")), True),
+        (lambda: Warmup(4, StepDecay(0.1, 0.5, 1, by="epoch")), True),
         (lambda: OneCycle(0.1), False),
         (lambda: Warmup(4, OneCycle(0.1)), False),
     ],
@@ -246,8 +247,8 @@ def test_warming_up_needs_no_epochs_of_a_schedule_that_counts_them() -> None:
 def test_which_rates_do_not_depend_on_the_length_of_training(make: Callable[[], Schedule], same: bool) -> None:
     """training/README.md lists them: training further gives the same result as training at once."""
     short, long = make(), make()
-    short.span(0, 20, 10, 2)
-    long.span(0, 40, 10, 4)
+    short.begin_fit(0, 20, 10, 2)
+    long.begin_fit(0, 40, 10, 4)
     assert ([short(i) for i in range(20)] == [long(i) for i in range(20)]) == same
 
 

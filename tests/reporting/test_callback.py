@@ -73,7 +73,7 @@ def fit(run: Path | None, *callbacks: Callback) -> None:
     images = np.random.default_rng(1).integers(0, 256, (40, 4, 4, 1)).astype(np.uint8)
     model = Model(Sequential([Dense(2)]), Image(4, 4, 1), create_backend("numpy"))
     with ParallelWrapper(model, workers=1, callbacks=callbacks, run=run) as wrapper:
-        wrapper.fit(Dataset("small", images, np.arange(40) % 2, 2), 1)
+        wrapper.fit(Dataset("small", images, np.arange(40) % 2, 2), epochs=1)
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def shown(folder: Path) -> dict[str, Chart]:
 def test_the_curves_of_a_run(tmp_path: Path) -> None:
     drawn = shown(finished(tmp_path))
     assert list(drawn) == [
-        "Loss", "Accuracy", "Learning rate", "Replica divergence", "Throughput", "Where the time of an epoch goes",
+        "Loss", "Accuracy", "Learning rate", "Replica drift", "Throughput", "Where the time of an epoch goes",
     ]  # fmt: skip
     assert charts.png([drawn["Loss"], drawn["Accuracy"]]).startswith(b"\x89PNG")
 
@@ -108,15 +108,15 @@ def test_times_are_means_over_the_workers(tmp_path: Path) -> None:
 
 def test_the_layers_with_the_largest_divergence_are_drawn(tmp_path: Path) -> None:
     layers = {f"layer{number}": 0.01 * number for number in range(charts.MAX_LAYERS + 2)}
-    rows = [row | {"divergence": 0.1, "divergence_by_layer": layers} for row in history()]
-    lines = shown(unfinished(tmp_path, rows=rows))["Replica divergence"].shown
+    rows = [row | {"drift": 0.1, "drift_by_layer": layers} for row in history()]
+    lines = shown(unfinished(tmp_path, rows=rows))["Replica drift"].shown
     assert [line.name for line in lines] == [*list(layers)[2:], "all weights"]
 
 
 def test_a_run_without_reports_has_the_divergence_of_its_epochs(tmp_path: Path) -> None:
-    known = {"learning_rate": 0.1, "divergence": 0.1, "divergence_by_layer": {"conv1": 0.2}}
+    known = {"learning_rate": 0.1, "drift": 0.1, "drift_by_layer": {"conv1": 0.2}}
     drawn = shown(unfinished(tmp_path, rows=[row | known for row in history(reports=0)]))
-    lines = drawn["Replica divergence"].shown
+    lines = drawn["Replica drift"].shown
     assert [(line.name, list(line.y)) for line in lines] == [("conv1", [0.2] * 3), ("all weights", [0.1] * 3)]
 
 

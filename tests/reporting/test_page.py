@@ -96,7 +96,7 @@ def test_no_text_of_a_run_becomes_part_of_its_page(tmp_path: Path) -> None:
     (folder / "started.json").write_text(json.dumps(started))
     (folder / ".hydra" / "config.yaml").write_text(f"a: {text}")
     (folder / "<img src=x onerror=alert(1)>").write_text("")
-    write_rows(folder, [row | {"divergence_by_layer": {text: 1.0}} for row in history()])
+    write_rows(folder, [row | {"drift_by_layer": {text: 1.0}} for row in history()])
     written = write(folder)
     check_alone(written)
     assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e\u2066-\u2069]", written)

@@ -15,15 +15,15 @@ from tests.support.training import small_dataset, small_model
 
 def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
     data, run = small_dataset(60), Run.of(tmp_path)
-    with ParallelWrapper(small_model(), 2, report_every=2, callbacks=[History()], run=run) as wrapper:
+    with ParallelWrapper(small_model(), 2, log_every=2, callbacks=[History()], run=run) as wrapper:
         assert wrapper.history == Columns({}, {})
-        wrapper.fit(data, 2, batch_size=10, evaluate_on=data, evaluate_every=2)
-        wrapper.fit(data, 1, batch_size=10)
+        wrapper.fit(data, epochs=2, batch_size=10, evaluate_on=data, evaluate_every=2)
+        wrapper.fit(data, epochs=1, batch_size=10)
         found = wrapper.history
     assert found == run.columns()
     assert found.epochs["epoch"] == [1, 2, 3] and found.reports["iteration"] == [2, 4, 6, 8]
     assert {"loss", "learning_rate", "images_per_s", "test_accuracy", "test_loss", "losses"} <= found.epochs.keys()
-    assert {"loss", "learning_rate", "images_per_s", "divergence"} <= found.reports.keys()
+    assert {"loss", "learning_rate", "images_per_s", "drift"} <= found.reports.keys()
     assert [accuracy is None for accuracy in found.epochs["test_accuracy"]] == [True, False, True]
     assert np.sum(found.epochs["confusion"][1]) == 60 and found.epochs["confusion"][0] is None
     assert "kind" not in found.epochs and json.dumps(found.epochs)
@@ -33,15 +33,16 @@ def test_a_wrapper_keeps_the_rows_that_a_run_writes(tmp_path: Path) -> None:
 def test_a_restored_wrapper_has_the_history_of_the_whole_training(tmp_path: Path, workers: int) -> None:
     """Also if the wrapper had trained further before, or continues with another number of workers."""
     data = small_dataset(60)
-    with ParallelWrapper(small_model(), 2, report_every=2, progress="none") as wrapper:
-        path = wrapper.fit(data, 2, batch_size=10).checkpoint(tmp_path)
+    with ParallelWrapper(small_model(), 2, log_every=2, progress="none") as wrapper:
+        wrapper.fit(data, epochs=2, batch_size=10)
+        path = wrapper.checkpoint(tmp_path)
         saved = wrapper.history
-        wrapper.fit(data, 1, batch_size=10)
+        wrapper.fit(data, epochs=1, batch_size=10)
         wrapper.restore(path)
         assert wrapper.history == saved
-    with ParallelWrapper(small_model(), workers, report_every=2, progress="none") as wrapper:
+    with ParallelWrapper(small_model(), workers, log_every=2, progress="none") as wrapper:
         wrapper.restore(path)
-        wrapper.fit(data, 1, batch_size=10)
+        wrapper.fit(data, epochs=1, batch_size=10)
         assert wrapper.history.epochs["epoch"] == [1, 2, 3]
         assert wrapper.history.epochs["loss"][:2] == saved.epochs["loss"]
         assert wrapper.history.reports["iteration"][:3] == [2, 4, 6]

@@ -56,7 +56,7 @@ def trained(name: str, dtype: str, workers: int, devices: Any = None, reduce: st
         wrapper.fit(Loader(stripes(TRAINED_ON), 16, seed=1), epochs=2, evaluate_on=held_out)
         in_training = wrapper.trainer.evaluation
         assert in_training is not None
-        assert wrapper.evaluate(held_out, 16).loss == pytest.approx(in_training.loss, rel=1e-3)
+        assert wrapper.evaluate(held_out, batch_size=16).loss == pytest.approx(in_training.loss, rel=1e-3)
     return model.weights()
 
 

@@ -64,7 +64,7 @@ class Reference(Backend):
     def __init__(self, dtype: str | DtypePolicy = "float") -> None:
         super().__init__(dtype if isinstance(dtype, DtypePolicy) else DtypePolicy.of(dtype))
 
-    def address(self, array: Any) -> int:
+    def data_ptr(self, array: Any) -> int:
         return int(array.__array_interface__["data"][0])
 
     def to_host(self, array: Any) -> Any:

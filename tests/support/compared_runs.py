@@ -19,7 +19,7 @@ workers: {workers}
 seed: {seed}
 epochs: 2
 batch_size: 128
-report_every_iterations: 50
+log_every: 50
 optimizer:
   _target_: cupynet.optim.{optimizer}
   learning_rate: {rate}

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, Move, PixelScale, Window
+from cupynet.backend import RULES, Backend, Convolution, DtypePolicy, Layers, PixelScale, UpdateScalars, Window
 from cupynet.backend.reference.activation import NAMES, OF_INPUT
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from tests.support.backends import Reference
@@ -143,7 +143,7 @@ class Call:
 def load_images(backend: Backend, call: Call, shape: Shape) -> Results:
     images, channels = call.rng.integers(0, 256, (7, *shape.image[1:]), np.uint8), shape.image[3]
     samples = call.rng.integers(0, 7, shape.batch)
-    each = PixelScale.of(call.rng.uniform(0.1, 0.9, channels), call.rng.uniform(0.2, 0.4, channels))
+    each = PixelScale.of(call.rng.uniform(0.1, 0.9, channels).tolist(), call.rng.uniform(0.2, 0.4, channels).tolist())
     return {
         "y": backend.load_images(images, samples),
         "one": backend.load_images(images, samples, PixelScale.of([0.5], [0.25])),
@@ -205,7 +205,7 @@ def conv2d_backward(backend: Backend, call: Call, shape: Shape) -> Results:
         y, kept = backend.conv2d(x, weight, None, shape.window, groups=groups)
         dy = call.stored(*y.shape)
         weight_grad, bias_grad = call.wide(*sizes), call.wide(sizes[3]) if shape.flag else None
-        options = {"need_dx": shape.need_dx, "groups": groups}
+        options: dict[str, Any] = {"need_dx": shape.need_dx, "groups": groups}
         dx = backend.conv2d_backward(dy, kept, x, weight, weight_grad, bias_grad, shape.window, **options)
         results = {"dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
         found |= {f"{way}: {name}": array for name, array in results.items()}
@@ -307,7 +307,7 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
 def relu(backend: Backend, call: Call, shape: Shape) -> Results:
     x = call.stored(*shape.image, changes=True)
     y = backend.relu(x)
-    assert backend.address(y) == backend.address(x), "not in place"
+    assert backend.data_ptr(y) == backend.data_ptr(x), "not in place"
     return {"y": y}
 
 
@@ -316,14 +316,14 @@ def relu_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     if shape.need_dx:
         call.spoil(dy)
     dx = backend.relu_backward(dy, y)
-    assert backend.address(dx) == backend.address(dy), "not in place"
+    assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
     return {"dx": dx}
 
 
 def softmax(backend: Backend, call: Call, shape: Shape) -> Results:
     x = call.stored(*(shape.image if shape.flag else (shape.batch, shape.outputs)), changes=True)
     y = backend.softmax(x)
-    assert backend.address(y) == backend.address(x), "not in place"
+    assert backend.data_ptr(y) == backend.data_ptr(x), "not in place"
     return {"y": y}
 
 
@@ -331,7 +331,7 @@ def softmax_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     size = shape.image if shape.flag else (shape.batch, shape.outputs)
     dy, y = call.stored(*size, changes=True), call.stored(*size)
     dx = backend.softmax_backward(dy, y)
-    assert backend.address(dx) == backend.address(dy), "not in place"
+    assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
     return {"dx": dx}
 
 
@@ -344,7 +344,7 @@ def pointwise(backend: Backend, call: Call, shape: Shape) -> Results:
             x = x * (1 + 50 * far)  # where half has numbers, and exp overflows
         out = x if shape.flag else backend.borrow(x.shape)
         found[name] = backend.pointwise(name, x, out, 0.25)
-        assert backend.address(out) == backend.address(found[name]), "not where it was asked for"
+        assert backend.data_ptr(out) == backend.data_ptr(found[name]), "not where it was asked for"
     return found
 
 
@@ -355,7 +355,7 @@ def pointwise_backward(backend: Backend, call: Call, shape: Shape) -> Results:
         if name not in OF_INPUT:  # y as it may be
             backend.pointwise(name, kept.copy(), kept, 0.25)
         dx = backend.pointwise_backward(name, dy, kept, 0.25)
-        assert backend.address(dx) == backend.address(dy), "not in place"
+        assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
         found[name] = dx
     return found
 
@@ -404,7 +404,7 @@ def normalize_backward(backend: Backend, call: Call, shape: Shape) -> Results:
     x, mean, variance, scale, _ = channels_of(call, shape)
     dy, sums = call.stored(*x.shape, changes=True), call.wide(2, shape.channels)
     dx = backend.normalize_backward(dy, x, mean, variance, scale, sums, 3.0 * len(x), 0.25)
-    assert backend.address(dx) == backend.address(dy), "not in place"
+    assert backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
     return {"dx": dx}
 
 
@@ -421,7 +421,7 @@ def normalize_rows_backward(backend: Backend, call: Call, shape: Shape) -> Resul
     y, moments = backend.normalize_rows(x, scale, shift, 0.25)
     dy, grads = call.stored(rows, columns, changes=True), (call.wide(columns), call.wide(columns))
     dx = backend.normalize_rows_backward(dy, x, moments, scale, *grads, need_dx=shape.need_dx)
-    assert dx is None or backend.address(dx) == backend.address(dy), "not in place"
+    assert dx is None or backend.data_ptr(dx) == backend.data_ptr(dy), "not in place"
     return {"dx": dx, "scale_grad": grads[0], "shift_grad": grads[1]}
 
 
@@ -473,8 +473,8 @@ def move_weights(backend: Backend, call: Call, shape: Shape) -> Results:
         for name, state in zip(rule.states, states, strict=True):
             if name not in ("velocity", "mean"):
                 backend.xp.abs(state, out=state)
-        how = {"l1": 0.02, "clip": 0.7} if shape.need_dx else {"decay": 0.05}
-        move = Move(0.1, 0.25 if shape.need_dx else 1.0, l2=0.01 if shape.flag else 0.0, **how)
+        how: dict[str, Any] = {"l1": 0.02, "clip": 0.7} if shape.need_dx else {"decay": 0.05}
+        move = UpdateScalars(0.1, 0.25 if shape.need_dx else 1.0, l2=0.01 if shape.flag else 0.0, **how)
         numbers, factors = (0.5, 0.25, 2.0), (0.9, 0.8, 0.01)
         stored = stored_copy(backend, shape) if rule.moves else None
         backend.move_weights(rule, weight, grad, states, replace(move, numbers=numbers, factors=factors), stored)
@@ -566,8 +566,8 @@ EXACT = {"im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feed.py.
 ELSEWHERE = {
-    "transfer", "compact", "prepare", "recorder", "saved_values", "deactivate", "here", "failure", "allocate",
-    "address", "asarray", "to_host", "synchronize", "activate", "borrow", "lend",
+    "transfer", "compact", "prepare", "recorder", "saved_values", "deactivate", "activated", "failure", "allocate",
+    "data_ptr", "asarray", "to_host", "synchronize", "activate", "borrow", "lend",
 }  # fmt: skip
 
 TOLERANCES = {"half": 4e-3, "bfloat16": 3e-2, "float": 1e-5, "double": 1e-12}

@@ -10,7 +10,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Model
 from cupynet.optim import Nesterov
 from cupynet.parallel import ParameterAveraging, Synchronizer
-from cupynet.training import Callback, EpochRecord, ParallelWrapper, Report, Trainer
+from cupynet.training import Callback, EpochRecord, IterationRecord, ParallelWrapper, Trainer
 from cupynet.training.graph_replica import GraphReplica
 from tests.support.training import small_dataset, small_model
 
@@ -28,7 +28,7 @@ class Seen(Callback):
         self.scales: list[float] = []
         self.epochs: list[list[float]] = []
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
+    def on_log(self, trainer: Trainer, report: IterationRecord) -> None:
         self.losses.append(report.loss)
         self.scores.append(report.score_after_averaging)
 
@@ -48,7 +48,7 @@ def train_on_device(
     scale: float | None = None,
     callbacks: Any = (),
     epochs: int = 3,
-    accumulate: int = 1,
+    accumulation_steps: int = 1,
 ) -> dict[str, Any]:
     """Train on CuPy for some epochs and return all that two runs can be compared by."""
     model = small_model(dtype, "cupy") if network is None else network
@@ -61,12 +61,12 @@ def train_on_device(
         optimizer=Nesterov(0.05) if optimizer is None else optimizer,
         synchronizer=ParameterAveraging(3) if synchronizer is None else synchronizer,
         callbacks=[seen, *callbacks],
-        report_every=4,
+        log_every=4,
         timeout_s=60,
         prefetch_buffer=0,
-        accumulate=accumulate,
+        accumulation_steps=accumulation_steps,
     ) as training:
-        training.fit(Loader(data, 8, seed=3), epochs)
+        training.fit(Loader(data, 8, seed=3), epochs=epochs)
         trainer = training.trainer
         return {
             "weights": model.weights(),

@@ -53,23 +53,23 @@ def everything() -> Sequential:
     """Every layer, with all its options; images of 13 x 10 with 2 channels."""
     return Sequential(
         {
-            "conv1": Conv2D(6, kernel=(3, 2), padding="same", activation="leaky_relu"),
-            "conv1_activation": Conv2D(6, kernel=3, stride=(2, 1), padding=(1, 0), bias=False, activation="gelu"),
+            "conv1": Conv2D(6, kernel_size=(3, 2), padding="same", activation="leaky_relu"),
+            "conv1_activation": Conv2D(6, kernel_size=3, stride=(2, 1), padding=(1, 0), bias=False, activation="gelu"),
             "norm1": BatchNorm(epsilon=1e-3),
             "act1": Activation("leaky_relu", slope=0.3),
-            "conv2": Conv2D(12, kernel=2, dilation=2, groups=3, padding=2, activation="silu"),
+            "conv2": Conv2D(12, kernel_size=2, dilation=2, groups=3, padding=2, activation="silu"),
             "pool1": MaxPool2D((3, 2), stride=2, padding="same"),
             "norm2": LayerNorm(),
             "block": Residual(
-                {"conv": Conv2D(12, kernel=3, padding=1, activation="elu"), "norm": BatchNorm()},
-                shortcut=Conv2D(12, kernel=1, activation="tanh"),
+                {"conv": Conv2D(12, kernel_size=3, padding=1, activation="elu"), "norm": BatchNorm()},
+                shortcut=Conv2D(12, kernel_size=1, activation="tanh"),
             ),
-            "block2": Residual([Conv2D(12, kernel=1, activation="softplus")]),
+            "block2": Residual([Conv2D(12, kernel_size=1, activation="softplus")]),
             "norm3": LayerNorm(axis="channels", epsilon=1e-2),
             "mixed": Concat(
                 {
-                    "narrow": Conv2D(3, kernel=1, activation="softmax"),
-                    "wide": [Conv2D(4, kernel=3, padding="same", activation="sigmoid"), MaxPool2D(1)],
+                    "narrow": Conv2D(3, kernel_size=1, activation="softmax"),
+                    "wide": [Conv2D(4, kernel_size=3, padding="same", activation="sigmoid"), MaxPool2D(1)],
                     "seen": AvgPool2D(2, stride=1, padding="same"),
                 }
             ),

@@ -37,9 +37,9 @@ def torch_logits() -> dict[str, Any]:
 
 def small_model(*, flatten: bool = False, dtype: str = "double", backend: str = "numba") -> Model:
     layers: dict[str, Any] = {
-        "conv1": Conv2D(4, kernel=(3, 2), activation="relu"),
+        "conv1": Conv2D(4, kernel_size=(3, 2), activation="relu"),
         "pool1": MaxPool2D(2),
-        "conv2": Conv2D(5, kernel=2, bias=False),
+        "conv2": Conv2D(5, kernel_size=2, bias=False),
         **({"flat": Flatten(), "again": Activation("identity")} if flatten else {}),
         "dense1": Dense(6, activation="relu"),
         "output": Dense(3),
@@ -49,7 +49,7 @@ def small_model(*, flatten: bool = False, dtype: str = "double", backend: str = 
 
 def normalized_model(backend: str = "numba") -> Model:
     layers: dict[str, Any] = {
-        "conv": Conv2D(6, kernel=3, bias=False),
+        "conv": Conv2D(6, kernel_size=3, bias=False),
         "norm1": BatchNorm(epsilon=1e-3),
         "relu1": Activation("relu"),
         "pool": MaxPool2D(2),

@@ -103,7 +103,7 @@ def wandb_figures(path: Path) -> Figures:
 TIMES = ("compute_s", "data_s", "averaging_s", "waiting_s")
 OF_REPORTS = {
     **{f"train/{name}": name for name in ("loss", "score_after_averaging", "learning_rate", "images_per_s")},
-    **{f"replicas/{name}": name for name in ("divergence", "bytes_sent")},
+    **{f"replicas/{name}": name for name in ("drift", "bytes_sent")},
     **{f"time/{name}": name for name in TIMES},
 }
 OF_EPOCHS = {
@@ -119,7 +119,7 @@ def expected(history: list[dict[str, Any]]) -> Figures:
     for row in history:
         figures = {name: row.get(key) for name, key in (OF_REPORTS if row["kind"] == "report" else OF_EPOCHS).items()}
         if row["kind"] == "report":
-            figures |= {f"replicas/divergence/{layer}": apart for layer, apart in row["divergence_by_layer"].items()}
+            figures |= {f"replicas/drift/{layer}": apart for layer, apart in row["drift_by_layer"].items()}
         else:
             figures |= {f"epoch/{name}": sum(row[name]) for name in TIMES}
         found |= {(name, row["iteration"]): [value] for name, value in figures.items() if value is not None}

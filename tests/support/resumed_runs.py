@@ -27,7 +27,7 @@ class Fault(Callback):
             os.kill(os.getpid(), getattr(signal, os.environ["END_BY"]))
             time.sleep(0.2)  # until the main thread has handled the signal
 """
-MORE = ["epochs=3", "report_every_iterations=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
+MORE = ["epochs=3", "log_every=2", "callbacks.checkpoint.every_iterations=4", "data.validation=40"]
 FAULTY = ["trusted_modules=[fault]", "+callbacks.fault._target_=fault.Fault"]
 TIMES = ("images_per_s", "compute_s", "data_s", "averaging_s", "waiting_s", "train_s", "bytes_sent")
 

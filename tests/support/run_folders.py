@@ -24,8 +24,8 @@ def history(epochs: int = 3, workers: int = 2, reports: int = 4) -> list[dict[st
             loss = 2.0 * math.exp(-at / 100)
             rows.append(
                 {"kind": "report", "iteration": at, "epoch": epoch - 1, "learning_rate": 0.1, "loss": loss}
-                | {"score_after_averaging": loss * 0.9, "images_per_s": 3000.0 + at, "divergence": 0.01}
-                | {"divergence_by_layer": {"conv1": 0.01, "output": 0.02}}
+                | {"score_after_averaging": loss * 0.9, "images_per_s": 3000.0 + at, "drift": 0.01}
+                | {"drift_by_layer": {"conv1": 0.01, "output": 0.02}}
             )
         row: dict[str, Any] = {"kind": "epoch", "epoch": epoch, "iteration": 100 * epoch, "samples": 6400}
         row |= {"images_per_s": 3200.0, "train_s": 2.0, "averaging_s": [0.2] * workers}

@@ -32,7 +32,7 @@ from cupynet.parallel import (
     ThreadLauncher,
     ThresholdEncoding,
 )
-from cupynet.training import Callback, EpochRecord, Replica, Report, StopReason, Trainer
+from cupynet.training import Callback, EpochRecord, IterationRecord, Replica, StopReason, Trainer
 from cupynet.training.fit import Fit
 from tests.support.backends import WORKING
 
@@ -84,7 +84,7 @@ def stripes_network() -> Sequential:
 class Identity(Layer):
     """Returns its input. Base class of layers that fail, wait or record something."""
 
-    recordable = True
+    capturable = True
 
     def build(self, input: Any, params: Any, backend: Backend) -> Any:
         return input
@@ -96,7 +96,7 @@ class Identity(Layer):
 class Poisoned(Identity):
     """The identity, except that the outputs for some samples are NaN, or their derivatives infinite."""
 
-    recordable = False
+    capturable = False
 
     def __init__(self, *samples: int, backwards: bool = False) -> None:
         self.samples, self.backwards = samples, backwards
@@ -130,13 +130,13 @@ class Recorder(Callback):
 
     def __init__(self) -> None:
         self.weights: list[str] = []
-        self.reports: list[Report] = []
+        self.reports: list[IterationRecord] = []
         self.epochs: list[EpochRecord] = []
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         self.weights.append(fingerprint(trainer.model))
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
+    def on_log(self, trainer: Trainer, report: IterationRecord) -> None:
         self.reports.append(report)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -327,7 +327,7 @@ def train(
             else synchronizer(),
             callbacks=[recorders[communicator.rank]],
             prefetch_buffer=2,
-            report_every=2,
+            log_every=2,
         )
         trainer.fit(Fit(loader, epochs, evaluate_on=Loader(dataset, 20, shuffle=False)))
         return trainer
@@ -340,16 +340,16 @@ WAYS: dict[str, Synchronizer] = {
     "every 3": ParameterAveraging(3),
     "weights every 4": ParameterAveraging(4, average_updaters=False),
     "end": ParameterAveraging("end"),
-    "half": ParameterAveraging(3, wire="half"),
+    "half": ParameterAveraging(3, transfer_dtype="half"),
     "post-local": ParameterAveraging(PostLocal(1, 3)),
     "adaptive": ParameterAveraging(Adaptive(0.02, 1, 4)),
-    "slowmo": ParameterAveraging(3, outer=SlowMo(0.9, 0.5)),
-    "diloco": ParameterAveraging(3, outer="diloco"),
-    "diloco, half": ParameterAveraging("epoch", outer=DiLoCo(0.8, 0.3), wire="half"),
+    "slowmo": ParameterAveraging(3, outer_optimizer=SlowMo(0.9, 0.5)),
+    "diloco": ParameterAveraging(3, outer_optimizer="diloco"),
+    "diloco, half": ParameterAveraging("epoch", outer_optimizer=DiLoCo(0.8, 0.3), transfer_dtype="half"),
     "elastic": ElasticAveraging(2),
-    "elastic, half": ElasticAveraging(3, 0.1, wire="half", average_updaters=False),
+    "elastic, half": ElasticAveraging(3, 0.1, transfer_dtype="half", average_updaters=False),
     "gradients": GradientSharing(),
-    "gradients, half": GradientSharing(wire="half", score_every=3),
+    "gradients, half": GradientSharing(transfer_dtype="half", score_every=3),
     "gradients, sum": GradientSharing(reduce="sum"),
     "threshold": GradientSharing("threshold", score_every=1),
     "threshold, fixed": GradientSharing(ThresholdEncoding(FixedThreshold(0.01), 2), reduce="sum"),

@@ -18,27 +18,34 @@ from tests.support.workspaces import on_loan
 
 
 def trained(
-    accumulate: int, optimizer: Optimizer, *, workers: int = 1, backend: str = "numpy", loss: Loss | None = None,
+    accumulation_steps: int,
+    optimizer: Optimizer,
+    *,
+    workers: int = 1,
+    backend: str = "numpy",
+    loss: Loss | None = None,
     **options: Any,
-) -> tuple[Any, list[float]]:  # fmt: skip
+) -> tuple[Any, list[float]]:
     """The weights and the reported losses."""
     model, recorder = small_model("double", backend), Recorder()
     model.loss = loss or model.loss
-    options = {"callbacks": [recorder], "report_every": 2, "timeout_s": 60, **options}
-    with ParallelWrapper(model, workers, accumulate=accumulate, optimizer=optimizer, **options) as wrapper:
-        wrapper.fit(Loader(small_dataset(45), 7, seed=3), 2)  # the last batch is of three
+    options = {"callbacks": [recorder], "log_every": 2, "timeout_s": 60, **options}
+    with ParallelWrapper(
+        model, workers, accumulation_steps=accumulation_steps, optimizer=optimizer, **options
+    ) as wrapper:
+        wrapper.fit(Loader(small_dataset(45), 7, seed=3), epochs=2)  # the last batch is of three
         assert wrapper.trainer.replica.updates == -(-7 // workers) * 2
         assert on_loan(wrapper) == [0] * workers
     return model.backend.to_host(model.params.master), [report.loss for report in recorder.reports]
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "loss"),
+    ("accumulation_steps", "loss"),
     [(3, MeanSquaredError()), (7, SoftmaxNLL(0.1, [1.0, 2.0, 0.5]))],
     ids=["squared", "single examples"],
 )
-def test_parts_add_up_to_the_whole_batch(accumulate: int, loss: Loss) -> None:
-    found, expected = (trained(n, Nesterov(0.05, max_grad_norm=0.5), loss=loss) for n in (accumulate, 1))
+def test_parts_add_up_to_the_whole_batch(accumulation_steps: int, loss: Loss) -> None:
+    found, expected = (trained(n, Nesterov(0.05, max_grad_norm=0.5), loss=loss) for n in (accumulation_steps, 1))
     np.testing.assert_allclose(found[0], expected[0], rtol=0, atol=1e-12)
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-10)
 
@@ -54,22 +61,22 @@ def test_accumulation_with_several_workers(synchronizer: Synchronizer, backend: 
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11)
 
 
-@pytest.mark.parametrize("accumulate", [1, 4])
-def test_batch_norm_normalises_each_part(accumulate: int) -> None:
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_batch_norm_normalises_each_part(accumulation_steps: int) -> None:
     """The running mean is updated by each part in turn, so it differs from that of the whole batch."""
     images = np.random.default_rng(0).integers(0, 256, (8, 2, 2, 1), np.uint8)
     network = Sequential({"norm": BatchNorm(momentum=0.75), "output": Dense(2)})
     model = Model(network, Image(2, 2, 1), create_backend("numpy", "double"))
-    with ParallelWrapper(model, 1, accumulate=accumulate) as wrapper:
-        wrapper.fit(Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False), 1)
+    with ParallelWrapper(model, 1, accumulation_steps=accumulation_steps) as wrapper:
+        wrapper.fit(Loader(Dataset("noise", images, np.zeros(8, np.int64), 2), 8, shuffle=False), epochs=1)
     expected = 0.0
-    for part in np.split(images / 255, accumulate):
+    for part in np.split(images / 255, accumulation_steps):
         expected = 0.75 * expected + 0.25 * part.mean()
     assert model.weights()["norm.mean"] == pytest.approx(expected)
 
 
 def test_accumulation_needs_less_memory() -> None:
-    def largest_loan(accumulate: int) -> int:
+    def largest_loan(accumulation_steps: int) -> int:
         model, sizes = small_model(), [0]
         borrow = model.backend.workspace.borrow
 
@@ -78,8 +85,8 @@ def test_accumulation_needs_less_memory() -> None:
             return borrow(shape, dtype)
 
         model.backend.workspace.borrow = counted  # type: ignore[method-assign]
-        with ParallelWrapper(model, 1, accumulate=accumulate) as wrapper:
-            wrapper.fit(Loader(small_dataset(48), 16, seed=3), 1)
+        with ParallelWrapper(model, 1, accumulation_steps=accumulation_steps) as wrapper:
+            wrapper.fit(Loader(small_dataset(48), 16, seed=3), epochs=1)
         return max(sizes)
 
     assert largest_loan(4) * 4 == largest_loan(1)

@@ -1,4 +1,4 @@
-"""Parameter averaging: its identities with one replica, which samples and replicas take part, and divergence."""
+"""Parameter averaging: its identities with one replica, which samples and replicas take part, and drift."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ def test_frequency_1_is_one_replica_on_the_concatenated_batch(optimizer: Any, wo
 
 def test_slow_momentum_of_every_average_is_momentum_on_the_concatenated_batch() -> None:
     """Each outer step goes from the weights that the last one made."""
-    slow = train(2, lambda: SGD(0.05), synchronizer=lambda: ParameterAveraging(1, outer=SlowMo(1.0, 0.9)), samples=80)
+    slow = train(
+        2, lambda: SGD(0.05), synchronizer=lambda: ParameterAveraging(1, outer_optimizer=SlowMo(1.0, 0.9)), samples=80
+    )
     whole = train(1, lambda: Momentum(0.05, 0.9), samples=80, batch_size=8)
     assert np.abs(slow.master - whole.master).max() <= 1e-12 * np.abs(whole.master).max()
 
@@ -93,7 +95,7 @@ def test_scores_are_weighted_by_samples(backend: str) -> None:
     run = train(2, sgd, samples=10, batch_size=4, frequency=2, backend=backend)
     _, losses = trained_apart(10)
     report = run.recorders[0].reports[-1]
-    assert report.iteration == 2 and report.divergence > 0
+    assert report.iteration == 2 and report.drift > 0
     assert report.score_after_averaging == pytest.approx(losses / 10, rel=1e-12)
 
 
@@ -122,7 +124,7 @@ def test_weights_spoiled_by_the_last_update_of_an_epoch_are_detected() -> None:
             if iteration == 14:
                 self.params.master[5] = np.inf
 
-    trainer = Trainer(Poison(small_model("float"), SGD(0.01)), report_every=0)
+    trainer = Trainer(Poison(small_model("float"), SGD(0.01)), log_every=0)
     with pytest.raises(DivergedError):
         trainer.fit(Fit(Loader(small_dataset(60), 4), 2))
     assert trainer.iteration == 15
@@ -140,5 +142,5 @@ def test_gradients_that_a_synchronizer_changes_are_clipped_afterwards() -> None:
     model = small_model("double")
     before = model.params.master.copy()
     with ParallelWrapper(model, 1, optimizer=SGD(1.0, max_grad_norm=0.01), synchronizer=Louder()) as wrapper:
-        wrapper.fit(Loader(small_dataset(4), 4), 1)
+        wrapper.fit(Loader(small_dataset(4), 4), epochs=1)
     assert np.linalg.norm(model.params.master - before) == pytest.approx(0.01)

@@ -171,8 +171,8 @@ class Notes(Replica):
     "synchronizer",
     [
         ParameterAveraging(5),
-        ParameterAveraging(1, wire="half"),
-        ParameterAveraging(1, outer="diloco"),
+        ParameterAveraging(1, transfer_dtype="half"),
+        ParameterAveraging(1, outer_optimizer="diloco"),
         GradientSharing(),
         GradientSharing("threshold"),
         ElasticAveraging(1),
@@ -289,7 +289,7 @@ def piped(layers: Sequential, workers: int, pipeline: Pipeline | None) -> Weight
     with ParallelWrapper(
         model, workers, optimizer=SGD(RATE), synchronizer=averaging, pipeline=pipeline, timeout_s=60
     ) as training:
-        training.fit(Loader(small_dataset(60), 6, seed=3), 2)
+        training.fit(Loader(small_dataset(60), 6, seed=3), epochs=2)
     return model.weights()
 
 
@@ -308,8 +308,8 @@ def test_dropout_does_not_see_micro_batches() -> None:
 def test_layers_that_synchronise_replicas_need_whole_batches() -> None:
     with refused("pipeline"):
         piped(network(sync=True), 2, Pipeline(2, 2))
-    with refused("accumulate"):
-        ParallelWrapper(model_of(sync=True), 1, accumulate=2)
+    with refused("accumulation_steps"):
+        ParallelWrapper(model_of(sync=True), 1, accumulation_steps=2)
 
 
 # on devices -----------------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ def on_device(
         model.backend.loss_scale = scale
     options: dict[str, Any] = {"optimizer": Nesterov(RATE), "timeout_s": 60, "prefetch_buffer": 0}
     with ParallelWrapper(model, workers, synchronizer=synchronizer, **options) as training:
-        training.fit(Loader(small_dataset(76), 8, seed=3), 3)
+        training.fit(Loader(small_dataset(76), 8, seed=3), epochs=3)
         ahead = getattr(training.trainer.replica, "_ahead", False)
         return {"weights": model.weights(), "ahead": ahead, "skipped": training.trainer.statistics.skipped_steps}
 
@@ -364,7 +364,7 @@ def test_statistics_are_synchronised_between_devices() -> None:
     assert not found["ahead"]
     model = model_of(sync=True)
     with ParallelWrapper(model, 3, 1, optimizer=Nesterov(RATE), timeout_s=60) as training:
-        training.fit(Loader(small_dataset(76), 8, seed=3), 3)
+        training.fit(Loader(small_dataset(76), 8, seed=3), epochs=3)
     near(found["weights"], model.weights(), 1e-9)
 
 
@@ -372,7 +372,7 @@ def test_statistics_are_synchronised_between_devices() -> None:
 @pytest.mark.parametrize("name", ["iteration", "replicas", "samples"])
 def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> None:
     class Asks(Identity):
-        recordable = True
+        capturable = True
 
         def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
             if context.train:
@@ -381,4 +381,4 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
 
     model = Model(Sequential({"asks": Asks(), "output": Dense(3)}), IMAGE, create_backend("cupy"))
     with ParallelWrapper(model, 1, timeout_s=60, prefetch_buffer=0) as training, pytest.raises(RuntimeError):
-        training.fit(Loader(small_dataset(24), 8, seed=3), 1)
+        training.fit(Loader(small_dataset(24), 8, seed=3), epochs=1)

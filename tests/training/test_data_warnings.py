@@ -96,7 +96,7 @@ def test_predictions_of_images_of_another_range(name: str, caplog: pytest.LogCap
 
     def warned(images: Any, *, scale: PixelScale = FRACTIONS, trained: bool = True) -> bool:
         found = model(name)
-        found.trained_on_pixels, found.pixels = trained, scale
+        found.trained_on, found.pixels = "pixels" if trained else "", scale
         for _ in range(2):
             found.classify(images)
         assert len(caplog.records) <= 1, "once"

@@ -107,7 +107,7 @@ def test_no_memory_in_a_round_ends_the_run_and_loses_nothing(
     callbacks = [Checkpoint(every_iterations=1), At(iteration, fill, rank)]
     made = wrapper(workers, callbacks=callbacks, run=tmp_path, averaging_frequency=2)
     with made, pytest.raises(DeviceError) as caught:
-        made.fit(loader(), 2)
+        made.fit(loader(), epochs=2)
     assert f"worker {rank} (cupy, device {rank % 2}), epoch 1, " in notes(caught.value)
     assert workers_have_ended()
     kept.clear()
@@ -115,7 +115,7 @@ def test_no_memory_in_a_round_ends_the_run_and_loses_nothing(
     with wrapper(workers, averaging_frequency=2) as again:
         again.restore(tmp_path / "checkpoints")
         assert again.trainer.iteration == iteration
-        again.fit(loader(), 1)
+        again.fit(loader(), epochs=1)
 
 
 @on_standin
@@ -123,7 +123,7 @@ def test_no_memory_in_an_evaluation_is_reported() -> None:
     import cupy
 
     with wrapper() as made:
-        made.fit(loader(64), 1)
+        made.fit(loader(64), epochs=1)
         with cupy.cuda.Device(1):
             limit_pools([1], cupy.get_default_memory_pool().used_bytes() + (1 << 14))
         with pytest.raises(DeviceError) as caught:
@@ -178,7 +178,7 @@ def test_a_lost_device_ends_the_run(workers: int, devices: list[int], reduce: st
     callbacks = [At(1, lambda: active().lose(1, after), rank=int(workers > 1))]
     made = wrapper(workers, devices=devices, reduce=reduce, callbacks=callbacks)
     with made, pytest.raises(DeviceError) as caught:
-        made.fit(loader(), 2)
+        made.fit(loader(), epochs=2)
     assert "device 1" in str(caught.value) and "(cupy, device 1), epoch 1, " in notes(caught.value)
     assert workers_have_ended()
 
@@ -201,7 +201,7 @@ def test_a_device_lost_before_a_collective_ends_all_workers(late_s: float, monke
     monkeypatch.setattr(DeviceMeans, "_sum_here", lost)
     made = wrapper()
     with made, pytest.raises(DeviceError):
-        made.fit(loader(), 2)
+        made.fit(loader(), epochs=2)
     assert not any(line.stuck for line in active().lines) and workers_have_ended()
 
 
@@ -211,7 +211,7 @@ def test_an_illegal_address_keeps_its_traceback() -> None:
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
     made = wrapper(callbacks=[At(2, lambda: active().lose(1, 3, wrong), rank=1)])
     with made, pytest.raises(RuntimeError, match="cudaErrorIllegalAddress") as caught:
-        made.fit(loader(), 2)
+        made.fit(loader(), epochs=2)
     assert not isinstance(caught.value, DeviceError) and "worker 1 (cupy, device 1)" in notes(caught.value)
 
 
@@ -282,7 +282,7 @@ def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytes
     monkeypatch.setattr(nccl, "NcclCommunicator", connected)
     began = time.monotonic()
     with pytest.raises(RuntimeError), wrapper(devices=[0, 1]) as made:
-        made.fit(loader(), 1)
+        made.fit(loader(), epochs=1)
     assert time.monotonic() - began < 15 and workers_have_ended()
     kept.pop().abort()
 
@@ -327,7 +327,7 @@ def test_pool_statistics_after_a_fit() -> None:
     pools = Pools([0, 1, 0])
     with wrapper(3, callbacks=[pools]) as made:
         made.warm_up(16)
-        made.fit(loader(), 2)
+        made.fit(loader(), epochs=2)
     first, second = pools.found
     assert (first["device"], first["rank"], first["limit_bytes"]) == ("cuda:0", 0, None)
     assert (second["device"], second["rank"], second["limit_bytes"]) == ("cuda:1", 1, 1 << 28)
@@ -347,7 +347,7 @@ def test_pool_statistics_include_memory_held_before_trimming() -> None:
     before = cupy.get_default_memory_pool().used_bytes()
     pools = Pools([0], device_above=0)
     with wrapper(1, devices=[0], callbacks=[At(3, lambda: cupy.zeros(1 << 23)), pools]) as made:
-        made.fit(loader(48), 3)
+        made.fit(loader(48), epochs=3)
     assert pools.found[0]["held_bytes"] - before > 64 << 20 > pools.found[0]["used_bytes"] - before
     assert cupy.get_default_memory_pool().total_bytes() - before < 64 << 20
 

@@ -1,4 +1,4 @@
-"""Measurements besides the loss: time spent by each worker, traffic, divergence of replicas."""
+"""Measurements besides the loss: time spent by each worker, traffic, drift of replicas."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_an_epoch_records_the_time_and_samples_of_each_worker() -> None:
 @pytest.mark.parametrize(("workers", "frequency"), [(2, 1), (3, 4)])
 def test_traffic_is_counted_over_all_workers(workers: int, frequency: int) -> None:
     recorder, averaging = Recorder(), ParameterAveraging(frequency, measure_every=0)
-    options: dict[str, Any] = {"callbacks": [recorder], "optimizer": SGD(0.05), "report_every": 2}
+    options: dict[str, Any] = {"callbacks": [recorder], "optimizer": SGD(0.05), "log_every": 2}
     with ParallelWrapper(small_model(), workers, synchronizer=averaging, **options) as wrapper:
-        wrapper.fit(Loader(small_dataset(workers * 4 * 8), 4), 2)
+        wrapper.fit(Loader(small_dataset(workers * 4 * 8), 4), epochs=2)
         spent: Any = wrapper.trainer.statistics.spent
         sent, vector = sum(spent.bytes_sent), wrapper.model.params.master.nbytes
     vectors = 16 // frequency * 2 * (workers - 1) * vector  # SGD: the weights alone
@@ -55,7 +55,7 @@ def test_traffic_is_counted_over_all_workers(workers: int, frequency: int) -> No
 
 def test_traffic_is_counted_over_fits_and_resumed_runs() -> None:
     def sent(wrapper: ParallelWrapper) -> int:
-        wrapper.fit(Loader(small_dataset(40), 4), 1)
+        wrapper.fit(Loader(small_dataset(40), 4), epochs=1)
         spent: Any = wrapper.trainer.statistics.spent
         return int(sum(spent.bytes_sent))
 
@@ -81,17 +81,17 @@ def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> No
     recorder, run = Recorder(), Run(tmp_path)
     callbacks = [recorder, History()]
     with ParallelWrapper(
-        small_model(), 2, synchronizer=Layers(1), callbacks=callbacks, run=run, report_every=2
+        small_model(), 2, synchronizer=Layers(1), callbacks=callbacks, run=run, log_every=2
     ) as wrapper:
-        wrapper.fit(Loader(small_dataset(64), 4), 1)
+        wrapper.fit(Loader(small_dataset(64), 4), epochs=1)
         measured = wrapper.trainer.statistics.measured
-        assert measured is not None and measured.divergence == 4.5 and measured.by_layer["conv1"] == 0.25
-    found = [(report.divergence, report.divergence_by_layer.get("conv1")) for report in recorder.reports]
+        assert measured is not None and measured.drift == 4.5 and measured.drift_by_layer["conv1"] == 0.25
+    found = [(report.drift, report.drift_by_layer.get("conv1")) for report in recorder.reports]
     assert found[0] == (0.5, 0.25) and found[2] == (4.5, 0.25)
     assert math.isnan(found[1][0]) and found[1][1] is None
     rows = run.history()
-    assert rows[0]["divergence_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON knows no NaN
-    assert rows[1]["divergence_by_layer"] == {}
+    assert rows[0]["drift_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON knows no NaN
+    assert rows[1]["drift_by_layer"] == {}
 
 
 def test_the_divergence_of_stages_is_that_of_the_whole_network(tmp_path: Path) -> None:
@@ -99,18 +99,18 @@ def test_the_divergence_of_stages_is_that_of_the_whole_network(tmp_path: Path) -
 
     def trained(pipeline: Pipeline | None) -> tuple[list[Any], Any]:
         recorder, averaging = Recorder(), ParameterAveraging(4, measure_every=20)
-        options: dict[str, Any] = {"callbacks": [recorder], "report_every": 5, "pipeline": pipeline}
+        options: dict[str, Any] = {"callbacks": [recorder], "log_every": 5, "pipeline": pipeline}
         with ParallelWrapper(small_model(), 2, synchronizer=averaging, **options) as wrapper:
-            wrapper.fit(Loader(small_dataset(200), 4), 1)
+            wrapper.fit(Loader(small_dataset(200), 4), epochs=1)
             return recorder.reports, wrapper.trainer.statistics.measured
 
     (one, one_measured), (cut, cut_measured) = trained(None), trained(Pipeline(3))
-    assert not any(report.divergence_by_layer for report in cut[1:4])
-    pairs = [(one[0].divergence_by_layer, cut[0].divergence_by_layer), (one_measured.by_layer, cut_measured.by_layer)]
+    assert not any(report.drift_by_layer for report in cut[1:4])
+    pairs = [(one[0].drift_by_layer, cut[0].drift_by_layer), (one_measured.drift_by_layer, cut_measured.drift_by_layer)]
     for whole, stages in pairs:
         assert list(stages) == ["conv1", "dense1", "output"] and stages == pytest.approx(whole, rel=1e-9)
-    assert one_measured.divergence <= cut_measured.divergence * (1 + 1e-12)
-    assert cut_measured.divergence <= max(one_measured.by_layer.values()) * (1 + 1e-12)
+    assert one_measured.drift <= cut_measured.drift * (1 + 1e-12)
+    assert cut_measured.drift <= max(one_measured.drift_by_layer.values()) * (1 + 1e-12)
 
 
 # waiting counts as averaging, wherever a worker waits -----------------------------------------------------------------
@@ -132,12 +132,12 @@ class Late(SerialCommunicator):
         super().barrier()
 
 
-def averaging_s(report_every: int, monkeypatch: pytest.MonkeyPatch) -> float:
+def averaging_s(log_every: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Train for three rounds of one epoch."""
     now = [0.0]
     monkeypatch.setattr("cupynet.training.clock.time.perf_counter", lambda: now[0])
     replica = Replica(small_model(), SGD(0.01))
-    trainer = trainer_of(Late(now), replica, ParameterAveraging("end"), report_every=report_every)
+    trainer = trainer_of(Late(now), replica, ParameterAveraging("end"), log_every=log_every)
     trainer.fit(Fit(Loader(small_dataset(12), 4), 1))
     return trainer.statistics.clock.averaging_s
 

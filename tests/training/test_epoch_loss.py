@@ -11,7 +11,7 @@ import pytest
 
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Model
-from cupynet.optim import SGD, Step
+from cupynet.optim import SGD, StepDecay
 from cupynet.parallel import Pipeline
 from cupynet.training import Callback, EpochRecord, History, NonFinite, ParallelWrapper
 from cupynet.training.fit import Fit
@@ -25,10 +25,10 @@ def records(
 ) -> list[EpochRecord]:
     """Fit an epoch of each data set at a learning rate at which no weight moves."""
     recorder = Recorder()
-    options = {"optimizer": SGD(1e-300), "report_every": 2, "callbacks": [recorder, *callbacks], **options}
+    options = {"optimizer": SGD(1e-300), "log_every": 2, "callbacks": [recorder, *callbacks], **options}
     with ParallelWrapper(model or small_model(), workers, 1, **options) as wrapper:
         for each in data:
-            wrapper.fit(Loader(each, 4, seed=3), 1)
+            wrapper.fit(Loader(each, 4, seed=3), epochs=1)
     return recorder.epochs
 
 
@@ -38,9 +38,9 @@ def evaluated(data: Dataset) -> float:
         return wrapper.evaluate(data).loss
 
 
-@pytest.mark.parametrize(("workers", "report_every"), [(2, 0), (3, 1), (3, 7)])
-def test_the_loss_is_the_mean_over_the_samples_of_all_replicas(workers: int, report_every: int) -> None:
-    for record in records(workers, DATA, DATA, report_every=report_every):
+@pytest.mark.parametrize(("workers", "log_every"), [(2, 0), (3, 1), (3, 7)])
+def test_the_loss_is_the_mean_over_the_samples_of_all_replicas(workers: int, log_every: int) -> None:
+    for record in records(workers, DATA, DATA, log_every=log_every):
         assert record.loss == pytest.approx(evaluated(DATA), rel=1e-12)
         assert np.dot(record.losses, record.spent.samples) / 57 == pytest.approx(record.loss, rel=1e-12)
 
@@ -75,9 +75,9 @@ def test_an_interrupted_epoch_is_one_record() -> None:
 
 
 def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path: Path) -> None:
-    recorder, optimizer = Recorder(), SGD(Step(0.1, factor=0.5, every=1, by="epoch"))
+    recorder, optimizer = Recorder(), SGD(StepDecay(0.1, factor=0.5, every=1, by="epoch"))
     callbacks = [recorder, History(tmp_path / "history.jsonl")]
-    trainer = alone(small_model(), optimizer, callbacks=callbacks, report_every=0)
+    trainer = alone(small_model(), optimizer, callbacks=callbacks, log_every=0)
     trainer.fit(Fit(Loader(small_dataset(20), 4), 3))
     trainer.callbacks.close()
     assert [record.learning_rate for record in recorder.epochs] == [0.1, 0.05, 0.025]
@@ -91,6 +91,6 @@ def test_the_learning_rate_is_that_of_the_last_iteration(tmp_path: Path) -> None
 def test_a_missing_loss_is_null_in_the_history(tmp_path: Path) -> None:
     path, model = tmp_path / "history.jsonl", network_with(Poisoned(*range(4)))  # one of the two batches, of worker 0
     with ParallelWrapper(model, 2, 1, callbacks=[History(path), NonFinite("skip")]) as wrapper:
-        wrapper.fit(Loader(small_dataset(8), 4, shuffle=False), 1)
+        wrapper.fit(Loader(small_dataset(8), 4, shuffle=False), epochs=1)
     row = json.loads(path.read_text())
     assert row["losses"][0] is None and row["losses"][1] == row["loss"] > 0

@@ -32,7 +32,7 @@ THREADS = ("cupynet worker", "cupynet-prefetch")
 # How often a worker comes to the place of a failure in a fit. The last round of an epoch has no batch for some.
 KINDS = {
     "on_iteration_end": 6,
-    "on_report": 3,
+    "on_log": 3,
     "on_epoch_end": 2,
     "on_fit_start": 1,
     "after_finish": 1,
@@ -165,17 +165,17 @@ def end_in_failure(kind: str, rng: random.Random, folder: Path) -> None:
             optimizer=Nesterov(0.05, 0.9),
             callbacks=[Checkpoint(every_iterations=3), History(), *inject(fault, way, patch)],
             prefetch_buffer=6,
-            report_every=2,
+            log_every=2,
             timeout_s=0.5 if kind == "hang" else 60.0,
             run=folder,
         )
         with wrapper, pytest.raises(BaseException) as caught:
-            wrapper.fit(train, EPOCHS, evaluate_on=held_out)
+            wrapper.fit(train, epochs=EPOCHS, evaluate_on=held_out)
     check_error(caught.value, fault, folder / "checkpoints")
     fault.release.set()
     assert threads_left() == []
     with ParallelWrapper(model, WORKERS, synchronizer=WAYS[way]) as again:
-        again.fit(small_dataset(12), 1, batch_size=4)
+        again.fit(small_dataset(12), epochs=1, batch_size=4)
     assert np.isfinite(model.params.master).all()
     assert time.monotonic() - began < 30
 
@@ -219,7 +219,7 @@ def test_wrappers_leave_no_threads_or_files_behind(tmp_path: Path) -> None:
         callbacks = [Checkpoint(keep_last=1), History(), *([On("on_fit_end", fail)] if number % 3 == 0 else [])]
         with ParallelWrapper(small_model(), 2, callbacks=callbacks, run=tmp_path / str(number)) as wrapper:
             for _ in range(2):
-                wrapper.fit(Loader(data, 4, seed=3), 1, evaluate_on=Loader(data, 4, shuffle=False))
+                wrapper.fit(Loader(data, 4, seed=3), epochs=1, evaluate_on=Loader(data, 4, shuffle=False))
 
     for number in range(13):
         with suppress(Injected):

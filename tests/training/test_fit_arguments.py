@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet import Loader, Model, ParallelWrapper
+from cupynet.backend import PixelScale, blas
 from cupynet.data import read_pairs
 from tests.support.refusals import refused
-from tests.support.training import fingerprint, small_dataset, small_model
+from tests.support.training import fingerprint, on_backends, small_dataset, small_model
 
 DATA = small_dataset(60)
 X, Y = DATA.images, DATA.labels
@@ -92,6 +94,16 @@ def test_floating_point_images_are_taken_as_scaled() -> None:
         np.testing.assert_allclose(from_fractions.weights()[name], weight, atol=1e-5)
 
 
+@on_backends("numba", "cupy")
+def test_floating_point_images_train_on_every_backend(backend: str) -> None:
+    model, other = small_model("float", backend), small_model("float")
+    for each in (model, other):
+        with ParallelWrapper(each, 1) as wrapper:
+            wrapper.fit(X / 255, Y, batch_size=8)
+    for name, weight in other.weights().items():
+        np.testing.assert_allclose(model.weights()[name], weight, atol=1e-5)
+
+
 def test_evaluate_and_predict_take_arrays() -> None:
     with ParallelWrapper(small_model(), 2) as wrapper:
         wrapper.fit(X / 255, Y, epochs=2, batch_size=8)
@@ -137,6 +149,11 @@ def test_rows_say_what_was_evaluated() -> None:
         ((3.5,), {}, ""),
         (([1, 2, 3],), {}, ""),
         (([(X[0], 0), (X[0, :4], 1)] * 2,), {}, ""),
+        ((X, np.eye(4)[Y]), {}, ""),
+        ((X * np.nan, Y), {}, ""),
+        (({"image": X, "label": Y},), {}, ""),
+        (([[1, 2], [3]], [0, 1]), {}, ""),
+        ((X.reshape(60, -1) / 255, Y), {}, ""),
     ],
 )
 def test_other_data_are_refused_before_anything_changes(
@@ -165,3 +182,29 @@ def test_pairs_are_read_in_order() -> None:
     images, labels = read_pairs(generated())
     np.testing.assert_array_equal(images, X)
     np.testing.assert_array_equal(labels, Y)
+
+
+def test_floats_go_with_a_model_of_normalized_pixels() -> None:
+    model = small_model()
+    with ParallelWrapper(model, 1) as wrapper:
+        normalized = replace(DATA, pixels=PixelScale.of([0.2], [0.4]))
+        wrapper.fit(normalized)
+        loss = wrapper.evaluate((X / 255 - 0.2) / 0.4, Y).loss
+        assert loss == pytest.approx(wrapper.evaluate(normalized).loss, rel=1e-5)
+
+
+def test_pixels_are_warned_of_after_training_on_floats(caplog: pytest.LogCaptureFixture) -> None:
+    model = trained(X / 255, Y)
+    model.predict(X[:2] / 255)
+    assert not caplog.records
+    model.predict(X[:2])
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_blas_is_limited_only_while_workers_work() -> None:
+    before = blas.threads_now()
+    first, second = ParallelWrapper(small_model(), 2), ParallelWrapper(small_model(), 2)
+    with first, second:
+        first.fit(DATA)
+        second.fit(DATA)
+        assert blas.threads_now() == before

@@ -65,7 +65,7 @@ def test_frozen_weights_stay_frozen_in_copies_and_files(tmp_path: Any) -> None:
     model.save(tmp_path / "model.safetensors")
     for other in (copy.deepcopy(model), load(tmp_path / "model.safetensors", "numpy"), model.replicate(model.backend)):
         assert other.params.frozen == ("conv1.weight",)
-    model.freeze()
+    model.unfreeze()
     assert model.params.frozen == ()
     assert [each.part for each in model.params.segments] == [each.part for each in small_model().params.segments]
 
@@ -73,3 +73,14 @@ def test_frozen_weights_stay_frozen_in_copies_and_files(tmp_path: Any) -> None:
 def test_a_pattern_without_a_weight_is_refused() -> None:
     with refused(""):
         small_model().freeze("con")
+
+
+def test_weights_are_frozen_before_a_wrapper_is_made() -> None:
+    model = small_model()
+    with ParallelWrapper(model, 2) as wrapper:
+        wrapper.fit(small_dataset(8), batch_size=4)
+        model.freeze("conv1")
+        with refused(""):
+            wrapper.fit(small_dataset(8), batch_size=4)
+        model.unfreeze()
+        wrapper.fit(small_dataset(8), batch_size=4)

@@ -25,5 +25,5 @@ def test_lenet_is_accurate(data: str, least: float, dtype: str, monkeypatch: pyt
     except DataError as error:
         pytest.skip(str(error))
     with experiment.wrapper(callbacks=()) as wrapper:
-        fitted = wrapper.fit(experiment.train_loader(loaded), experiment.settings.epochs)
-        assert fitted.evaluate(experiment.evaluation_loader(loaded.test)).accuracy >= least
+        wrapper.fit(experiment.train_loader(loaded), epochs=experiment.settings.epochs)
+        assert wrapper.evaluate(experiment.evaluation_loader(loaded.test)).accuracy >= least

@@ -111,17 +111,17 @@ def test_encoding_saves_traffic() -> None:
 
     def sent(way: GradientSharing) -> int:
         with ParallelWrapper(small_model("float"), 2, synchronizer=way) as wrapper:
-            wrapper.fit(small_dataset(400), 1, batch_size=4)
+            wrapper.fit(small_dataset(400), epochs=1, batch_size=4)
             return wrapper.trainer.groups.world.traffic.bytes_sent
 
     none, exact = sent(GradientSharing(ThresholdEncoding(FixedThreshold(1e3)))), sent(GradientSharing())
     parameters = small_model("float").params.master.nbytes
     assert exact - none > 0.9 * 50 * parameters  # an all-reduce of two: as many bytes as the vector has
-    assert sent(GradientSharing(wire="half")) < 0.75 * exact
+    assert sent(GradientSharing(transfer_dtype="half")) < 0.75 * exact
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"encoding": "treshold"}, {"reduce": "max"}, {"wire": "half", "encoding": "threshold"}]
+    "arguments", [{"encoding": "treshold"}, {"reduce": "max"}, {"transfer_dtype": "half", "encoding": "threshold"}]
 )
 def test_invalid_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(next(iter(arguments))):

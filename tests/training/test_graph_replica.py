@@ -116,7 +116,7 @@ def test_captured_steps_equal_single_launches(
 
 @on_devices
 def test_parts_of_a_batch_are_not_captured(compared: Callable[..., Run]) -> None:
-    assert not compared(lambda: train_on_device("half", accumulate=8))["ahead"]
+    assert not compared(lambda: train_on_device("half", accumulation_steps=8))["ahead"]
 
 
 @on_devices
@@ -132,7 +132,7 @@ def test_the_loss_scale_is_found_on_the_device(
     monkeypatch.setattr(scaling, "GROW_AFTER", 5)
 
     def train() -> Run:
-        model = Model(small_network(), IMAGE, create_backend("cupy", "half"), 1, loss)
+        model = Model(small_network(), IMAGE, create_backend("cupy", "half"), 1, loss or "softmax")
         return train_on_device(
             network=model, synchronizer=WAYS[way], callbacks=[WeightAverage(0.9)], scale=2.0**24, data=DATA
         )
@@ -175,15 +175,15 @@ def test_a_checkpoint_includes_steps_that_ran_ahead(tmp_path: Path, monkeypatch:
         model = small_model("half", "cupy")
         model.backend.loss_scale = 2.0**22
         callbacks = [seen, Checkpoint(every_iterations=5, keep_last=100, path=tmp_path)]
-        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), callbacks=callbacks, report_every=4, timeout_s=60)
+        return ParallelWrapper(model, 2, 3, optimizer=Nesterov(0.05), callbacks=callbacks, log_every=4, timeout_s=60)
 
     seen, seen_again = Seen(), Seen()
     with wrapped(seen) as wrapper:
-        wrapper.fit(Loader(DATA, 8, seed=3), 3)
+        wrapper.fit(Loader(DATA, 8, seed=3), epochs=3)
         expected, skipped = wrapper.model.weights(), wrapper.trainer.statistics.skipped_steps
     with wrapped(seen_again) as wrapper:
         wrapper.restore(Checkpoints(tmp_path).path(10))
-        wrapper.fit(Loader(DATA, 8, seed=3), 3 - wrapper.trainer.epoch)
+        wrapper.fit(Loader(DATA, 8, seed=3), epochs=3 - wrapper.trainer.epoch)
         assert wrapper.trainer.statistics.skipped_steps == skipped > 0
     np.testing.assert_equal(wrapper.model.weights(), expected)
     assert len(seen_again.epochs) == 2 and seen_again.epochs == seen.epochs[1:]
@@ -227,8 +227,8 @@ def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(graph_replica.Inputs, "load", noted)
     with ParallelWrapper(small_model(backend="cupy"), 2, data_on_device=on_device, devices=[0]) as wrapper:
         for _ in range(2):
-            wrapper.fit(Loader(DATA, 8, seed=1), 2, evaluate_on=Loader(DATA, 8, shuffle=False))
-            wrapper.evaluate(DATA, 8)
+            wrapper.fit(Loader(DATA, 8, seed=1), epochs=2, evaluate_on=Loader(DATA, 8, shuffle=False))
+            wrapper.evaluate(DATA, batch_size=8)
     assert copied and not any(copied)
 
 
@@ -242,8 +242,8 @@ def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.Monkey
         return read(self)
 
     monkeypatch.setattr(GraphReplica, "_read", slowly)
-    with ParallelWrapper(small_model("float", "cupy"), 1, "epoch", report_every=0, timeout_s=60) as training:
-        training.fit(Loader(small_dataset(64), 8, seed=3), 2)
+    with ParallelWrapper(small_model("float", "cupy"), 1, "epoch", log_every=0, timeout_s=60) as training:
+        training.fit(Loader(small_dataset(64), 8, seed=3), epochs=2)
         clock = training.trainer.statistics.clock
     assert clock.rounds_s > 16 * slow and clock.compute_s > 16 * slow
     assert clock.rounds_s - clock.warm_s > 6 * slow
@@ -257,7 +257,7 @@ def test_training_in_the_callers_thread_restores_its_stream_and_device() -> None
     for device in (0, 1):
         model = Model(small_network(), IMAGE, create_backend("cupy", device=device), 1)
         with ParallelWrapper(model, 1, 3, devices=[device], timeout_s=60) as training:
-            training.fit(Loader(DATA, 8, seed=3), 1)
+            training.fit(Loader(DATA, 8, seed=3), epochs=1)
             assert cupy.cuda.get_current_stream().ptr != before[0]
         assert (cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice()) == before
         assert np.isfinite(model.predict(DATA.images[:3])).all()
@@ -268,7 +268,7 @@ def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
     """The graphs of the first fit write to buffers that this thread has borrowed since."""
     model = small_model("float", "cupy")
     with ParallelWrapper(model, 1, prefetch_buffer=0) as training:
-        training.fit(Loader(DATA, 8, seed=3), 1)
+        training.fit(Loader(DATA, 8, seed=3), epochs=1)
         logits, _ = model.forward(model.backend.load_images(DATA.images, np.arange(8)), INFERENCE)
         before = np.array(model.backend.to_host(logits))
         other = threading.Thread(target=training.fit, args=(Loader(DATA, 8, seed=3), 1))
@@ -292,7 +292,7 @@ def marked(sample: int) -> Dataset:
 class Breaks(Identity):
     """Divides by 1 minus the first pixel, which is 0 for a marked image."""
 
-    recordable = True
+    capturable = True
 
     def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
         y, rest = self.backend.borrow(x.shape), self.backend.borrow((len(x), 1, 1, 1))
@@ -318,7 +318,7 @@ def test_a_loss_that_is_not_finite_is_reported_as_in_single_launches(
             pytest.raises(DivergedError, match="sample 17, .*'breaks'") as caught,
             ParallelWrapper(model, workers, frequency, optimizer=Nesterov(0.05), timeout_s=60) as training,
         ):
-            training.fit(Loader(marked(17), 8, seed=3), 2)
+            training.fit(Loader(marked(17), 8, seed=3), epochs=2)
         return str(caught.value), model.weights()
 
     (found, weights), (expected, others) = failed(), plainly(failed)
@@ -344,7 +344,7 @@ def test_a_failed_fit_leaves_no_steps_to_the_next() -> None:
     backend = create_backend("cupy")
     backend.activate()
     replica = graph_replica.replica_of(Model(small_network(), IMAGE, backend, 1), Nesterov(0.05))
-    trainer = Trainer(replica, callbacks=[At(3, fail)], synchronizer=ParameterAveraging("end"), report_every=0)
+    trainer = Trainer(replica, callbacks=[At(3, fail)], synchronizer=ParameterAveraging("end"), log_every=0)
     with pytest.raises(InterruptedError):
         trainer.fit(Fit(Loader(DATA, 8, seed=3), 1))
     before = trainer.statistics.clock.samples
@@ -367,12 +367,12 @@ def test_a_layer_that_does_not_say_whether_it_is_recordable_is_not_captured() ->
 def test_a_step_that_cannot_be_captured_runs_uncaptured(
     compared: Callable[..., Run], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A layer claims to be recordable and reads a number on the host."""
+    """A layer claims to be capturable and reads a number on the host."""
     from tests.standin.errors import InCapture
     from tests.standin.machine import active
 
     class Reads(Breaks):
-        recordable = True
+        capturable = True
 
         def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
             assert float(x[0, 0, 0, 0]) < 1
@@ -432,8 +432,8 @@ def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Graphs, "_capture", captured)
     monkeypatch.setattr(GraphReplica, "_gradient", stepped)
-    with ParallelWrapper(small_model("float", "cupy"), 3, devices=[0], report_every=0) as wrapper:
-        wrapper.fit(Loader(small_dataset(22), 4, shuffle=False), 1)
+    with ParallelWrapper(small_model("float", "cupy"), 3, devices=[0], log_every=0) as wrapper:
+        wrapper.fit(Loader(small_dataset(22), 4, shuffle=False), epochs=1)
     assert intruders == []
 
 

@@ -139,7 +139,7 @@ def test_replicas_take_the_least_at_an_average() -> None:
 def test_stages_leave_a_step_out_together() -> None:
     seen: list[tuple[int, int]] = []
     with ParallelWrapper(overflowing(), 2, 3, pipeline=Pipeline(2, 2), timeout_s=20) as wrapper:
-        wrapper.fit(LOADER, 2)
+        wrapper.fit(LOADER, epochs=2)
         wrapper.on_workers(lambda trainer: seen.append((scaler_of(trainer).skipped, trainer.statistics.skipped_steps)))
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert sum(skipped for skipped, _ in seen) == 4 and {steps for _, steps in seen} == {2}
@@ -160,11 +160,11 @@ def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) 
 def test_a_checkpoint_holds_the_loss_scale(tmp_path: Path) -> None:
     saving = Checkpoint(every_iterations=24, keep_last=100, path=tmp_path)
     with ParallelWrapper(overflowing(), 2, 3, callbacks=[saving]) as whole:
-        whole.fit(LOADER, 2)
+        whole.fit(LOADER, epochs=2)
         skipped = whole.trainer.statistics.skipped_steps
     with ParallelWrapper(overflowing(), 2, 3) as again:
         again.restore(tmp_path / "step-00000024")
         assert scaler_of(again.trainer).scale < 1024.0
-        again.fit(LOADER, 2 - again.trainer.epoch)
+        again.fit(LOADER, epochs=2 - again.trainer.epoch)
         assert again.trainer.statistics.skipped_steps == skipped
     assert fingerprint(again.model) == fingerprint(whole.model)

@@ -97,7 +97,8 @@ def test_a_synchronizer_and_what_describes_another_contradict_each_other(argumen
 )
 def test_what_one_worker_or_a_cpu_does_not_need_is_accepted(arguments: dict[str, Any]) -> None:
     with ParallelWrapper(small_model(), **arguments) as wrapper:
-        assert wrapper.fit(Loader(small_dataset(20), 4), 1).trainer.epoch == 1
+        wrapper.fit(Loader(small_dataset(20), 4), epochs=1)
+        assert wrapper.trainer.epoch == 1
 
 
 IMAGES = FitData(examples=64, batch_size=8)
@@ -108,12 +109,12 @@ IMAGES = FitData(examples=64, batch_size=8)
     [
         ({"workers": 0}, None, "workers"),
         ({"prefetch_buffer": -1}, None, "prefetch_buffer"),
-        ({"report_every": -1}, None, "report_every"),
+        ({"log_every": -1}, None, "log_every"),
         ({"blas_threads": 0}, None, "blas_threads"),
         ({"optimizer": Adam}, None, "optimizer"),
         ({"devices": [0]}, None, "devices"),
-        ({"accumulate": 2, "pipeline": Pipeline(2)}, None, "accumulate"),
-        ({"accumulate": 9}, IMAGES, "accumulate"),
+        ({"accumulation_steps": 2, "pipeline": Pipeline(2)}, None, "accumulation_steps"),
+        ({"accumulation_steps": 9}, IMAGES, "accumulation_steps"),
         ({"reduce": "nccl"}, None, "reduce"),
         ({"data_on_device": True}, None, "data_on_device"),
         ({"pipeline": Pipeline(9)}, None, "pipeline.stages"),
@@ -154,7 +155,7 @@ def test_two_callbacks_that_decide_the_same_are_refused() -> None:
     for callbacks in ([NonFinite(), NonFinite()], [EarlyStopping(), WeightAverage()]):
         with refused(""):
             checked(callbacks=callbacks)
-    checked(callbacks=[NonFinite(), WeightAverage(), EarlyStopping(restore_best=False)])
+    checked(callbacks=[NonFinite(), WeightAverage(), EarlyStopping(restore_best_weights=False)])
 
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2)])
@@ -170,7 +171,7 @@ def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) 
 @pytest.mark.parametrize(
     ("overrides", "setting"),
     [
-        (("accumulate=200",), "accumulate"),
+        (("accumulation_steps=200",), "accumulation_steps"),
         (("parallel.reduce=nccl",), "parallel.reduce"),
         (("memory.data_on_device=true",), "memory.data_on_device"),
         (("parallel=pipeline", "parallel.pipeline.stages=9"), "parallel.pipeline.stages"),

@@ -65,8 +65,9 @@ def test_two_fits_equal_one() -> None:
         ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as once,
         ParallelWrapper(small_model(), 2, 1, optimizer=SGD(0.05)) as twice,
     ):
-        once.fit(loader(), 3)
-        twice.fit(loader(), 1).fit(loader(), 2)
+        once.fit(loader(), epochs=3)
+        twice.fit(loader(), epochs=1)
+        twice.fit(loader(), epochs=2)
         assert fingerprint(once.replicas()[0]) == fingerprint(twice.replicas()[0])
 
 
@@ -86,8 +87,8 @@ def test_a_stop_while_workers_are_leaving_does_not_end_the_next_fit(monkeypatch:
 
     monkeypatch.setattr(Trainer, "fit", leave)
     with ParallelWrapper(small_model(), 2, 2, callbacks=[On("on_fit_end", stop_late)]) as wrapper:
-        wrapper.fit(loader(), 1)
-        wrapper.fit(loader(), 2)
+        wrapper.fit(loader(), epochs=1)
+        wrapper.fit(loader(), epochs=2)
         assert wrapper.trainer.epoch == 3 and wrapper.trainer.stopped is None
 
 
@@ -103,7 +104,7 @@ def test_the_first_device_must_be_the_models(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"epochs": 1.5}, {"epochs": 0}, {"evaluate_every": 0}, {"batch_size": 0}, {"split": "dev"}]
+    "arguments", [{"epochs": 1.5}, {"epochs": 0}, {"evaluate_every": 0}, {"batch_size": 0}, {"validation_split": 1.5}]
 )
 def test_bad_arguments_of_fit_are_refused_and_nothing_is_trained(arguments: dict[str, Any]) -> None:
     with ParallelWrapper(small_model(), 2) as wrapper, refused(*arguments):
@@ -131,7 +132,7 @@ def test_data_may_be_a_loader_a_data_set_or_arrays() -> None:
     fingerprints = set()
     for given in (Loader(data, 8, seed=12345), data, (data.images, data.labels), (data.images[..., 0], data.labels)):
         with ParallelWrapper(small_model(), 2, 2) as wrapper:
-            wrapper.fit(given, 2, batch_size=8)
+            wrapper.fit(given, epochs=2, batch_size=8)
             fingerprints.add(fingerprint(wrapper.model))
     assert len(fingerprints) == 1
 
@@ -158,15 +159,15 @@ def test_batches_of_one_vector_are_refused_before_a_batch_normalization() -> Non
 
     for batch_size, parts in ((1, 1), (2, 2), (9, 5)):
         with refused("batch_size"):
-            fit(batch_size=batch_size, accumulate=parts)
-    fit(batch_size=3, accumulate=2)
+            fit(batch_size=batch_size, accumulation_steps=parts)
+    fit(batch_size=3, accumulation_steps=2)
     fit(workers=2, sync=True)
 
 
 def test_a_warning_if_workers_have_no_batches(caplog: pytest.LogCaptureFixture) -> None:
     for workers, warnings in ((5, 0), (6, 1)):
         with ParallelWrapper(small_model(), workers, optimizer=SGD(0.05)) as wrapper:
-            wrapper.fit(loader(20), 1)
+            wrapper.fit(loader(20), epochs=1)
         assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
 
 
@@ -175,17 +176,17 @@ def test_arrays_are_normalised_like_the_training_data() -> None:
     dataset, pixels, model = small_dataset(60), PixelScale.of([0.2], [0.3]), small_model("float")
     pair, normalised = (dataset.images, dataset.labels), dataclasses.replace(dataset, pixels=pixels)
     with ParallelWrapper(model, 2) as wrapper:
-        wrapper.fit(Loader(normalised, 8, seed=1), 2, evaluate_on=pair)
+        wrapper.fit(Loader(normalised, 8, seed=1), epochs=2, evaluate_on=pair)
         found = wrapper.evaluate(pair)
         assert found.to_dict() == wrapper.evaluate(normalised).to_dict()
         assert found.accuracy == (model.predict(dataset.images).argmax(1) == dataset.labels).mean()
         with refused(""):
             wrapper.evaluate(dataset)
         with refused(""):
-            wrapper.fit(normalised, 1, evaluate_on=Loader(dataset, 8, shuffle=False))
-        wrapper.fit(pair, 1)
+            wrapper.fit(normalised, epochs=1, evaluate_on=Loader(dataset, 8, shuffle=False))
+        wrapper.fit(pair, epochs=1)
         assert model.pixels == pixels
-        wrapper.fit(dataset, 1)  # the training data decide
+        wrapper.fit(dataset, epochs=1)  # the training data decide
         assert model.pixels == dataset.pixels
 
 
@@ -193,12 +194,12 @@ def test_arrays_are_normalised_like_the_training_data() -> None:
 def test_evaluation_between_two_averages_is_refused(tmp_path: Path, way: Synchronizer) -> None:
     checkpoint = Checkpoint(every_iterations=4, keep_last=9, path=tmp_path)
     with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way), callbacks=[checkpoint]) as wrapper:
-        wrapper.fit(loader(60), 1)
+        wrapper.fit(loader(60), epochs=1)
     with ParallelWrapper(small_model(), 2, synchronizer=copy.deepcopy(way)) as wrapper:
         wrapper.restore(tmp_path / "step-00000004")
         with refused(""):
             wrapper.evaluate(loader(60))
-        wrapper.fit(loader(60), 1)
+        wrapper.fit(loader(60), epochs=1)
         assert wrapper.evaluate(loader(60)).samples == 60
 
 
@@ -303,7 +304,7 @@ def fit_elsewhere(wrapper: ParallelWrapper) -> threading.Thread:
 
     def fit() -> None:
         with pytest.raises(RuntimeError):
-            wrapper.fit(loader(), 1000)
+            wrapper.fit(loader(), epochs=1000)
 
     thread = threading.Thread(target=fit)
     thread.start()
@@ -341,7 +342,7 @@ def test_closing_in_a_callback_ends_the_fit_before_callbacks(workers: int) -> No
     following = Following(lambda: wrapper.close())
     wrapper = ParallelWrapper(small_model(), workers, callbacks=[following], progress="none")
     with pytest.raises(RuntimeError):
-        wrapper.fit(loader(), 1000)
+        wrapper.fit(loader(), epochs=1000)
     assert following.log.index("closed") == len(following.log) - 1 < 999
     with pytest.raises(RuntimeError):
         wrapper.evaluate(loader())
@@ -365,7 +366,7 @@ def test_all_workers_end_after_an_interruption() -> None:
     interrupt = At(3, lambda: signal.pthread_kill(main, signal.SIGINT))
     wrapper = ParallelWrapper(small_model(), 2, callbacks=[interrupt])
     with pytest.raises(KeyboardInterrupt):
-        wrapper.fit(loader(4000), 50)
+        wrapper.fit(loader(4000), epochs=50)
     before = fingerprint(wrapper.model)
     time.sleep(0.1)
     assert fingerprint(wrapper.model) == before
@@ -394,7 +395,7 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: py
 
     with ParallelWrapper(small_model(), 2, callbacks=[On("on_fit_start", delay, every_rank=True)]) as wrapper:
         with pytest.raises(ZeroDivisionError):
-            wrapper.fit(loader(60), 1)
+            wrapper.fit(loader(60), epochs=1)
         late = [thread for thread in workers_alive() if thread.name == "cupynet worker 0"]
         over.set()
     for thread in late:
@@ -408,7 +409,7 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: py
 
 def test_compiling_is_counted_in_all_processes_of_a_run(tmp_path: Path) -> None:
     with ParallelWrapper(small_model("float", "numba"), 2) as wrapper:
-        wrapper.fit(small_dataset(20), 1)
+        wrapper.fit(small_dataset(20), epochs=1)
         wrapper.checkpoint(tmp_path)
         first_s = wrapper.trainer.statistics.clock.compile_s
     with ParallelWrapper(small_model("float", "numba"), 2) as wrapper:

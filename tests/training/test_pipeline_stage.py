@@ -60,11 +60,11 @@ def trained(
 ) -> Any:
     """The weights after an epoch on the bright rows."""
     averaging = synchronizer or ParameterAveraging(1)
-    options: dict[str, Any] = {"callbacks": callbacks, "report_every": 2, "timeout_s": 60}
+    options: dict[str, Any] = {"callbacks": callbacks, "log_every": 2, "timeout_s": 60}
     with ParallelWrapper(
         model, workers, optimizer=optimizer(), synchronizer=averaging, pipeline=pipeline, **options
     ) as wrapper:
-        wrapper.fit(Loader(small_dataset(samples), 6, seed=3), 1)
+        wrapper.fit(Loader(small_dataset(samples), 6, seed=3), epochs=1)
         assert on_loan(wrapper) == [0] * wrapper.placement.ranks
     return model.params.master
 
@@ -103,7 +103,7 @@ def test_every_layer_can_end_a_stage(name: str) -> None:
     for pipeline in (None, Pipeline([[layer] for layer, _ in small_networks()[name]], 4)):
         model = Model(small_networks()[name], SMALL, create_backend("numpy", "double"), 1)
         with ParallelWrapper(model, 1, optimizer=SGD(0.1), pipeline=pipeline, timeout_s=60) as wrapper:
-            wrapper.fit(Loader(data, 5, seed=1), 1, evaluate_on=data)
+            wrapper.fit(Loader(data, 5, seed=1), epochs=1, evaluate_on=data)
             assert set(on_loan(wrapper)) == {0}
         found.append(model.params.master)
     assert close(found[1], found[0])
@@ -148,7 +148,7 @@ def test_the_model_has_all_stages_weights_after_each_epoch() -> None:
 
     callbacks = [On("on_epoch_end", look)]
     with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2), callbacks=callbacks) as wrapper:
-        wrapper.fit(LOADER, 3, evaluate_on=DATA)
+        wrapper.fit(LOADER, epochs=3, evaluate_on=DATA)
         first, second = (stage.weights() for stage in wrapper.replicas()[:2])
     np.testing.assert_equal(model.weights(), first | second)
 
@@ -164,7 +164,7 @@ def test_weights_that_a_callback_changes_at_the_end_are_kept() -> None:
 def test_stages_are_evaluated_with_the_weights_that_the_user_loads() -> None:
     model = small_model()
     with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2)) as wrapper:
-        wrapper.fit(LOADER, 3)
+        wrapper.fit(LOADER, epochs=3)
         model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
         assert wrapper.evaluate(DATA).loss == pytest.approx(np.log(3))
 
@@ -176,7 +176,7 @@ def test_early_stopping_restores_the_best_weights_of_all_stages() -> None:
         stopping = EarlyStopping("accuracy", patience=1, max_epochs=4)
         options: dict[str, Any] = {"pipeline": pipeline, "callbacks": [stopping], "timeout_s": 20}
         with ParallelWrapper(model, 2, 1, optimizer=SGD(0.5), **options) as wrapper:
-            wrapper.fit(Loader(small_dataset(60), 6, seed=3), 9, evaluate_on=held_out, split="validation")
+            wrapper.fit(Loader(small_dataset(60), 6, seed=3), epochs=9, validation_data=held_out)
             result: Any = stopping.result
             assert wrapper.evaluate(held_out).accuracy == result.best_score
         assert result.best_epoch < result.epochs
@@ -195,18 +195,18 @@ def test_training_resumes_bit_for_bit(synchronizer: Synchronizer, iteration: int
 
     def wrapper_of(*callbacks: Callback) -> ParallelWrapper:
         optimizer, way = Nesterov(OneCycle(0.1), max_grad_norm=1.0), copy.deepcopy(synchronizer)
-        options: dict[str, Any] = {"pipeline": Pipeline(2), "callbacks": callbacks, "report_every": 2}
+        options: dict[str, Any] = {"pipeline": Pipeline(2), "callbacks": callbacks, "log_every": 2}
         return ParallelWrapper(small_model("float"), 2, optimizer=optimizer, synchronizer=way, **options)
 
     whole, rest = Recorder(), Recorder()
     with wrapper_of(KeepState(iteration), whole) as wrapper:
-        wrapper.fit(loader, 2, evaluate_on=held_out)
+        wrapper.fit(loader, epochs=2, evaluate_on=held_out)
         trainers = [trainer for trainer in wrapper._trainers if trainer is not None]
         keeps = [each for trainer in trainers for each in trainer.callbacks if isinstance(each, KeepState)]
         expected = fingerprint(wrapper.model)
     with wrapper_of(rest) as wrapper:
         wrapper.on_workers(lambda trainer: trainer.restore(keeps[trainer.rank].kept))
-        wrapper.fit(loader, 2 - wrapper.trainer.epoch, evaluate_on=held_out)
+        wrapper.fit(loader, epochs=2 - wrapper.trainer.epoch, evaluate_on=held_out)
         assert fingerprint(wrapper.model) == expected
     assert reported_rows(rest, iteration) == reported_rows(whole, iteration)
 
@@ -220,9 +220,9 @@ def test_reports_and_evaluations_are_those_of_one_replica() -> None:
     for pipeline in (None, Pipeline(3, 4)):
         recorder = Recorder()
         recorder.every_rank = False
-        options: dict[str, Any] = {"pipeline": pipeline, "callbacks": [recorder], "report_every": 2}
+        options: dict[str, Any] = {"pipeline": pipeline, "callbacks": [recorder], "log_every": 2}
         with ParallelWrapper(small_model(), 2, 2, optimizer=clipped(), **options) as wrapper:
-            wrapper.fit(LOADER, 2, evaluate_on=held_out)
+            wrapper.fit(LOADER, epochs=2, evaluate_on=held_out)
             evaluation = wrapper.evaluate(held_out)
         assert recorder.epochs[-1].evaluation is not None
         assert recorder.epochs[-1].evaluation.to_dict() == evaluation.to_dict()
@@ -240,7 +240,7 @@ def test_reports_and_evaluations_are_those_of_one_replica() -> None:
 def test_a_stop_ends_all_stages_after_the_same_round() -> None:
     stop = StopAfter(4, rank=3)
     with ParallelWrapper(small_model(), 2, 3, pipeline=Pipeline(2), callbacks=[stop]) as wrapper:
-        wrapper.fit(Loader(small_dataset(400), 4), 1)
+        wrapper.fit(Loader(small_dataset(400), 4), epochs=1)
         (iteration,) = {trainer.iteration for trainer in wrapper._trainers if trainer is not None}
     assert iteration < 50
 
@@ -261,7 +261,7 @@ def test_memory_does_not_grow_with_the_number_of_micro_batches() -> None:
     found = []
     for micro_batches in (4, 16):
         with ParallelWrapper(small_model(), 1, pipeline=Pipeline(2, micro_batches)) as wrapper:
-            wrapper.fit(Loader(small_dataset(6 * micro_batches), 3 * micro_batches), 2)  # micro-batches of three
+            wrapper.fit(Loader(small_dataset(6 * micro_batches), 3 * micro_batches), epochs=2)  # micro-batches of three
             found.append([workspace.allocated_bytes for workspace in workspaces(wrapper)])
     assert found[0] == found[1]
 
@@ -304,7 +304,7 @@ def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytes
     network = Sequential({"conv": Conv2D(3, 3), "slow": Slow(), "output": Dense(3)})
     model = Model(network, small_model().input, create_backend("numpy"), 1)
     with ParallelWrapper(model, 1, pipeline=Pipeline([["conv"], ["slow", "output"]])) as wrapper:
-        wrapper.fit(small_dataset(8), 1)
+        wrapper.fit(small_dataset(8), epochs=1)
         waiting.clear()
         wrapper.evaluate(Loader(small_dataset(120), 4))
     assert len(waiting) == 30 and max(waiting) == 1
@@ -316,7 +316,7 @@ def test_warm_up_changes_nothing_and_training_measures_the_stages() -> None:
     with ParallelWrapper(model, 2, 1, pipeline=Pipeline(2, 4)) as wrapper:
         assert wrapper.warm_up(10) > 0
         assert fingerprint(model) == before
-        wrapper.fit(Loader(small_dataset(200), 10), 2)
+        wrapper.fit(Loader(small_dataset(200), 10), epochs=2)
         spent, pipeline = wrapper.trainer.statistics.spent, wrapper.options.pipeline
         assert spent is not None and pipeline is not None
         speed = pipeline.speed(wrapper.layers, 10, spent.compute_s, spent.samples, 1.5)
@@ -337,8 +337,8 @@ def test_waiting_for_another_stage_is_not_counted_as_computing() -> None:
     network = Sequential({"dense1": Dense(4), "output": Dense(3)})
     model = Model(network, small_model().input, create_backend("numpy"), 1, Sleeping())
     recorder = Recorder()
-    with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), callbacks=[recorder], report_every=2) as wrapper:
-        wrapper.fit(Loader(small_dataset(40), 4), 1, evaluate_on=small_dataset(40))
+    with ParallelWrapper(model, 1, pipeline=Pipeline(2, 2), callbacks=[recorder], log_every=2) as wrapper:
+        wrapper.fit(Loader(small_dataset(40), 4), epochs=1, evaluate_on=small_dataset(40))
         spent = wrapper.trainer.statistics.spent
     assert spent is not None
     slept = 10 * 2 * 0.01  # rounds, micro-batches
@@ -385,7 +385,7 @@ def test_a_stage_that_fails_ends_all_with_its_own_error(place: int, backward: bo
         pytest.raises(ZeroDivisionError) as caught,
         ParallelWrapper(model, 2, pipeline=Pipeline(stages, 4), timeout_s=20) as wrapper,
     ):
-        wrapper.fit(Loader(small_dataset(200), 8), 2)
+        wrapper.fit(Loader(small_dataset(200), 8), epochs=2)
     (note,) = getattr(caught.value, "__notes__", [])
     assert f"(stage {place} of 3, " in note and "fuse; numpy, device 0), epoch 1, at batch " in note
     assert any("_pass" in frame.name for frame in caught.traceback)
@@ -396,4 +396,4 @@ def test_a_stage_that_diverges_ends_the_run() -> None:
         pytest.raises(DivergedError),
         ParallelWrapper(small_model("float"), 2, 2, optimizer=SGD(1e30), pipeline=Pipeline(2), timeout_s=20) as wrapper,
     ):
-        wrapper.fit(Loader(small_dataset(200), 4), 3)
+        wrapper.fit(Loader(small_dataset(200), 4), epochs=3)

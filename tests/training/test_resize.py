@@ -42,7 +42,7 @@ class Runs:
             synchronizer=way,
             optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
             callbacks=[NonFinite("skip"), *callbacks, History()],
-            report_every=1,
+            log_every=1,
             run=self.new_folder(),
             **options,
         )
@@ -54,7 +54,7 @@ class Runs:
         folder = self.new_folder()
         saving = Checkpoint(every_iterations=iteration, every_epochs=100, keep_last=100, path=folder)
         with self.wrapper(workers, way, saving, StopAfter(iteration if stops else -1), **options) as wrapper:
-            wrapper.fit(LOADER, 2)
+            wrapper.fit(LOADER, epochs=2)
         return Checkpoints(folder).path(iteration)
 
 
@@ -65,7 +65,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def finish(wrapper: ParallelWrapper) -> None:
     """Train the rest of two epochs."""
-    wrapper.fit(LOADER, 2 - wrapper.trainer.epoch, evaluate_on=DATA)
+    wrapper.fit(LOADER, epochs=2 - wrapper.trainer.epoch, evaluate_on=DATA)
     assert wrapper.trainer.epoch == 2
     assert wrapper.trainer.evaluation is not None and np.isfinite(wrapper.trainer.evaluation.loss)
 
@@ -136,7 +136,7 @@ def test_no_batch_is_left_out_and_few_are_trained_twice(runs: Runs, workers: int
     with runs.wrapper(workers, EVERY_ROUND) as wrapper:
         wrapper.restore(runs.checkpoint(4, 2, EVERY_ROUND))
         wrapper.on_workers(watch)
-        wrapper.fit(LOADER, 1)
+        wrapper.fit(LOADER, epochs=1)
     assert sorted(seen) == list(range(8 - again, 15))
 
 
@@ -169,8 +169,8 @@ def test_the_learning_rate_continues_at_the_same_fraction_of_training(runs: Runs
     recorder, schedule = Recorder(), OneCycle(0.1)
     with runs.wrapper(1, EVERY_5, recorder) as wrapper:
         wrapper.restore(runs.checkpoint(4, 4))
-        wrapper.fit(LOADER, 1)
-    schedule.span(4 - 16, 4 + 15)
+        wrapper.fit(LOADER, epochs=1)
+    schedule.begin_fit(4 - 16, 4 + 15)
     rates = [report.learning_rate for report in recorder.reports]
     assert rates == pytest.approx([schedule(4 + i) for i in range(15)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ EPOCHS = 2  # of five rounds
 def trainer_of(communicator: Communicator, synchronizer: Synchronizer, *callbacks: Callback) -> Trainer:
     optimizer = Nesterov(OneCycle(0.1), max_grad_norm=1.0)
     replica = Replica(small_model("float", seed=1), optimizer)
-    return trainers.trainer_of(communicator, replica, synchronizer, *callbacks, report_every=2)
+    return trainers.trainer_of(communicator, replica, synchronizer, *callbacks, log_every=2)
 
 
 def state_of(communicator: Communicator, synchronizer: Synchronizer) -> dict[str, Any]:
@@ -55,20 +56,20 @@ def test_training_resumes_bit_for_bit(synchronizer: Synchronizer) -> None:
     iterations = (2, 5, 7) if synchronizer is WAYS["every 3"] else (5, 7)
 
     def fit(communicator: Communicator, states: list[Any] | None = None) -> tuple[Any, Recorder, dict[int, KeepState]]:
-        """Return a worker's weights and last divergence, its reports, and its states after `iterations`."""
+        """Return a worker's weights and last drift, its reports, and its states after `iterations`."""
         recorder, keeps = Recorder(), {} if states else {at: KeepState(at) for at in iterations}
         trainer = trainer_of(communicator, synchronizer, recorder, *keeps.values())
         if states is not None:
             trainer.restore(states[communicator.rank])
         trainer.fit(Fit(loader, EPOCHS - trainer.epoch, evaluate_on=held_out))
         measured = trainer.statistics.measured
-        found = fingerprint(trainer.model), measured and (measured.divergence, measured.by_layer)
+        found = fingerprint(trainer.model), measured and (measured.drift, measured.drift_by_layer)
         return found, recorder, keeps
 
     whole = on_threads(3, fit)
     for iteration in iterations:
         states = [keeps[iteration].kept for *_, keeps in whole]
-        again = on_threads(3, lambda communicator, states=states: fit(communicator, states))
+        again = on_threads(3, partial(fit, states=states))
         for (found, reported, _), (expected, wanted, _) in zip(again, whole, strict=True):
             assert found == expected, f"resumed after iteration {iteration}"
             assert reported_rows(reported, iteration) == reported_rows(wanted, iteration)
@@ -94,8 +95,8 @@ def test_a_state_of_another_optimizer_is_refused(saved: type[Optimizer], taken: 
 @pytest.mark.parametrize(
     ("saved", "workers", "taken"),
     [
-        (ParameterAveraging(3), 2, ParameterAveraging(3, outer="slowmo")),
-        (ParameterAveraging(3, wire="half"), 1, ParameterAveraging(3, wire="half")),
+        (ParameterAveraging(3), 2, ParameterAveraging(3, outer_optimizer="slowmo")),
+        (ParameterAveraging(3, transfer_dtype="half"), 1, ParameterAveraging(3, transfer_dtype="half")),
         (GradientSharing(), 2, GradientSharing("threshold")),
     ],
 )

@@ -77,7 +77,7 @@ def joined(shards: Shards) -> Dataset:
 def test_an_evaluation_of_shards_is_that_of_the_whole_data_set(tmp_path: Path) -> None:
     shards = write_shards(small_dataset(60), tmp_path, 2)
     with ParallelWrapper(small_model("float", "numba"), 2, 1) as wrapper:
-        wrapper.fit(shards, 6, batch_size=4, evaluate_on=small_dataset(9))
+        wrapper.fit(shards, epochs=6, batch_size=4, evaluate_on=small_dataset(9))
         found = wrapper.evaluate(shards).to_dict()
         expected = wrapper.evaluate(Loader(joined(shards), 30, shuffle=False)).to_dict()
     for mistake in (*found["mistakes"], *expected["mistakes"]):

@@ -71,7 +71,7 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
         def after_update(self, replica: Any, iteration: int) -> Average | None:
             average = super().after_update(replica, iteration)
             if average is not None and self.communicator.rank == 0:
-                found.append(average.divergence > 0)
+                found.append(average.drift > 0)
             return average
 
     train(2, lambda: SGD(0.05), samples=96, synchronizer=lambda: Noting(2, measure_every=measure_every))
@@ -156,7 +156,7 @@ def test_a_step_before_updates_returns_nothing() -> None:
             return False
 
     with ParallelWrapper(small_model(), 2, synchronizer=Answers()) as wrapper, refused(""):
-        wrapper.fit(Loader(small_dataset(20), 4), 1)
+        wrapper.fit(Loader(small_dataset(20), 4), epochs=1)
 
 
 @pytest.mark.parametrize(("synchronizer", "updates"), [(Own(), {0: 2, 1: 1}), (Scheduled(), {0: 2, 1: 2})], ids=str)
@@ -170,6 +170,6 @@ def test_replicas_without_samples_move_only_if_gradients_are_shared(
         found[trainer.rank] = trainer.replica.updates
 
     with ParallelWrapper(small_model(), 2, optimizer=SGD(0.01), synchronizer=synchronizer) as wrapper:
-        wrapper.fit(Loader(small_dataset(12), 4), 1)
+        wrapper.fit(Loader(small_dataset(12), 4), epochs=1)
         wrapper.on_workers(keep)
     assert found == updates

@@ -30,7 +30,7 @@ def frequent_switches() -> Iterator[None]:
 def fit(model: Model, workers: int, callbacks: Any = ()) -> str:
     """The weights after a short fit, as a digest."""
     with ParallelWrapper(model, workers, optimizer=Nesterov(0.05), callbacks=callbacks) as wrapper:
-        wrapper.fit(Loader(small_dataset(60), 4, seed=1), 1)
+        wrapper.fit(Loader(small_dataset(60), 4, seed=1), epochs=1)
         assert on_loan(wrapper) == [0] * workers
     return fingerprint(model)
 

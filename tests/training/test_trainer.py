@@ -16,9 +16,9 @@ from cupynet.parallel import Communicator, Groups, ParameterAveraging, SerialCom
 from cupynet.training import (
     Callback,
     EpochRecord,
+    IterationRecord,
     ParallelWrapper,
     Replica,
-    Report,
     Stop,
     StopReason,
     Trainer,
@@ -58,7 +58,7 @@ def loader(samples: int = 40, batch_size: int = 4) -> Loader:
 def test_a_step_leaves_nothing_on_loan_and_allocates_once(backend: str) -> None:
     model = model_of(SerialCommunicator(), "float", backend)
     replica, workspace = Replica(model, SGD(0.01)), model.backend.workspace
-    trainer = Trainer(replica, prefetch_buffer=0, report_every=0)
+    trainer = Trainer(replica, prefetch_buffer=0, log_every=0)
     allocated = []
     for batch in loader(50, 8).epoch(0, model.backend):  # the last one is short
         replica.gradient(batch)
@@ -132,7 +132,7 @@ class Events(Callback):
     def on_iteration_end(self, trainer: Trainer) -> None:
         self.log.append(f"iteration {trainer.iteration}")
 
-    def on_report(self, trainer: Trainer, report: Report) -> None:
+    def on_log(self, trainer: Trainer, report: IterationRecord) -> None:
         self.log.append(f"report {report.iteration}")
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
@@ -153,21 +153,21 @@ def test_the_events_of_a_fit() -> None:
     """Two epochs of two rounds, the second one evaluated; then a fit that is stopped in its first round."""
     data, events = small_dataset(16), Events()
     last = On("on_fit_end", lambda trainer: events.log.append("last"), last=True)
-    with ParallelWrapper(small_model(), 2, 2, callbacks=[last, events], report_every=2, progress="none") as wrapper:
-        wrapper.fit(data, 2, batch_size=4, evaluate_on=data, evaluate_every=3)
+    with ParallelWrapper(small_model(), 2, 2, callbacks=[last, events], log_every=2, progress="none") as wrapper:
+        wrapper.fit(data, epochs=2, batch_size=4, evaluate_on=data, evaluate_every=3)
         first = ["fit start", "iteration 1", "report 2", "iteration 2", "epoch 1, evaluated False, row 1"]
         second = ["iteration 3", "report 4", "iteration 4", "epoch 2, evaluated True, row 2"]
         assert events.log == [*first, *second, "after finish", "fit end", "last"]
         events.log.clear()
         wrapper.stop()
-        wrapper.fit(data, 1, batch_size=4)
+        wrapper.fit(data, epochs=1, batch_size=4)
     assert events.log == ["fit start", "stop", "after finish", "fit end", "last"]
 
 
 def test_a_stop_after_the_last_round_is_no_event() -> None:
     events = Events()
     with ParallelWrapper(small_model(), 1, callbacks=[events, StopAfter(2)], progress="none") as wrapper:
-        wrapper.fit(small_dataset(8), 1, batch_size=4)
+        wrapper.fit(small_dataset(8), epochs=1, batch_size=4)
     assert "stop" not in events.log and events.log[-1] == "fit end"
 
 
@@ -178,7 +178,7 @@ def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank() -> None:
         On("on_fit_end", lambda trainer: ranks[True].append(trainer.rank), every_rank=True),
     ]
     with ParallelWrapper(small_model(), 3, callbacks=callbacks) as wrapper:
-        wrapper.fit(loader(30), 1)
+        wrapper.fit(loader(30), epochs=1)
     assert (ranks[False], sorted(ranks[True])) == ([0], [0, 1, 2])
 
 
@@ -188,7 +188,7 @@ def test_callbacks_run_on_rank_0_unless_they_ask_for_every_rank() -> None:
 def test_the_first_request_to_stop_counts() -> None:
     callbacks = [StopAfter(3, text="first"), StopAfter(3, text="second", reason=StopReason.EARLY)]
     with ParallelWrapper(small_model(), 2, callbacks=callbacks) as wrapper:
-        wrapper.fit(loader(), 1)
+        wrapper.fit(loader(), epochs=1)
         assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, "first")
 
 
@@ -229,7 +229,7 @@ def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch: pytest.M
         monkeypatch.setattr(consensus, "SLOW_S", slow_s)
         traffic = At(31, lambda: sent.append(wrapper.trainer.world.traffic.bytes_sent))
         with ParallelWrapper(small_model(), 3, "end", callbacks=[StopAfter(31, rank=1), traffic]) as wrapper:
-            wrapper.fit(loader(600, 2), 1)
+            wrapper.fit(loader(600, 2), epochs=1)
             ended.append(wrapper.trainer.iteration)
     assert ended == [31, 40]
     assert sent[0] == sent[1]  # what is sent only to ask is not in the figures
@@ -238,7 +238,7 @@ def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("event", "frequency", "backend"),
     [
-        ("on_report", 3, "numpy"),
+        ("on_log", 3, "numpy"),
         ("on_epoch_end", "end", "numpy"),
         pytest.param("on_epoch_end", "end", "cupy", id="standin", marks=on_standin),
     ],
@@ -246,8 +246,8 @@ def test_a_stop_in_slow_rounds_does_not_wait_for_the_tenth(monkeypatch: pytest.M
 def test_a_stop_from_any_event_leaves_identical_replicas(event: str, frequency: int | str, backend: str) -> None:
     """With frequency `end`, a stop from `on_epoch_end` once left replicas that were never averaged."""
     stop = On(event, lambda trainer, record: trainer.stop(event))
-    with ParallelWrapper(small_model(backend=backend), 3, frequency, callbacks=[stop], report_every=2) as wrapper:
-        wrapper.fit(loader(60), 3)
+    with ParallelWrapper(small_model(backend=backend), 3, frequency, callbacks=[stop], log_every=2) as wrapper:
+        wrapper.fit(loader(60), epochs=3)
         assert len({fingerprint(model) for model in wrapper.replicas()}) == 1
         assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, event)
         assert wrapper.trainer.epoch < 3
@@ -256,9 +256,9 @@ def test_a_stop_from_any_event_leaves_identical_replicas(event: str, frequency: 
 def test_a_stop_at_the_end_of_the_last_epoch_has_no_effect() -> None:
     late = On("on_epoch_end", lambda trainer, record: trainer.stop() if record.epoch == 2 else None)
     with ParallelWrapper(small_model(), 2, callbacks=[late]) as wrapper:
-        wrapper.fit(loader(), 2)
+        wrapper.fit(loader(), epochs=2)
         assert (wrapper.trainer.epoch, wrapper.trainer.round, wrapper.trainer.stopped) == (2, 0, None)
-        wrapper.fit(loader(), 1)
+        wrapper.fit(loader(), epochs=1)
         assert wrapper.trainer.epoch == 3
 
 
@@ -268,7 +268,7 @@ def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_no
 ) -> None:
     recorder = Recorder()
     with ParallelWrapper(small_model(), 2, 1, callbacks=[recorder, StopAfter(5)]) as wrapper:
-        wrapper.fit(loader(samples), 3)
+        wrapper.fit(loader(samples), epochs=3)
         assert (wrapper.trainer.iteration, wrapper.trainer.epoch) == (5, len(epochs))
     assert [(each.epoch, each.iteration, each.samples) for each in recorder.epochs] == epochs
 
@@ -276,7 +276,7 @@ def test_a_stop_at_the_last_round_completes_the_epoch_and_an_earlier_one_does_no
 def test_an_evaluation_of_older_weights_is_dropped() -> None:
     """A stop in the middle of an epoch: the evaluation of the one before is of other weights."""
     with ParallelWrapper(small_model(), 2, 1, callbacks=[StopAfter(7)]) as wrapper:
-        wrapper.fit(loader(), 3, evaluate_on=small_dataset(40))
+        wrapper.fit(loader(), epochs=3, evaluate_on=small_dataset(40))
         assert (wrapper.trainer.epoch, wrapper.trainer.round) == (1, 2)
         assert wrapper.trainer.evaluation is None
 
@@ -311,7 +311,7 @@ def test_other_data_after_a_stop_start_a_new_epoch() -> None:
 
 def test_a_schedule_spans_each_fit() -> None:
     recorder = Recorder()
-    trainer = alone(small_model(), Nesterov(OneCycle(0.1)), callbacks=[recorder], report_every=1)
+    trainer = alone(small_model(), Nesterov(OneCycle(0.1)), callbacks=[recorder], log_every=1)
     trainer.fit(Fit(loader(), 1))
     trainer.fit(Fit(loader(), 2))
     rates = [report.learning_rate for report in recorder.reports]
@@ -329,7 +329,7 @@ def test_a_failing_worker_is_named_with_its_batch_and_device() -> None:
 
     wrapper = ParallelWrapper(small_model(), 3, callbacks=[At(3, fail, rank=2)], prefetch_buffer=6)
     with wrapper, pytest.raises(ZeroDivisionError) as caught:
-        wrapper.fit(Loader(small_dataset(200), 4), 1)
+        wrapper.fit(Loader(small_dataset(200), 4), epochs=1)
     assert getattr(caught.value, "__notes__", []) == ["worker 2 (numpy, device 0), epoch 1, at batch 8"]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet-prefetch")]
 
@@ -367,7 +367,7 @@ def test_data_that_do_not_fit_the_model_are_refused(name: str, images: tuple[int
 def test_evaluation_data_that_do_not_fit_are_refused_before_training() -> None:
     odd = Dataset("odd", np.zeros((12, 8, 8, 3), np.uint8), np.arange(12) % 3, 3)
     with ParallelWrapper(small_model(), 2) as wrapper, refused(""):
-        wrapper.fit(small_dataset(20), 1, evaluate_on=odd)
+        wrapper.fit(small_dataset(20), epochs=1, evaluate_on=odd)
     assert fingerprint(wrapper.model) == fingerprint(small_model())
 
 
@@ -408,5 +408,5 @@ def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.Monkey
         wrapper.warm_up(4)
         warm = set(averaged)
         assert warm and wrapper.trainer.world.traffic.bytes_sent == 0
-        wrapper.fit(loader(), 1)
+        wrapper.fit(loader(), epochs=1)
     assert averaged == warm

@@ -104,7 +104,7 @@ def test_workers_agree_when_replicas_are_identical(way: Synchronizer) -> None:
 @every_kind
 def test_one_worker_alone_runs_no_parallel_code(way: Synchronizer) -> None:
     model = small_model("float")
-    plain = alone(model, nesterov(), prefetch_buffer=0, report_every=0)
+    plain = alone(model, nesterov(), prefetch_buffer=0, log_every=0)
     plain.fit(Fit(Loader(small_dataset(60), 4, seed=3), 2))
     trained = run(way, 1, dtype="float")
     assert fingerprint(trained.trainers[0].model) == fingerprint(model)
@@ -136,7 +136,7 @@ def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchroni
         replica = Poison(small_model(), SGD(0.05))
         replica.rank = communicator.rank
         kept[replica.rank] = replica.params.master
-        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), report_every=0)
+        trainer = Trainer(replica, groups=Groups.of(communicator), synchronizer=copy.deepcopy(way), log_every=0)
         trainer.fit(Fit(Loader(small_dataset(60), 4, seed=3), 1))
 
     with pytest.raises(DivergedError, match="(replica|worker) 1 "):
@@ -148,12 +148,13 @@ def test_a_replica_that_is_not_finite_spoils_no_other(where: str, way: Synchroni
 def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way: Synchronizer) -> None:
     data, other = small_dataset(33), small_model(seed=9)
     with ParallelWrapper(small_model(), 3, synchronizer=way, optimizer=nesterov()) as wrapper:
-        wrapper.fit(data, 1, batch_size=4).fit(data, 1, batch_size=4, evaluate_on=data)
+        wrapper.fit(data, epochs=1, batch_size=4)
+        wrapper.fit(data, epochs=1, batch_size=4, evaluate_on=data)
         wrapper.model.load_weights(other.weights())
         before = wrapper.evaluate(data, batch_size=4).loss
         with ParallelWrapper(other, 1) as single:
             assert before == pytest.approx(single.evaluate(data, batch_size=4).loss, rel=1e-12)
-        wrapper.fit(data, 1, batch_size=4)
+        wrapper.fit(data, epochs=1, batch_size=4)
         assert len({fingerprint(replica) for replica in wrapper.replicas()}) == 1
 
 
@@ -161,7 +162,7 @@ def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way: Sync
 def test_a_stage_may_have_no_weights(way: str) -> None:
     stages = Pipeline([["conv1"], ["pool1"], ["dense1", "output"]])
     with ParallelWrapper(small_model(), 2, synchronizer=WAYS[way], optimizer=nesterov(), pipeline=stages) as wrapper:
-        wrapper.fit(small_dataset(30), 1, batch_size=4)
+        wrapper.fit(small_dataset(30), epochs=1, batch_size=4)
     assert np.isfinite(wrapper.model.params.master).all()
     assert fingerprint(wrapper.model) != fingerprint(small_model())
 
@@ -191,7 +192,7 @@ def test_the_divergence_is_measured_at_the_end_of_epochs_and_fits(
 
     def note(replica: Any, moment: str, average: Any) -> None:
         if average is not None and replica.groups.world.rank == 0:
-            measured.append((moment, average.divergence > 0, set(average.by_layer)))
+            measured.append((moment, average.drift > 0, set(average.drift_by_layer)))
 
     run(noting(kind, "finish", note)(frequency, measure_every=50), 2, 40)  # 5 rounds an epoch
     assert measured == [(moment, True, {"conv1", "dense1", "output"}) for moment in moments]
@@ -218,7 +219,7 @@ def test_the_divergence_of_each_layer() -> None:
 
 
 def test_a_replica_without_samples_adds_no_divergence() -> None:
-    """Worker 2 had no batch and so has no weight. With samples on one replica only, there is no divergence."""
+    """Worker 2 had no batch and so has no weight. With samples on one replica only, there is no drift."""
 
     def task(communicator: Communicator) -> Any:
         replica, rank = Replica(small_model(), SGD(0.05)), communicator.rank
@@ -253,17 +254,17 @@ def test_half_leaves_squares_positive() -> None:
         "finish",
         lambda replica, moment, average: ends.append(replica.optimizer_state["squares"].copy()),
     )
-    run(way(4, wire="half"), 3, 97, optimizer=lambda: Squares(0.05), dtype="float", backend="numba")
+    run(way(4, transfer_dtype="half"), 3, 97, optimizer=lambda: Squares(0.05), dtype="float", backend="numba")
     assert len(ends) == 6 and all((squares[1:] > 0).all() and squares[0] >= 0 for squares in ends)
 
 
 # elastic averaging ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("wire", "bound"), [("exact", 1e-12), ("half", 1e-4)])
-def test_elastic_replicas_and_their_centre_against_the_formula(wire: str, bound: float) -> None:
+@pytest.mark.parametrize(("transfer_dtype", "bound"), [("full", 1e-12), ("half", 1e-4)])
+def test_elastic_replicas_and_their_centre_against_the_formula(transfer_dtype: str, bound: float) -> None:
     """Two replicas replayed by hand: x -= a (x - c), c += 2 a (mean - c) after each of five rounds."""
-    trained = run(ElasticAveraging(1, 0.2, wire=wire), 2, 40, optimizer=lambda: SGD(0.05), epochs=1)
+    trained = run(ElasticAveraging(1, 0.2, transfer_dtype=transfer_dtype), 2, 40, optimizer=lambda: SGD(0.05), epochs=1)
     replicas = [Replica(small_model(), SGD(0.05)) for _ in range(2)]
     centre = replicas[0].params.master.copy()
     dealt = [Loader(small_dataset(40), 4, seed=3).epoch(0, r.backend, i, 2) for i, r in enumerate(replicas)]

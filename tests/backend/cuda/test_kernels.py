@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import RULES, Control, Move, Rule, Window, create_backend, philox
+from cupynet.backend import RULES, Control, Rule, UpdateScalars, Window, create_backend, philox
 from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
 from cupynet.backend.reference import activation as pointwise
@@ -257,7 +257,7 @@ class Update:
             np.abs(self.vectors[name], out=self.vectors[name])  # roots are taken of these
         self.copy = case.stored(np.ones(size), start)
 
-    def run(self, move: Move, controls: Any = NULL, copied: bool = True) -> None:
+    def run(self, move: UpdateScalars, controls: Any = NULL, copied: bool = True) -> None:
         numbers = [self.case.number(number) for number in move.in_order()]
         copy = self.copy if copied else NULL
         name = f"{self.rule.name}_update"
@@ -265,15 +265,15 @@ class Update:
 
 
 MOVES = {
-    "plain": Move(0.1, 0.25),
-    "penalties": Move(0.1, 0.5, l1=0.02, l2=0.01),
-    "limits": Move(0.1, 1.0, clip=0.3, decay=0.05),
+    "plain": UpdateScalars(0.1, 0.25),
+    "penalties": UpdateScalars(0.1, 0.5, l1=0.02, l2=0.01),
+    "limits": UpdateScalars(0.1, 1.0, clip=0.3, decay=0.05),
 }
 
 
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), copied=(True, False), move=MOVES, rule=RULES, size=SIZES)
 def test_updates_follow_the_rule(
-    kind: str, launch: Any, start: int, copied: bool, move: Move, rule: Rule, size: int
+    kind: str, launch: Any, start: int, copied: bool, move: UpdateScalars, rule: Rule, size: int
 ) -> None:
     case = Case(kind, launch)
     how, update = replace(move, numbers=(0.5, 0.25, 2.0), factors=(0.9, 0.8, 0.01)), Update(case, rule, size, start)
@@ -295,8 +295,8 @@ ON_DEVICE = {"RATE": 0.5, "FIRST": 0.5, "SECOND": 0.25, "THIRD": 2.0, "USED": 4.
 def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, start: int, rule: Rule, size: int) -> None:
     """Bit for bit as with the numbers in the launch."""
     expected, found = (Update(Case(kind, launch), rule, size, start) for _ in range(2))
-    expected.run(Move(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=FACTORS))
-    found.run(Move(0.5, 0.5, l2=0.5, decay=0.25, factors=FACTORS), controls_of(**ON_DEVICE, GO=1))
+    expected.run(UpdateScalars(0.25, 0.125, l2=0.5, decay=0.25, numbers=(0.5, 0.25, 2.0), factors=FACTORS))
+    found.run(UpdateScalars(0.5, 0.5, l2=0.5, decay=0.25, factors=FACTORS), controls_of(**ON_DEVICE, GO=1))
     for name, vector in found.vectors.items():
         equal(vector, expected.vectors[name])
     equal(found.copy, expected.copy)
@@ -306,7 +306,7 @@ def test_updates_take_their_numbers_from_the_device(kind: str, launch: Any, star
 def test_a_skipped_step_moves_nothing(kind: str, launch: Any, rule: Rule) -> None:
     update = Update(Case(kind, launch), rule, 17, 0)
     before = {name: np.array(vector) for name, vector in update.vectors.items()}
-    update.run(Move(0.5, 0.5, factors=FACTORS), controls_of(**ON_DEVICE, GO=0))
+    update.run(UpdateScalars(0.5, 0.5, factors=FACTORS), controls_of(**ON_DEVICE, GO=0))
     for name, vector in update.vectors.items():
         equal(vector, 0 * vector if name == "grad" else before[name])
     assert (update.copy == 1).all()
@@ -316,7 +316,7 @@ def test_a_skipped_step_moves_nothing(kind: str, launch: Any, rule: Rule) -> Non
 def test_an_infinite_weight_without_decay_stays_infinite(rule: Rule) -> None:
     update = Update(Case("float"), rule, 1, 0)
     update.vectors["weight"][0] = np.inf
-    update.run(Move(0.5, factors=FACTORS))
+    update.run(UpdateScalars(0.5, factors=FACTORS))
     assert update.vectors["weight"][0] == np.inf and np.isfinite(update.vectors["grad"]).all()
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cupynet.data import Folder
+from cupynet.data import ImageFolder
 from cupynet.data.pictures import picture, resized
 from tests.support.data_errors import data_error
 from tests.support.refusals import refused
@@ -42,7 +42,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_sizes_are_known_before_pictures_are_decoded(folder: Path, decoded: list[Path]) -> None:
-    source = Folder(folder)
+    source = ImageFolder(folder)
     assert (source.image_shape, source.classes) == ((8, 8, 1), 10)
     assert source.class_names == tuple(f"class-{digit}" for digit in range(10))
     assert decoded == []
@@ -52,7 +52,7 @@ def test_sizes_are_known_before_pictures_are_decoded(folder: Path, decoded: list
 def test_a_limited_image_folder_has_images_of_each_class_and_reads_no_others(
     folder: Path, decoded: list[Path], validation: int, train: int
 ) -> None:
-    data: Any = Folder(folder, limit=20, validation=validation).load()
+    data: Any = ImageFolder(folder, limit=20, validation=validation).load()
     assert len(data.train) == len(data.test) == 20
     assert set(data.test.labels.tolist()) == set(range(10)) and len(set(data.train.labels.tolist())) >= 8
     assert len(decoded) == train + 20
@@ -60,20 +60,20 @@ def test_a_limited_image_folder_has_images_of_each_class_and_reads_no_others(
 
 def test_a_class_without_test_images_does_not_shift_the_others(folder: Path) -> None:
     (folder / "test" / "class-0").rename(folder.parent / "elsewhere")
-    assert Folder(folder).load().test.labels.tolist() == [label for label in SMALL.test_labels if label]
+    assert ImageFolder(folder).load().test.labels.tolist() == [label for label in SMALL.test_labels if label]
 
 
 def test_jpeg_is_read_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     folder = write_pictures(tmp_path / "mine", SMALL, "jpg")
     (folder / "train" / ".DS_Store").touch()
     (folder / "train" / "class-3" / ".thumbnails").mkdir()
-    data: Any = Folder(folder).load()
+    data: Any = ImageFolder(folder).load()
     difference = data.train.images[..., 0].astype(int) - SMALL.train_images
     assert 0 < np.abs(difference).mean() < 8  # JPEG forgets a little
 
 
 def test_another_size_and_more_channels(folder: Path) -> None:
-    source = Folder(folder, size=(4, 16), channels=3)
+    source = ImageFolder(folder, size=(4, 16), channels=3)
     assert source.image_shape == (4, 16, 3)
     images = checked(source).train.images
     np.testing.assert_array_equal(images[..., 0], images[..., 2])
@@ -116,25 +116,25 @@ def test_wrong_pictures_are_named(folder: Path, name: str) -> None:
     spoil(folder / place)
     with warnings.catch_warnings(), data_error(folder / place):
         warnings.simplefilter("error")
-        Folder(folder).load()
+        ImageFolder(folder).load()
 
 
 def test_a_folder_without_test_images_is_refused(folder: Path) -> None:
     (folder / "test").rename(folder / "tests")
     with data_error(folder):
-        Folder(folder)
+        ImageFolder(folder)
 
 
 @pytest.mark.parametrize(("name", "value"), [("channels", 2), ("size", [0, 3]), ("folder", 3)])
 def test_wrong_arguments_are_refused(name: str, value: Any) -> None:
     with refused(name):
-        Folder(**{name: value})
+        ImageFolder(**{name: value})
 
 
 def test_pictures_need_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
     with refused(""):
-        Folder(folder)
+        ImageFolder(folder)
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -144,9 +144,9 @@ def test_a_grey_picture_among_others_is_refused_unless_channels_are_given(first:
     path = min((folder / "train").rglob("*.png")) if first else max((folder / "test").rglob("*.png"))
     Image.fromarray(np.full((5, 7), 76, np.uint8)).save(path)
     with data_error("data.channels", folder if first else path):
-        Folder(folder).load()
+        ImageFolder(folder).load()
     for channels in (1, 3):
-        assert checked(Folder(folder, channels=channels)).train.image_shape == (5, 7, channels)
+        assert checked(ImageFolder(folder, channels=channels)).train.image_shape == (5, 7, channels)
 
 
 # transparent pictures -------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def save_drawing(path: Path, mode: str, ink: int = 0) -> None:
 def test_transparent_pixels_are_white(mode: str, channels: int | None, folder: Path) -> None:
     for path in folder.rglob("*.png"):
         save_drawing(path, mode)
-    source = Folder(folder, channels=channels)
+    source = ImageFolder(folder, channels=channels)
     images = checked(source).train.images
     assert source.image_shape[2] == (channels or 1)
     assert (images[0, :, [1, 5]] == 0).all() and (images[0, :, [0, 2, 3, 4, 6, 7]] == 255).all()
@@ -178,7 +178,7 @@ def test_transparent_pixels_are_white(mode: str, channels: int | None, folder: P
 
 
 def test_pictures_without_transparency_have_not_changed(folder: Path) -> None:
-    assert not Folder(folder).changed()
+    assert not ImageFolder(folder).changed()
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
@@ -186,6 +186,6 @@ def test_white_drawings_on_a_transparent_ground_are_refused(mode: str, folder: P
     path = folder / "train" / "class-2" / "white.png"
     save_drawing(path, mode, 255)
     with data_error(path):
-        Folder(folder, channels=1).load()
+        ImageFolder(folder, channels=1).load()
     Image.fromarray(np.zeros((8, 8, 4), np.uint8)).save(path)  # nothing is drawn
-    assert len(Folder(folder, channels=1).load().train) == 61
+    assert len(ImageFolder(folder, channels=1).load().train) == 61

@@ -18,7 +18,7 @@ from tests.support.mirrors import NAMES
 from tests.support.resumed_runs import resumed, same, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 
-LENET = ["model.layers.conv1.kernel=3", "model.layers.conv2.kernel=2", "callbacks.progress.style=lines"]
+LENET = ["model.layers.conv1.kernel_size=3", "model.layers.conv2.kernel_size=2", "callbacks.progress.style=lines"]
 SHORT = [*LENET, *SMALL, "workers=2", "epochs=1", "batch_size=32"]
 
 
@@ -77,7 +77,7 @@ def test_evaluation_refuses_classes_of_other_names(tmp_path: Path) -> None:
 
 
 def test_a_run_with_augmentation_resumes_bit_for_bit(kept: dict[str, list[str]], tmp_path: Path) -> None:
-    augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.CutOut, size: 3}]"
+    augment = "data.augment=[{_target_: cupynet.data.Elastic}, {_target_: cupynet.data.Cutout, size: 3}]"
     arguments = [*kept["idx"], *SHORT, augment, "optimizer=sgd"]
     trained(tmp_path / "whole", *arguments, "epochs=2")
     trained(tmp_path / "broken", *arguments)

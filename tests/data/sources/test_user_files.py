@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.data import Folder, Idx, Npz
+from cupynet.data import IdxFiles, ImageFolder, NpzFile
 from cupynet.data.sources.idx import IDX_NAMES
 from tests.support.data_errors import data_error
 from tests.support.refusals import refused
@@ -22,10 +22,10 @@ from tests.support.user_files import write_pictures as write_folder
 
 SMALL = digits(60, 30)
 WAYS: dict[str, Callable[[Path, Parts], Any]] = {
-    "idx": lambda path, parts: Idx(write_idx(path / "mine", parts)),
-    "plain idx": lambda path, parts: Idx(write_idx(path / "mine", parts, packed=False)),
-    "npz": lambda path, parts: Npz(write_npz(path / "mine.npz", parts)),
-    "folder": lambda path, parts: Folder(write_folder(path / "mine", parts)),
+    "idx": lambda path, parts: IdxFiles(write_idx(path / "mine", parts)),
+    "plain idx": lambda path, parts: IdxFiles(write_idx(path / "mine", parts, packed=False)),
+    "npz": lambda path, parts: NpzFile(write_npz(path / "mine.npz", parts)),
+    "folder": lambda path, parts: ImageFolder(write_folder(path / "mine", parts)),
 }
 
 
@@ -45,7 +45,7 @@ def test_every_format_loads_the_same_images_and_labels(way: str, parts: Parts, t
     np.testing.assert_array_equal(data.test.labels, parts.test_labels)
 
 
-@pytest.mark.parametrize(("way", "kind"), [("idx", Idx), ("npz", Npz)])
+@pytest.mark.parametrize(("way", "kind"), [("idx", IdxFiles), ("npz", NpzFile)])
 def test_only_headers_and_training_labels_are_read_before_load(
     way: str, kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,7 @@ def test_validation_must_leave_images_to_train_on(way: str, tmp_path: Path) -> N
             use()
 
 
-@pytest.mark.parametrize(("kind", "what"), [(Idx, "folder"), (Npz, "file"), (Folder, "folder")])
+@pytest.mark.parametrize(("kind", "what"), [(IdxFiles, "folder"), (NpzFile, "file"), (ImageFolder, "folder")])
 def test_the_path_is_required(kind: Any, what: str) -> None:
     with refused(what, "null"):
         kind()
@@ -101,12 +101,12 @@ def test_four_paths_and_digests(tmp_path: Path) -> None:
         (folder / f"{IDX_NAMES[name]}.gz").rename(path)
     raw = hashlib.sha256(idx_bytes(SMALL.train_images)).hexdigest()
     packed = hashlib.sha256(paths["test_labels"].read_bytes()).hexdigest()
-    source = Idx(**paths, sha256={"train_images": raw.upper(), "test_labels": packed, "test_images": None})
+    source = IdxFiles(**paths, sha256={"train_images": raw.upper(), "test_labels": packed, "test_images": None})
     np.testing.assert_array_equal(source.load().test.labels, SMALL.test_labels)
     with data_error(paths["test_labels"]):
-        Idx(**paths, sha256={"test_labels": raw}).load()
+        IdxFiles(**paths, sha256={"test_labels": raw}).load()
     names: dict[str, Any] = {name: path.name for name, path in paths.items()}
-    assert Idx(tmp_path, **names).classes == 10
+    assert IdxFiles(tmp_path, **names).classes == 10
 
 
 WRONG_IDX = {
@@ -128,7 +128,7 @@ def test_wrong_idx_files_are_refused_and_left_alone(tmp_path: Path, name: str) -
     path = write_idx(tmp_path / "mine", SMALL) / f"{IDX_NAMES[part]}.gz"
     path.write_bytes(content)
     with data_error("mine"):
-        checked(Idx(tmp_path / "mine"))
+        checked(IdxFiles(tmp_path / "mine"))
     assert path.read_bytes() == content
 
 
@@ -136,25 +136,25 @@ def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with data_error(folder / "t10k-labels-idx1-ubyte.gz"):
-        Idx(folder)
+        IdxFiles(folder)
 
 
 def test_the_number_of_classes_can_be_given(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
-    assert Idx(folder, classes=40).load().train.classes == 40
+    assert IdxFiles(folder, classes=40).load().train.classes == 40
     with data_error(folder, "0 .. 9"):
-        Idx(folder, classes=3).load()
+        IdxFiles(folder, classes=3).load()
 
 
 def test_other_keys_and_labels_as_columns(tmp_path: Path) -> None:
     path = tmp_path / "a.npz"
     np.savez(path, a=SMALL[0], b=SMALL[1].astype(np.int32)[:, None], c=SMALL[2], d=SMALL[3].astype(np.int64))
-    source = Npz(path, "a", "b", "c", "d", sha256=hashlib.sha256(path.read_bytes()).hexdigest().upper())
+    source = NpzFile(path, "a", "b", "c", "d", sha256=hashlib.sha256(path.read_bytes()).hexdigest().upper())
     np.testing.assert_array_equal(source.load().train.labels, SMALL.train_labels)
     with data_error(path, "a, b, c, d", "data.train_images"):
-        Npz(path)
+        NpzFile(path)
     with data_error(path, "0" * 64):
-        Npz(path, "a", "b", "c", "d", sha256="0" * 64)
+        NpzFile(path, "a", "b", "c", "d", sha256="0" * 64)
 
 
 WRONG_ARRAYS: dict[str, dict[str, Any]] = {
@@ -175,7 +175,7 @@ def test_wrong_arrays_are_refused(tmp_path: Path, name: str) -> None:
     arrays = dict(zip(("x_train", "y_train", "x_test", "y_test"), SMALL, strict=True)) | WRONG_ARRAYS[name]
     np.savez(tmp_path / "a.npz", **arrays)
     with data_error("a-test" if name == "another shape" else "a.npz"):
-        checked(Npz(tmp_path / "a.npz"))
+        checked(NpzFile(tmp_path / "a.npz"))
 
 
 def test_a_forged_size_is_refused_before_memory_for_it_is_counted(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_forged_size_is_refused_before_memory_for_it_is_counted(tmp_path: Path
     claimed = struct.pack("<I", 128 + 60 * 50_000 * 50_000 & 0xFFFFFFFF)
     path.write_bytes(forged[:size_at] + claimed + forged[size_at + 4 :])
     with data_error(path):
-        Npz(path)
+        NpzFile(path)
 
 
 BROKEN: dict[str, Callable[[Path], object]] = {
@@ -204,14 +204,14 @@ def test_broken_archives_are_refused(name: str, tmp_path: Path) -> None:
     path = write_npz(tmp_path / "a.npz", SMALL)
     BROKEN[name](path)
     with data_error(path):
-        Npz(path).load()
+        NpzFile(path).load()
 
 
 @pytest.mark.parametrize("wrong", [5, "g" * 64, "a" * 65])
 def test_a_digest_is_64_digits(wrong: Any) -> None:
     with refused("sha256"):
-        Npz(sha256=wrong)
+        NpzFile(sha256=wrong)
     with refused("sha256.test_labels"):
-        Idx(sha256={"test_labels": wrong})
+        IdxFiles(sha256={"test_labels": wrong})
     with refused("sha256"):
-        Idx("mine", sha256={"images": "a" * 64})
+        IdxFiles("mine", sha256={"images": "a" * 64})

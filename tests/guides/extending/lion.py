@@ -3,7 +3,7 @@
 import numpy as np
 
 from cupynet.backend import Rule
-from cupynet.optim import ByRule
+from cupynet.optim import ElementwiseOptimizer
 
 
 def lion(numbers, g, mean):
@@ -12,7 +12,7 @@ def lion(numbers, g, mean):
     return rate * np.sign(beta1 * mean + (1 - beta1) * g), beta2 * mean + (1 - beta2) * g
 
 
-class Lion(ByRule):
+class Lion(ElementwiseOptimizer):
     """w -= lr · sign(beta1 · m + (1 - beta1) · g); m = beta2 · m + (1 - beta2) · g."""
 
     rule = Rule(lion, ("mean",))

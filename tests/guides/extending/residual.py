@@ -6,11 +6,11 @@ from cupynet import Conv2D, Layer
 class Residual(Layer):
     """y = x + relu(conv(x)), of the same height, width and channels as x: (N, H, W, C) -> (N, H, W, C)."""
 
-    def __init__(self, kernel: int = 3) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel_size: int = 3) -> None:
+        self.kernel_size = kernel_size
 
     def build(self, input, params, backend):
-        self.branch = Conv2D(input.channels, self.kernel, padding="same", activation="relu")
+        self.branch = Conv2D(input.channels, self.kernel_size, padding="same", activation="relu")
         return self.branch.build(input, params.scope("branch"), backend)
 
     def forward(self, x, context):

@@ -1,14 +1,14 @@
 """A layer: a weight for each feature."""
 
 from cupynet import Layer
-from cupynet.nn import Filled
+from cupynet.nn import Constant
 
 
 class Scale(Layer):
     """Each feature times a factor of its own, which is learned: (N, ...) -> the same."""
 
     def build(self, input, params, backend):
-        self.factor = params.add("factor", input.shape, Filled(1.0))
+        self.factor = params.add("factor", input.shape, Constant(1.0))
         return input
 
     def forward(self, x, context):

@@ -9,6 +9,6 @@ class StopAt(Callback):
     def __init__(self, loss: float) -> None:
         self.loss = loss
 
-    def on_report(self, trainer, report):
+    def on_log(self, trainer, report):
         if report.loss <= self.loss:
             trainer.stop(f"the loss has come down to {report.loss:.3f}")

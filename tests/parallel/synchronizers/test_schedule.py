@@ -12,12 +12,12 @@ from cupynet.parallel.synchronizers.schedule import averaging_schedule
 from tests.support.refusals import refused
 
 
-def averages(schedule: AveragingSchedule, rounds: int, start: int = 0, divergence: float = math.nan) -> list[int]:
+def averages(schedule: AveragingSchedule, rounds: int, start: int = 0, drift: float = math.nan) -> list[int]:
     """Return the iterations, counted from 1, after which a schedule averages."""
     found = []
     for iteration in range(start, start + rounds):
         if schedule.after(iteration):
-            schedule.averaged(divergence)
+            schedule.averaged(drift)
             found.append(iteration + 1)
     return found
 
@@ -61,23 +61,23 @@ def test_post_local_hands_over_to_any_schedule() -> None:
     assert PostLocal(0, "end").at("evaluation") is False
     assert PostLocal(1, "end").at("evaluation") is True
     nested = PostLocal(0, Adaptive(0.1, 2, 8))
-    assert nested.measures and averages(nested, 16, divergence=1e-9) == [2, 6, 14]
+    assert nested.measures and averages(nested, 16, drift=1e-9) == [2, 6, 14]
 
 
 @pytest.mark.parametrize(
-    ("divergence", "iterations"),
+    ("drift", "iterations"),
     [
         (0.001, [2, 6, 14, 30, 50, 70]),  # far below the target: twice as long each time, up to the longest
         (0.08, [2, 4, 7, 10, 14, 20, 27]),  # a little below: in proportion
         (math.nan, [2, 4, 6, 8, 10]),  # unknown: as it was
     ],
 )
-def test_adaptive_periods_grow_towards_the_target(divergence: float, iterations: list[int]) -> None:
-    assert averages(Adaptive(0.10, 2, 20), 80, divergence=divergence)[: len(iterations)] == iterations
+def test_adaptive_periods_grow_towards_the_target(drift: float, iterations: list[int]) -> None:
+    assert averages(Adaptive(0.10, 2, 20), 80, drift=drift)[: len(iterations)] == iterations
 
 
 def test_adaptive_periods_shrink_by_half_at_most_and_never_to_nothing() -> None:
-    assert averages(Adaptive(0.10, 16, 64), 32, divergence=5.0) == [16, 24, 28, 30, 31, 32]
+    assert averages(Adaptive(0.10, 16, 64), 32, drift=5.0) == [16, 24, 28, 30, 31, 32]
 
 
 def test_an_early_average_does_not_lengthen_the_period() -> None:
@@ -93,11 +93,11 @@ def test_an_early_average_does_not_lengthen_the_period() -> None:
 @pytest.mark.parametrize("inner", [lambda: 3, lambda: Adaptive(0.1, 2, 9)], ids=["number", "adaptive"])
 def test_a_schedule_resumes_from_its_state(inner: Any) -> None:
     whole, resumed = PostLocal(1, inner()), PostLocal(1, inner())
-    averages(whole, 4, divergence=0.05)
+    averages(whole, 4, drift=0.05)
     whole.ended("epoch")
-    averages(whole, 5, 4, divergence=0.05)
+    averages(whole, 5, 4, drift=0.05)
     resumed.restore(whole.state())
-    assert averages(resumed, 20, 9, divergence=0.05) == averages(whole, 20, 9, divergence=0.05)
+    assert averages(resumed, 20, 9, drift=0.05) == averages(whole, 20, 9, drift=0.05)
 
 
 def test_invalid_arguments_are_refused() -> None:
@@ -109,5 +109,5 @@ def test_invalid_arguments_are_refused() -> None:
         PostLocal(-1, 3)
     with refused("target"):
         Adaptive(0.0)
-    with refused("first"):
+    with refused("initial_period"):
         Adaptive(0.1, 5, 4)

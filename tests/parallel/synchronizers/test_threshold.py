@@ -115,7 +115,7 @@ def test_the_defaults_suit_a_short_training() -> None:
     data, way = small_dataset(120), GradientSharing("threshold")
     with ParallelWrapper(small_model(), 2, synchronizer=way, optimizer=Nesterov(0.05), progress="none") as wrapper:
         before = wrapper.evaluate(data)
-        wrapper.fit(Loader(data, 4, seed=1), 3)
+        wrapper.fit(Loader(data, 4, seed=1), epochs=3)
         assert wrapper.evaluate(data).loss < 0.85 * before.loss
 
 
@@ -133,8 +133,8 @@ def test_an_encoding_resumes_from_its_state() -> None:
 def test_invalid_arguments_are_refused() -> None:
     with refused("threshold"):
         FixedThreshold(0.0)
-    with refused("fewest"):
-        AdaptiveThreshold(fewest=0.2, most=0.1)
+    with refused("min_fraction"):
+        AdaptiveThreshold(min_fraction=0.2, max_fraction=0.1)
     with refused("clip_residual"):
         ThresholdEncoding(clip_residual=0.5)
     with refused("encoding"):

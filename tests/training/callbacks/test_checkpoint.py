@@ -40,7 +40,7 @@ def wrapper_of(
         synchronizer=way,
         optimizer=Nesterov(OneCycle(0.1), max_grad_norm=1.0),
         callbacks=[*checkpoint, *callbacks, History()],
-        report_every=2,
+        log_every=2,
         run=folder,
         **options,
     )
@@ -54,7 +54,7 @@ def fit(wrapper: ParallelWrapper, epochs: int = 2, restore: Path | None = None) 
             wrapper.restore(restore)
             done = wrapper.trainer.epoch
         loader, held_out = Loader(DATA, 4, seed=3), Loader(DATA, 20, shuffle=False)
-        wrapper.fit(loader, epochs - done, evaluate_on=held_out, split="validation")
+        wrapper.fit(loader, epochs=epochs - done, validation_data=held_out)
         return fingerprint(wrapper.model)
 
 
@@ -121,7 +121,7 @@ def test_a_fit_killed_after_its_last_epoch_has_the_same_result(tmp_path: Path, p
             ends.append(trainer.epoch)
 
     def make() -> ParallelWrapper:
-        stopping = EarlyStopping("loss", direction="max", patience=9)  # the best is the first
+        stopping = EarlyStopping("loss", mode="max", patience=9)  # the best is the first
         return wrapper_of(tmp_path, stopping, Ends(), workers=2, pipeline=pipeline)
 
     wanted = fit(make())
@@ -154,7 +154,7 @@ def test_bad_checkpoints_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("part", "value"), [("clock", "x"), ("losses", None), ("losses", 10**400)])
 def test_a_forged_number_is_refused_before_training(tmp_path: Path, part: str, value: Any) -> None:
     with ParallelWrapper(small_model(), 2) as one:
-        one.fit(small_dataset(20), 1, batch_size=4)
+        one.fit(small_dataset(20), epochs=1, batch_size=4)
         stored = read(one.checkpoint(tmp_path / "good"))
     for worker in stored.state["workers"]:
         worker["numbers"][part]["samples"] = value
@@ -178,7 +178,7 @@ def train(wrapper: ParallelWrapper, restore: Path | str | None = None, epochs: i
     with wrapper:
         if restore is not None:
             wrapper.restore(restore)
-        wrapper.fit(FORTY, epochs, batch_size=4)
+        wrapper.fit(FORTY, epochs=epochs, batch_size=4)
 
 
 def saved_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -201,7 +201,7 @@ def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
     wrong = Dataset("wrong labels", right.images, (right.labels + 1) % 3, 3)
     for run in (tmp_path / "one", tmp_path / "two"):
         with ParallelWrapper(small_model(), 2, optimizer=Nesterov(0.05), callbacks=[callback], run=run) as wrapper:
-            wrapper.fit(small_dataset(40), 5, batch_size=4, evaluate_on=wrong, split="validation")
+            wrapper.fit(small_dataset(40), epochs=5, batch_size=4, validation_data=wrong)
         assert Checkpoints(run / "checkpoints").steps() == [5, 10, 20, 25]
 
 
@@ -221,7 +221,7 @@ def test_the_best_epoch_and_its_last_iteration_count_once(tmp_path: Path) -> Non
         "best": "loss",
     }
     with saving(tmp_path, **options) as wrapper:
-        wrapper.fit(FORTY, 5, batch_size=4, evaluate_on=FORTY, split="validation")
+        wrapper.fit(FORTY, epochs=5, batch_size=4, validation_data=FORTY)
     assert Checkpoints(tmp_path).steps() == [20, 40, 50]
 
 
@@ -300,10 +300,10 @@ def test_checkpoints_of_an_earlier_version_continue_in_their_folder(tmp_path: Pa
 def test_a_folder_is_locked_while_a_run_saves_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     with saving(tmp_path) as one:
-        one.fit(FORTY, 1, batch_size=4)
+        one.fit(FORTY, epochs=1, batch_size=4)
         with pytest.raises(ConfigError):
             train(saving(tmp_path), restore=tmp_path)
-        one.fit(FORTY, 1, batch_size=4)
+        one.fit(FORTY, epochs=1, batch_size=4)
     assert not (tmp_path / "running.json").exists() and Checkpoints(tmp_path).steps() == [10, 20]
 
 

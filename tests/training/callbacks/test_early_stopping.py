@@ -29,7 +29,7 @@ from tests.support.training import At, KeepState, Seen, StopAfter, fingerprint, 
 
 HELD_OUT = Loader(small_dataset(30, seed=7), 10, shuffle=False)
 TRAIN = Loader(small_dataset(20), 4, seed=3)  # five batches
-VALIDATION: dict[str, Any] = {"evaluate_on": HELD_OUT, "split": "validation"}
+VALIDATION: dict[str, Any] = {"validation_data": HELD_OUT}
 BAD = math.nan
 
 Script = Callable[..., None]
@@ -64,7 +64,7 @@ def fit(
     model, weights = options.pop("model", None) or small_model(), Seen()
     given = [weights, stopping, *callbacks]
     with ParallelWrapper(model, workers, frequency, optimizer=SGD(0.05), callbacks=given) as wrapper:
-        wrapper.fit(TRAIN, epochs, **VALIDATION, **options)
+        wrapper.fit(TRAIN, epochs=epochs, **VALIDATION, **options)
         assert len({fingerprint(each) for each in wrapper.replicas()}) == 1
         return wrapper.trainer, dict(enumerate(weights.epochs, 1))
 
@@ -82,8 +82,8 @@ def outcome(stopping: EarlyStopping) -> tuple[str, int | None]:
         pytest.param({"monitor": "accuracy"}, [0.5, 0.9, 0.7], "epochs", 2, 3, id="the greatest accuracy"),
         pytest.param({}, [0.5, 0.3, 0.3, 0.4], "epochs", 2, 4, id="the first of equal scores"),
         pytest.param({"patience": 2}, [0.9, 0.8, 0.9, 0.7, 0.8, 0.9, 0.1], "patience", 4, 6, id="patience"),
-        pytest.param({"patience": 2, "min_improvement": 0.25}, [1, 0.75, 0.8, 0.1], "patience", 2, 3, id="too little"),
-        pytest.param({"patience": 2, "min_improvement": 0.25}, [1, 0.9, 0.7, 0.6], "epochs", 4, 4, id="small steps"),
+        pytest.param({"patience": 2, "min_delta": 0.25}, [1, 0.75, 0.8, 0.1], "patience", 2, 3, id="too little"),
+        pytest.param({"patience": 2, "min_delta": 0.25}, [1, 0.9, 0.7, 0.6], "epochs", 4, 4, id="small steps"),
         pytest.param({"best_score": 0.2}, [0.5, 0.4, 0.2, 0.1], "best_score", 3, 3, id="target reached"),
         pytest.param({"monitor": "f1", "best_score": 0.9}, [0.5, 0.95, 1], "best_score", 2, 2, id="target exceeded"),
         pytest.param({}, [0.5, -math.inf, 0.1], "invalid_score", 1, 2, id="infinite"),
@@ -119,9 +119,9 @@ def test_max_epochs_count_for_each_fit(scripted: Script) -> None:
     scripted([0.5, 0.4, 0.3, 0.9, 0.8, 0.7])
     stopping = EarlyStopping(max_epochs=3)
     with ParallelWrapper(small_model(), 2, callbacks=[stopping]) as wrapper:
-        wrapper.fit(TRAIN, 6, **VALIDATION)
+        wrapper.fit(TRAIN, epochs=6, **VALIDATION)
         assert outcome(stopping) == ("max_epochs", 3)
-        wrapper.fit(TRAIN, 6, **VALIDATION)
+        wrapper.fit(TRAIN, epochs=6, **VALIDATION)
         assert outcome(stopping) == ("max_epochs", 6)
 
 
@@ -135,8 +135,8 @@ def test_the_time_limit_ends_a_fit_within_an_epoch(passed: list[float]) -> None:
 def test_a_loss_that_grows_ends_the_fit(pipeline: Pipeline | None) -> None:
     """Also in a pipeline, where the worker that has the loss is not rank 0."""
     stopping = EarlyStopping(max_score=1e-3)
-    with ParallelWrapper(small_model(), 1, pipeline=pipeline, callbacks=[stopping], report_every=2) as wrapper:
-        wrapper.fit(TRAIN, 9, **VALIDATION)
+    with ParallelWrapper(small_model(), 1, pipeline=pipeline, callbacks=[stopping], log_every=2) as wrapper:
+        wrapper.fit(TRAIN, epochs=9, **VALIDATION)
         assert outcome(stopping)[0] == "max_score" and wrapper.trainer.epoch < 9
 
 
@@ -144,9 +144,9 @@ def test_the_loss_is_one_of_all_replicas() -> None:
     """Deeplearning4j's feeds each replica's own, of its last batch, to one condition, in racing order."""
     report: Any = SimpleNamespace(loss=50.0, score_after_averaging=5.0)  # of this replica; of all
     trainer = Trainer(Replica(small_model(), SGD(0.01)))
-    EarlyStopping(max_score=10).on_report(trainer, report)
+    EarlyStopping(max_score=10).on_log(trainer, report)
     assert trainer.consensus.request is None
-    EarlyStopping(max_score=4).on_report(trainer, report)
+    EarlyStopping(max_score=4).on_log(trainer, report)
     assert trainer.consensus.request is not None
 
 
@@ -187,7 +187,7 @@ def test_no_outer_step_follows_the_restored_weights(scripted: Script) -> None:
     weights = Seen()
     callbacks = [weights, EarlyStopping()]
     with ParallelWrapper(small_model(), 2, synchronizer=Beyond(2), callbacks=callbacks) as wrapper:
-        wrapper.fit(TRAIN, 3, **VALIDATION)
+        wrapper.fit(TRAIN, epochs=3, **VALIDATION)
         assert fingerprint(wrapper.model) == weights.epochs[0]
 
 
@@ -197,7 +197,7 @@ def test_no_outer_step_follows_the_restored_weights(scripted: Script) -> None:
 def test_the_best_weights_are_restored_after_another_stop(scripted: Script, restore: bool, reason: StopReason) -> None:
     """After a signal there is no time for an evaluation."""
     scripted([0.1, 0.5, 0.6])
-    stopping = EarlyStopping(restore_when_stopped=restore)
+    stopping = EarlyStopping(restore_on_interrupt=restore)
     in_epoch_3 = StopAfter(8, reason=reason)
     trainer, weights = fit(stopping, 9, in_epoch_3, workers=2)
     assert outcome(stopping) == ("stopped", 1)
@@ -216,7 +216,7 @@ def test_a_stop_by_another_callback_is_not_early_stopping(scripted: Script) -> N
 
 def test_restoring_can_be_turned_off(scripted: Script) -> None:
     scripted([0.1, 0.5, 0.6])
-    stopping = EarlyStopping(restore_best=False)
+    stopping = EarlyStopping(restore_best_weights=False)
     trainer, weights = fit(stopping, 3)
     assert outcome(stopping) == ("epochs", 1)
     assert fingerprint(trainer.model) == weights[3]
@@ -244,10 +244,10 @@ class Poison(Callback):
 def diverge(stopping: EarlyStopping, workers: int = 1, frequency: int = 2) -> tuple[list[Model], list[str]]:
     """Return the replicas of a fit that diverged, and the fingerprints of its epochs."""
     weights = Seen()
-    options: dict[str, Any] = {"callbacks": [weights, Poison(), stopping], "report_every": 2}
+    options: dict[str, Any] = {"callbacks": [weights, Poison(), stopping], "log_every": 2}
     with ParallelWrapper(small_model(), workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
         with pytest.raises(DivergedError):
-            wrapper.fit(TRAIN, 6, **VALIDATION)
+            wrapper.fit(TRAIN, epochs=6, **VALIDATION)
         return list(wrapper.replicas()), weights.epochs
 
 
@@ -261,7 +261,9 @@ def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: 
     assert [fingerprint(each) for each in replicas] == [weights[1]] * workers
 
 
-@pytest.mark.parametrize(("arguments", "scores"), [({"restore_best": False}, [0.5, 0.2, 0.3]), ({}, [math.nan] * 3)])
+@pytest.mark.parametrize(
+    ("arguments", "scores"), [({"restore_best_weights": False}, [0.5, 0.2, 0.3]), ({}, [math.nan] * 3)]
+)
 def test_a_fit_that_diverges_without_any_best_weights(
     scripted: Script, arguments: dict[str, Any], scores: list[float]
 ) -> None:
@@ -284,11 +286,11 @@ def test_early_stopping_resumes_from_its_state(scripted: Script, tmp_path: Path)
 
     stopping, again = EarlyStopping(patience=3, max_epochs=5), EarlyStopping(patience=3, max_epochs=5)
     with wrapper_of(stopping) as whole:
-        whole.fit(TRAIN, 6, **VALIDATION)
+        whole.fit(TRAIN, epochs=6, **VALIDATION)
     assert outcome(stopping) == ("patience", 2)
     with wrapper_of(again) as rest:
         rest.restore(tmp_path / "step-00000010")  # in the fourth epoch
-        rest.fit(TRAIN, 3, **VALIDATION)
+        rest.fit(TRAIN, epochs=3, **VALIDATION)
     assert again.result == stopping.result
     assert fingerprint(rest.model) == fingerprint(whole.model)
 
@@ -302,22 +304,22 @@ def test_the_time_limit_includes_earlier_processes_and_no_pauses(
 
     keep = KeepState(2)
     spends = At(1, lambda: passed.append(50))
-    trainer_of(EarlyStopping(), spends, keep).fit(Fit(TRAIN, 2, **VALIDATION))
+    trainer_of(EarlyStopping(), spends, keep).fit(Fit(TRAIN, 2, HELD_OUT, split="validation"))
     stopping = EarlyStopping(max_time_s=limit)
     trainer = trainer_of(stopping)
     trainer.restore(keep.kept)
     passed.append(9000)
-    trainer.fit(Fit(TRAIN, 2, **VALIDATION))
+    trainer.fit(Fit(TRAIN, 2, HELD_OUT, split="validation"))
     assert outcome(stopping)[0] == reason
 
 
 def test_a_fit_after_a_restored_one_that_was_complete_starts_afresh(scripted: Script, tmp_path: Path) -> None:
     scripted([0.1, 0.9, 0.8, 0.7, 0.6])
     with ParallelWrapper(small_model(), 1, callbacks=[EarlyStopping(patience=1)]) as first:
-        first.fit(TRAIN, 5, **VALIDATION)
+        first.fit(TRAIN, epochs=5, **VALIDATION)
         first.checkpoint(tmp_path)
     stopping = EarlyStopping(patience=1)
     with ParallelWrapper(small_model(), 1, callbacks=[stopping]) as second:
         second.restore(tmp_path)
-        second.fit(TRAIN, 3, **VALIDATION)
+        second.fit(TRAIN, epochs=3, **VALIDATION)
     assert outcome(stopping) == ("epochs", 5)

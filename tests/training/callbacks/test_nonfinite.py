@@ -47,9 +47,9 @@ def test_a_loss_names_worker_batch_samples_and_layer(workers: int) -> None:
     bad = (17, 44, 45)
     first = batch_with(bad)
     samples = ", ".join(str(sample) for sample in first.samples if sample in bad)
-    wrapper = ParallelWrapper(network_with(Poisoned(*bad)), workers, report_every=0)
+    wrapper = ParallelWrapper(network_with(Poisoned(*bad)), workers, log_every=0)
     with wrapper, pytest.raises(DivergedError) as caught:
-        wrapper.fit(SHUFFLED, 2)
+        wrapper.fit(SHUFFLED, epochs=2)
     for part in (f"worker {first.index % workers} at batch {first.index} of epoch 1", f" {samples},", "'poisoned'"):
         assert part in str(caught.value)
 
@@ -60,7 +60,7 @@ def test_a_gradient_or_a_stage_names_the_batch(backwards: bool, stages: int) -> 
     model = network_with(Poisoned(17, backwards=backwards))
     with ParallelWrapper(model, 1, pipeline=pipeline, timeout_s=20) as wrapper:
         with pytest.raises(DivergedError) as caught:
-            wrapper.fit(SHUFFLED, 1)
+            wrapper.fit(SHUFFLED, epochs=1)
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())  # it moved nothing
     assert f"batch {batch_with([17]).index} of epoch 1" in str(caught.value)
 
@@ -72,7 +72,7 @@ def test_a_worker_spoiled_by_another_workers_batch_leaves_its_own_out(caplog: py
     model = Model(Sequential(layers), Image(8, 8, 1), create_backend("numpy", "double"), 1)
     guard = NonFinite("skip")
     with ParallelWrapper(model, 2, callbacks=[guard], timeout_s=20) as wrapper:
-        wrapper.fit(IN_ORDER, 1)
+        wrapper.fit(IN_ORDER, epochs=1)
         assert on_loan(wrapper) == [0, 0] and guard.left_out == 2
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert sorted("'poisoned'" in text for text in warnings) == [False, True]
@@ -119,7 +119,7 @@ def test_a_round_in_which_every_worker_leaves_its_batch_out_passes(reduce: str) 
     model, guard = network_with(Poisoned(int(last.samples[0]))), NonFinite("skip")
     way = GradientSharing("threshold", reduce=reduce)
     with ParallelWrapper(model, 3, synchronizer=way, callbacks=[guard], timeout_s=20) as wrapper:
-        wrapper.fit(SHUFFLED, 1)
+        wrapper.fit(SHUFFLED, epochs=1)
         assert guard.left_out == 1 and len({fingerprint(each) for each in wrapper.replicas()}) == 1
     assert np.isfinite(model.params.master).all()
 
@@ -128,7 +128,7 @@ def test_skip_in_a_pipeline() -> None:
     guard = NonFinite("skip")
     options: dict[str, Any] = {"callbacks": [guard], "pipeline": Pipeline(2, 2), "timeout_s": 20}
     with ParallelWrapper(network_with(Poisoned(17)), 2, 2, **options) as wrapper:
-        wrapper.fit(SHUFFLED, 2)
+        wrapper.fit(SHUFFLED, epochs=2)
         assert all(np.isfinite(each.params.master).all() for each in wrapper.replicas())
     assert guard.left_out == 2
 
@@ -148,7 +148,7 @@ def test_values_beyond_half_cause_no_warning(pipeline: Pipeline | None) -> None:
 
 
 def test_the_number_of_skipped_batches_is_limited() -> None:
-    trainer = alone(network_with(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", most_skipped=2)])
+    trainer = alone(network_with(Poisoned(17)), SGD(0.01), callbacks=[NonFinite("skip", max_skipped=2)])
     with pytest.raises(DivergedError):
         trainer.fit(Fit(SHUFFLED, 5))
     assert trainer.epoch == 2
@@ -161,21 +161,21 @@ def test_skipped_batches_count_across_a_resume(tmp_path: Path) -> None:
         return ParallelWrapper(network_with(Poisoned(5, 41)), 1, callbacks=[NonFinite("skip", 1), *callbacks])
 
     with wrapper(StopAfter(5)) as first:
-        first.fit(IN_ORDER, 1)
+        first.fit(IN_ORDER, epochs=1)
         first.checkpoint(tmp_path)
     with wrapper() as second, pytest.raises(DivergedError):
         second.restore(tmp_path)
-        second.fit(IN_ORDER, 1)
+        second.fit(IN_ORDER, epochs=1)
 
 
 def test_batches_that_other_workers_trained_were_not_skipped(tmp_path: Path) -> None:
     with ParallelWrapper(network_with(Poisoned(1)), 4, 1, callbacks=[StopAfter(5), NonFinite("skip")]) as one:
-        one.fit(IN_ORDER, 1)
+        one.fit(IN_ORDER, epochs=1)
         one.checkpoint(tmp_path)
     guard = NonFinite("skip")
     with ParallelWrapper(network_with(Poisoned(1)), 2, 1, callbacks=[guard]) as other:
         other.restore(tmp_path)
-        other.fit(IN_ORDER, 1)
+        other.fit(IN_ORDER, epochs=1)
         assert (other.trainer.epoch, guard.left_out) == (1, 1)
 
 
@@ -183,15 +183,15 @@ def test_a_guard_of_another_wrapper_begins_anew() -> None:
     guard = NonFinite("skip")
     for poisoned, left_out in ((Poisoned(5), 1), (Poisoned(), 0)):
         with ParallelWrapper(network_with(poisoned), 1, callbacks=[guard]) as wrapper:
-            wrapper.fit(IN_ORDER, 1)
+            wrapper.fit(IN_ORDER, epochs=1)
             assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out
 
 
 # the layer and the samples are found ---------------------------------------------------------------------------------
 
 
-def replica_of(network: Layer, accumulate: int = 1) -> Replica:
-    return Replica(Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1), SGD(0.1), accumulate)
+def replica_of(network: Layer, accumulation_steps: int = 1) -> Replica:
+    return Replica(Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1), SGD(0.1), accumulation_steps)
 
 
 def diagnosed(replica: Replica) -> str:
@@ -200,12 +200,12 @@ def diagnosed(replica: Replica) -> str:
     return diagnose(replica, batch)
 
 
-@pytest.mark.parametrize(("accumulate", "samples"), [(1, "samples 17, 40"), (4, "sample 17")])
-def test_layers_are_examined_with_the_statistics_of_the_batch(accumulate: int, samples: str) -> None:
+@pytest.mark.parametrize(("accumulation_steps", "samples"), [(1, "samples 17, 40"), (4, "sample 17")])
+def test_layers_are_examined_with_the_statistics_of_the_batch(accumulation_steps: int, samples: str) -> None:
     """The diagnosis normalizes by the batch, as in training, not by running estimates, which it leaves alone."""
     layers = {"conv1": Conv2D(3, 3), "norm1": BatchNorm(), "pool1": MaxPool2D(2), "drop": Dropout(0.2)}
     layers |= {"poisoned": Poisoned(17, 40), "norm2": BatchNorm(), "output": Dense(3)}
-    replica = replica_of(Sequential(layers), accumulate)
+    replica = replica_of(Sequential(layers), accumulation_steps)
     dict(replica.params.named_buffers())["norm1.variance"].data[...] = np.nan
     estimates = replica.params.buffers.copy()
     text = diagnosed(replica)

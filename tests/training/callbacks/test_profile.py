@@ -41,7 +41,7 @@ def profiled(
     profile = Profile(5, 2) if profile is None else profile
     model = small_model() if model is None else model
     with ParallelWrapper(model, workers, run=folder, callbacks=[profile], **options) as wrapper:
-        wrapper.fit(LOADER, epochs, evaluate_on=HELD_OUT)
+        wrapper.fit(LOADER, epochs=epochs, evaluate_on=HELD_OUT)
     return profile, wrapper
 
 
@@ -177,7 +177,7 @@ def test_the_table_adds_up_the_own_times_of_all_workers() -> None:
 
 def test_profiling_does_not_change_training_and_is_removed_afterwards(tmp_path: Path) -> None:
     with ParallelWrapper(small_model(), 2) as plain:
-        plain.fit(LOADER, 2, evaluate_on=HELD_OUT)
+        plain.fit(LOADER, epochs=2, evaluate_on=HELD_OUT)
     _, wrapper = profiled(tmp_path)
     np.testing.assert_array_equal(wrapper.model.params.master, plain.model.params.master)
     assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())
@@ -186,10 +186,10 @@ def test_profiling_does_not_change_training_and_is_removed_afterwards(tmp_path: 
 def test_a_stop_in_the_middle_and_a_second_fit(tmp_path: Path) -> None:
     profile = Profile(50, 0)
     with ParallelWrapper(small_model(), 2, run=tmp_path, callbacks=[profile, StopAfter(3)]) as wrapper:
-        wrapper.fit(LOADER, 2)
+        wrapper.fit(LOADER, epochs=2)
         first = profile.pieces
         assert first["rounds"] == 3
-        wrapper.fit(LOADER, 1)
+        wrapper.fit(LOADER, epochs=1)
         assert profile.pieces is first
 
 
@@ -197,7 +197,7 @@ def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:
     callbacks = [Profile(after=0), NonFinite()]
     with ParallelWrapper(small_model(), 2, run=tmp_path, optimizer=Nesterov(1e200), callbacks=callbacks) as wrapper:
         with pytest.raises(DivergedError):
-            wrapper.fit(LOADER, 2)
+            wrapper.fit(LOADER, epochs=2)
         assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())  # nor before it is closed
     assert not (tmp_path / "trace.json").exists()
 

@@ -30,10 +30,10 @@ def a_terminal_that_can_move_its_cursor(monkeypatch: pytest.MonkeyPatch) -> None
 
 def fit(stdout: io.StringIO | None, *callbacks: Callback, epochs: int = 2, **options: Any) -> None:
     """Run a fit that prints to a terminal, and leaves it in place."""
-    wrapper = ParallelWrapper(small_model(), 1, report_every=4, callbacks=callbacks, **options)
+    wrapper = ParallelWrapper(small_model(), 1, log_every=4, callbacks=callbacks, **options)
     with redirect_stdout(stdout), wrapper:
         try:
-            wrapper.fit(DATA, epochs, batch_size=4, evaluate_on=DATA)
+            wrapper.fit(DATA, epochs=epochs, batch_size=4, evaluate_on=DATA)
             assert wrapper.trainer.epoch == epochs
         finally:
             assert sys.stdout is stdout

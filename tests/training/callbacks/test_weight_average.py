@@ -50,7 +50,7 @@ def followed(
     def task(communicator: Communicator) -> tuple[Seen, Weights, Trainer]:
         way = weights_seen()
         replica, callbacks = Replica(small_model(), Adam(0.01)), (copy.deepcopy(average), way, *copy.deepcopy(more))
-        trainer = trainer_of(communicator, replica, synchronizer, *callbacks, report_every=0)
+        trainer = trainer_of(communicator, replica, synchronizer, *callbacks, log_every=0)
         trainer.fit(Fit(LOADER, 2, evaluate_on=LOADER))
         assert trainer.evaluation is None or trainer.evaluation.loss == trainer.evaluate(LOADER).loss
         return way, trainer.params.master.copy(), trainer
@@ -68,9 +68,9 @@ def mean(way: list[Weights], decay: float | None) -> Weights:
 
 
 def trained(model: Model, *callbacks: Callback, workers: int = 1, epochs: int = 2, **options: Any) -> Weights:
-    given = {"optimizer": SGD(0.05), "callbacks": callbacks, "report_every": 0, **options}
+    given = {"optimizer": SGD(0.05), "callbacks": callbacks, "log_every": 0, **options}
     with ParallelWrapper(model, workers, **given) as wrapper:
-        wrapper.fit(LOADER, epochs)
+        wrapper.fit(LOADER, epochs=epochs)
     weights: Weights = model.params.master
     return weights
 
@@ -79,9 +79,9 @@ def trained(model: Model, *callbacks: Callback, workers: int = 1, epochs: int = 
     ("average", "passed", "workers", "synchronizer"),
     [
         (WeightAverage(0.8), lambda way: way.iterations, 3, ParameterAveraging(2)),
-        (WeightAverage(None, after=2, every=3), lambda way: way.iterations[4::3], 3, GradientSharing()),
-        (WeightAverage(None, by="epoch"), lambda way: way.epochs, 1, ParameterAveraging(2)),
-        (WeightAverage(0.5, by="epoch", after=1), lambda way: way.epochs[1:], 3, ParameterAveraging(2)),
+        (WeightAverage(None, start_after=2, interval=3), lambda way: way.iterations[4::3], 3, GradientSharing()),
+        (WeightAverage(None, unit="epoch"), lambda way: way.epochs, 1, ParameterAveraging(2)),
+        (WeightAverage(0.5, unit="epoch", start_after=1), lambda way: way.epochs[1:], 3, ParameterAveraging(2)),
     ],
     ids=["exponential", "every third", "epochs", "late"],
 )
@@ -97,22 +97,22 @@ def test_the_result_is_the_mean_of_the_weights_passed(
 
 def test_training_itself_does_not_change() -> None:
     averaged = followed(2, WeightAverage(0.9), ParameterAveraging(2))
-    never = followed(2, WeightAverage(0.9, after=1000), ParameterAveraging(2))
+    never = followed(2, WeightAverage(0.9, start_after=1000), ParameterAveraging(2))
     for (one, *_), (other, *_) in zip(averaged, never, strict=True):
         np.testing.assert_array_equal(one.iterations, other.iterations)
     np.testing.assert_array_equal(never[0][1], never[0][0].epochs[-1])
 
 
 @pytest.mark.parametrize(
-    ("when_stopped", "reason", "averaged"),
+    ("on_interrupt", "reason", "averaged"),
     [(False, StopReason.REQUEST, False), (True, StopReason.REQUEST, True), (False, StopReason.EARLY, True)],
-    ids=["stopped", "when_stopped", "early stopping"],
+    ids=["stopped", "on_interrupt", "early stopping"],
 )
 def test_a_stopped_fit_keeps_its_last_weights_by_default(
-    when_stopped: bool, reason: StopReason, averaged: bool
+    on_interrupt: bool, reason: StopReason, averaged: bool
 ) -> None:
     """Unless early stopping ended it."""
-    average = WeightAverage(0.9, when_stopped=when_stopped)
+    average = WeightAverage(0.9, on_interrupt=on_interrupt)
     ((way, weights, _),) = followed(1, average, Synchronizer(), StopAfter(5, reason=reason))
     assert len(way.iterations) == 5
     np.testing.assert_allclose(weights, mean(way.iterations, 0.9) if averaged else way.iterations[-1], rtol=1e-12)
@@ -120,14 +120,14 @@ def test_a_stopped_fit_keeps_its_last_weights_by_default(
 
 def test_early_stopping_may_end_a_fit_whose_result_is_the_mean(tmp_path: Path) -> None:
     """Also if it resumes from a state with best weights."""
-    validation: dict[str, Any] = {"evaluate_on": LOADER, "split": "validation"}
+    validation: dict[str, Any] = {"validation_data": LOADER}
     with ParallelWrapper(small_model(), 1, callbacks=[EarlyStopping(), StopAfter(11)]) as wrapper:
-        wrapper.fit(LOADER, 2, **validation)
+        wrapper.fit(LOADER, epochs=2, **validation)
         wrapper.checkpoint(tmp_path)
-    way, stopping = weights_seen(), EarlyStopping(restore_best=False, max_epochs=2)
+    way, stopping = weights_seen(), EarlyStopping(restore_best_weights=False, max_epochs=2)
     with ParallelWrapper(small_model(), 1, callbacks=[stopping, WeightAverage(0.9), way]) as wrapper:
         wrapper.restore(tmp_path)
-        wrapper.fit(LOADER, 2, **validation)
+        wrapper.fit(LOADER, epochs=2, **validation)
         assert stopping.result is not None and stopping.result.reason == "max_epochs"
         np.testing.assert_allclose(wrapper.model.params.master, mean(way.iterations, 0.9), rtol=1e-12)
 
@@ -141,9 +141,9 @@ def test_stages_of_a_pipeline_have_the_mean_of_the_whole_network() -> None:
 def test_a_second_fit_starts_a_new_mean() -> None:
     average, way = WeightAverage(None), weights_seen()
     with ParallelWrapper(small_model(), 1, optimizer=SGD(0.05), callbacks=[average, way]) as wrapper:
-        wrapper.fit(LOADER, 1)
+        wrapper.fit(LOADER, epochs=1)
         way.iterations.clear()
-        wrapper.fit(LOADER, 1)
+        wrapper.fit(LOADER, epochs=1)
         np.testing.assert_allclose(wrapper.model.params.master, np.mean(way.iterations, axis=0), rtol=1e-12)
 
 
@@ -152,11 +152,11 @@ def test_running_statistics_are_averaged_too() -> None:
     network = Sequential({"norm1": BatchNorm(), "output": Dense(3)})
     model = Model(network, Image(8, 8, 1), create_backend("numpy", "double"), 1)
     statistics = Seen(lambda trainer: trainer.params.buffers.copy())
-    trained(model, statistics, WeightAverage(None, by="epoch"), epochs=3)
+    trained(model, statistics, WeightAverage(None, unit="epoch"), epochs=3)
     np.testing.assert_allclose(model.params.buffers, np.mean(statistics.epochs, axis=0), rtol=1e-12)
 
 
-@pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"by": "round"}, {"every": 0}, {"when_stopped": 1}])
+@pytest.mark.parametrize("arguments", [{"decay": 1.0}, {"unit": "round"}, {"interval": 0}, {"on_interrupt": 1}])
 def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         WeightAverage(**arguments)
@@ -168,7 +168,7 @@ def test_arguments_are_checked(arguments: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("iteration", "optimizer", "synchronizer"),
     [
-        (1, Adam(Warmup(3, Cosine(0.02)), max_grad_norm=1.0), ParameterAveraging(3, outer=SlowMo())),
+        (1, Adam(Warmup(3, Cosine(0.02)), max_grad_norm=1.0), ParameterAveraging(3, outer_optimizer=SlowMo())),
         (7, LAMB(0.02, clip_layer_norm=0.5), GradientSharing()),
     ],
     ids=["slowmo", "sharing"],
@@ -179,16 +179,19 @@ def test_training_resumes_bit_for_bit(
     """With moments, a schedule, and the mean."""
 
     def wrapper() -> ParallelWrapper:
-        callbacks = [WeightAverage(0.9, after=1), Checkpoint(every_iterations=iteration, keep_last=99, path=tmp_path)]
+        callbacks = [
+            WeightAverage(0.9, start_after=1),
+            Checkpoint(every_iterations=iteration, keep_last=99, path=tmp_path),
+        ]
         return ParallelWrapper(
             small_model("float"), 3, synchronizer=synchronizer, optimizer=optimizer, callbacks=callbacks
         )
 
     with wrapper() as whole:
-        whole.fit(LOADER, 2)
+        whole.fit(LOADER, epochs=2)
     with wrapper() as rest:
         rest.restore(tmp_path / f"step-{iteration:08}")
-        rest.fit(LOADER, 2 - rest.trainer.epoch)
+        rest.fit(LOADER, epochs=2 - rest.trainer.epoch)
     assert fingerprint(rest.model) == fingerprint(whole.model)
 
 
@@ -197,11 +200,11 @@ def test_the_mean_resumes_in_another_dtype(first: str, then: str, earlier_versio
     def normed(dtype: str, average: WeightAverage) -> ParallelWrapper:
         network = Sequential({"dense1": Dense(5), "norm1": BatchNorm(), "output": Dense(3)})
         model = Model(network, Image(8, 8, 1), create_backend("numpy", dtype), 1)
-        return ParallelWrapper(model, 1, optimizer=SGD(0.05), callbacks=[average], report_every=0)
+        return ParallelWrapper(model, 1, optimizer=SGD(0.05), callbacks=[average], log_every=0)
 
     saved, resumed = WeightAverage(0.9), WeightAverage(0.9)
     with normed(first, saved) as wrapper:
-        wrapper.fit(LOADER, 1)
+        wrapper.fit(LOADER, epochs=1)
         state = saved.state()
         if earlier_version:  # all buffers as one padded vector
             saved.state = lambda: {**state, "buffers": {"0": saved._means[1]}}  # type: ignore[method-assign]
@@ -231,7 +234,7 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
         return found
 
     with wrapper(2, KeepState(3), Checkpoint(path=tmp_path, every_iterations=3)) as before:
-        before.fit(LOADER, 1)
+        before.fit(LOADER, epochs=1)
         one, other = states(before, kept)
     with wrapper(workers) as after:
         after.restore(tmp_path / "step-00000003")

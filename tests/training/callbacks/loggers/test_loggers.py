@@ -91,12 +91,10 @@ def figures(kind: str, folder: Path, store: str) -> Figures:
 
 def fit(run: Run, *callbacks: Callback, epochs: int = 2, restore: Path | None = None) -> None:
     given = [History(), *callbacks]
-    with ParallelWrapper(
-        small_model(), 2, run=run, report_every=5, optimizer=Nesterov(0.05), callbacks=given
-    ) as wrapper:
+    with ParallelWrapper(small_model(), 2, run=run, log_every=5, optimizer=Nesterov(0.05), callbacks=given) as wrapper:
         if restore is not None:
             wrapper.restore(restore)
-        wrapper.fit(Loader(DATA, 4, seed=3), epochs, evaluate_on=Loader(TEST, 8, shuffle=False))
+        wrapper.fit(Loader(DATA, 4, seed=3), epochs=epochs, evaluate_on=Loader(TEST, 8, shuffle=False))
 
 
 def check(found: Figures, run: Run, *, exact: bool) -> None:
@@ -195,9 +193,9 @@ def test_a_run_of_the_command_logs_its_settings_and_results(tmp_path: Path) -> N
 def test_in_python_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two fits write one log."""
     monkeypatch.chdir(tmp_path)
-    with ParallelWrapper(small_model(), 2, callbacks=[TensorBoard()], report_every=5) as wrapper:
-        wrapper.fit(DATA, 1, batch_size=4)
-        wrapper.fit(DATA, 1, batch_size=4)
+    with ParallelWrapper(small_model(), 2, callbacks=[TensorBoard()], log_every=5) as wrapper:
+        wrapper.fit(DATA, epochs=1, batch_size=4)
+        wrapper.fit(DATA, epochs=1, batch_size=4)
     found = tensorboard_figures(tmp_path / "tensorboard")
     assert [at for name, at in found if name == "train/loss"] == [5, 10, 15, 20]
     assert len(list((tmp_path / "tensorboard").iterdir())) == 1
@@ -206,10 +204,10 @@ def test_in_python_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_an_open_log_keeps_its_identity(store: str) -> None:
     """A checkpoint of another run may be restored between two fits."""
     logger = MLflow(store)
-    with ParallelWrapper(small_model(), 1, callbacks=[logger], report_every=5) as wrapper:
-        wrapper.fit(DATA, 1, batch_size=8)
+    with ParallelWrapper(small_model(), 1, callbacks=[logger], log_every=5) as wrapper:
+        wrapper.fit(DATA, epochs=1, batch_size=8)
         logger.restore({"identity": "other"})
-        wrapper.fit(DATA, 1, batch_size=8)
+        wrapper.fit(DATA, epochs=1, batch_size=8)
     assert ("train/loss", 20) in mlflow_run(store)[1]
 
 
@@ -274,7 +272,7 @@ def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
     callbacks = [MLflow(store, "diverged"), NonFinite()]
     wrapper = ParallelWrapper(small_model(), 1, run=tmp_path / "a", optimizer=Nesterov(1e200), callbacks=callbacks)
     with wrapper, pytest.raises(DivergedError):
-        wrapper.fit(DATA, 2, batch_size=8)
+        wrapper.fit(DATA, epochs=2, batch_size=8)
     fit(Run.of(tmp_path / "b"), MLflow(store, "killed"), StopAfter(3, reason=StopReason.SIGNAL))
     assert mlflow_run(store, "diverged")[0].info.status == "FAILED"
     assert mlflow_run(store, "killed")[0].info.status == "KILLED"

@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.optim import SGD
-from cupynet.parallel import DiLoCo, Outer, SlowMo
-from cupynet.parallel.synchronizers.outer import outer_step
+from cupynet.parallel import DiLoCo, OuterOptimizer, SlowMo
+from cupynet.parallel.synchronizers.outer_optimizer import outer_optimizer_of
 from cupynet.training import Replica
 from tests.support.refusals import refused
 from tests.support.training import small_model
 
 
-def weights_after(outer: Outer, differences: list[float]) -> list[float]:
+def weights_after(outer_optimizer: OuterOptimizer, differences: list[float]) -> list[float]:
     """Return the common weights after averages that differ from them by these numbers."""
     replica = Replica(small_model(), SGD(0.1))
-    outer.start(replica)
+    outer_optimizer.start(replica)
     common, found = np.zeros_like(replica.params.master), []
     for difference in differences:
         mean = common + difference
-        outer.step(common, mean)
+        outer_optimizer.step(common, mean)
         common[...] = mean
         assert np.ptp(common) == 0
         found.append(float(common[0]))
@@ -49,8 +49,8 @@ def test_momentum_is_kept_by_name() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    with refused("outer"):
-        outer_step("diloko")
+    with refused("outer_optimizer"):
+        outer_optimizer_of("diloko")
     with refused("learning_rate"):
         SlowMo(0.0)
     with refused("momentum"):
