@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -23,6 +24,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Dense, Layer, Model, Sequential
 from cupynet.optim import Adam, Optimizer
 from cupynet.training import Callback, ParallelWrapper
+from cupynet.training.parallel_wrapper import CTRL_C
 
 Layers = Sequence[Layer] | Mapping[str, Layer]
 
@@ -30,7 +32,8 @@ Layers = Sequence[Layer] | Mapping[str, Layer]
 class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A network for classification, trained by replicas in parallel.
 
-    Images of integers are pixels from 0 to 255. Everything else is taken as scaled already, as by `StandardScaler`.
+    Integer images, (S, H, W) or (S, H, W, C), are pixels from 0 to 255. Anything else is assumed to be scaled already,
+    as by `StandardScaler`.
 
     Args:
         layers: hidden layers; a `Dense` layer with an output for each class is added. By default Dense(100, "relu").
@@ -38,8 +41,8 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
         workers, averaging_frequency, callbacks: see `ParallelWrapper`.
         optimizer: Adam(0.003) by default.
-        loss, backend, dtype: see `Model`.
-        random_state: seed of the weights and of the order of samples.
+        backend, dtype: see `Model`.
+        random_state: determines the weights and the order of samples, as in scikit-learn.
 
     Attributes:
         classes_: the labels, (O,), in the order of the outputs.
@@ -59,12 +62,11 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         workers: int | None = 1,
         averaging_frequency: int | str = 3,
         optimizer: Optimizer | None = None,
-        loss: str = "softmax",
         validation_split: float = 0.0,
         callbacks: Sequence[Callback] = (),
         backend: str = "auto",
         dtype: str = "float",
-        random_state: int = 0,
+        random_state: Any = 0,
         progress: str = "none",
     ) -> None:
         self.layers = layers
@@ -74,7 +76,6 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.workers = workers
         self.averaging_frequency = averaging_frequency
         self.optimizer = optimizer
-        self.loss = loss
         self.validation_split = validation_split
         self.callbacks = callbacks
         self.backend = backend
@@ -89,10 +90,13 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_, numbers = np.unique(y, return_inverse=True)
         images = self._images(X)
         layers = [Dense(100, activation="relu")] if self.layers is None else self.layers
-        hidden = layers if isinstance(layers, Mapping) else Sequential(list(layers)).layers
+        hidden = dict(layers) if isinstance(layers, Mapping) else dict(Sequential(layers)) if layers else {}
+        if "output" in hidden:
+            raise ConfigError("the layer `output` is added by the classifier. Give yours another name", "layers")
         network = {**hidden, "output": Dense(max(len(self.classes_), 2))}
-        seed = int(self.random_state)
-        self.model_ = Model(network, images.shape[1:], self.backend, seed, self.loss, dtype=self.dtype)
+        seed = int(check_random_state(self.random_state).randint(1 << 31))
+        self.model_ = Model(network, images.shape[1:], self.backend, seed, dtype=self.dtype)
+        self.model_.class_names = tuple(map(str, self.classes_)) if len(self.classes_) > 1 else ()
         data = Dataset("X", images, numbers, self.model_.output.features)
         with ParallelWrapper(
             self.model_,
@@ -105,7 +109,9 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ) as wrapper:
             loader = Loader(data, self.batch_size, seed)
             self.history_ = wrapper.fit(loader, epochs=self.epochs, validation_split=self.validation_split)
-        self.n_iter_ = len(self.history_.epochs["epoch"])
+            if wrapper.trainer.stopped is not None and wrapper.trainer.stopped.text == CTRL_C:
+                raise KeyboardInterrupt  # also in IPython, so that a search ends
+        self.n_iter_ = len(self.history_.epochs.get("epoch", []))
         return self
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
@@ -123,12 +129,14 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _images(self, X: NDArray[Any]) -> NDArray[Any]:
         """Return the examples as images (S, H, W, C), pixels of uint8 or float32. ConfigError."""
+        images = X.ndim > 2 or self.input is not None
         if self.input is not None:
             if int(np.prod(self.input)) != int(np.prod(X.shape[1:])):
-                raise ConfigError(f"does not have the {X.shape[1:]} values of an example", "input", str(self.input))
+                raise ConfigError(f"does not match examples of shape {X.shape[1:]}", "input", str(self.input))
             X = X.reshape(len(X), *self.input)
         if X.ndim == 2:
             X = X[:, None, :, None]  # features are the pixels of a row
         elif X.ndim == 3:
             X = X[..., None]
-        return X if X.dtype == np.uint8 else X.astype(np.float32)
+        pixels = X.dtype == np.uint8 or (X.dtype.kind in "iu" and images)
+        return X if pixels else X.astype(np.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import weakref
+import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,17 +33,32 @@ def threads_now() -> int:
 
 
 class Limit(AbstractContextManager["Limit"]):
-    """Limits BLAS to `threads` threads, in the whole process, until `close`; a context manager.
+    """Context in which BLAS has `threads` threads, in the whole process.
 
-    Then BLAS has the threads that it had before. A limit that is garbage-collected is closed.
+    Of several limits at a time, the one entered last holds. After the end of all, BLAS has the threads that it had
+    before the first.
     """
 
+    _lock = threading.Lock()
+    _entered = 0
+    _before: Any = None
+
     def __init__(self, threads: int) -> None:
-        before = threadpool_limits(integer("threads", threads, 1), user_api="blas")
-        self.close = weakref.finalize(self, before.restore_original_limits)
+        self._threads = integer("threads", threads, 1)
+
+    def __enter__(self) -> Limit:
+        with Limit._lock:
+            set_now = threadpool_limits(self._threads, user_api="blas")
+            if not Limit._entered:
+                Limit._before = set_now
+            Limit._entered += 1
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        with Limit._lock:
+            Limit._entered -= 1
+            if not Limit._entered:
+                Limit._before.restore_original_limits()
 
 
 def description() -> str:

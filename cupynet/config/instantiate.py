@@ -26,7 +26,8 @@ T = TypeVar("T")
 PACKAGES = tuple(
     f"cupynet.{name}"
     for name in (
-        *("data.augment", "data.sources", "nn", "optim", "parallel.pipeline", "parallel.synchronizers"),
+        *("data.augment", "data.sources", "optim", "parallel.pipeline", "parallel.synchronizers"),
+        *("nn.branches", "nn.conv", "nn.dense", "nn.dropout", "nn.init", "nn.layer", "nn.loss", "nn.norm", "nn.pool"),
         *("reporting.callback", "training.callbacks"),
     )
 )

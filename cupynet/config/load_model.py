@@ -11,12 +11,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from cupynet import config
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
-from cupynet.config.model_file import read_model
+from cupynet.config.model_file import check_finite, read_model
 from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
@@ -121,9 +119,7 @@ class Trained:
         else:
             part = self._own.parallel.synchronizer
             found = trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
-        for name, weight in found.items():
-            if not np.isfinite(weight).all():
-                raise DataError(f"{self.path}: weights {name} are not finite: train with a lower learning_rate")
+        check_finite(self.path, found)
         return found
 
     @cached_property
@@ -169,7 +165,7 @@ class Trained:
             shape, normalize = self._described.get("image_shape") or self.source.image_shape, self.normalize
             model = Model(network, Image(*shape), where, settings.seed, loss)
             model.pixels = FRACTIONS if normalize is None else PixelScale.of(normalize["mean"], normalize["std"])
-            model.class_names, model.trained_on_pixels = self.class_names, True
+            model.class_names, model.trained_on = self.class_names, "pixels"
             channels, names = model.input.shape[-1], len(model.class_names)
             scale, shift = len(model.pixels.scale), len(model.pixels.shift)
             if scale != shift or scale not in (1, channels) or (names and names != model.output.features):

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
 from cupynet.core import checks, shared_options
@@ -21,11 +23,14 @@ def read_model(
 ) -> Model:
     """Return the model in a file, see `cupynet.load`."""
     weights, description = load_described(path)
+    check_finite(path, weights)
     trusted = list(trusted_modules)
     name, _ = select_backend(backend)
     try:
         network = build_as(Layer, description["network"], "network", trusted)
         loss = build_as(Loss, description["loss"], "loss", trusted)
+        if type(loss) is Loss:
+            raise ConfigError("must be a subclass of Loss", "loss")
         own = shared_options.dtype("dtype", description["dtype"] if dtype is None else dtype)
         input, seed = input_type(description["input"]), checks.seed("seed", description["seed"])
         _check_shapes(network, input, weights)
@@ -40,14 +45,21 @@ def read_model(
             raise ConfigError(f"must be one for each of {model.output.features} outputs", "class_names")
         model.pixels, model.class_names = pixels, names
         model.params.freeze([str(name) for name in description["frozen"]])
-        model.trained_on_pixels = checks.flag("trained_on_pixels", description["trained_on_pixels"])
+        model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:
         if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":
             raise  # the caller decides these
         raise DataError(f"{path}: {error}") from error
-    except (KeyError, TypeError, ValueError, ArithmeticError, RecursionError) as error:
+    except Exception as error:  # the file decides what is built, so anything can fail
         raise DataError(f"{path}: its description is not valid ({type(error).__name__}: {error})") from error
     return model
+
+
+def check_finite(path: object, weights: dict[str, Any]) -> None:
+    """Refuse weights that are not finite: predictions would be meaningless. DataError."""
+    for name, weight in weights.items():
+        if not np.isfinite(weight).all():
+            raise DataError(f"{path}: weights {name} are not finite: train with a lower learning_rate")
 
 
 def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:
@@ -58,4 +70,4 @@ def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> 
     found = {name: tuple(each.shape) for name, each in weights.items()}
     if shapes != found:
         differing = sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name))
-        raise ConfigError(f"does not have the weights in the file: {', '.join(differing[:3])}", "network")
+        raise ConfigError(f"does not match the weights in the file: {', '.join(differing[:3])}", "network")

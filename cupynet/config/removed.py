@@ -17,6 +17,7 @@ DEFAULTS: dict[str, Any] = {
 MOVED = {
     "cupynet.training.ReportPage": "cupynet.reporting.ReportPage",
     **{f"cupynet.loggers.{name}": f"cupynet.training.{name}" for name in ("MLflow", "TensorBoard", "WandB")},
+    **{f"cupynet.parallel.synchronizers.outer.{name}": f"cupynet.parallel.{name}" for name in ("DiLoCo", "SlowMo")},
 }
 # the last part of a class's former name -> of its present name
 CLASSES = {
@@ -24,11 +25,11 @@ CLASSES = {
     **{"Sharded": "ShardedFiles", "Map": "PiecewiseConstant", "Step": "StepDecay", "Exponential": "ExponentialDecay"},
     **{"Inverse": "InverseTimeDecay", "Sigmoid": "SigmoidDecay"},
 }
-# former name of a setting that belongs to no class -> its present name
+# former key of a setting that belongs to no class -> its present key
 KEYS = {
     "accumulate": "accumulation_steps",
     "report_every_iterations": "log_every",
-    "data.normalize.deviation": "std",
+    "data.normalize.deviation": "data.normalize.std",
 }
 WINDOW = {"kernel": "kernel_size"}
 AVERAGING = {"frequency": "averaging_frequency", "wire": "transfer_dtype", "outer": "outer_optimizer"}
@@ -65,11 +66,20 @@ def translated(settings: Mapping[Any, Any], above: str = "") -> dict[Any, Any]:
         key = f"{above}{former}"
         if key in DEFAULTS and value == DEFAULTS[key]:
             continue
-        present = arguments.get(former, KEYS.get(key, former))
-        if isinstance(value, Mapping):
-            found[present] = translated(value, f"{key}.")
+        present = arguments.get(former, KEYS[key].rpartition(".")[2] if key in KEYS else former)
+        if isinstance(value, Mapping | list | tuple):
+            found[present] = _inside(value, f"{key}.")
         else:
             found[present] = VALUES[former].get(value, value) if present != former and former in VALUES else value
     if ours:
         found["_target_"] = MOVED.get(target, f"{package}.{name}")
     return found
+
+
+def _inside(value: Any, above: str) -> Any:
+    """Translate the parts in a mapping or a list."""
+    if isinstance(value, Mapping):
+        return translated(value, above)
+    if isinstance(value, list | tuple):
+        return [_inside(each, above) for each in value]
+    return value

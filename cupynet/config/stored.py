@@ -105,7 +105,7 @@ def overrides_of(folder: str | Path, schema: type[Settings] = Settings) -> list[
     for each in found if isinstance(found, list) else [found]:
         former = OVERRIDE.fullmatch(str(each))
         key = KEYS.get(former[1], former[1]) if former else ""
-        typed = str(each) if former is None else str(each).replace(former[1], key, 1)
+        typed = str(each) if former is None else f"{str(each)[: former.start(1)]}{key}{str(each)[former.end(1) :]}"
         override = OVERRIDE.fullmatch(typed)
         if key.startswith("hydra"):
             continue

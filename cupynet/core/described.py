@@ -7,16 +7,21 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from inspect import Parameter
+from typing import Any, TypeAlias
 
 from cupynet.core.errors import ConfigError
 from cupynet.core.wording import shown
+
+PLAIN = bool | int | float | str | None
+Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 
 class Described:
     """Base class of parts that can be described: keeps the arguments of the constructor, unless it is a dataclass."""
 
-    _arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+    _call: Call = ((), {})
+    _made: Mapping[str, Any] = {}  # plain attributes after construction
 
     def __init_subclass__(cls, **named: Any) -> None:
         super().__init_subclass__(**named)
@@ -25,28 +30,34 @@ class Described:
 
     def __repr__(self) -> str:
         """Return the call that makes an equal object."""
-        positional, named = self._arguments
+        positional, named = self._call
         if is_dataclass(self):
-            named = {each.name: getattr(self, each.name) for each in fields(self) if each.init}
-            named = {name: value for name, value in named.items() if value != _defaults(self)[name]}
+            defaults = {each.name: each.default for each in fields(self) if each.init}
+            named = {name: getattr(self, name) for name in defaults if getattr(self, name) != defaults[name]}
         cells = [*map(repr, positional), *(f"{name}={value!r}" for name, value in named.items())]
         return f"{type(self).__name__}({', '.join(cells)})"
 
 
-def _defaults(part: Any) -> dict[str, Any]:
-    return {each.name: each.default for each in fields(part)}
-
-
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor: keep its arguments. The first of several constructors that are called counts."""
+    """Wrap a constructor: keep its arguments. If constructors call one another, the outermost call is kept."""
 
     @functools.wraps(init)
     def keeping(self: Described, *positional: Any, **named: Any) -> None:
-        if "_arguments" not in vars(self):
-            self._arguments = positional, named
+        outermost = "_call" not in vars(self)
+        if outermost:
+            self._call = _copied(positional), _copied(named)
         init(self, *positional, **named)
+        if outermost:
+            self._made = {name: value for name, value in vars(self).items() if isinstance(value, PLAIN)}
 
     return keeping
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of nested lists and mappings, with the same objects in them."""
+    if isinstance(value, dict):
+        return {name: _copied(each) for name, each in value.items()}
+    return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def describe(part: Any) -> Any:
@@ -55,7 +66,8 @@ def describe(part: Any) -> Any:
     A part becomes a mapping of its arguments, and its class as `_target_`.
 
     Raises:
-        ConfigError: an argument is neither a part nor a plain value.
+        ConfigError: an argument is neither a part nor a plain value, an attribute was changed after construction, or a
+            class cannot be imported from a module.
     """
     if isinstance(part, Described):
         return {"_target_": _target(type(part)), **{name: describe(value) for name, value in _given(part).items()}}
@@ -63,23 +75,39 @@ def describe(part: Any) -> Any:
         return {str(name): describe(value) for name, value in part.items()}
     if isinstance(part, list | tuple):
         return [describe(value) for value in part]
-    plain = part.item() if getattr(part, "ndim", None) == 0 else part  # a number of NumPy
-    if plain is None or isinstance(plain, bool | int | float | str):
+    plain = part.tolist() if hasattr(part, "tolist") and not isinstance(part, type) else part  # of NumPy
+    if isinstance(plain, list):
+        return describe(plain)
+    if isinstance(plain, PLAIN):
         return plain
-    raise ConfigError(f"{shown(part)} cannot be described by numbers, names, lists and parts of cupynet")
+    raise ConfigError(f"{shown(part)} cannot be saved: use numbers, names, lists, and classes of cupynet")
 
 
 def _given(part: Described) -> dict[str, Any]:
     """Return the arguments of a part by name."""
+    kind = type(part).__name__
+    for name, value in part._made.items():
+        if getattr(part, name, value) != value:
+            raise ConfigError(f"{kind}: {name} was changed after construction. Pass it to the constructor instead")
     if is_dataclass(part):
         return {each.name: getattr(part, each.name) for each in fields(part) if each.init}
-    positional, named = part._arguments
-    bound = inspect.signature(type(part)).bind(*positional, **named)
-    return {name: value for name, value in bound.arguments.items() if name != "self"}
+    positional, named = part._call
+    signature = inspect.signature(type(part))
+    found: dict[str, Any] = {}
+    for name, value in signature.bind(*positional, **named).arguments.items():
+        form = signature.parameters[name].kind
+        if form is Parameter.VAR_POSITIONAL:
+            raise ConfigError(f"{kind} cannot be saved: its constructor takes *{name}, which have no names")
+        found |= value if form is Parameter.VAR_KEYWORD else {name: value}
+    return found
 
 
 def _target(cls: type) -> str:
     """Return the name of a class: in its package for classes of cupynet, which is more stable, else in its module."""
+    if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
+        raise ConfigError(
+            f"{cls.__name__} cannot be saved: define it in a module of its own, so that it can be imported"
+        )
     package = ".".join(cls.__module__.split(".")[:2])
     if package.startswith("cupynet.") and getattr(sys.modules.get(package), cls.__name__, None) is cls:
         return f"{package}.{cls.__name__}"

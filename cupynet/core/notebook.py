@@ -1,4 +1,4 @@
-"""What objects show in a notebook."""
+"""HTML views of objects in notebooks."""
 
 from __future__ import annotations
 

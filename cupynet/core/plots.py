@@ -12,7 +12,7 @@ def figure(columns: int) -> tuple[Any, list[Any]]:
     from matplotlib.figure import Figure  # not pyplot, which keeps every figure and may open a window
 
     class Shown(Figure):
-        """A figure that a notebook shows, also without pyplot."""
+        """A figure that displays in notebooks even without pyplot."""
 
         def _repr_png_(self) -> bytes:
             content = io.BytesIO()

@@ -96,7 +96,7 @@ def augmentations(given: Augment) -> tuple[Augmentation, ...]:
         part = NAMES[each]() if isinstance(each, str) and each in NAMES else each
         if not isinstance(part, Augmentation):
             names = [*(PRESETS if isinstance(given, str) else ()), *NAMES]
-            must = f"must be a list of augmentations, such as cupynet.data.Shift, or of {', '.join(names)}"
+            must = f"must be light, standard, or a list of augmentations or their names: {', '.join(NAMES)}"
             hint = wording.guess(each, names)
             raise ConfigError(f"{must}; [] for none{hint}", "augment", wording.shown(given, wording.written))
         found.append(part)
@@ -196,8 +196,8 @@ class Scale(Augmentation):
     """Enlarge or shrink about the centre by a factor from `low` to `high`, with bilinear interpolation."""
 
     def __init__(self, low: float = 0.9, high: float = 1.1) -> None:
-        self.low = checks.number("Scale low", low, above=0)
-        self.high = checks.number("Scale high", high, minimum=self.low)
+        self.low = checks.number("Scale low", low, minimum=0.01)
+        self.high = checks.number("Scale high", high, minimum=self.low, below=100)
 
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
         _, height, width, _ = images.shape
@@ -218,9 +218,9 @@ class ColorJitter(Augmentation):
     """
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2) -> None:
-        self.brightness = checks.number("ColorJitter brightness", brightness, minimum=0)
-        self.contrast = checks.number("ColorJitter contrast", contrast, minimum=0)
-        self.saturation = checks.number("ColorJitter saturation", saturation, minimum=0)
+        self.brightness = checks.number("ColorJitter brightness", brightness, minimum=0, below=100)
+        self.contrast = checks.number("ColorJitter contrast", contrast, minimum=0, below=100)
+        self.saturation = checks.number("ColorJitter saturation", saturation, minimum=0, below=100)
 
     def __call__(self, images: Array, draws: SampleRNG) -> Array:
         ranges = (self.brightness, self.contrast, self.saturation)

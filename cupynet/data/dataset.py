@@ -63,6 +63,9 @@ class Dataset:
             count = f"{len(self.pixels.scale)} channels are normalised"
             raise ConfigError(f"{where}: {count}, but the images have {images.shape[3]}: give a number for each")
         classes = checks.integer(f"{where}: classes", self.classes, 1)
+        width = one_hot_width(self.labels)
+        if width not in (None, classes):
+            raise ConfigError(f"{where}: one-hot labels must be (S, {classes}), one column per class, got (S, {width})")
         if labels.shape != images.shape[:1]:
             raise ConfigError(f"{where}: labels must be ({len(images)},), one per image, got {labels.shape}")
         if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
@@ -105,6 +108,9 @@ class Dataset:
         return Dataset(self.name, self.images[indices], self.labels[indices], self.classes, self.pixels)
 
 
+VECTORS = ". Vectors of F features are images of (1, F, 1): x[:, None, :, None]"
+
+
 def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
     """Return the data set without a random fraction of its samples, and those samples, both in their order.
 
@@ -114,19 +120,23 @@ def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Da
     count = round(fraction * len(dataset))
     if not 0 < count < len(dataset):
         samples = wording.counted(len(dataset), "image")
-        raise ConfigError(f"of {samples} leaves none for training or for validation", "validation_split", str(fraction))
+        reason = f"leaves no training or no validation images out of {samples}"
+        raise ConfigError(reason, "validation_split", str(fraction))
     order = philox(seed, SPLIT_STREAM).permutation(len(dataset))
     kept, held_out = np.sort(order[:-count]), np.sort(order[-count:])
     return dataset.take(kept), replace(dataset.take(held_out), name=f"{dataset.name}-validation")
 
 
 def on_host(value: Any) -> Array:
-    """Return any array or list as a NumPy array: of NumPy, of CuPy, or with `__array__` or `__dlpack__`."""
+    """Return any array or list as a NumPy array, also of CuPy or with `__array__` or `__dlpack__`. ConfigError."""
     if hasattr(value, "__cuda_array_interface__") and hasattr(value, "get"):
         return value.get()
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array__"):
         return np.from_dlpack(value)
-    return np.asarray(value)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:  # rows of different lengths
+        raise ConfigError(f"{wording.one(type(value).__name__)} cannot be made an array ({error})") from error
 
 
 def image_array(where: str, images: Any) -> Array:
@@ -136,13 +146,21 @@ def image_array(where: str, images: Any) -> Array:
     if array.ndim not in (3, 4) or not (floating or array.dtype.kind in "iu"):
         raise ConfigError(
             f"{where}: images must be (S, H, W, C) or (S, H, W), integers from 0 to 255 or floating-point numbers that "
-            f"are already scaled, got {found}"
+            f"are already scaled, got {found}{VECTORS * (array.ndim == 2)}"
         )
+    if floating and not np.isfinite(array).all():
+        raise ConfigError(f"{where}: images contain numbers that are not finite")
     if not floating and array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
         raise ConfigError(f"{where}: images of integers must be from 0 to 255, got {array.min()} .. {array.max()}")
     check_layout(where, array.shape)
     pixels = np.ascontiguousarray(array, dtype=np.float32 if floating else np.uint8)
     return pixels if pixels.ndim == 4 else pixels[..., np.newaxis]
+
+
+def one_hot_width(labels: Any) -> int | None:
+    """Return the number of columns of one-hot labels (S, O); None for class numbers."""
+    shape = on_host(labels).shape
+    return shape[1] if len(shape) == 2 and shape[1] > 1 else None
 
 
 def class_numbers(where: str, labels: Any) -> Array:
@@ -193,8 +211,11 @@ def in_turns(labels: Array, count: int | None) -> Array | slice:
 def read_dataset(
     place: FilePath, name: str, images: Array, labels: Array, classes: int, pixels: PixelScale = FRACTIONS
 ) -> Dataset:
-    """Return images and labels that were read from `place` as a data set. DataError."""
+    """Return images and labels that were read from `place` as a data set; images are integers. DataError."""
     with read_from(place):
+        if np.asarray(images).dtype.kind not in "iu":
+            reason = "multiply by 255 if they are in 0 to 1, then .round().astype('uint8')"
+            raise ConfigError(f"images must be integers from 0 to 255: {reason}")
         return Dataset(name, images, labels, classes, pixels)
 
 

@@ -21,7 +21,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augment, augmentations, augmented, check_augmentations
-from cupynet.data.dataset import Dataset, class_numbers, philox
+from cupynet.data.dataset import Dataset, class_numbers, on_host, philox
 from cupynet.data.shards import Shards
 
 Labelled: TypeAlias = Dataset | Shards
@@ -89,7 +89,7 @@ class Loader:
         self.augment = augmentations(augment)
         check_augmentations(self.augment, dataset.image_shape)
         if self.augment and dataset.scaled:
-            raise ConfigError("needs images of uint8, and these are floating-point numbers", "augment")
+            raise ConfigError("needs uint8 images, and these are floating-point images", "augment")
 
     def __repr__(self) -> str:
         return f"<Loader of {self.dataset!r} in {wording.counted(self.batches, 'batch')} of {self.batch_size}>"
@@ -228,7 +228,8 @@ def as_loader(
         return data
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data
-        labels = class_numbers("data set 'arrays'", labels)
-        largest = int(labels.max(initial=0))
-        data = Dataset("arrays", images, labels, largest + 1 if classes is None else classes, pixels)
+        images, labels = on_host(images), on_host(labels)
+        known = class_numbers("data set 'arrays'", labels).max(initial=0) + 1 if classes is None else classes
+        scaled = images.dtype.kind == "f"
+        data = Dataset("arrays", images, labels, int(known), FRACTIONS if scaled else pixels)
     return Loader(data, batch_size, seed, shuffle, augment)

@@ -40,7 +40,7 @@ def pixels_for(normalize: Normalize, images: Array) -> PixelScale:
     """Return the scaling of pixels; `images`: the training images (S, H, W, C). ConfigError."""
     if normalize is None:
         return FRACTIONS
-    if images.dtype != np.uint8:
+    if images is not None and images.dtype != np.uint8:
         raise ConfigError(f"images of {images.dtype} are already scaled. Use null", "normalize", str(normalize))
     if isinstance(normalize, Mapping):
         return PixelScale.of(normalize["mean"], normalize["std"])

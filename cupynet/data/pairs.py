@@ -1,4 +1,4 @@
-"""Data sets of others: images with their labels, one by one, read into memory once."""
+"""Third-party data sets: images with their labels, one by one, read into memory once."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
     Raises:
         ConfigError: it is neither, an example is not such a pair, or images differ in shape.
     """
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, Mapping):
         found: Iterable[Any] = (data[index] for index in range(len(data)))
-    elif isinstance(data, Iterable):
+    elif isinstance(data, Iterable) and not isinstance(data, Mapping):
         found = data
     else:
         kinds = "images and labels, a Dataset, Shards, a Loader, or pairs (image, label)"
@@ -39,7 +39,10 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
         labels.append(on_host(label))
     for number, image in enumerate(images):
         if image.shape != images[0].shape:
-            raise ConfigError(f"data: image {number} has shape {image.shape}, and image 0 {images[0].shape}")
+            raise ConfigError(
+                f"data: image {number} has shape {image.shape}, and image 0 {images[0].shape}. Examples must be single "
+                "images, not batches"
+            )
     return np.array(images), np.array(labels)
 
 

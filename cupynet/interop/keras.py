@@ -67,7 +67,7 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
         check_all_taken(variables, path)
     check_settings(model, _config(path), layers, path)
     model.load_weights(arrays)
-    model.trained_on_pixels = False
+    model.trained_on = ""
 
 
 def _read(variable: Any, shape: tuple[int, ...]) -> Any:

@@ -155,7 +155,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
         found[name] = check_shape(convert, tensor.shape, shape, f"{name} of {there!r}", path)
     check_all_taken(tensors, path)
     model.load_weights(found)
-    model.trained_on_pixels = False
+    model.trained_on = ""
 
 
 def _renamed(name: str, names: Mapping[str, str], own: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
@@ -82,7 +82,7 @@ class Concat(Layer):
 
     capturable = True
 
-    def __init__(self, branches: Mapping[str, Layers] | Iterable[Layers]) -> None:
+    def __init__(self, branches: Mapping[str, Any] | Iterable[Layers]) -> None:
         if not isinstance(branches, Mapping):
             branches = {f"branch{number}": branch for number, branch in enumerate(branches, 1)}
         together = {

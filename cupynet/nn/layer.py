@@ -152,7 +152,7 @@ def check_image(kind: str, name: str, input: InputType, window: Window, way_out:
     if not isinstance(input, Image):
         raise ConfigError(f"{kind} '{name}' needs an Image, got {input}: put it before the first Dense layer")
     if not window.fits(input.height, input.width):
-        size = f"kernel={window.kernel}, dilation={window.dilation}"
+        size = f"kernel_size={window.kernel}, dilation={window.dilation}"
         raise ConfigError(f"{kind} '{name}' {size} is larger than its input {input}: {way_out}")
     return input
 

@@ -40,8 +40,7 @@ class Model:
 
     Args:
         network: layers in sequence, as a list or name -> layer; or one layer. The model builds its own copy.
-        input: the shape of one example: (H, W, C), (H, W) for one channel, or a number of features; or an `Image` or
-            `Flat`.
+        input: the shape of one image, (H, W, C), or (H, W) for one channel; or an `Image` or `Flat`.
         backend: where it computes: numpy, numba, cupy, or auto, the best that works here; or a `Backend`.
         seed: of the initial weights, from 0 to 2**64 - 1.
         loss: minimized in training: softmax, mean_squared_error, binary_cross_entropy, hinge or huber; or a `Loss`.
@@ -52,7 +51,8 @@ class Model:
         network: the built copy.
         params: its weights.
         pixels: the scaling of pixels from 0 to 255, as in the last training.
-        trained_on_pixels: True if the weights come from training on such pixels; False for new and imported weights.
+        trained_on: `pixels` if the weights come from training on such pixels, `floats` if from images that were scaled
+            already; "" for new and imported weights.
         class_names: the names of the classes, in the order of the outputs; empty if they have none.
         output: the type of the output for one example.
 
@@ -63,7 +63,7 @@ class Model:
     def __init__(
         self,
         network: Layer | Mapping[str, Layer] | Iterable[Layer],
-        input: InputType | Sequence[int] | int,
+        input: InputType | Sequence[int],
         backend: Backend | str = "auto",
         seed: int = 123,
         loss: Loss | str = "softmax",
@@ -71,14 +71,14 @@ class Model:
         dtype: str | None = None,
         needs_dx: bool = False,
     ) -> None:
-        self._description = network if isinstance(network, Layer) else Sequential(network)
+        self._description = copy.deepcopy(network) if isinstance(network, Layer) else Sequential(network)
         self.input = input = input_type(input)
         self.backend = backend = _backend_of(backend, dtype)
         self.seed = checks.seed("seed", seed)
         self.loss = loss_of(loss)
         self.network, self._needs_dx = copy.deepcopy(self._description), needs_dx
         self.params, self.pixels = Params(), FRACTIONS
-        self.trained_on_pixels = self._warned = False
+        self.trained_on, self._warned = "", False
         self.class_names: tuple[str, ...] = ()
         self.output = self.network.build(input, self.params.scope(needs_dx=needs_dx), backend)
         check_loss(self.network, self.loss)
@@ -165,6 +165,13 @@ class Model:
         if not isinstance(images, self.backend.xp.ndarray):
             images = np.asarray(images)
         given = tuple(images.shape)
+        if (
+            images.dtype.kind in "iu"
+            and images.dtype != np.uint8
+            and images.size
+            and 0 <= images.min() <= images.max() <= 255
+        ):
+            images = images.astype(np.uint8)
         if images.ndim < 4 and shape[2:] == (1,) and given != shape and given[-2:] == shape[:2]:
             images = images[..., None]
         if images.shape == shape:
@@ -178,7 +185,12 @@ class Model:
 
     def _warn_of_range(self, images: Any) -> None:
         """Log a warning, once, if the values of images are far from those that the network was trained on."""
-        if self._warned or not self.trained_on_pixels or not images.size:
+        if self._warned or not self.trained_on or not images.size:
+            return
+        if self.trained_on == "floats":
+            if images.dtype == np.uint8:
+                self._warned = True
+                log.warning("predict: the network was trained on floating-point images. Scale these in the same way")
             return
         least, most, raw = float(images.min()), float(images.max()), images.dtype == np.uint8
         low, high = (each + 0.0 for each in self.pixels.range)  # without the sign of -0.0
@@ -213,7 +225,7 @@ class Model:
         replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
         replica.load_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
-        replica.trained_on_pixels = self.trained_on_pixels
+        replica.trained_on = self.trained_on
         replica.params.freeze(self.params.frozen)
         return replica
 
@@ -273,7 +285,7 @@ class Model:
             model = cupynet.load("digits.safetensors")
 
         Raises:
-            ConfigError: an argument of a layer is not a plain value; a layer is defined in a function or in __main__.
+            ConfigError: an argument of a layer is not a plain value; a layer is defined in a function or __main__.
             OutputError: the file cannot be written.
         """
         save_described(path, self.weights(), self.description())
@@ -288,7 +300,7 @@ class Model:
             "seed": self.seed,
             "normalize": self.pixels.normalization(),
             "class_names": list(self.class_names),
-            "trained_on_pixels": self.trained_on_pixels,
+            "trained_on": self.trained_on,
             "frozen": list(self.params.frozen),
         }
 
@@ -300,14 +312,14 @@ class Model:
             "backend": (backend.name, backend.policy.name, backend.device, backend.options),
             "weights": self.weights(),
             "frozen": self.params.frozen,
-            "more": {name: getattr(self, name) for name in ("pixels", "class_names", "trained_on_pixels")},
+            "more": {name: getattr(self, name) for name in ("pixels", "class_names", "trained_on")},
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         network, input, seed, loss, needs_dx = state["arguments"]
         name, dtype, device, options = state["backend"]
         backend = create_backend(name, dtype, device, **options)
-        self.__init__(network, input, backend, seed, loss, needs_dx=needs_dx)  # type: ignore[misc]
+        Model.__init__(self, network, input, backend, seed, loss, needs_dx=needs_dx)
         self.load_weights(state["weights"])
         self.params.freeze(state["frozen"])
         vars(self).update(state["more"])
@@ -323,15 +335,16 @@ class Model:
         """Leave some weights unchanged in training, for instance to train new last layers only.
 
             model.freeze("conv*")      # all weights of the layers whose names begin so
-            model.freeze()             # none: all are trained again
 
-        Call it before a `ParallelWrapper` trains the model. Running statistics of a frozen `BatchNorm` still change.
+        Call it before the `ParallelWrapper` is made. Running statistics of a frozen `BatchNorm` still change.
 
         patterns: names of layers or weights, with the wildcards of `fnmatch`. They replace those of the last call.
 
         Raises:
-            ConfigError: a pattern matches no weight.
+            ConfigError: there is no pattern, or one matches no weight.
         """
+        if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
+            raise ConfigError(f"freeze needs names of layers, such as 'conv*', got {wording.shown(patterns)}")
         names = [name for name, _ in self.params.named()]
         chosen: set[str] = set()
         for pattern in patterns:
@@ -340,6 +353,10 @@ class Model:
                 raise ConfigError(f"no layer or weight is called '{pattern}': there are {', '.join(names)}")
             chosen.update(layers)
         self.params.freeze(chosen)
+
+    def unfreeze(self) -> None:
+        """Train all weights again."""
+        self.params.freeze(())
 
     def summary(self) -> str:
         """Return a table of all layers; layers within others are indented.

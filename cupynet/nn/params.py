@@ -225,6 +225,8 @@ class Params:
 
     def freeze(self, names: Collection[str]) -> None:
         """Leave these weights, and no others, unchanged in training: out of `segments`, with gradients of zero."""
+        if not self._entries:
+            return
         self.frozen = tuple(name for name in self._entries if name in names)
         ordered = sorted(self._entries.values(), key=lambda p: self._offsets[p.name])
         self.segments.clear()

@@ -66,8 +66,8 @@ class Flat:
 InputType: TypeAlias = Image | Flat
 
 
-def input_type(shape: InputType | Sequence[int] | int) -> InputType:
-    """Return the type of examples of a shape: (H, W, C), (H, W) for one channel, or a number of features.
+def input_type(shape: InputType | Sequence[int]) -> InputType:
+    """Return the type of images of a shape: (H, W, C), or (H, W) for one channel.
 
     Raises:
         ConfigError: it is not such a shape.
@@ -76,8 +76,5 @@ def input_type(shape: InputType | Sequence[int] | int) -> InputType:
         return shape
     if isinstance(shape, list | tuple) and len(shape) in (2, 3):
         return Image(shape[0], shape[1], shape[2] if len(shape) == 3 else 1)
-    if isinstance(shape, list | tuple) and len(shape) == 1:
-        return Flat(shape[0])
-    if isinstance(shape, int) and not isinstance(shape, bool):
-        return Flat(shape)
-    raise ConfigError("must be (height, width, channels), or a number of features", "input", shown(shape))
+    reason = "must be (height, width, channels). Vectors of F features are images of (1, F, 1)"
+    raise ConfigError(reason, "input", shown(shape))

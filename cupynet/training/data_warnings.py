@@ -77,13 +77,13 @@ def warn_of_pixels(dataset: Labelled) -> bool:
 
 def _warn_of_floats(dataset: Dataset) -> bool:
     """Log a warning and return True if floating-point images have the range of unscaled pixels."""
-    largest = float(dataset.images.max())
+    largest = float(abs(dataset.images).max())
     if largest <= UNSCALED:
         return False
     log.warning(
-        "data set %r: images of %s reach %g, but floating-point images must be scaled already. Divide them by 255, or "
-        "pass them as uint8",
-        *(dataset.name, dataset.images.dtype, largest),
+        "data set %r: floating-point images reach %g, but must be scaled already. Divide them by 255, or pass them as "
+        "uint8",
+        *(dataset.name, largest),
     )
     return True
 

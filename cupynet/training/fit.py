@@ -48,7 +48,8 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     """Return the arguments `x` and `y` of `ParallelWrapper.fit` as one. ConfigError."""
     if y is not None:
         return x, y
-    if isinstance(x, Loader | Dataset | Shards) or (isinstance(x, tuple | list) and len(x) == 2):
+    pair = isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple)
+    if isinstance(x, Loader | Dataset | Shards) or pair:
         return x  # type: ignore[return-value]
     if hasattr(x, "shape"):
         raise ConfigError("is missing: pass the labels too, as in fit(images, labels)", "y")
@@ -76,18 +77,37 @@ def evaluation_loader(data: Examples, batch_size: int, model: Model, pixels: Pix
     return loader
 
 
-def without_validation(loader: Loader, validation_split: float) -> tuple[Loader, Loader | None]:
-    """Return the loader of the training images, and one of those that are held out, if any. ConfigError."""
+def held_out_of(
+    loader: Loader,
+    model: Model,
+    validation_split: float,
+    validation_data: Examples | None,
+    evaluate_on: Examples | None,
+) -> tuple[Loader, Loader | None, str]:
+    """Return the loader of the training data without the held-out part, that of the data to evaluate, and their name.
+
+    Args:
+        loader: of all training data.
+        validation_split, validation_data, evaluate_on: see `ParallelWrapper.fit`.
+
+    Raises:
+        ConfigError: an argument is invalid, or several are given.
+    """
     fraction = number("validation_split", validation_split, minimum=0, below=1)
+    given = {"validation_split": fraction or None, "validation_data": validation_data, "evaluate_on": evaluate_on}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError("pass only one of validation_split, validation_data and evaluate_on", named[1])
+    for data in (each for each in (validation_data, evaluate_on) if each is not None):
+        held_out = evaluation_loader(data, loader.batch_size, model, loader.dataset.pixels)
+        return loader, held_out, "validation" if evaluate_on is None else "test"
     if not fraction:
-        return loader, None
+        return loader, None, "validation"
     if not isinstance(loader.dataset, Dataset):
         raise ConfigError("needs a data set in memory. Use validation_data", "validation_split", str(fraction))
-    train, held_out = split_off(loader.dataset, fraction, loader.seed)
-    return (
-        Loader(train, loader.batch_size, loader.seed, loader.shuffle, loader.augment),
-        Loader(held_out, loader.batch_size, loader.seed, shuffle=False),
-    )
+    train, kept = split_off(loader.dataset, fraction, loader.seed)
+    rest = Loader(train, loader.batch_size, loader.seed, loader.shuffle, loader.augment)
+    return rest, Loader(kept, loader.batch_size, loader.seed, shuffle=False), "validation"
 
 
 def check_data(dataset: Labelled, model: Model) -> None:
@@ -106,7 +126,7 @@ def check_data(dataset: Labelled, model: Model) -> None:
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
     """Refuse data whose pixels are not normalized like the training data. ConfigError."""
-    if dataset.pixels != pixels:
+    if dataset.pixels != pixels and not dataset.scaled:
         raise ConfigError(
             f"data set {dataset.name!r}: its pixels are not normalized like the training data: use "
             "Dataset(..., pixels=model.pixels), or a pair (images, labels)"

@@ -284,9 +284,7 @@ class CheckedOptions:
         if not part.needs_validation:
             return
         if not data.validates:
-            images = setting(
-                "data", "validation", 5000, python="fit(..., evaluate_on=(images, labels), split='validation')"
-            )
+            images = setting("data", "validation", 5000, python="fit(..., validation_split=0.1)")
             raise ConfigError(f"needs evaluations on validation images. Set {images}", name)
         if not self.synchronizer.evaluates and self.placement.workers > 1:
             every = setting("parallel", "averaging_frequency", "epoch")

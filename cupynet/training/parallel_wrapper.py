@@ -12,7 +12,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
@@ -54,8 +54,8 @@ from cupynet.training.fit import (
     check_same_data,
     evaluation_loader,
     examples,
+    held_out_of,
     loader_of,
-    without_validation,
 )
 from cupynet.training.graph_replica import replica_of
 from cupynet.training.options import CheckedOptions, FitData, TrainingOptions
@@ -65,6 +65,7 @@ from cupynet.training.trainer import Trainer
 from cupynet.training.warm_up import warm_up
 
 T = TypeVar("T")
+CTRL_C = "Ctrl-C"  # the text of a stop
 log = logging.getLogger(__name__)
 
 
@@ -91,7 +92,7 @@ class ParallelWrapper:
         synchronizer: keeps the replicas together; each worker has a copy.
         optimizer: the optimizer, with a scaled learning rate; each worker has a copy.
         callbacks: the callbacks, those with `last` at the end.
-        blas_threads: BLAS threads of each worker; 0 on a GPU.
+        blas_threads: BLAS threads of each worker while it works; 0 on a GPU.
         warm: True if all kernels are compiled.
 
     Raises:
@@ -156,8 +157,8 @@ class ParallelWrapper:
         self._warnings = DataWarnings(speaks=self._launcher.first == 0)
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._closed, self._releasing = False, threading.RLock()
-        self._blas = blas.Limit(self.blas_threads) if self.blas_threads else None  # nothing may raise after it
-        self._dropped = weakref.finalize(self, _end, self._launcher, self._trainers, self._blas, backend)
+        self._frozen = model.params.frozen
+        self._dropped = weakref.finalize(self, _end, self._launcher, self._trainers, backend)
 
     def __repr__(self) -> str:
         backend, placement = self.model.backend, self.placement
@@ -194,14 +195,14 @@ class ParallelWrapper:
             return
         with self._releasing:
             trainers, self._trainers = self._trainers, [None] * self.placement.ranks
-            _release(trainers, self._blas, self.model.backend)
+            _release(trainers, self.model.backend)
 
     def fit(
         self,
         x: Examples,
         y: Array = None,
-        epochs: int = 1,
         *,
+        epochs: int = 1,
         batch_size: int = 128,
         validation_split: float = 0.0,
         validation_data: Examples | None = None,
@@ -227,8 +228,8 @@ class ParallelWrapper:
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
             batch_size: samples of a batch of one worker; not used for a `Loader`.
             validation_split: fraction of the samples, chosen at random, to evaluate on instead of training.
-            validation_data: data to evaluate on, (x, y) or as `x`. Rows of the history call it validation.
-            evaluate_on: the same, called test.
+            validation_data: data to evaluate on, (x, y) or as `x`, recorded as validation.
+            evaluate_on: like `validation_data`, but recorded as test.
             evaluate_every: epochs between evaluations; the last epoch is always evaluated.
 
         Returns:
@@ -237,36 +238,34 @@ class ParallelWrapper:
         Raises:
             ConfigError: an argument is invalid. Nothing has changed.
         """
+        if self.model.params.frozen != self._frozen:
+            raise ConfigError("other weights are frozen than when this wrapper was made. Make a new ParallelWrapper")
+        if self._writes_model:
+            self.model.description()  # refuses now what could not be saved at the end
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels)
-        loader, split_off = without_validation(loader, validation_split)
-        pixels, held_out = loader.dataset.pixels, split_off
-        given = {"validation_split": split_off, "validation_data": validation_data, "evaluate_on": evaluate_on}
-        named = [name for name, data in given.items() if data is not None]
-        if len(named) > 1:
-            raise ConfigError(f"only one data set can be evaluated. Remove {named[0]}, or this", named[1])
-        for data in filter(lambda each: each is not None, (validation_data, evaluate_on)):
-            held_out = evaluation_loader(data, batch_size, self.model, pixels)
+        loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
-        split = "test" if evaluate_on is not None else "validation"
         fit = Fit(loader, integer("epochs", epochs, 0 if unfinished else 1), held_out, evaluate_every, split)
         self._checked.check_data(self.model.network, FitData.of(fit))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
-        self.model.pixels, self.model.trained_on_pixels = pixels, not loader.dataset.scaled
+        self.model.pixels = loader.dataset.pixels
+        self.model.trained_on = "floats" if loader.dataset.scaled else "pixels"
         before = len(self._rows.kept)
-        with stopping_at_interrupt(lambda: self.stop("Ctrl-C", StopReason.REQUEST)) as interrupted, self._ending():
+        with stopping_at_interrupt(lambda: self.stop(CTRL_C, StopReason.REQUEST)) as interrupted, self._ending():
             if not self.warm:
                 self.on_workers(lambda trainer: trainer.emit("check_fit"))
                 self.warm_up(min(loader.batch_size, len(loader.dataset)))
             self.on_workers(lambda trainer: trainer.fit(fit), batch_size=loader.batch_size)
-        self._save()
+        if self._run is not None and self._writes_model:
+            self.model.save(self._run.folder / MODEL)
         if interrupted and not hasattr(builtins, "__IPYTHON__"):
             raise KeyboardInterrupt
         return Columns.of(self._rows.kept[before:])
 
-    def _save(self) -> None:
-        """Write the model to the folder `run`, unless a command does so."""
-        if self._run is not None and self._launcher.first == 0 and not self._run.settings_path.exists():
-            self.model.save(self._run.folder / MODEL)
+    @property
+    def _writes_model(self) -> bool:
+        """True if a fit writes the model to the folder `run`: on rank 0, unless a command does so."""
+        return self._run is not None and self._launcher.first == 0 and not self._run.settings_path.exists()
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -340,7 +339,7 @@ class ParallelWrapper:
             DataError: it is damaged.
         """
         self.on_workers(lambda trainer: resume(trainer, path))
-        self.model.trained_on_pixels = True
+        self.model.trained_on = self.model.trained_on or "pixels"
 
     def warm_up(self, batch_size: int) -> float:
         """Compile or load every kernel that training needs; return the seconds.
@@ -384,7 +383,8 @@ class ParallelWrapper:
 
         self.model.backend.synchronize()  # streams of caller and workers do not wait for each other
         try:
-            return self._launcher.run(done)
+            with blas.Limit(self.blas_threads) if self.blas_threads else nullcontext():
+                return self._launcher.run(done)
         finally:
             if self._closed:
                 self._release()
@@ -458,22 +458,20 @@ class ParallelWrapper:
         )
 
 
-def _release(trainers: list[Trainer | None], limit: blas.Limit | None, backend: Backend) -> None:
-    """Close the callbacks of workers that have ended, and undo what the wrapper set in this process."""
+def _release(trainers: list[Trainer | None], backend: Backend) -> None:
+    """Close the callbacks of workers that have ended, and leave the device."""
     with ExitStack() as closing:
         for trainer in trainers:
             if trainer is not None:
                 closing.callback(trainer.callbacks.close)
-        if limit is not None:
-            closing.callback(limit.close)
         closing.callback(backend.deactivate)  # a single worker runs in the caller's thread
 
 
-def _end(launcher: Launcher, trainers: list[Trainer | None], limit: blas.Limit | None, backend: Backend) -> None:
+def _end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
     """Close a wrapper that was dropped, or is still open when Python exits. Errors are logged."""
     try:
         with ExitStack() as closing:
-            closing.callback(_release, trainers, limit, backend)
+            closing.callback(_release, trainers, backend)
             closing.callback(launcher.close)
     except Exception as error:
         log.warning("closing failed: %s: %s", type(error).__name__, error)

@@ -174,14 +174,14 @@ class CudaBatches(CudaDevice, BatchOps):
         """Write scaled images to `out`: out = scale * images[samples] + shift. All arrays are on the device.
 
         Args:
-            images: (S, H, W, C) uint8, or floating-point numbers that are not scaled.
+            images: (S, H, W, C) uint8; or (N, H, W, C) floating-point numbers, which are not scaled, without `samples`.
             samples: (N,) int64; None for the first N.
             out: (N, H, W, C).
             tables: scale and shift.
         """
-        if images.dtype != np.uint8:
+        if samples is None and images.dtype != np.uint8:
             with self.activated():
-                out[...] = images if samples is None else images[samples]
+                out[...] = images
             return
         count, size, channels = len(out), math.prod(out.shape[1:]), len(tables[0])
         if channels not in (1, out.shape[-1]):
@@ -190,17 +190,19 @@ class CudaBatches(CudaDevice, BatchOps):
         self.kernels.images(f"load_images_{self._kind}", count, size, *arguments)
 
     def transfer(self, data: HostData, batch_size: int, on_device: bool | str, shared: Shared) -> Transfer:
-        """See `BatchOps.transfer`. Images that are augmented on the host are sent batch by batch.
+        """See `BatchOps.transfer`. Images that are augmented on the host, or floats, are sent batch by batch.
 
         Raises:
-            ConfigError: the images must stay on the device, but do not fit or are augmented on the host.
+            ConfigError: the images must stay on the device, but do not fit, are floats or are augmented on the host.
         """
         there = None
         if data.images is not None and on_device:
-            if data.edited and on_device is True:
-                reason = "images are augmented on the host, so they cannot stay on the device. Use auto or false"
+            sent = data.edited or data.images.dtype != np.uint8
+            if sent and on_device is True:
+                kind = "augmented on the host" if data.edited else "floating-point numbers"
+                reason = f"images are {kind}, so they cannot stay on the device. Use auto or false"
                 raise ConfigError(reason, "data_on_device", "true")
-            there = None if data.edited else resident(self, data.images, on_device, shared)
+            there = None if sent else resident(self, data.images, on_device, shared)
         return CudaTransfer(self, data, batch_size, there)
 
 
