@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,3 +140,10 @@ def test_control_characters_reach_neither_the_terminal_nor_the_page(
     found = call(main, tmp_path, *form)
     page = (tmp_path / "compare.html").read_text()
     assert found.code == 0 and not {"\x1b", "\x07", "\u202e"} & {*found.out, *found.err, *page}
+
+
+@pytest.mark.slow
+def test_a_closed_pipe_on_stdout_is_no_error(sweep: Path, tmp_path: Path) -> None:
+    line = f"set -o pipefail; {sys.executable} -m cupynet compare {sweep} | head -n 1"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode in (0, 141) and done.stderr == "" and done.stdout.count("\n") == 1

@@ -8,6 +8,7 @@ import importlib.machinery
 import os
 import stat
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -252,3 +253,13 @@ def test_the_settings_describe_the_run_to_check() -> None:
     assert found.state == "ok" and "numpy" in found.text
     (found,) = doctor.examine("training", [*SMALL, "workers=0"])
     assert (found.state, found.code) == ("problem", 2) and found.text.startswith("workers=0: ")
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", refuse)
+    (found,) = doctor.check_disk([])
+    assert (found.state, found.code) == ("problem", 74)

@@ -21,6 +21,7 @@ from cupynet import config
 from cupynet.commands import train as train_command
 from cupynet.config import stored
 from cupynet.config.schema import Settings
+from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import read
 from tests.support.commands import QUICK, SMALL, environment, run, run_folder
 from tests.support.mpi import ROOT, mpiexec, needs_mpi, ranks_of, under_mpiexec
@@ -297,3 +298,15 @@ def test_ranks_that_stop_and_resume_equal_threads_bit_for_bit(tmp_path: Path) ->
     assert summary_of(stops)["stopped_by"] == "SIGTERM"
     resumed(stops, "parallel.launcher=thread", "callbacks.fault=null")
     assert same(whole, stops)
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_running_run_is_refused_once(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    hold = Hold(tmp_path / "there")
+    try:
+        stdout, stderr = train(tmp_path, 2, *MPI, "hydra.run.dir=there", code=2)
+    finally:
+        hold.release()
+    assert stdout == "" and stderr.startswith("cupynet: there: ") and stderr.count("\n") == 1
+    assert list((tmp_path / "there").iterdir()) == []

@@ -273,3 +273,8 @@ def test_only_the_last_part_has_the_loss_and_copies_stay_parts() -> None:
     first, last = (whole.part([name], whole.backend) for name in ("a", "b"))
     assert isinstance(last.loss, SoftmaxNLL) and not isinstance(first.loss, SoftmaxNLL)
     assert last.replicate(whole.backend).network.needs_dx and not first.replicate(whole.backend).network.needs_dx
+
+
+def test_a_single_image_is_predicted() -> None:
+    images = np.random.default_rng(1).integers(0, 256, (3, *SMALL.shape)).astype(np.uint8)
+    np.testing.assert_array_equal(small().predict(images[0]), small().predict(images)[:1])

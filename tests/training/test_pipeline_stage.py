@@ -397,3 +397,8 @@ def test_a_stage_that_diverges_ends_the_run() -> None:
         ParallelWrapper(small_model("float"), 2, 2, optimizer=SGD(1e30), pipeline=Pipeline(2), timeout_s=20) as wrapper,
     ):
         wrapper.fit(Loader(small_dataset(200), 4), epochs=3)
+
+
+def test_a_pipeline_is_the_unsplit_network_in_half_precision() -> None:
+    found, whole = (trained(small_model("half"), each, samples=18) for each in (Pipeline(3, 4), None))
+    assert close(found, whole, 2e-3)

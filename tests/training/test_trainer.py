@@ -410,3 +410,14 @@ def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.Monkey
         assert warm and wrapper.trainer.world.traffic.bytes_sent == 0
         wrapper.fit(loader(), epochs=1)
     assert averaged == warm
+
+
+@on_backends("numba", "cupy")
+def test_half_learns_as_float_does(backend: str) -> None:
+    losses = []
+    for dtype in ("half", "float"):
+        with ParallelWrapper(small_model(dtype, backend), 1, optimizer=Nesterov(0.05), log_every=5) as wrapper:
+            reported = wrapper.fit(Loader(small_dataset(200), 8, seed=1), epochs=4).reports["loss"]
+        assert reported[-1] < reported[0] / 2
+        losses.append(reported[-1])
+    assert losses[0] == pytest.approx(losses[1], abs=0.05)

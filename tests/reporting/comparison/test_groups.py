@@ -334,3 +334,11 @@ def test_files_that_never_end_are_not_read(tmp_path: Path) -> None:
     os.mkfifo(run / "train.log")
     (run / "history.jsonl").symlink_to("/dev/zero")
     assert [each.trouble for each in find([str(tmp_path)])] == ["unfinished"]
+
+
+def test_files_of_groups_without_effect_make_no_row(tmp_path: Path) -> None:
+    for number, name in enumerate(("averaging", "elastic", "elastic")):
+        run = made(tmp_path / str(number), workers=1 + number // 2, synchronizer=f"cupynet.parallel.{name}")
+        path = run / ".hydra" / "hydra.yaml"
+        path.write_text(path.read_text() + f"      parallel: {name}\n      backend: {('auto', 'numba')[number % 2]}\n")
+    assert [group.name for group in of(tmp_path).groups] == ["workers=1", "workers=2"]

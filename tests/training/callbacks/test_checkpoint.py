@@ -311,3 +311,16 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path: Path)
     (tmp_path / "file").touch()
     with saving(tmp_path / "file" / "below") as wrapper, pytest.raises(OutputError):
         wrapper.warm_up(4)
+
+
+def test_a_checkpoint_between_fits(tmp_path: Path) -> None:
+    data = small_dataset(40)
+    with ParallelWrapper(small_model(), 2) as one:
+        one.fit(data, batch_size=4)
+        path = one.checkpoint(tmp_path)
+        one.fit(data, epochs=2, batch_size=4)
+    with ParallelWrapper(small_model(seed=5), 2) as other:
+        other.restore(path)
+        assert other.trainer.epoch == 1
+        other.fit(data, epochs=2, batch_size=4)
+        assert fingerprint(other.model) == fingerprint(one.model)

@@ -243,3 +243,10 @@ def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_
     for name, first in one["mean"].items():
         for state in found:
             np.testing.assert_allclose(state["mean"][name], (first + other["mean"][name]) / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("start_after", "warnings"), [(14, 1), (13, 0)])
+def test_a_warning_if_nothing_was_averaged(start_after: int, warnings: int, caplog: pytest.LogCaptureFixture) -> None:
+    with ParallelWrapper(small_model(), 2, callbacks=[WeightAverage(start_after=start_after)]) as wrapper:
+        wrapper.fit(Loader(small_dataset(56), 4), epochs=2)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
