@@ -44,6 +44,7 @@ def trained_apart(samples: int) -> tuple[list[Any], float]:
     ("optimizer", "workers", "backend"),
     [
         (sgd, 2, "numpy"),
+        pytest.param(lambda: Momentum(0.05, 0.9), 2, "numpy", id="momentum"),
         (nesterov, 4, "numba"),
         pytest.param(nesterov, 3, "cupy", id="standin", marks=[pytest.mark.standin, pytest.mark.smoke]),
     ],
