@@ -45,6 +45,7 @@ from cupynet.core.settings import flat
 from cupynet.core.terminal import near, stdout_is_gone, steady_streams
 from cupynet.core.version import __version__
 from cupynet.core.wording import nearest, one_line
+from cupynet.runs import layout
 from cupynet.runs.layout import HYDRA, STUDY
 
 if TYPE_CHECKING:
@@ -226,9 +227,11 @@ class _Command(Generic[S, T]):
         return code or of_jobs or 0
 
     def clean_up(self) -> None:
-        """Remove those folders that were created and are empty."""
+        """Remove those folders that were created and are empty, also that of a sweep in which no job began."""
         for folder in self.created:
             with contextlib.suppress(OSError):
+                if folder == self.sweep and [each.name for each in folder.iterdir()] == [layout.SWEEP]:
+                    (folder / layout.SWEEP).unlink()  # Hydra wrote it before it composed the jobs
                 folder.rmdir()
 
     # the command line -----------------------------------------------------------------------------------------------

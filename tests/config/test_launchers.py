@@ -150,3 +150,8 @@ def test_a_sweep_locks_its_folder_while_it_runs(sweep: Callable[..., int], monke
     before = {path: path.stat().st_mtime_ns for path in SWEEP.rglob("*")}
     assert sweep("seed=1,2") == 2
     assert {path: path.stat().st_mtime_ns for path in SWEEP.rglob("*")} == before
+
+
+def test_a_sweep_whose_jobs_cannot_be_composed_leaves_no_folder(sweep: Callable[..., int], in_folder: Path) -> None:
+    assert sweep("workers=1,four") == 2
+    assert not [*in_folder.iterdir()]
