@@ -271,7 +271,7 @@ def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
         training.fit(Loader(DATA, 8, seed=3), epochs=1)
         logits, _ = model.forward(model.backend.load_images(DATA.images, np.arange(8)), INFERENCE)
         before = np.array(model.backend.to_host(logits))
-        other = threading.Thread(target=training.fit, args=(Loader(DATA, 8, seed=3), 1))
+        other = threading.Thread(target=training.fit, args=(Loader(DATA, 8, seed=3),))
         other.start()
         other.join()
         assert training.trainer.epoch == 2
