@@ -37,7 +37,7 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Args:
         layers: hidden layers; a `Dense` layer with an output for each class is added. By default Dense(100, "relu").
-        input: the shape of one example, such as (28, 28, 1), if `fit` gets flat vectors; by default that of the data.
+        input: the shape of one example, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
         epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
         workers, averaging_frequency, callbacks: see `ParallelWrapper`.
         optimizer: Adam(0.003) by default.

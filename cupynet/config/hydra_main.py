@@ -227,7 +227,7 @@ class _Command(Generic[S, T]):
         return code or of_jobs or 0
 
     def clean_up(self) -> None:
-        """Remove those folders that were created and are empty, also that of a sweep in which no job began."""
+        """Remove the empty folders that this command created, and the folder of a sweep in which no job began."""
         for folder in self.created:
             with contextlib.suppress(OSError):
                 if folder == self.sweep and [each.name for each in folder.iterdir()] == [layout.SWEEP]:

@@ -105,9 +105,7 @@ def _given(part: Described) -> dict[str, Any]:
 def _target(cls: type) -> str:
     """Return the name of a class: in its package for classes of cupynet, which is more stable, else in its module."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
-        raise ConfigError(
-            f"{cls.__name__} cannot be saved: define it in a module of its own, so that it can be imported"
-        )
+        raise ConfigError(f"{cls.__name__} cannot be saved: define it in an importable module")
     package = ".".join(cls.__module__.split(".")[:2])
     if package.startswith("cupynet.") and getattr(sys.modules.get(package), cls.__name__, None) is cls:
         return f"{package}.{cls.__name__}"

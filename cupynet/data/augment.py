@@ -213,8 +213,9 @@ class ColorJitter(Augmentation):
     """Change brightness, contrast and saturation by random factors, in this order.
 
     Args:
-        brightness, contrast, saturation: each factor is from 1 - value to 1 + value; 0 for no change. Contrast is the
-            distance of a pixel from the mean of its image, saturation that of a colour from its grey value.
+        brightness, contrast, saturation: each factor is from 1 - value to 1 + value; 0 for no change. Contrast scales
+            the difference between a pixel and the mean of its image; saturation scales that between a colour and its
+            grey value.
     """
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2, saturation: float = 0.2) -> None:

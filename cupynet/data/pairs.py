@@ -19,8 +19,8 @@ def read_pairs(data: Any) -> tuple[Array, Array]:
     """Read all examples of a data set: images (S, ...) and labels (S, ...).
 
     Args:
-        data: an iterable of (image, label), or a map-style data set, such as those of PyTorch and Hugging Face. An
-            example may also be a mapping with the keys `image` and `label`.
+        data: an iterable of (image, label), or a map-style data set, as in PyTorch or Hugging Face. An example may also
+            be a mapping with the keys `image` and `label`.
 
     Raises:
         ConfigError: it is neither, an example is not such a pair, or images differ in shape.

@@ -338,7 +338,7 @@ class Model:
 
         Call it before the `ParallelWrapper` is made. Running statistics of a frozen `BatchNorm` still change.
 
-        patterns: names of layers or weights, with the wildcards of `fnmatch`. They replace those of the last call.
+        patterns: names of layers or weights, with the wildcards of `fnmatch`. They replace all earlier patterns.
 
         Raises:
             ConfigError: there is no pattern, or one matches no weight.

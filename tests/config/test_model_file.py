@@ -19,7 +19,7 @@ from cupynet import Conv2D, Dense, Layer, Model, ParallelWrapper, Residual
 from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import load_described, save_described
-from cupynet.nn import Normal
+from cupynet.nn import Normal, Params
 from tests.guides.extending.scale import Scale
 from tests.support.training import small_dataset, small_model
 
@@ -194,6 +194,17 @@ def test_a_hostile_description_is_refused(name: str, file: Path) -> None:
     with pytest.raises(CupynetError) as caught:
         cupynet.load(file)
     assert caught.value.exit_code in (2, 65)
+
+
+def test_memory_is_allocated_only_for_the_weights_in_the_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, description = load_described(file)
+    changed(f"{NETWORK}.units", 4)(description)
+    save_described(file, weights, description)
+    allocated: list[object] = []
+    monkeypatch.setattr(Params, "allocate", lambda self, *_: allocated.append(self))
+    with pytest.raises(DataError):
+        cupynet.load(file)
+    assert not allocated
 
 
 def test_a_damaged_file_is_refused(file: Path) -> None:

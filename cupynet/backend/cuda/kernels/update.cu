@@ -23,7 +23,7 @@ __device__ __forceinline__ bool left_out(A* grad, const double* controls, long l
 __device__ __forceinline__ float root(float x) { return sqrtf(x); }
 __device__ __forceinline__ double root(double x) { return sqrt(x); }
 
-// What an update is told, in the order of the parameters; see `UpdateScalars` in update_rules.py.
+// The parameters of an update, in the order of `UpdateScalars` (update_rules.py).
 template <class A>
 struct Numbers {
   A rate, first, second, third, scale, clip, l1, l2, decay, a, b, c;
