@@ -292,13 +292,15 @@ class Slow(Identity):
 
 
 def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    outputs = (4, 6, 6, 3)
     waiting: list[int] = []
     send = ThreadCommunicator.send
 
     def counted(communicator: Any, array: Any, to: int) -> None:
         send(communicator, array, to)
-        if array.shape == (4, 6, 6, 3):  # no weights, and no word that a batch was taken
-            waiting.append(len(communicator.group.messages[communicator.rank, to]))
+        if array.shape == outputs:  # the stage may not have received its weights yet: they do not count
+            messages = communicator.group.messages[communicator.rank, to]
+            waiting.append(sum(message.shape == outputs for message in list(messages)))
 
     monkeypatch.setattr(ThreadCommunicator, "send", counted)
     network = Sequential({"conv": Conv2D(3, 3), "slow": Slow(), "output": Dense(3)})
@@ -307,7 +309,7 @@ def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytes
         wrapper.fit(small_dataset(8), epochs=1)
         waiting.clear()
         wrapper.evaluate(Loader(small_dataset(120), 4))
-    assert len(waiting) == 30 and max(waiting) == 1
+    assert len(waiting) == 30 and max(waiting) <= 1
 
 
 def test_warm_up_changes_nothing_and_training_measures_the_stages() -> None:
