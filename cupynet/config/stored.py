@@ -71,10 +71,21 @@ def load(
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         for each in sorted(parsed, key=lambda each: each.key_or_group not in GROUPS):  # files first, as Hydra does
-            _change(config, each, folder)
+            if each.key_or_group == "experiment":
+                _require_experiment(str(each.value()), run_folder)
+            else:
+                _change(config, each, folder)
     except (HydraException, OmegaConfBaseException) as error:
         raise refusal(error, Settings) from error
     return settings_of(config, overrides, Settings)
+
+
+def _require_experiment(name: str, run_folder: str | Path) -> None:
+    """Refuse an experiment unless the run was started with it: its settings are stored already. ConfigError."""
+    then = written(run_folder)[1].get("experiment")
+    if name != str(then):
+        started = "without one" if then is None else f"with {as_typed(then)}"
+        raise ConfigError(f"the run was started {started}. Change its settings one by one", "experiment", name)
 
 
 def _change(config: DictConfig, override: Override, folder: Path | None) -> None:

@@ -10,6 +10,7 @@ import pytest
 from cupynet import config
 from cupynet.config import stored
 from cupynet.core.errors import ConfigError, DataError
+from cupynet.runs.layout import HYDRA
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
 
@@ -28,6 +29,13 @@ def test_stored_settings_can_be_changed(run: Path) -> None:
     assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
     other = config.load(str(run), ["parallel.averaging_frequency=7", "parallel=averaging"])
     assert other.parallel.synchronizer["averaging_frequency"] == 7
+
+
+def test_a_reloaded_run_accepts_the_experiment_it_was_started_with(run: Path) -> None:
+    (run / HYDRA).write_text("hydra: {runtime: {choices: {experiment: diloco}}}")
+    assert config.load(run, ["experiment=diloco"]) == config.load(run)
+    with refused("experiment"):
+        config.load(run, ["experiment=data_parallel"])
 
 
 def test_only_the_caller_trusts_modules(run: Path) -> None:
