@@ -7,9 +7,9 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
-from threadpoolctl import threadpool_info, threadpool_limits
+from threadpoolctl import threadpool_limits
 
-from cupynet.backend.environment import available_cores
+from cupynet.backend.environment import available_cores, numpy_blas
 from cupynet.core.checks import integer
 
 THREADS_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -29,7 +29,7 @@ def threads_per_worker(backend_name: str, workers: int) -> int:
 
 def threads_now() -> int:
     """Return the number of BLAS threads that is set, by OPENBLAS_NUM_THREADS or similar; one per core by default."""
-    return min((info["num_threads"] for info in _libraries()), default=1)
+    return min((info["num_threads"] for info in numpy_blas()), default=1)
 
 
 class Limit(AbstractContextManager["Limit"]):
@@ -63,13 +63,7 @@ class Limit(AbstractContextManager["Limit"]):
 
 def description() -> str:
     """Describe the BLAS of NumPy, such as `openblas 0.3.31, SkylakeX kernels`."""
-    # NumPy's own library, or the first: SciPy brings another one
-    info = min(_libraries(), key=lambda info: "numpy" not in str(info.get("filepath")), default={})
+    info = next(iter(numpy_blas()), {})
     version = ".".join(str(info.get("version") or "").split(".")[:3])
     kernels = f", {info['architecture']} kernels" if info.get("architecture") else ""
     return f"{info.get('internal_api', 'unknown')} {version}".rstrip() + kernels
-
-
-def _libraries() -> list[dict[str, Any]]:
-    """Return the loaded BLAS libraries, as threadpoolctl describes them."""
-    return [info for info in threadpool_info() if info.get("user_api") == "blas"]

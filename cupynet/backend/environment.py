@@ -96,10 +96,20 @@ def commit(tree: Path = Path(__file__).parents[2]) -> str | None:
     return f"{oid}-dirty" if any(not line.startswith("#") for line in lines) else oid
 
 
+def numpy_blas() -> list[dict[str, Any]]:
+    """Return the BLAS libraries of NumPy, as threadpoolctl describes them.
+
+    SciPy brings another one, which is loaded or not depending on what has been imported, and is not used here. If NumPy
+    uses a library of the system, return all.
+    """
+    libraries = [info for info in threadpool_info() if info.get("user_api") == "blas"]
+    return [info for info in libraries if "numpy" in str(info.get("filepath"))] or libraries
+
+
 def environment() -> dict[str, Any]:
     """Return a description of the machine and the software, ready for JSON.
 
-    Python, system, processor and its vector instructions, cores, BLAS libraries with kernels and threads, versions.
+    Python, system, processor and its vector instructions, cores, the BLAS of NumPy with kernels and threads, versions.
     """
     versions = {}
     for package in PACKAGES:
@@ -109,8 +119,7 @@ def environment() -> dict[str, Any]:
             continue
     blas = [
         {key: info.get(key) for key in ("internal_api", "version", "architecture", "num_threads")}
-        for info in threadpool_info()
-        if info.get("user_api") == "blas"
+        for info in numpy_blas()
     ]
     return {
         "python": platform.python_version(),

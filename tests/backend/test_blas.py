@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from cupynet.backend import blas
+from cupynet.backend.environment import environment
+
+MODULE = import_module("cupynet.backend.environment")
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +28,7 @@ def library(**info: Any) -> dict[str, Any]:
 
 
 def libraries(monkeypatch: pytest.MonkeyPatch, *infos: dict[str, Any]) -> None:
-    monkeypatch.setattr(blas, "threadpool_info", lambda: list(infos))
+    monkeypatch.setattr(MODULE, "threadpool_info", lambda: list(infos))
 
 
 def test_workers_share_the_cores() -> None:
@@ -55,3 +59,12 @@ def test_the_last_of_several_limits_restores_the_threads(monkeypatch: pytest.Mon
             assert blas.threads_now() == 1
         assert blas.threads_now() == 1
     assert blas.threads_now() == before
+
+
+def test_only_the_library_of_numpy_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    scipy = library(version="0.3.30", filepath="/lib/scipy.libs/libscipy_openblas.so", num_threads=2)
+    libraries(monkeypatch, scipy, library())
+    assert [each["version"] for each in environment()["blas"]] == ["0.3.31.188.0"]
+    assert "0.3.31" in blas.description() and blas.threads_now() == 8
+    libraries(monkeypatch, scipy)
+    assert "0.3.30" in blas.description()
