@@ -44,7 +44,7 @@ def read_model(
         if names and len(names) != model.output.features:
             raise ConfigError(f"must be one for each of {model.output.features} outputs", "class_names")
         model.pixels, model.class_names = pixels, names
-        model.params.freeze([str(name) for name in description["frozen"]])
+        model.set_learning_rate_factors(description.get("learning_rate_factors", {}))
         model.trained_on = checks.one_of("trained_on", description["trained_on"], ("", "pixels", "floats"))
     except ConfigError as error:
         if error.setting.endswith("_target_") or dtype is not None and error.setting == "dtype":

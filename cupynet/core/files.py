@@ -192,6 +192,14 @@ def load_tensors(path: PathLike) -> dict[str, Any]:
     return _read(path)[0]
 
 
+def read_weights(path: PathLike) -> dict[str, Any]:
+    """Read name -> array from any safetensors file, and check the digest if it has one. DataError."""
+    weights, metadata = _read(path)
+    if DESCRIPTION in metadata:
+        return load_described(path)[0]
+    return load_weights(path) if "sha256" in metadata else weights
+
+
 def widened(data: bytes, shape: Sequence[int]) -> Any:
     """Convert little-endian bytes of bfloat16 numbers, each the upper half of a float32, to a float32 array."""
     return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)

@@ -18,7 +18,7 @@ skips the batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, TypeAlias
 
 from cupynet.backend import Backend, Window
@@ -172,6 +172,7 @@ class Sequential(Layer):
     """
 
     capturable = True
+    _first = 0  # the first step with a derivative; those before it have no weights to train
 
     def __init__(self, layers: Mapping[str, Layer] | Iterable[Layer]) -> None:
         if not isinstance(layers, Mapping | list | tuple) or not layers:
@@ -202,6 +203,13 @@ class Sequential(Layer):
         self.steps = self._fused()
         return input
 
+    def train_only(self, names: Set[str]) -> None:
+        """Compute only derivatives that gradients of these layers need, and none with respect to the input."""
+        trained = [not names.isdisjoint(step) for step, _ in self.steps]
+        self._first = trained.index(True) if True in trained else len(trained)
+        for i, (step, layer) in enumerate(self.steps):
+            layer.needs_dx = self.layers[step[0]].needs_dx = i > self._first
+
     def together(self) -> list[list[str]]:
         """Return the names of the built layers, in order; those that the backend fuses are in one list."""
         return [names for names, _ in self.steps]
@@ -222,17 +230,17 @@ class Sequential(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         derivatives: list[tuple[Layer, Backward, tuple[int, ...]]] = []
-        for _, layer in self.steps:
+        for i, (_, layer) in enumerate(self.steps):
             shape = x.shape
             x, derivative = layer.forward(x, context)
-            if context.train:
+            if context.train and i >= self._first:
                 derivatives.append((layer, derivative, shape))
             del derivative
         if not context.train:
             return x, no_backward
 
         def backward(dy: Array) -> Array | None:
-            if not derivatives:
+            if not derivatives and self._first < len(self.steps):
                 raise RuntimeError("this derivative was called before, and has let its arrays go")
             handed = [dy]  # to the derivative, so that the gradient can go when that has read it
             del dy
@@ -247,7 +255,7 @@ class Sequential(Layer):
                     raise ConfigError(f"layer '{layer.path}': its derivative is {found}: must be contiguous, {shape}")
                 handed.append(dx)
                 del dx
-            return handed.pop()
+            return None if self._first else handed.pop()
 
         return x, backward
 

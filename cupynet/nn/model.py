@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,12 +14,12 @@ from cupynet.backend.array import Array, layout_hint
 from cupynet.core import checks, wording
 from cupynet.core.described import describe
 from cupynet.core.errors import ConfigError
-from cupynet.core.files import PathLike, save_described
+from cupynet.core.files import PathLike, read_weights, save_described
 from cupynet.core.notebook import html_table
 from cupynet.nn.context import INFERENCE, Context
 from cupynet.nn.layer import Backward, Layer, Sequential
 from cupynet.nn.loss import Loss, loss_of
-from cupynet.nn.params import Buffer, Parameter, Params
+from cupynet.nn.params import Params, Unmatched
 from cupynet.nn.types import Flat, InputType, input_type
 
 PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
@@ -226,7 +224,7 @@ class Model:
         replica.load_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on = self.trained_on
-        replica.params.freeze(self.params.frozen)
+        replica.set_learning_rate_factors(self.params.rates)
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
@@ -248,7 +246,8 @@ class Model:
         )
         weights = self.weights()
         part.load_weights({name: weights[name] for name in part.weights()})
-        part.params.freeze(self.params.frozen)
+        own = part.params.places
+        part.set_learning_rate_factors({name: rate for name, rate in self.params.rates.items() if name in own})
         return part
 
     def weights(self) -> dict[str, Any]:
@@ -257,26 +256,35 @@ class Model:
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         return {name: np.array(self.backend.to_host(array)) for name, array in arrays.items()}
 
-    def load_weights(self, weights: dict[str, Any]) -> None:
-        """Load weights and buffers by name.
+    def load_weights(self, weights: Mapping[str, Any] | PathLike, *, strict: bool = True) -> Unmatched:
+        """Load weights and buffers by name, from a mapping or a safetensors file such as that of `save`.
+
+        Args:
+            strict: False to load those whose names and shapes fit, and keep the others: to fine-tune a network with
+                another last layer.
+
+        Returns:
+            The names that do not fit, of the model and of `weights`; none if `strict`.
 
         Raises:
-            ConfigError: a name is missing or unknown, or a shape differs.
+            ConfigError: a name is missing or unknown, or a shape differs; or nothing fits. Nothing is loaded.
+            DataError: the file cannot be read.
         """
-        named: dict[str, Parameter | Buffer] = {**dict(self.params.named()), **dict(self.params.named_buffers())}
-        missing, unknown = sorted(named.keys() - weights.keys()), sorted(weights.keys() - named.keys())
-        if missing or unknown:
-            raise ConfigError(f"these weights belong to another network: missing {missing}, unknown {unknown}")
-        for name, p in named.items():
-            if tuple(weights[name].shape) != p.shape:
-                raise ConfigError(
-                    f"weight '{name}' has shape {tuple(weights[name].shape)}, this network needs {p.shape}"
-                )
+        if not isinstance(weights, Mapping):
+            weights = read_weights(weights)
+        unmatched = self.params.unmatched(weights)
+        if strict and any(unmatched):
+            raise ConfigError(
+                f"these weights belong to another network: missing {unmatched.missing}, unknown {unmatched.unexpected} "
+                "(in both if a shape differs). Use strict=False to load the others"
+            )
+        arrays = {name: p.master for name, p in self.params.named()}
+        arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         with self.backend.activated():
-            for name, p in named.items():
-                array = p.data if isinstance(p, Buffer) else p.master
-                array[...] = self.backend.asarray(weights[name], array.dtype)
+            for name in arrays.keys() - set(unmatched.missing):
+                arrays[name][...] = self.backend.asarray(weights[name], arrays[name].dtype)
         self.params.publish()
+        return unmatched
 
     def save(self, path: PathLike) -> None:
         """Write the model to one safetensors file: layers, loss, weights, pixel scale and class names.
@@ -301,7 +309,7 @@ class Model:
             "normalize": self.pixels.normalization(),
             "class_names": list(self.class_names),
             "trained_on": self.trained_on,
-            "frozen": list(self.params.frozen),
+            "learning_rate_factors": self.params.rates,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -311,7 +319,7 @@ class Model:
             "arguments": (self._description, self.input, self.seed, self.loss, self._needs_dx),
             "backend": (backend.name, backend.policy.name, backend.device, backend.options),
             "weights": self.weights(),
-            "frozen": self.params.frozen,
+            "rates": self.params.rates,
             "more": {name: getattr(self, name) for name in ("pixels", "class_names", "trained_on")},
         }
 
@@ -321,7 +329,7 @@ class Model:
         backend = create_backend(name, dtype, device, **options)
         Model.__init__(self, network, input, backend, seed, loss, needs_dx=needs_dx)
         self.load_weights(state["weights"])
-        self.params.freeze(state["frozen"])
+        self.set_learning_rate_factors(state["rates"])
         vars(self).update(state["more"])
 
     def __repr__(self) -> str:
@@ -329,34 +337,43 @@ class Model:
 
     def _repr_html_(self) -> str:
         heading, *rows = self.rows()
-        return html_table(heading, rows, self._totals())
+        return html_table(heading, rows, _totals(self))
 
-    def freeze(self, *patterns: str) -> None:
-        """Leave some weights unchanged in training, for instance to train new last layers only.
+    def set_learning_rate_factors(self, factors: Mapping[str, float]) -> None:
+        """Multiply the learning rate of some weights by a factor, for fine-tuning. Other weights keep theirs.
 
-            model.freeze("conv*")      # all weights of the layers whose names begin so
+            model.set_learning_rate_factors({"conv*": 0.1, "conv1": 0})
 
-        Call it before the `ParallelWrapper` is made. Running statistics of a frozen `BatchNorm` still change.
+        Call it before the `ParallelWrapper` is made. The factors are saved with the model.
 
-        patterns: names of layers or weights, with the wildcards of `fnmatch`. They replace all earlier patterns.
+        factors: names of layers or weights, with the wildcards of `fnmatch`, -> factor of at least 0; the last pattern
+            that names a weight decides. Weights with 0 are frozen: training leaves them unchanged, bit for bit, and
+            computes no gradients of layers before the first that is trained. (Running statistics of a `BatchNorm`
+            still change.)
 
         Raises:
-            ConfigError: there is no pattern, or one matches no weight.
+            ConfigError: a pattern names no weight, or a factor is below 0.
+        """
+        rates = dict(self.params.rates)
+        for pattern, factor in factors.items():
+            rate = checks.number(f"factors[{pattern!r}]", factor, minimum=0)
+            rates |= dict.fromkeys(self.params.matching([pattern]), rate)
+        self.params.set_rates(rates)
+        if isinstance(self.network, Sequential) and not self._needs_dx:
+            self.network.train_only({name.partition(".")[0] for name in self.params.places if rates.get(name, 1.0)})
+
+    def freeze(self, *patterns: str) -> None:
+        """Leave some weights unchanged in training: a learning-rate factor of 0, see `set_learning_rate_factors`.
+
+        model.freeze("conv*")      # all weights of the layers whose names begin so
         """
         if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise ConfigError(f"freeze needs names of layers, such as 'conv*', got {wording.shown(patterns)}")
-        names = [name for name, _ in self.params.named()]
-        chosen: set[str] = set()
-        for pattern in patterns:
-            layers = [name for name in names if any(map(partial(fnmatchcase, pat=pattern), _and_parents(name)))]
-            if not layers:
-                raise ConfigError(f"no layer or weight is called '{pattern}': there are {', '.join(names)}")
-            chosen.update(layers)
-        self.params.freeze(chosen)
+        self.set_learning_rate_factors(dict.fromkeys(patterns, 0.0))
 
-    def unfreeze(self) -> None:
-        """Train all weights again."""
-        self.params.freeze(())
+    def unfreeze(self, *patterns: str) -> None:
+        """Train these weights, or all, at the full learning rate again."""
+        self.set_learning_rate_factors(dict.fromkeys(patterns or ("*",), 1.0))
 
     def summary(self) -> str:
         """Return a table of all layers; layers within others are indented.
@@ -373,37 +390,34 @@ class Model:
             for row in rows
         ]
         lines.insert(1, "-" * max(map(len, lines)))
-        return "\n".join([*lines, self._totals()])
-
-    def _totals(self) -> str:
-        total = sum(each.multiply_adds() for each in self.network.walk())
-        work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
-        frozen = sum(p.size for name, p in self.params.named() if name in self.params.frozen)
-        return f"total {self.params.count:,} parameters{f' ({frozen:,} frozen)' * (frozen > 0)}, {work}"
+        return "\n".join([*lines, _totals(self)])
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return the cells of that table, its heading first."""
         header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
-        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), self._bytes(self.input), "", "")]
+        rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), _bytes(self, self.input), "", "")]
         for layer in self.network.walk():
             if not layer.path and isinstance(layer, Sequential):
                 continue  # its layers are the rows
             above, _, name = layer.path.rpartition(".")
             indent = "  " * (above.count(".") + bool(above))
             count, work = layer.declared, sum(each.multiply_adds() for each in layer.walk())
-            cells = (type(layer).__name__, layer.describe(), str(layer.output), self._bytes(layer.output))
+            cells = (type(layer).__name__, layer.describe(), str(layer.output), _bytes(self, layer.output))
             rows.append((f"{indent}{name or 'network'}", *cells, f"{count:,}", f"{work:,}"))
         return rows
 
-    def _bytes(self, of: InputType) -> str:
-        """Return the size of one example."""
-        return f"{of.features * self.backend.policy.storage.itemsize:,}"
+
+def _totals(model: Model) -> str:
+    """Return the last line of the summary."""
+    total, count = sum(each.multiply_adds() for each in model.network.walk()), model.params.count
+    work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
+    frozen = sum(p.size for name, p in model.params.named() if name in model.params.frozen)
+    return f"total {count:,} parameters{f' ({frozen:,} frozen)' * (frozen > 0)}, {work}"
 
 
-def _and_parents(name: str) -> list[str]:
-    """Return the name of a weight and of the layers that it is in: `a.b.weight`, `a.b`, `a`."""
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+def _bytes(model: Model, of: InputType) -> str:
+    """Return the size of one example."""
+    return f"{of.features * model.backend.policy.storage.itemsize:,}"
 
 
 def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:

@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from cupynet.backend import Backend
 from cupynet.backend.array import Array
+from cupynet.core import wording
 from cupynet.core.errors import ConfigError
 from cupynet.nn.init import Initializer, initializer
 
@@ -86,16 +88,29 @@ N = TypeVar("N", Parameter, Buffer)
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the flat vector whose weights are updated in the same way."""
+    """A part of the flat vector whose weights are updated in the same way; `rate` is a factor of the learning rate."""
 
     start: int
     stop: int
     decay: bool
+    rate: float = 1.0
 
     @property
     def part(self) -> slice:
         """The part as a slice."""
         return slice(self.start, self.stop)
+
+
+class Unmatched(NamedTuple):
+    """Names that were not loaded. A name is in both lists if its shapes differ.
+
+    Attributes:
+        missing: weights and buffers of the model that keep their values.
+        unexpected: arrays that the model has no place for.
+    """
+
+    missing: list[str]
+    unexpected: list[str]
 
 
 class Params:
@@ -105,7 +120,7 @@ class Params:
         master, data, grad: flat (P,) vectors, see `Parameter`. P includes padding between parameters, which stays
             zero.
         segments: the parts that an optimizer updates with one call each.
-        frozen: the names of weights that training does not change, see `freeze`.
+        rates: name -> factor of the learning rate, of the weights whose factor is not 1; 0 for frozen ones.
         buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty if no layer has any.
         buffer_snapshot: the copy that `snapshot_buffers` made, (B,).
     """
@@ -115,7 +130,7 @@ class Params:
         self._offsets: dict[str, int] = {}
         self._buffers: dict[str, Buffer] = {}
         self.segments: list[Segment] = []
-        self.frozen: tuple[str, ...] = ()
+        self.rates: dict[str, float] = {}
         self.master: Array = None
         self.data: Array = None
         self.grad: Array = None
@@ -223,20 +238,52 @@ class Params:
                 self.buffers[...] = backend.asarray(host)
                 self.buffer_snapshot[...] = self.buffers
 
-    def freeze(self, names: Collection[str]) -> None:
-        """Leave these weights, and no others, unchanged in training: out of `segments`, with gradients of zero."""
+    @property
+    def frozen(self) -> list[str]:
+        """The names of weights that training does not change."""
+        return [name for name, rate in self.rates.items() if not rate]
+
+    def set_rates(self, rates: Mapping[str, float]) -> None:
+        """Set the learning-rate factors of all weights: 1 if a name is missing. Frozen weights are in no segment."""
         if not self._entries:
             return
-        self.frozen = tuple(name for name in self._entries if name in names)
+        self.rates = {name: rates[name] for name in self._entries if rates.get(name, 1.0) != 1.0}
         ordered = sorted(self._entries.values(), key=lambda p: self._offsets[p.name])
         self.segments.clear()
-        runs = groupby(ordered, key=lambda p: (p.decay, p.name in self.frozen))
+        runs = groupby(ordered, key=lambda p: (p.decay, self.rates.get(p.name, 1.0)))
         ends = [*(self._offsets[p.name] for p in ordered[1:]), len(self.master)]
         stops = dict(zip((p.name for p in ordered), ends, strict=True))
-        for (decay, frozen), run in runs:
+        for (decay, rate), run in runs:
             members = list(run)
-            if not frozen:
-                self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay))
+            if rate:
+                self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
+
+    def matching(self, patterns: Collection[str]) -> set[str]:
+        """Return the names of the weights that patterns name, or whose layers they name.
+
+        Raises:
+            ConfigError: a pattern names none.
+        """
+        found: set[str] = set()
+        for pattern in patterns:
+            names = [
+                name
+                for name in self._entries
+                if any(each == pattern or fnmatchcase(each, pattern) for each in _and_parents(name))
+            ]
+            if not names:
+                raise ConfigError(f"no layer or weight is called '{pattern}': there are {', '.join(self._entries)}")
+            found.update(names)
+        return found
+
+    def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
+        """Return the names, or names with another shape, that these weights (by name) and the model do not share."""
+        own = {name: each.shape for name, each in (*self._entries.items(), *self._buffers.items())}
+        given = {name: tuple(each.shape) for name, each in weights.items()}
+        differing = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
+        if own and len(differing) == len(own.keys() | given.keys()):
+            raise ConfigError(f"none of these weights fits. They are {wording.shown(given)}, the model has {own}")
+        return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:
         """Return the parts of a (P,) vector that belong to weights which are not frozen."""
@@ -284,6 +331,12 @@ class Params:
     def stored(self, part: slice) -> Array | None:
         """Return the 16-bit copy of a part of `master` (P,); None if layers read `master` itself."""
         return None if self.data is self.master else self.data[part]
+
+
+def _and_parents(name: str) -> list[str]:
+    """Return the name of a weight and of the layers that it is in: `a.b.weight`, `a.b`, `a`."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _padded(size: int, step: int) -> int:

@@ -144,7 +144,7 @@ class Optimizer(Described):
         clip, own = (math.inf if self.clip_value is None else self.clip_value), (more[0], more[1], more[2])
         for segment in params.segments:
             l1, l2, decay = (self.l1, self.l2, self.weight_decay) if segment.decay else (0.0, 0.0, 0.0)
-            change = UpdateScalars(rate, scale, clip, l1, l2, decay, own, self.factors)
+            change = UpdateScalars(rate * segment.rate, scale, clip, l1, l2, decay, own, self.factors)
             published &= self.update(params, segment, change) is True
         if not published:
             params.publish()

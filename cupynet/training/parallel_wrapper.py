@@ -157,7 +157,7 @@ class ParallelWrapper:
         self._warnings = DataWarnings(speaks=self._launcher.first == 0)
         self._stop: Stop | None = None  # for workers that do not have a trainer yet
         self._closed, self._releasing = False, threading.RLock()
-        self._frozen = model.params.frozen
+        self._rates = model.params.rates
         self._dropped = weakref.finalize(self, _end, self._launcher, self._trainers, backend)
 
     def __repr__(self) -> str:
@@ -238,8 +238,8 @@ class ParallelWrapper:
         Raises:
             ConfigError: an argument is invalid. Nothing has changed.
         """
-        if self.model.params.frozen != self._frozen:
-            raise ConfigError("other weights are frozen than when this wrapper was made. Make a new ParallelWrapper")
+        if self.model.params.rates != self._rates:
+            raise ConfigError("the learning-rate factors have changed: make a new ParallelWrapper for this model")
         if self._writes_model:
             self.model.description()  # refuses now what could not be saved at the end
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels)

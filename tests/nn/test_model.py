@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from cupynet.backend import PixelScale, create_backend
-from cupynet.core.errors import ConfigError
+from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.files import save_weights
 from cupynet.nn import (
     INFERENCE,
     Activation,
+    BatchNorm,
     Context,
     Conv2D,
     Dense,
@@ -83,6 +86,29 @@ def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
         with pytest.raises(ConfigError, match=r"output\."):
             model.load_weights(wrong)
         assert equal(model.weights(), before)
+
+
+def test_weights_that_fit_are_loaded_and_the_others_are_named(tmp_path: Path) -> None:
+    old, model = Model([Dense(4), BatchNorm(), Dense(3)], (2, 2), seed=1), Model([Dense(4), Dense(2), Dense(3)], (2, 2))
+    old.save(tmp_path / "model.safetensors")
+    before, known = model.weights(), old.weights()
+    unmatched = model.load_weights(tmp_path / "model.safetensors", strict=False)
+    assert unmatched.missing == ["dense2.bias", "dense2.weight", "dense3.bias", "dense3.weight"]
+    assert {"dense2.weight", "batchnorm1.mean"} < {*unmatched.unexpected} and "dense1.bias" not in unmatched.unexpected
+    for name, weight in model.weights().items():
+        assert np.array_equal(weight, (known if name.startswith("dense1") else before)[name]), name
+
+
+def test_weights_of_which_none_fits_and_damaged_files_are_refused(tmp_path: Path) -> None:
+    model = small()
+    with refused(""):
+        model.load_weights({"other": np.zeros(3)}, strict=False)
+    save_weights(tmp_path / "weights.safetensors", model.weights())
+    content = bytearray((tmp_path / "weights.safetensors").read_bytes())
+    content[-1] ^= 1
+    (tmp_path / "weights.safetensors").write_bytes(content)
+    with pytest.raises(DataError):
+        model.load_weights(tmp_path / "weights.safetensors", strict=False)
 
 
 def test_a_description_may_be_used_again() -> None:

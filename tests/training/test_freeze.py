@@ -1,18 +1,35 @@
-"""Frozen weights stay as they are, bit for bit, in every way of training."""
+"""Learning-rate factors of layers. Frozen weights stay as they are, bit for bit, in every way of training."""
 
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cupynet import LAMB, AdamW, Nesterov, ParallelWrapper, Pipeline, load
-from cupynet.optim import Optimizer
+from cupynet import Conv2D, Dense, MaxPool2D, Model, ParallelWrapper, Pipeline, Sequential, load
+from cupynet.nn import Backward, Context, Layer
+from cupynet.optim import (
+    LAMB,
+    SGD,
+    AdaDelta,
+    AdaGrad,
+    Adam,
+    AdaMax,
+    AdamW,
+    AMSGrad,
+    Momentum,
+    Nadam,
+    Nesterov,
+    Optimizer,
+    RMSProp,
+)
 from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, Synchronizer
+from tests.support.device_runs import train_on_device
 from tests.support.refusals import refused
-from tests.support.training import small_dataset, small_model
+from tests.support.training import Identity, small_dataset, small_model
 
 
 @pytest.mark.parametrize("dtype", ["float", "half"])
@@ -61,18 +78,102 @@ def test_the_gradient_norm_is_that_of_the_trained_weights() -> None:
 
 def test_frozen_weights_stay_frozen_in_copies_and_files(tmp_path: Any) -> None:
     model = small_model()
-    model.freeze("conv1.weight")
+    model.set_learning_rate_factors({"*": 0.5, "conv1.weight": 0, "conv1.bias": 1, "output": 1})
     model.save(tmp_path / "model.safetensors")
     for other in (copy.deepcopy(model), load(tmp_path / "model.safetensors", "numpy"), model.replicate(model.backend)):
-        assert other.params.frozen == ("conv1.weight",)
+        assert other.params.rates == {"conv1.weight": 0.0, "dense1.weight": 0.5, "dense1.bias": 0.5}
+    model.unfreeze("conv1")
+    assert {*model.params.rates} == {"dense1.weight", "dense1.bias"}
     model.unfreeze()
-    assert model.params.frozen == ()
+    assert not model.params.rates
     assert [each.part for each in model.params.segments] == [each.part for each in small_model().params.segments]
 
 
-def test_a_pattern_without_a_weight_is_refused() -> None:
+def test_a_pattern_without_a_weight_and_a_negative_factor_are_refused() -> None:
     with refused(""):
         small_model().freeze("con")
+    with refused("factors['conv1']"):
+        small_model().set_learning_rate_factors({"conv1": -1})
+
+
+OPTIMIZERS = (SGD, Momentum, Nesterov, Adam, AdamW, AMSGrad, AdaMax, Nadam, AdaGrad, RMSProp, AdaDelta, LAMB)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_factor_scales_the_steps_of_its_layers(kind: type[Optimizer]) -> None:
+    def moved(factors: dict[str, float]) -> dict[str, Any]:
+        model = small_model()
+        model.set_learning_rate_factors(factors)
+        before = model.weights()
+        with ParallelWrapper(model, 1, optimizer=kind(0.1, max_grad_norm=0.5)) as wrapper:
+            wrapper.fit(small_dataset(8), batch_size=8)
+        return {name: after - before[name] for name, after in model.weights().items()}
+
+    plain = moved({})
+    for name, step in moved({"conv*": 0.25, "dense1.weight": 2}).items():
+        factor = {"conv1": 0.25, "dense1.weight": 2}.get(name if name == "dense1.weight" else name[:5], 1)
+        np.testing.assert_allclose(step, factor * plain[name], rtol=1e-10, err_msg=name)
+
+
+@pytest.mark.parametrize("options", [{"pipeline": Pipeline(2)}, {"accumulation_steps": 2}, {"resumed": True}])
+def test_factors_hold_in_pipelines_and_after_a_resume(options: dict[str, Any], tmp_path: Path) -> None:
+    def trained(*, resumed: bool = False, **options: Any) -> Any:
+        model = small_model()
+        model.set_learning_rate_factors({"conv1": 0.1, "dense1.bias": 0})
+        wrapper = ParallelWrapper(model, 1, optimizer=Nesterov(0.1), **options)
+        wrapper.fit(small_dataset(16), epochs=2, batch_size=4)
+        if resumed:
+            path = wrapper.checkpoint(tmp_path)
+            wrapper = ParallelWrapper(model.replicate(model.backend), 1, optimizer=Nesterov(0.1), **options)
+            wrapper.restore(path)
+        wrapper.fit(small_dataset(16), epochs=2, batch_size=4)
+        return wrapper.model.params.master
+
+    np.testing.assert_allclose(trained(**options), trained(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("factors", [{"conv1": 0}, {"conv1": 0.25, "output": 0}, {"conv1": 0, "dense1": 0}], ids=str)
+@pytest.mark.standin
+def test_captured_steps_use_the_factors(factors: dict[str, float]) -> None:
+    found = []
+    for backend in ("cupy", "numpy"):
+        model = small_model("double", backend)
+        model.set_learning_rate_factors(factors)
+        found.append(train_on_device(network=model, optimizer=LAMB(0.02)))
+    assert found[0]["ahead"] and not found[0]["refused"]
+    for name, weight in found[1]["weights"].items():
+        np.testing.assert_allclose(found[0]["weights"][name], weight, rtol=1e-9, err_msg=name)
+
+
+class NotDifferentiated(Identity):
+    """Fails if its derivative is computed."""
+
+    def forward(self, x: Any, context: Context) -> tuple[Any, Backward]:
+        return x, lambda dy: pytest.fail("its derivative is not needed")
+
+
+def test_nothing_below_the_first_trained_layer_is_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(*layers: Layer) -> Any:
+        model = Model(
+            [Conv2D(4, 3), MaxPool2D(2), *layers, Sequential([Dense(6, "relu")]), Dense(3)], (8, 8, 1), "numba"
+        )
+        model.freeze("conv2d1")
+        with ParallelWrapper(model, 2, optimizer=Nesterov(0.1, max_grad_norm=0.1)) as wrapper:
+            wrapper.fit(small_dataset(16), epochs=2, batch_size=4)
+        return model.params.master
+
+    found = trained(NotDifferentiated())
+    monkeypatch.setattr(Sequential, "train_only", lambda self, names: None)
+    assert np.array_equal(found, trained())
+
+
+def test_a_network_without_trained_weights_has_no_derivative() -> None:
+    model = small_model()
+    model.freeze("*")
+    before = model.weights()
+    with ParallelWrapper(model, 1) as wrapper:
+        wrapper.fit(small_dataset(8), batch_size=4)
+    assert all(np.array_equal(before[name], after) for name, after in model.weights().items())
 
 
 def test_weights_are_frozen_before_a_wrapper_is_made() -> None:
