@@ -15,8 +15,9 @@ class Control(IntEnum):
     Set by the host: the learning-rate factor (RATE) and the other numbers of the optimizer's rule in this iteration
     (FIRST, SECOND, THIRD, see `UpdateScalars.numbers`). Changed by steps: the loss scale of the next gradient and of
     the last (SCALE, USED), whether the last step was made (GO), the step that halted, counted from 1 (HALTED, 0 for
-    none), the steps since the host read the controls (STEPS), the sum of losses and the samples of those that were made
-    (LOSSES, SAMPLES), the steps since the loss scale changed (STEADY), and the skipped steps (SKIPPED).
+    none), the steps since the host read the controls (STEPS), the sum of losses, the samples, and those classified
+    correctly, of the steps that were made (LOSSES, SAMPLES, HITS), the steps since the loss scale changed (STEADY), and
+    the skipped steps (SKIPPED).
     """
 
     RATE = 0
@@ -30,8 +31,9 @@ class Control(IntEnum):
     STEPS = 8
     LOSSES = 9
     SAMPLES = 10
-    STEADY = 11
-    SKIPPED = 12
+    HITS = 11
+    STEADY = 12
+    SKIPPED = 13
 
 
 GIVEN = (Control.RATE, Control.FIRST, Control.SECOND, Control.THIRD)  # set by the host for the next step

@@ -269,8 +269,8 @@ def _loss(data: RunData) -> Chart:
 
 def _accuracy(data: RunData) -> Chart:
     lines = []
-    for split, colour in (("test", 1), ("validation", 3)):
-        shares = [100 * value for value in _values(data.epochs, f"{split}_accuracy")]
+    for split, front, colour in (("training", "", 2), ("test", "test_", 1), ("validation", "validation_", 3)):
+        shares = [100 * value for value in _values(data.epochs, f"{front}accuracy")]
         lines.append(Line(split, _values(data.epochs, "epoch"), shares, colour, 2.0, points=True))
     return Chart("Accuracy", "epoch", "accuracy (%)", lines)
 

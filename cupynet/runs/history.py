@@ -18,7 +18,7 @@ def _form(text: str) -> Callable[[Any], str]:
 SHOWN: dict[str, Callable[[Any], str]] = {
     "epoch": _form("d"),
     **{name: _form(".4g") for name in ("loss", "validation_loss", "test_loss")},
-    **{name: _form(".4f") for name in ("validation_accuracy", "test_accuracy")},
+    **{name: _form(".4f") for name in ("accuracy", "validation_accuracy", "test_accuracy")},
     "learning_rate": _form(".3g"),
     "images_per_s": _form(",.0f"),
 }
@@ -40,10 +40,11 @@ class Columns:
         pandas.DataFrame(history.epochs)
 
     Attributes:
-        epochs: a value for each complete epoch: `epoch`, `loss`, `test_accuracy`, `test_loss`, `learning_rate`,
-            `images_per_s` and others; with validation images `validation_accuracy` and `validation_loss`.
-        reports: a value for each report: `iteration`, `loss`, `learning_rate`, `images_per_s`, `drift` and others,
-            see `IterationRecord`.
+        epochs: a value for each complete epoch: `epoch`, `loss` and `accuracy` of training, `test_accuracy`,
+            `test_loss`, `learning_rate`, `images_per_s` and others; with validation images `validation_accuracy` and
+            `validation_loss`.
+        reports: a value for each report: `iteration`, `loss`, `accuracy`, `learning_rate`, `images_per_s`, `drift` and
+            others, see `IterationRecord`.
     """
 
     epochs: dict[str, list[Any]]
@@ -76,7 +77,7 @@ class Columns:
         epochs = self.epochs
         panels = {
             "Loss": [name for name in epochs if name in ("loss", "validation_loss", "test_loss")],
-            "Accuracy": [name for name in epochs if name.endswith("_accuracy")],
+            "Accuracy": [name for name in epochs if name.endswith("accuracy")],
             "Drift of the replicas": [name for name in epochs if name == "drift" and any(epochs[name])],
         }
         shown = {title: names for title, names in panels.items() if names}

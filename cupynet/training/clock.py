@@ -130,7 +130,8 @@ class Since:
 
     Attributes:
         start: the clock at the last report.
-        samples, losses: samples of this replica since, and the sum of their losses, as far as they were read.
+        samples, losses, hits: samples of this replica since, the sum of their losses, and the number of those whose
+            highest score was at the label, as far as they were read.
         score: of the last average since, see `Average`; NaN if there was none.
         drift, drift_by_layer: as last measured since; NaN and empty if it was not.
     """
@@ -138,6 +139,7 @@ class Since:
     start: Clock
     samples: int = 0
     losses: float = 0.0
+    hits: float = 0
     score: float = math.nan
     drift: float = math.nan
     drift_by_layer: dict[str, float] = field(default_factory=dict)
@@ -168,13 +170,13 @@ class Statistics:
         self._tally = Tally() if tally is None else tally  # samples and losses that are not read yet
         self._traffic = Traffic() if traffic is None else traffic
         self._since, self._epoch_start = Since(Clock()), Clock()
-        self._epoch_samples, self._epoch_losses = 0, 0.0  # those read in this epoch
+        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # those read in this epoch
 
     def begin_epoch(self) -> None:
         """Begin an epoch at its first round."""
         self.read_losses()  # of an interrupted epoch that is not continued
         self._epoch_start = replace(self.clock)
-        self._epoch_samples, self._epoch_losses = 0, 0.0
+        self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0
 
     def count(self) -> None:
         """Update samples and bytes of the clock. Losses stay unread: splitting their sum would change its last bits."""
@@ -183,11 +185,13 @@ class Statistics:
         self.clock.bytes_sent = self._traffic.bytes_sent
 
     def read_losses(self) -> None:
-        """Read the losses from the device."""
+        """Read the losses and the hits from the device."""
         self.count()
-        samples, losses = self._tally.scored, float(self._tally.losses)
-        self._since.samples, self._since.losses = self._since.samples + samples, self._since.losses + losses
+        since, samples = self._since, self._tally.scored
+        losses, hits = float(self._tally.losses), float(self._tally.hits)
+        since.samples, since.losses, since.hits = since.samples + samples, since.losses + losses, since.hits + hits
         self._epoch_samples, self._epoch_losses = self._epoch_samples + samples, self._epoch_losses + losses
+        self._epoch_hits += hits
         self._tally.clear()
 
     def averaged(self, average: Average) -> None:
@@ -204,6 +208,7 @@ class Statistics:
         self._since = Since(replace(self.clock))
         return IterationRecord(
             loss=since.losses / since.samples if since.samples else math.nan,
+            accuracy=since.hits / since.samples if since.samples else math.nan,
             score_after_averaging=since.score,
             images_per_s=spent.images / spent.rounds_s if spent.rounds_s else 0.0,
             compute_s=spent.compute_s,
@@ -216,25 +221,29 @@ class Statistics:
         )
 
     def epoch(self) -> list[float]:
-        """Return the figures of this epoch that workers exchange: those of `SPENT`, samples, losses, all bytes sent."""
+        """Return the figures of this epoch that workers exchange.
+
+        Those of `SPENT`, samples, losses, hits, all bytes sent.
+        """
         self.count()
-        spent = self.clock.since(self._epoch_start)
-        return [*figures(spent), self._epoch_samples, self._epoch_losses, self.clock.bytes_sent]
+        sums = self._epoch_samples, self._epoch_losses, self._epoch_hits
+        return [*figures(self.clock.since(self._epoch_start)), *sums, self.clock.bytes_sent]
 
     def epoch_record(self, table: NDArray[Any], stages: int, **known: Any) -> EpochRecord:
-        """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 3); known: its other fields."""
+        """Return the record of an epoch. table: `epoch` of all workers, (W, figures + 4); known: its other fields."""
         last = np.arange(len(table)) % stages == stages - 1  # the stages that compute the loss
-        counts, sums = (np.where(last, each, 0) for each in table.T[-3:-1])
+        counts, sums, hits = (np.where(last, each, 0) for each in table.T[-4:-1])
         losses = [float(total / count) if count else math.nan for total, count in zip(sums, counts, strict=True)]
         self.loss = float(sums.sum() / counts.sum()) if counts.any() else math.nan
         epoch = self.clock.since(self._epoch_start)
         return EpochRecord(
             samples=epoch.images,
             train_s=epoch.rounds_s,
-            spent=Spent.of(table[:, :-3]),
+            spent=Spent.of(table[:, :-4]),
             bytes_sent=int(table[:, -1].sum()),
             loss=self.loss,
             losses=losses,
+            accuracy=float(hits.sum() / counts.sum()) if counts.any() else math.nan,
             drift=self._since.drift,
             drift_by_layer=self._since.drift_by_layer,
             **known,
@@ -248,6 +257,8 @@ class Statistics:
             "unread": float(self._tally.losses),
             "epoch_samples": self._epoch_samples,
             "epoch_losses": self._epoch_losses,
+            "hits": float(self._tally.hits),
+            "epoch_hits": self._epoch_hits,
             "mean": self.loss,
         }
         return {
@@ -263,11 +274,13 @@ class Statistics:
         for each in fields(Clock):  # in place: the replica refers to the clock too
             setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
         self._epoch_start = Clock.of(state["epoch_start"])
-        self._since = Since(**{**present(state["since"]), "start": Clock.of(state["since"]["start"])})
+        self._since = Since(**{"hits": math.nan, **present(state["since"]), "start": Clock.of(state["since"]["start"])})
         losses = state["losses"]
         self._tally.clear()
         self._tally.scored, self._tally.losses = losses["samples"], losses["unread"]
         self._epoch_samples, self._epoch_losses = losses["epoch_samples"], losses["epoch_losses"]
+        # earlier versions saved no hits: the accuracy of an epoch that they began is not known
+        self._tally.hits, self._epoch_hits = losses.get("hits", math.nan), losses.get("epoch_hits", math.nan)
         self.loss = losses["mean"]
         self.measured = Average(**present(state["measured"])) if state["measured"] else None
         self._traffic.bytes_sent = self.clock.bytes_sent

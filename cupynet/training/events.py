@@ -63,6 +63,7 @@ class IterationRecord:
         iteration, epoch: iterations and complete epochs so far.
         learning_rate: of the last iteration.
         loss: mean over this replica's samples since the last report.
+        accuracy: the share of these samples whose highest score was at the label, 0..1. NaN if it was not counted.
         score_after_averaging: mean over all replicas' samples between the last two averages; NaN if there was none.
         images_per_s: of all replicas together.
         compute_s, data_s, averaging_s, waiting_s: this worker's seconds in gradients and updates, waiting for batches,
@@ -86,6 +87,7 @@ class IterationRecord:
     drift: float
     drift_by_layer: dict[str, float] = field(default_factory=dict)
     bytes_sent: int = 0
+    accuracy: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class EpochRecord:
             then. NaN if there were none.
         losses: the same of each worker's own samples, in rank order. NaN for a worker without samples, and for all
             stages of a pipeline but the last.
+        accuracy: the training accuracy: the share of these samples whose highest score was at the label, 0..1.
         learning_rate: of the last iteration.
         drift, drift_by_layer: as last measured since the last report, see `IterationRecord`.
     """
@@ -122,6 +125,7 @@ class EpochRecord:
     learning_rate: float = math.nan
     drift: float = math.nan
     drift_by_layer: dict[str, float] = field(default_factory=dict)
+    accuracy: float = math.nan
 
     @property
     def images_per_s(self) -> float:

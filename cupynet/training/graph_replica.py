@@ -143,7 +143,7 @@ class GraphReplica(Replica):
         self._reload: Callable[[int], Batch] | None = None
         self._rounds = 0  # rounds that ran ahead since `complete`
         self._launched: list[int] = []  # their iterations, except those without a batch
-        self._loss: Array = None
+        self._sums: tuple[Array, Array] = (None, None)  # of the losses and of the hits
         self._may_run_ahead = False
         self._norm: Array | None = None  # of the gradient, for the update
 
@@ -174,7 +174,7 @@ class GraphReplica(Replica):
             return super().backpropagate(None)
         self._send_scale()
         self.graphs.run("gradient", self._inputs.load(batch), self._gradient)
-        self.losses = self._loss
+        self.losses, self.hits = self._sums
         return len(batch)
 
     def update(self, iteration: int, step: Step | None = None) -> None:
@@ -231,7 +231,7 @@ class GraphReplica(Replica):
         self._write(used=controls[Control.USED])
         if halted := int(controls[Control.HALTED]):
             self._diverge(launched[halted - 1])
-        self.losses = controls[Control.LOSSES]
+        self.losses, self.hits = controls[Control.LOSSES], int(controls[Control.HITS])
         return int(controls[Control.SAMPLES])
 
     def _diverge(self, iteration: int) -> None:
@@ -253,7 +253,7 @@ class GraphReplica(Replica):
         self.params.snapshot_buffers()
         images, labels, samples = self._inputs.of(size)
         context = GraphContext(train=True, seed=self.model.seed, epoch=self._inputs.epoch, samples=samples)
-        self._loss = self._passes(images, labels, lambda part: context)
+        self._sums = self._passes(images, labels, lambda part: context)
 
     def _update(self, size: int = 0) -> None:
         self.optimizer.move(self.params, squared_norm=self._norm)
@@ -262,7 +262,8 @@ class GraphReplica(Replica):
         self._gradient(size)
         scaling = Scaling() if self.scaler is None else self.scaler.scaling
         self._norm = self.backend.squared_norm(self.params.grad)
-        self._recorder.judge(self._loss, self._norm, size, scaling)
+        losses, hits = self._sums
+        self._recorder.judge(losses, self._norm, hits, size, scaling)
         for buffers in self.params.running:
             self._recorder.undo(buffers, self.params.buffer_snapshot)
         self._update()

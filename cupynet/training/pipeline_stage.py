@@ -40,7 +40,7 @@ class Stage(Replica):
         model: this stage's layers, with their names of the whole network.
         number, count: index of this stage, from 0, and number of stages.
         first, last: True if this stage receives the images, and if it computes the output and the loss.
-        losses: the sum of the last batch's losses on the first and the last stage, None on the others.
+        losses: the sum of the last batch's losses on the first and the last stage, None on the others; `hits` likewise.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Stage(Replica):
 
     def backpropagate(self, batch: Batch | None) -> int:
         """See `Replica.backpropagate`. All stages of a replica are called with the same batch."""
-        self.losses = 0.0 if self.first or self.last else None
+        self.losses, self.hits = 0.0 if self.first or self.last else None, 0
         self.params.snapshot_buffers()
         if batch is None:
             return 0
@@ -93,6 +93,7 @@ class Stage(Replica):
         y, derivative = model.forward(x, context)
         shape, handed = y.shape, []
         if self.last:
+            self.hits = self.hits + backend.hits(y, batch.labels[part])
             losses, dy = model.loss(backend, y, batch.labels[part])
             dy *= share  # the gradient of the mean over the whole batch
             handed.append(dy)
@@ -121,15 +122,15 @@ class Stage(Replica):
             self.groups.stages.recv(array, source)
 
     def _share_losses(self) -> None:
-        """Send the losses to the first stage, as rank 0 makes the reports."""
+        """Send losses and hits to the first stage, as rank 0 makes the reports."""
         if self.first != self.last:
-            losses = self.backend.asarray(np.zeros(1, self.backend.policy.accumulate))
+            sums = self.backend.asarray(np.zeros(2, self.backend.policy.accumulate))
             if self.last:
-                losses += self.losses
-                self.groups.stages.send(losses, 0)
+                sums[0], sums[1] = self.losses, self.hits
+                self.groups.stages.send(sums, 0)
             else:
-                self._receive(losses, self.count - 1)
-                self.losses = losses.sum()
+                self._receive(sums, self.count - 1)
+                self.losses, self.hits = sums[0], sums[1]
 
     def whole_squared_norm(self, part: Array) -> Array:
         with self.clock.measure("waiting", "waiting for a stage"):
@@ -160,7 +161,9 @@ class Stage(Replica):
         x = blank_batch(model, samples).images if self.first else backend.asarray(zeros, backend.policy.storage)
         y, derivative = model.forward(x, Context(train=True, samples=np.arange(samples)))
         if self.last:
-            _, dy = model.loss(backend, y, backend.asarray(np.zeros(samples, np.int64)))
+            labels = backend.asarray(np.zeros(samples, np.int64))
+            backend.hits(y, labels)
+            _, dy = model.loss(backend, y, labels)
         else:
             dy = backend.borrow(y.shape)
             dy[...] = 0

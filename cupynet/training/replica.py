@@ -80,6 +80,7 @@ class Replica:
         scaler: adapts the loss scale; None before `join`, and if values are not stored in 16 bits.
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
             pipeline that has none; of several batches, after `complete`, if rounds run ahead of the host.)
+        hits: the number of their samples whose highest score is at the label, likewise.
         groups: the communicators of this worker.
         clock: receives the seconds of waiting for other stages and for rounds that run ahead.
         check: checks each step before it is used.
@@ -98,6 +99,7 @@ class Replica:
         self.scaler: LossScaler | None = None
         self.clock, self.check = Clock(), StepCheck()
         self.losses: Array | None = 0.0
+        self.hits: Array = 0
         self._tallies: list[Tally] = []
         self._shares_gradients = self._moves_with_others = False
         optimizer.init(model.params, model.backend)
@@ -155,7 +157,7 @@ class Replica:
 
     def _count(self, rounds: int, samples: int) -> None:
         for tally in self._tallies:
-            tally.add(rounds, samples, self.losses)
+            tally.add(rounds, samples, self.losses, self.hits)
 
     def backpropagate(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
@@ -165,30 +167,35 @@ class Replica:
         """
         self.params.snapshot_buffers()
         if batch is not None:
-            self.losses = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
+            sums = self._passes(batch.images, batch.labels, lambda part: self._context(batch, part))
+            self.losses, self.hits = sums
             return len(batch)
         several = self.replicas is not None and self.replicas.size > 1
         if several and any(layer.syncs_replicas for layer in self.model.network.walk()):
             blank = blank_batch(self.model, 1)
             self._passes(blank.images, blank.labels, lambda part: self._context(blank, part, counts=False))
             self.params.grad[...] = 0
-        self.losses = 0.0
+        self.losses, self.hits = 0.0, 0
         return 0
 
-    def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> Array:
-        """Add the gradient, part by part, and return the sum of the losses."""
+    def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
+        """Add the gradient, part by part, and return the sum of the losses and the number of hits."""
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
+        hits: Array = 0
         for part in parts(whole, self.accumulation_steps):
             logits, backward = model.forward(images[part], context_of(part))
+            found = backend.hits(logits, labels[part])
             losses, *handed = model.loss(backend, logits, labels[part])
             del logits
             if self.accumulation_steps > 1:
                 handed[0] *= (part.stop - part.start) / whole  # of the mean over the whole batch
             backward(handed.pop())
             del backward
-            total = backend.total(losses) if self.accumulation_steps == 1 else total + losses.sum()
-        return total
+            if self.accumulation_steps == 1:
+                return backend.total(losses), found
+            total, hits = total + losses.sum(), hits + found
+        return total, hits
 
     def _context(self, batch: Batch, part: slice = slice(None), *, counts: bool = True) -> Context:
         return Context(
@@ -205,7 +212,7 @@ class Replica:
         """Undo `gradient`: no gradient, no loss, the buffers as before."""
         self.params.grad[...] = 0
         self.params.restore_buffers()
-        self.losses = None if self.losses is None else 0.0
+        self.losses, self.hits = None if self.losses is None else 0.0, 0
 
     def update(self, iteration: int, step: Step | None = None) -> None:
         """Update the weights at the learning rate of `iteration`, and set the gradient to zero.

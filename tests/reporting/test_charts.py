@@ -97,7 +97,8 @@ def test_each_loss_is_that_of_its_name(tmp_path: Path) -> None:
 
 
 def test_accuracy_is_in_percent(tmp_path: Path) -> None:
-    (accuracy,) = shown(finished(tmp_path))["Accuracy"].shown
+    training, accuracy = shown(finished(tmp_path))["Accuracy"].shown
+    assert training.name == "training" and list(training.y) == pytest.approx([60, 80, 100 - 40 / 3])
     assert list(accuracy.x) == [1, 2, 3] and list(accuracy.y) == pytest.approx([80, 90, 100 - 20 / 3])
 
 

@@ -541,6 +541,13 @@ def total(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"total": backend.asarray(backend.total(call.wide(shape.height * 16))).reshape(1)}
 
 
+def hits(backend: Backend, call: Call, shape: Shape) -> Results:
+    """Among equal scores the first is the highest."""
+    scores, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
+    scores = scores * 0 if shape.flag else scores
+    return {"hits": backend.asarray(backend.hits(scores, labels)).reshape(1)}
+
+
 def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     grad = call.wide(shape.height * 16)
     others = 4.0 if shape.need_dx else 0.0  # of other vectors that are clipped together with this one
@@ -555,13 +562,13 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         max_pool2d, max_pool2d_backward, avg_pool2d, avg_pool2d_backward, fused_pair, relu, relu_backward,
         softmax, softmax_backward, pointwise, pointwise_backward, softmax_cross_entropy, channel_moments,
         track_moments, normalize, normalize_sums, normalize_backward, normalize_rows, normalize_rows_backward,
-        dropout, target_loss, mean_in_place, weighted_sum, squared_norm, total, clip_norm, move_weights,
-        squared_norms, clip_norms, trust_weights,
+        dropout, target_loss, mean_in_place, weighted_sum, squared_norm, total, hits, clip_norm,
+        move_weights, squared_norms, clip_norms, trust_weights,
     )
 }  # fmt: skip
 
 # Moving numbers about: exactly the reference's, in every precision.
-EXACT = {"im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
+EXACT = {"hits", "im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feed.py.

@@ -34,7 +34,7 @@ class Seen(Callback):
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self.scales.append(trainer.replica.scaler.scale if trainer.replica.scaler else 1.0)
-        self.epochs.append([record.loss, *record.losses])
+        self.epochs.append([record.loss, record.accuracy, *record.losses])
 
 
 def train_on_device(

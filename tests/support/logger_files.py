@@ -100,14 +100,16 @@ def wandb_figures(path: Path) -> Figures:
     return figures
 
 
+REPORTED = ("loss", "accuracy", "score_after_averaging", "learning_rate", "images_per_s")
+PER_EPOCH = ("epoch", "loss", "accuracy", "learning_rate", "images_per_s", "samples", "train_s")
 TIMES = ("compute_s", "data_s", "averaging_s", "waiting_s")
 OF_REPORTS = {
-    **{f"train/{name}": name for name in ("loss", "score_after_averaging", "learning_rate", "images_per_s")},
+    **{f"train/{name}": name for name in REPORTED},
     **{f"replicas/{name}": name for name in ("drift", "bytes_sent")},
     **{f"time/{name}": name for name in TIMES},
 }
 OF_EPOCHS = {
-    **{f"epoch/{name}": name for name in ("epoch", "loss", "learning_rate", "images_per_s", "samples", "train_s")},
+    **{f"epoch/{name}": name for name in PER_EPOCH},
     "epoch/bytes_sent": "bytes_sent",
     **{f"{split}/{name}": f"{split}_{name}" for split in ("test", "validation") for name in ("accuracy", "loss")},
 }

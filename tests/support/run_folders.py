@@ -31,7 +31,12 @@ def history(epochs: int = 3, workers: int = 2, reports: int = 4) -> list[dict[st
         row |= {"images_per_s": 3200.0, "train_s": 2.0, "averaging_s": [0.2] * workers}
         row |= {"compute_s": [1.5 + (0.1 if worker % 2 else -0.1) for worker in range(workers)]}  # not the same
         row |= {"data_s": [0.01] * workers, "waiting_s": [0.0] * workers, "loss": 0.5 / epoch}
-        row |= {"losses": [0.4 / epoch, 0.6 / epoch], "test_accuracy": 1 - 0.2 / epoch, "test_loss": 0.6 / epoch}
+        row |= {
+            "losses": [0.4 / epoch, 0.6 / epoch],
+            "accuracy": 1 - 0.4 / epoch,
+            "test_accuracy": 1 - 0.2 / epoch,
+            "test_loss": 0.6 / epoch,
+        }
         rows.append(row | {"confusion": [[20 + epoch, 10, 1], [2, 29, 0], [0, 0, 38 - epoch]]})
     return rows
 

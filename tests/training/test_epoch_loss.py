@@ -1,4 +1,4 @@
-"""The training loss of an epoch: the mean over the samples of all replicas, even if the epoch was interrupted."""
+"""The training loss and accuracy of an epoch: means over the samples of all replicas, even if it was interrupted."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupynet.data import Dataset, Loader
 from cupynet.nn import Model
 from cupynet.optim import SGD, StepDecay
 from cupynet.parallel import Pipeline
-from cupynet.training import Callback, EpochRecord, History, NonFinite, ParallelWrapper
+from cupynet.training import Callback, EpochRecord, Evaluation, History, NonFinite, ParallelWrapper
 from cupynet.training.fit import Fit
 from tests.support.training import Poisoned, Recorder, StopAfter, alone, network_with, small_dataset, small_model
 
@@ -23,10 +23,11 @@ DATA = small_dataset(57)  # 15 batches, the last of one sample
 def records(
     workers: int, *data: Dataset, callbacks: tuple[Callback, ...] = (), model: Model | None = None, **options: Any
 ) -> list[EpochRecord]:
-    """Fit an epoch of each data set at a learning rate at which no weight moves."""
-    recorder = Recorder()
-    options = {"optimizer": SGD(1e-300), "log_every": 2, "callbacks": [recorder, *callbacks], **options}
-    with ParallelWrapper(model or small_model(), workers, 1, **options) as wrapper:
+    """Fit an epoch of each data set while no weight moves."""
+    recorder, model = Recorder(), model or small_model()
+    model.freeze("*")
+    options = {"log_every": 2, "callbacks": [recorder, *callbacks], **options}
+    with ParallelWrapper(model, workers, 1, **options) as wrapper:
         for each in data:
             wrapper.fit(Loader(each, 4, seed=3), epochs=1)
     return recorder.epochs
@@ -34,14 +35,20 @@ def records(
 
 def evaluated(data: Dataset) -> float:
     """The mean loss of the weights that never move."""
+    return whole(data).loss
+
+
+def whole(data: Dataset) -> Evaluation:
+    """The evaluation of the weights that never move."""
     with ParallelWrapper(small_model(), 1) as wrapper:
-        return wrapper.evaluate(data).loss
+        return wrapper.evaluate(data)
 
 
 @pytest.mark.parametrize(("workers", "log_every"), [(2, 0), (3, 1), (3, 7)])
 def test_the_loss_is_the_mean_over_the_samples_of_all_replicas(workers: int, log_every: int) -> None:
     for record in records(workers, DATA, DATA, log_every=log_every):
         assert record.loss == pytest.approx(evaluated(DATA), rel=1e-12)
+        assert record.accuracy == whole(DATA).accuracy
         assert np.dot(record.losses, record.spent.samples) / 57 == pytest.approx(record.loss, rel=1e-12)
 
 
@@ -53,18 +60,30 @@ def test_a_worker_without_a_batch_has_no_loss() -> None:
 
 @pytest.mark.parametrize(("stages", "workers"), [(3, 1), (2, 2)])
 def test_only_last_stages_of_a_pipeline_have_a_loss(stages: int, workers: int) -> None:
-    (whole,) = records(workers, DATA)
+    (uncut,) = records(workers, DATA)
     (cut,) = records(workers, DATA, pipeline=Pipeline(stages, micro_batches=2))
-    assert cut.loss == pytest.approx(whole.loss, rel=1e-12)
-    np.testing.assert_allclose(cut.losses[stages - 1 :: stages], whole.losses, rtol=1e-12)
+    assert cut.loss == pytest.approx(uncut.loss, rel=1e-12)
+    np.testing.assert_allclose(cut.losses[stages - 1 :: stages], uncut.losses, rtol=1e-12)
     assert np.isnan(cut.losses).sum() == (stages - 1) * workers
+    assert cut.accuracy == uncut.accuracy > 0
 
 
 def test_skipped_batches_do_not_count() -> None:
     batches = Loader(DATA, 4, seed=3).epoch(0, small_model().backend)
     kept = [batch.samples for batch in batches if 17 not in batch.samples]
     (record,) = records(1, DATA, model=network_with(Poisoned(17)), callbacks=(NonFinite("skip"),))
-    assert record.loss == pytest.approx(evaluated(DATA.take(np.concatenate(kept))), rel=1e-12)
+    expected = whole(DATA.take(np.concatenate(kept)))
+    assert record.loss == pytest.approx(expected.loss, rel=1e-12) and record.accuracy == expected.accuracy
+
+
+@pytest.mark.parametrize("options", [{"accumulation_steps": 3}, {"pipeline": Pipeline(2)}], ids=["parts", "stages"])
+def test_reports_and_epochs_have_the_accuracy_of_training(options: dict[str, Any]) -> None:
+    model = small_model()
+    model.freeze("*")
+    with ParallelWrapper(model, 1, log_every=5, **options) as wrapper:
+        history = wrapper.fit(Loader(DATA, 19), epochs=2)
+    assert history.epochs["accuracy"] == [whole(DATA).accuracy] * 2
+    assert len(history.reports["accuracy"]) == 1 and 0 < history.reports["accuracy"][0] < 1
 
 
 def test_an_interrupted_epoch_is_one_record() -> None:

@@ -63,6 +63,13 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
         self.kernels.images(f"dropout_{self._kind}", len(x), -(-size // 4), *arguments)
         return out
 
+    def hits(self, scores: Array, labels: Array) -> Array:
+        if "hits" not in self._totals:
+            self._totals["hits"] = self.allocate((), np.int64)
+        arguments = scores, self.asarray(labels, np.int64), self._totals["hits"], *scores.shape
+        self.kernels.launch(f"count_hits_{self._kind}", (1,), (self.kernels.threads,), *arguments)
+        return self._totals["hits"]
+
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:

@@ -82,16 +82,17 @@ class Recorder:
 
         return launch
 
-    def judge(self, loss: Array, squared_norm: Array, samples: int, scaling: Scaling) -> None:
+    def judge(self, loss: Array, squared_norm: Array, hits: Array, samples: int, scaling: Scaling) -> None:
         """Decide on the device whether the step is made, see `judge` in update.cu.
 
         Args:
             loss: the sum of the losses of `samples` samples, 0-d on the device.
             squared_norm: of the gradient, likewise.
+            hits: the number of these samples that are classified correctly, likewise.
         """
         how = scaling.grow_after, scaling.least, scaling.most
         name = f"judge_{self._backend._wide}"
-        self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, samples, *how)
+        self._backend.kernels.launch(name, (1,), (1,), self._controls, loss, squared_norm, hits, samples, *how)
 
     def undo(self, vector: Array, kept: Array) -> None:
         """Overwrite a vector with its copy `kept` if the step is skipped; in the accumulation precision."""

@@ -45,7 +45,14 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 
 
 class LossOps(Device):
-    """The loss of each example, and the gradient of their mean."""
+    """The loss of each example, the gradient of their mean, and the number of hits."""
+
+    def hits(self, scores: Array, labels: Array) -> Array:
+        """Return how many rows of (N, C) have their highest value, the first of equals, at the label (N,).
+
+        A number, or a 0-d array on the device that the next call overwrites. A row with NaN may count or not.
+        """
+        return (scores.argmax(axis=1) == labels).sum()
 
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None

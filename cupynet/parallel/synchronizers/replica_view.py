@@ -106,6 +106,7 @@ class Tally:
         samples: number of samples of this replica.
         scored: number of samples whose losses this worker has.
         losses: the sum of those losses: a number, or 0-d on the device.
+        hits: the number of those samples whose highest score is at the label, likewise; not part of `state`.
     """
 
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
@@ -113,12 +114,13 @@ class Tally:
         self._sums = losses
         self.rounds = self.samples = self.scored = 0
         self.losses: Array = 0.0
+        self.hits: Array = 0
 
-    def add(self, rounds: int, samples: int, losses: Array | None) -> None:
-        """Add rounds. losses: the sum over their samples; None if another worker has them."""
+    def add(self, rounds: int, samples: int, losses: Array | None, hits: Array = 0) -> None:
+        """Add rounds. losses, hits: sums over their samples; None if another worker has them."""
         self.rounds, self.samples = self.rounds + rounds, self.samples + samples
         if self._sums and samples and losses is not None:
-            self.scored, self.losses = self.scored + samples, self.losses + losses
+            self.scored, self.losses, self.hits = self.scored + samples, self.losses + losses, self.hits + hits
 
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
         """Return the mean loss of all samples of all replicas since the last average; NaN if no worker has it.
@@ -138,7 +140,7 @@ class Tally:
     def clear(self) -> None:
         """Reset all counts."""
         self.rounds = self.samples = self.scored = 0
-        self.losses = 0.0
+        self.losses, self.hits = 0.0, 0
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""

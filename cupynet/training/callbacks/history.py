@@ -18,7 +18,7 @@ from cupynet.training.events import EpochRecord, IterationRecord
 from cupynet.training.trainer import Trainer
 
 EPOCH = (
-    *("epoch", "iteration", "loss", "losses", "learning_rate", "images_per_s", "drift", "drift_by_layer"),
+    *("epoch", "iteration", "loss", "losses", "accuracy", "learning_rate", "images_per_s", "drift", "drift_by_layer"),
     *("samples", "train_s", "bytes_sent"),
 )
 

@@ -43,7 +43,7 @@ class Progress(Callback):
     def __init__(self, style: str = "auto") -> None:
         self.style = one_of("style", style, STYLES)
         self._bar: Bar | None = None
-        self._text = self._accuracy = ""
+        self._text = self._evaluated = ""
         self._room = 0  # characters for the figures next to the bar
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
@@ -73,7 +73,7 @@ class Progress(Callback):
             expand=True,
         )
         self._task = self._bar.add_task("", total=rounds, epoch="")
-        self._text = self._accuracy = ""
+        self._text = self._evaluated = ""
         self._draw(trainer)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -81,13 +81,13 @@ class Progress(Callback):
             self._draw(trainer)
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
-        self._note(record.loss, record.images_per_s)
+        self._note(record)
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         say(log, describe(record, trainer.plan.epochs), printed=self.style != "none")
         if record.evaluation is not None:
-            self._accuracy = f"accuracy {percent(record.evaluation.accuracy)}"
-        self._note(record.loss, record.images_per_s)
+            self._evaluated = f"{record.split} {percent(record.evaluation.accuracy)}"
+        self._note(record)
         self._draw(trainer, restart=trainer.epoch < trainer.plan.epochs)
 
     def on_fit_end(self, trainer: Trainer) -> None:
@@ -100,9 +100,9 @@ class Progress(Callback):
                 self._bar.stop()
             self._bar = None
 
-    def _note(self, loss: float, images_per_s: float) -> None:
-        shown = "" if math.isnan(loss) else f"loss {loss:.4g}"
-        figures = [figure for figure in (shown, self._accuracy, f"{images_per_s:,.0f} images/s") if figure]
+    def _note(self, record: IterationRecord | EpochRecord) -> None:
+        found = [*_trained(record), self._evaluated, f"{record.images_per_s:,.0f} images/s"]
+        figures = [figure for figure in found if figure]
         while figures and len("  ".join(figures)) > self._room:
             figures.pop()
         self._text = "  ".join(figures)
@@ -148,12 +148,20 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 def describe(record: EpochRecord, epochs: int) -> str:
     """Return an epoch in one line that fits a terminal of 80 columns. epochs: the last epoch of the fit."""
-    results = [] if math.isnan(record.loss) else [f"loss {record.loss:.4g}"]
+    trained, evaluated = _trained(record), []
     if record.evaluation is not None:
-        results += [f"{record.split} {percent(record.evaluation.accuracy)}", f"loss {record.evaluation.loss:.4g}"]
+        evaluated = [f"{record.split} {percent(record.evaluation.accuracy)}", f"loss {record.evaluation.loss:.4g}"]
     speed, widest = f"{record.images_per_s:,.0f}", f"epoch {epochs}/{epochs}: "
-    for known in ([f"{record.train_s:.1f} s", f"{speed} images/s"], [f"{speed} images/s"], [f"{speed}/s"], []):
-        text = ", ".join([*known, *results])
+    known = [f"{record.train_s:.1f} s", f"{speed} images/s"]
+    short = [figure.removeprefix("accuracy ") for figure in trained]
+    for figures in [*known, *trained], [known[1], *trained], [f"{speed}/s", *short], short, trained[:1]:
+        text = ", ".join([*figures, *evaluated])
         if len(widest) + len(text) <= WIDTH:
             break
     return f"epoch {record.epoch}/{epochs}: {text}"
+
+
+def _trained(record: IterationRecord | EpochRecord) -> list[str]:
+    """Return the loss and the accuracy of training, if they are known."""
+    loss, accuracy = f"loss {record.loss:.4g}", f"accuracy {percent(record.accuracy)}"
+    return [text for text, value in ((loss, record.loss), (accuracy, record.accuracy)) if not math.isnan(value)]

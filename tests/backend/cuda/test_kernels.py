@@ -389,7 +389,7 @@ def test_trust_ratios_scale_the_steps(kind: str, launch: Any, go: int | None, si
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
     """The controls after steps with these sums of losses and squared norms, of 8 samples each."""
     case = Case(kind, ((2,), (32,)))
-    how = *ints(8, grow_after), np.float64(1.0), np.float64(most)
+    how = array([5], np.int64), *ints(8, grow_after), np.float64(1.0), np.float64(most)
     for loss, square in zip(losses, squares, strict=True):
         case.run("update", "judge", controls, case.wide([loss]), case.wide([square]), *how)
     return {place.name: float(controls[place]) for place in Control}
@@ -411,7 +411,7 @@ def test_steps_are_judged_as_on_the_host(kind: str, monkeypatch: pytest.MonkeyPa
         assert (found["SCALE"], found["STEADY"]) == (backend.loss_scale, scaler.steady)
         assert (found["USED"], found["GO"], found["HALTED"]) == (before, float(not overflow), 0)
     assert (found["SKIPPED"], found["STEPS"]) == (300 - made, 300) and 0 < made < 300
-    assert (found["LOSSES"], found["SAMPLES"]) == (2.0 * made, 8.0 * made)
+    assert (found["LOSSES"], found["SAMPLES"], found["HITS"]) == (2.0 * made, 8.0 * made, 5.0 * made)
 
 
 @pytest.mark.parametrize("kind", WIDE)
@@ -432,7 +432,7 @@ def test_a_nonfinite_step_halts_the_stretch(
     found = steps(kind, losses, squares, controls_of(SCALE=scale), grow_after, 2.0**24)
     fine = [i for i, square in enumerate(squares) if np.isfinite(square) and (not halted or i + 1 < halted)]
     assert (found["HALTED"], found["STEPS"]) == (halted, len(losses))
-    assert (found["SAMPLES"], found["LOSSES"]) == (8 * len(fine), len(fine))
+    assert (found["SAMPLES"], found["HITS"], found["LOSSES"]) == (8 * len(fine), 5 * len(fine), len(fine))
     assert found["GO"] == (0 if halted else np.isfinite(squares[-1]))
 
 
@@ -481,6 +481,17 @@ def test_cross_entropy_and_its_gradient(
     case.run("reductions", "softmax_cross_entropy", *arguments)
     case.close_sums(losses, -(target * np.log(p)).sum(axis=1), 10)
     case.close(gradient, (target.sum(axis=1, keepdims=True) * p - target) * 8 / rows, 20)
+
+
+@pairwise(kind=EVERY_KIND, launch=launches(((1,), (1,)), ((1,), (32,))), shape=((0, 3), *OUTPUTS), levels=(2, 9))
+def test_hits_are_rows_whose_first_largest_value_is_at_the_label(
+    kind: str, launch: Any, shape: tuple[int, int], levels: int
+) -> None:
+    (rows, columns), case = shape, Case(kind, launch)
+    scores, hits = case.stored(case.rng.integers(-levels, 0, shape)), array([-1], np.int64)
+    labels = array(case.rng.integers(0, columns, rows), np.int64)
+    case.run("reductions", "count_hits", scores, labels, hits, *ints(rows, columns))
+    assert hits[0] == (exact(scores).argmax(axis=1) == labels).sum()
 
 
 @pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS, loss=tuple(TARGET_LOSSES), scaled=(0, 1))

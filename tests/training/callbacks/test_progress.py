@@ -66,8 +66,10 @@ def test_a_line_leaves_out_what_is_not_known() -> None:
 
 
 def test_the_line_of_an_epoch_fits_a_terminal_of_80_columns() -> None:
-    line = describe(record(0.0688123, 50_000_000, 12.34, "validation"), 1000)
-    assert len("[12:30:05] ") + len(line) <= 80
+    for accuracy in (math.nan, 0.9876):
+        known = replace(record(0.0688123, 50_000_000, 12.34, "validation"), accuracy=accuracy)
+        line = describe(known, 1000)
+        assert len("[12:30:05] ") + len(line) <= 80 and "loss 0.06881" in line
 
 
 @pytest.mark.parametrize("style", ["lines", "none"])
@@ -138,8 +140,7 @@ def test_the_bar_has_as_many_figures_as_fit(columns: int, count: int, monkeypatc
     shown = Shown(progress)
     fit(Screen(), progress, shown)
     for figures, record in shown.figures:
-        assert record.evaluation is not None
-        every = [f"loss {record.loss:.4g}", f"accuracy {100 * record.evaluation.accuracy:.2f} %"]
+        every = [f"loss {record.loss:.4g}", f"accuracy {100 * record.accuracy:.2f} %"]
         assert len(figures) == count and figures[:2] == every[:count]
 
 

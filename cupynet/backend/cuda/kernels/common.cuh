@@ -86,7 +86,7 @@ __device__ __forceinline__ A positive(A x) {
 // what a step is told and finds out where it runs ahead of the host -----------------------------------------------------
 
 // Places in a vector of numbers in double; the same as in graph_capture.py.
-enum Control { RATE, FIRST, SECOND, THIRD, SCALE, USED, GO, HALTED, STEPS, LOSSES, SAMPLES, STEADY, SKIPPED };
+enum Control { RATE, FIRST, SECOND, THIRD, SCALE, USED, GO, HALTED, STEPS, LOSSES, SAMPLES, HITS, STEADY, SKIPPED };
 
 // x times one of these numbers; x itself where there are none.
 template <class A>

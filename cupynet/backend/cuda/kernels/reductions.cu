@@ -108,6 +108,27 @@ __device__ void softmax_backward(S* dy, const S* y, long long rows, int columns)
   }
 }
 
+// hits = in how many rows the label is the first column with the largest value. One block, a row per thread: there are few.
+template <class S>
+__device__ void count_hits(const S* scores, const long long* labels, long long* hits, int rows, int columns) {
+  long long own = 0;
+  for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+    const S* line = scores + static_cast<long long>(row) * columns;
+    Wide<S> largest = wide(line[0]);
+    int place = 0;
+    for (int c = 1; c < columns; ++c) {
+      const Wide<S> value = wide(line[c]);
+      if (value > largest) {
+        largest = value;
+        place = c;
+      }
+    }
+    own += place == labels[row];
+  }
+  own = across(own, Add());
+  if (threadIdx.x == 0) *hits = own;
+}
+
 // losses (rows,) = -sum t · log softmax(logits), gradient = (sum t · softmax(logits) - t) · scale, where the target t is
 // (1 - smoothing) · weights[label] at the label, and smoothing / columns · weights[c] at each c; without `weights` they are
 // 1. Scale is `factor`, and times the loss scale in `controls` if there are any. NaN where a label is no column.
@@ -508,6 +529,10 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
   KERNEL normalize_rows_backward_##kind(                                                                              \
       S* dy, const S* x, const Wide<S>* moments, const S* scale, long long rows, int columns) {                       \
     normalize_rows_backward<S>(dy, x, moments, scale, rows, columns);                                                 \
+  }                                                                                                                   \
+  KERNEL count_hits_##kind(                                                                                           \
+      const S* scores, const long long* labels, long long* hits, int rows, int columns) {                             \
+    count_hits<S>(scores, labels, hits, rows, columns);                                                               \
   }                                                                                                                   \
   TARGET_LOSS(squared, kind, S)                                                                                       \
   TARGET_LOSS(logistic, kind, S)                                                                                      \

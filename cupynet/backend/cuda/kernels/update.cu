@@ -213,7 +213,8 @@ __device__ __forceinline__ bool is_number(double x) { return x - x == 0; }
 // finite, or a gradient that is not at the least scale, halts: from then on nothing is moved. One thread.
 template <class A>
 __device__ void judge(
-    double* controls, const A* loss, const A* squared_norm, int samples, int grow_after, double least, double most) {
+    double* controls, const A* loss, const A* squared_norm, const long long* hits, int samples, int grow_after,
+    double least, double most) {
   if (blockIdx.x || threadIdx.x) return;
   const double scale = controls[SCALE];
   const bool overflow = !is_number(*squared_norm), lost = !is_number(*loss);
@@ -227,6 +228,7 @@ __device__ void judge(
   if (go) {
     controls[LOSSES] += *loss;
     controls[SAMPLES] += samples;
+    controls[HITS] += *hits;
   }
   if (!running || !grow_after) return;
   controls[STEADY] += 1;
@@ -417,9 +419,9 @@ IN_DOUBLE(INSTANCES(double, double))
     clip_norm<A>(grad, squared_norm, largest, controls, n);                                                           \
   }                                                                                                                   \
   KERNEL judge_##kind(                                                                                                \
-      double* controls, const A* loss, const A* squared_norm, int samples, int grow_after, double least,              \
-      double most) {                                                                                                  \
-    judge<A>(controls, loss, squared_norm, samples, grow_after, least, most);                                         \
+      double* controls, const A* loss, const A* squared_norm, const long long* hits, int samples, int grow_after,     \
+      double least, double most) {                                                                                    \
+    judge<A>(controls, loss, squared_norm, hits, samples, grow_after, least, most);                                   \
   }                                                                                                                   \
   KERNEL undo_##kind(A* vector, const A* kept, const double* controls, long long n) {                                 \
     undo<A>(vector, kept, controls, n);                                                                               \

@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 SECONDS = ("compute_s", "data_s", "averaging_s", "waiting_s")
 REPORTED = {
-    "train": ("loss", "score_after_averaging", "learning_rate", "images_per_s"),
+    "train": ("loss", "accuracy", "score_after_averaging", "learning_rate", "images_per_s"),
     "replicas": ("drift", "bytes_sent"),
     "time": SECONDS,
 }
-PER_EPOCH = ("epoch", "loss", "learning_rate", "images_per_s", "samples", "train_s", "bytes_sent")
+PER_EPOCH = ("epoch", "loss", "accuracy", "learning_rate", "images_per_s", "samples", "train_s", "bytes_sent")
 EVALUATED = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
 RESULTS = (
     *("validation_accuracy", "test_accuracy", "test_loss", "test_f1"),
