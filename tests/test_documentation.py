@@ -219,6 +219,11 @@ def test_the_tutorial_runs_and_writes_no_file(tmp_path: Path, monkeypatch: pytes
     assert np.array_equal(first, second) and not list(tmp_path.iterdir())
 
 
+def test_the_guide_to_fine_tuning_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_guide(f"{GUIDES}fine_tuning.md", tmp_path, monkeypatch)
+    assert found["unmatched"].missing == ["output.bias", "output.weight"] == found["unmatched"].unexpected
+
+
 def test_the_example_from_deeplearning4j_is_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guide = run_guide(f"{GUIDES}deeplearning4j.md", tmp_path, monkeypatch)["wrapper"]
     with Experiment(composing.compose(["experiment=dl4j_parallel_wrapper", "data=synthetic"])).wrapper() as wrapper:

@@ -128,4 +128,4 @@ def without_training(settings: Settings) -> Settings:
         settings.parallel, launcher="thread", synchronizer={"_target_": "cupynet.parallel.ParameterAveraging"}
     )
     data = {name: [] if name == "augment" else value for name, value in settings.data.items()}
-    return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data)
+    return replace(settings, callbacks={}, optimizer=idle, parallel=averaging, data=data, weights=None, freeze=[])

@@ -8,6 +8,7 @@ model and the `ParallelWrapper`, and loads the data.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from cupynet.backend import Backend, create_backend, select_backend
 from cupynet.config import memory_pools
 from cupynet.config.instantiate import build_as, check_modules, naming
+from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
@@ -30,6 +32,7 @@ from cupynet.training import Callback, ParallelWrapper, Profile, TrainingOptions
 from cupynet.training.options import CheckedOptions, FitData
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 # option -> its setting, if they have different names
 KEYS = {
@@ -85,6 +88,10 @@ class Experiment:
         self._callbacks = {name: self._part(name, part, Callback) for name, part in chosen.items()}
         self.callbacks = list(self._callbacks.values())
         self.options = self._options(stages)
+        self._weights: dict[str, Any] = {}  # to begin with
+        if settings.weights is not None and settings.resume is None:
+            with naming("weights"):
+                self._weights = weights_of(settings.weights, settings.trusted_modules)
         self._built, weights = self._build()
         self.checked = self._check(self.options, self._fit_data() if trains else None)
         check_memory(settings, self.checked, self._built, weights, self.source, self.job)
@@ -136,6 +143,11 @@ class Experiment:
             network.build(self.input, params.scope(), described_on)
             check_loss(network, self.loss)
             check_output(network, self.source.classes)
+        if self._weights:
+            with naming("weights"):
+                params.unmatched(self._weights)
+        with naming("freeze"):
+            params.matching(self.settings.freeze)
         return network, params.count
 
     def _fit_data(self) -> FitData:
@@ -185,10 +197,20 @@ class Experiment:
     # models ---------------------------------------------------------------------------------------------------------
 
     def model(self) -> Model:
-        """Return a new model with its initial weights, on the device of this process's first worker."""
+        """Return a new model with its initial weights, on the device of this process's first worker.
+
+        Names of weights that do not fit the network are logged.
+        """
         backend = self._backend(self.placement.device(self.rank))
         model = Model(self.network, self.input, backend, self.settings.seed, self.loss)
         model.class_names = tuple(self.source.class_names)
+        if self._weights:
+            missing, unexpected = model.load_weights(self._weights, strict=False)
+            rest = f"; begin at random: {', '.join(missing)}" * bool(missing)
+            rest += f"; not used: {', '.join(unexpected)}" * bool(unexpected)
+            log.log(logging.INFO if self.rank == 0 else logging.DEBUG, "weights of %s%s", self.settings.weights, rest)
+        if self.settings.freeze:
+            model.freeze(*self.settings.freeze)
         return model
 
     def own_callbacks(self) -> list[Callback]:

@@ -20,6 +20,7 @@ from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
 from cupynet.core import checks, shared_options, wording
 from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.files import read_weights
 from cupynet.data import Source
 from cupynet.nn import Image, Layer, Loss, Model
 from cupynet.parallel import Synchronizer
@@ -56,6 +57,17 @@ def load(
         if os.path.isfile(file):
             return read_model(file, backend, dtype, trusted_modules)
     return Trained(path, trusted_modules).model(backend, dtype)
+
+
+def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the weights in a safetensors file, by name, or those of a finished run or a checkpoint, see `load`."""
+    place = path.folder if isinstance(path, Run) else Path(path)
+    for file in (place, place / MODEL):
+        if os.path.isfile(file):
+            weights = read_weights(file)
+            check_finite(file, weights)
+            return weights
+    return Trained(path, trusted_modules).weights
 
 
 class Trained:

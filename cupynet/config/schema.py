@@ -177,6 +177,8 @@ class Settings(Group):
     fast_dev_run: Any = setting(False, count_or_flag)
     profile: Any = setting(False, count_or_flag)
     resume: str | None = setting(None)
+    weights: str | None = setting(None)
+    freeze: list[str] = setting([])
     backend: BackendSettings = group(BackendSettings)
     memory: MemorySettings = group(MemorySettings)
     data: Any = part()

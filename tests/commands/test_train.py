@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from tests.support.commands import QUICK, ROOT, SMALL, Call, environment, run, run_folder
 from tests.support.mpi import NO_MPI
-from tests.support.resumed_runs import started, trained
+from tests.support.resumed_runs import resumed, started, trained
 from tests.support.settings import settings_of
 
 TINY = [*QUICK, *SMALL]
@@ -348,3 +349,16 @@ def test_equal_runs_leave_equal_files(tmp_path: Path) -> None:
     for kind, count in (("epoch", 2), ("report", 5)):
         assert without_times(one, kind) == without_times(two, kind)
         assert len(without_times(one, kind)) == count
+
+
+def test_a_run_that_began_with_weights_is_resumed_without_them(tmp_path: Path) -> None:
+    trained(tmp_path / "first", *TINY, "workers=1")
+    first = load_file(tmp_path / "first" / "weights.safetensors")
+    fine = [f"weights={tmp_path / 'first'}", "freeze=[conv*]", "model.layers.dense1.units=8"]
+    trained(tmp_path / "second", *TINY, "workers=1", *fine)
+    shutil.rmtree(tmp_path / "first")
+    resumed(tmp_path / "second", "epochs=2")
+    second = load_file(tmp_path / "second" / "weights.safetensors")
+    assert summary_of(tmp_path / "second")["epochs"] == 2
+    equal = [name for name in first if first[name].shape == second[name].shape and (first[name] == second[name]).all()]
+    assert equal == ["conv1.bias", "conv1.weight", "conv2.bias", "conv2.weight"]

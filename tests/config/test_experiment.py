@@ -17,6 +17,7 @@ from cupynet.config import memory_pools
 from cupynet.config.announcement import announce
 from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.files import save_weights
 from cupynet.data import Augmentation, Data, Dataset, SampleRNG, Source
 from cupynet.parallel import Placement
 from cupynet.runs.checkpoints import Checkpoints
@@ -253,3 +254,31 @@ def test_every_file_of_optimizers_and_losses_trains(files: tuple[str, ...]) -> N
         assert training.trainer.iteration == 6 and np.isfinite(training.evaluate(data.test).loss)
         after = training.model.weights()
     assert all((after[name] != weight).any() for name, weight in before.items())
+
+
+# weights to begin with ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_begins_with_the_weights_that_fit(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own = experiment(*SMALL, "seed=9").model()
+    own.save(tmp_path / "own.safetensors")
+    save_weights(tmp_path / "weights.safetensors", own.weights())
+    for file in ("own.safetensors", "weights.safetensors"):
+        other = (f"weights={tmp_path / file}", "freeze=[dense1,*2.bias]", "model.layers.dense2.units=9")
+        with caplog.at_level("INFO"):
+            model = experiment(*SMALL, *other).model()
+        assert np.array_equal(model.weights()["dense1.weight"], own.weights()["dense1.weight"])
+        assert model.params.frozen == ["dense1.weight", "dense1.bias", "dense2.bias"]
+        assert "dense2.weight" in caplog.messages[-1] and "dense1.weight" not in caplog.messages[-1]
+
+
+def test_weights_and_frozen_layers_that_do_not_exist_are_refused(tmp_path: Path) -> None:
+    save_weights(tmp_path / "other.safetensors", {"other.weight": np.ones(3)})
+    for wrong in (tmp_path / "other.safetensors", tmp_path / "nothing"):
+        with refused("weights"):
+            experiment(*SMALL, f"weights={wrong}")
+    with refused("freeze"):
+        experiment(*SMALL, "freeze=[conv9]")
+    (tmp_path / "other.safetensors").write_bytes(b"nothing")
+    with pytest.raises(DataError):
+        experiment(*SMALL, f"weights={tmp_path / 'other.safetensors'}")
