@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -63,7 +63,7 @@ class HostData(NamedTuple):
 
     Attributes:
         images: (S, H, W, C) uint8, or float32 that is already scaled; None for batches without images.
-        labels: (S,) integers.
+        labels: (S,) integers, or (S, ...) float32.
         pixels: how pixels are scaled.
         edited: True if images are augmented before they are scaled, see `Transfer.make`.
     """
@@ -138,11 +138,12 @@ class Transfer:
     def __init__(self, device: BatchOps, data: HostData) -> None:
         self._device, self._data = device, data
 
-    def begin(self, rows: Sequence[Array]) -> None:
-        """Begin an epoch whose batches have these rows; drop the remaining batches of the epoch before."""
+    def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
+        """Begin an epoch whose batches have these rows and labels; drop the remaining batches of the epoch before."""
+        self._of_batches = iter(labels)
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
-        """Make the epoch's next batch: images (N, H, W, C) in the storage dtype, or None, and labels (N,) int64.
+        """Make the epoch's next batch: images (N, H, W, C) in the storage dtype, or None, and labels (N, ...).
 
         If the transfer is `steady`, do only the work on the host; `send` does the rest.
 
@@ -153,7 +154,7 @@ class Transfer:
             images = self._device.load_images(edit(images[rows]), np.arange(len(rows)), pixels)
         elif images is not None:
             images = self._device.load_images(images, rows, pixels)
-        return images, self._device.asarray(self._data.labels[rows], dtype=np.int64)
+        return images, self._device.asarray(next(self._of_batches))
 
     def send(self, images: Any, labels: Any) -> tuple[Array | None, Array]:
         """Return the result of `make` on the device. If `steady`, this overwrites the previous batch."""

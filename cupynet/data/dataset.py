@@ -40,9 +40,12 @@ class Dataset:
         name: for messages and reports.
         images: (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, kept as uint8, or floating-point
             numbers that are already scaled, kept as float32. Any array or list; it is copied only if it is converted.
-        labels: (S,) class numbers in 0 .. classes - 1, or (S, O) one-hot; kept as (S,) int64.
-        classes: the number of classes.
+        labels: integers: (S,) class numbers in 0 .. classes - 1, or (S, O) one-hot; kept as (S,) int64. Or
+            floating-point targets (S, T), or (S,) of one output: numbers to predict, or probabilities of classes; kept
+            as (S, T) float32.
+        classes: the number of classes, or of targets T.
         pixels: how integers are scaled in a batch: fractions of 255 by default.
+        weights: (S,) factor of each sample's loss, at least 0, kept as float32; None for 1.
 
     Raises:
         ConfigError: an argument is anything else.
@@ -53,40 +56,53 @@ class Dataset:
     labels: Array
     classes: int
     pixels: PixelScale = FRACTIONS
+    weights: Array | None = None
 
     def __post_init__(self) -> None:
         where = f"data set {self.name!r}"
-        images, labels = image_array(where, self.images), class_numbers(where, self.labels)
+        images, labels = image_array(where, self.images), label_array(where, self.labels)
         if images.dtype != np.uint8 and self.pixels != FRACTIONS:
             raise ConfigError(f"{where}: images of {images.dtype} are already scaled: leave `pixels` out")
         if len(self.pixels.scale) not in (1, images.shape[3]):
             count = f"{len(self.pixels.scale)} channels are normalised"
             raise ConfigError(f"{where}: {count}, but the images have {images.shape[3]}: give a number for each")
         classes = checks.integer(f"{where}: classes", self.classes, 1)
-        width = one_hot_width(self.labels)
+        width = labels.shape[1] if labels.ndim == 2 else one_hot_width(self.labels)
         if width not in (None, classes):
-            raise ConfigError(f"{where}: one-hot labels must be (S, {classes}), one column per class, got (S, {width})")
-        if labels.shape != images.shape[:1]:
+            hint = ". Class numbers must be integers" * (width == 1)
+            columns = f"(S, {classes}), one column per class or target"
+            raise ConfigError(f"{where}: one-hot labels and targets must be {columns}, got (S, {width}){hint}")
+        if len(labels) != len(images):
             raise ConfigError(f"{where}: labels must be ({len(images)},), one per image, got {labels.shape}")
-        if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        if labels.ndim == 1 and len(labels) and not 0 <= labels.min() <= labels.max() < classes:
             found = f"{labels.min()} .. {labels.max()}"
             raise ConfigError(
-                f"{where}: labels must be in 0 .. {classes - 1} for {wording.counted(classes, 'class')}, got {found}"
+                f"{where}: labels must be in 0 .. {classes - 1} for {wording.counted(classes, 'class')}, got {found}. "
+                "Numbers to predict must be floating-point"
             )
-        for field, value in (("images", images), ("labels", labels), ("classes", classes)):
+        weights = None if self.weights is None else weight_array("Dataset weights", self.weights, len(labels))
+        fields = {"images": images, "labels": labels, "classes": classes, "weights": weights}
+        for field, value in fields.items():
             object.__setattr__(self, field, value)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __repr__(self) -> str:
-        size = wording.counted(len(self), "image")
-        return f"<Dataset {self.name!r}: {size} of {self.image_shape}, {wording.counted(self.classes, 'class')}>"
+        size, kind = wording.counted(len(self), "image"), "class" if self.labels.ndim == 1 else "target"
+        return f"<Dataset {self.name!r}: {size} of {self.image_shape}, {wording.counted(self.classes, kind)}>"
 
     @property
     def counts(self) -> tuple[int]:
         """The number of samples, in a tuple like `Shards.counts`."""
         return (len(self.labels),)
+
+    @property
+    def targets(self) -> Array:
+        """The labels of batches: `labels`; or (S, T + 1) float32 if samples have weights, which are the last column."""
+        if self.weights is None:
+            return self.labels
+        return np.column_stack((dense(self.labels, self.classes), self.weights))
 
     @property
     def scaled(self) -> bool:
@@ -105,14 +121,15 @@ class Dataset:
 
     def take(self, indices: Array) -> Dataset:
         """Return the samples at `indices` (S,), in that order: a copy, or views if `indices` is a slice."""
-        return Dataset(self.name, self.images[indices], self.labels[indices], self.classes, self.pixels)
+        weights = None if self.weights is None else self.weights[indices]
+        return replace(self, images=self.images[indices], labels=self.labels[indices], weights=weights)
 
 
 VECTORS = ". Vectors of F features are images of (1, F, 1): x[:, None, :, None]"
 
 
 def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Return the data set without a random fraction of its samples, and those samples, both in their order.
+    """Return the data set without a random fraction of its samples, and those without weights, both in their order.
 
     Raises:
         ConfigError: one of the two would be empty.
@@ -124,7 +141,7 @@ def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Da
         raise ConfigError(reason, "validation_split", str(fraction))
     order = philox(seed, SPLIT_STREAM).permutation(len(dataset))
     kept, held_out = np.sort(order[:-count]), np.sort(order[-count:])
-    return dataset.take(kept), replace(dataset.take(held_out), name=f"{dataset.name}-validation")
+    return dataset.take(kept), replace(dataset.take(held_out), name=f"{dataset.name}-validation", weights=None)
 
 
 def on_host(value: Any) -> Array:
@@ -163,21 +180,64 @@ def one_hot_width(labels: Any) -> int | None:
     return shape[1] if len(shape) == 2 and shape[1] > 1 else None
 
 
-def class_numbers(where: str, labels: Any) -> Array:
-    """Return `labels`, (S,), (S, 1) or one-hot (S, O), as class numbers (S,) int64. ConfigError, see `image_array`."""
+def label_array(where: str, labels: Any) -> Array:
+    """Return integers, (S,), (S, 1) or one-hot (S, O), as class numbers (S,) int64; floats as (S, T) float32.
+
+    Raises:
+        ConfigError: see `image_array`.
+    """
     array = on_host(labels)
+    if array.dtype.kind == "f" and array.ndim in (1, 2):
+        if not np.isfinite(array).all():
+            raise ConfigError(f"{where}: targets contain numbers that are not finite")
+        return np.ascontiguousarray(array if array.ndim == 2 else array[:, np.newaxis], dtype=np.float32)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim == 1 and array.dtype.kind in "biu":
         return np.ascontiguousarray(array, dtype=np.int64)
-    if array.ndim == 2 and array.dtype.kind in "biuf" and len(array):
-        ones = array == 1
-        if (ones | (array == 0)).all() and (ones.sum(axis=1) == 1).all():
-            return ones.argmax(axis=1)
+    if is_one_hot(array):
+        return array.argmax(axis=1)
     raise ConfigError(
-        f"{where}: labels must be class numbers (S,), integers from 0, or one-hot (S, O), got {array.shape} of "
-        f"{array.dtype}"
+        f"{where}: labels must be class numbers (S,), integers from 0, or one-hot (S, O), or floating-point targets "
+        f"(S, T), got {array.shape} of {array.dtype}"
     )
+
+
+def is_one_hot(array: Array) -> bool:
+    """Return True for numbers (S, O), O > 1, that are 1 once in each row, and 0 elsewhere."""
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind not in "biuf" or not len(array):
+        return False
+    ones = array == 1
+    return bool((ones | (array == 0)).all() and (ones.sum(axis=1) == 1).all())
+
+
+def dense(labels: Array, classes: int) -> Array:
+    """Return labels (S,) as one-hot (S, classes) float32, and targets (S, T) unchanged."""
+    return labels if labels.ndim == 2 else (labels[:, np.newaxis] == np.arange(classes)).astype(np.float32)
+
+
+def weight_array(name: str, weights: Any, count: int) -> Array:
+    """Return the weights of samples as (count,) float32. ConfigError, about the argument `name`."""
+    array = on_host(weights)
+    if array.shape != (count,) or array.dtype.kind not in "biuf":
+        reason = f"must be ({count},) numbers, one per image, got {array.shape} of {array.dtype}"
+        raise ConfigError(reason, name)
+    if not (np.isfinite(array) & (array >= 0)).all():
+        raise ConfigError(f"must be finite and at least 0, got {array.min()} .. {array.max()}", name)
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def balanced_weights(name: str, labels: Array, classes: int) -> Array:
+    """Return weights (O,) with which all classes count alike: S / (O · count), as in scikit-learn.
+
+    Raises:
+        ConfigError: a class has no examples; about the argument `name`.
+    """
+    counts = np.bincount(labels, minlength=classes)
+    if not counts.all():
+        reason = f"class {counts.argmin()} has no examples: set a weight for each class"
+        raise ConfigError(reason, name, "balanced")
+    return len(labels) / (classes * counts)
 
 
 def check_layout(where: str, shape: Sequence[int]) -> None:

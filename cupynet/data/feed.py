@@ -48,7 +48,8 @@ class BatchFeed:
         self._made: Prefetcher[Made] = Prefetcher((), 0)  # batches of the current epoch
         with read_of(loader.dataset):
             part = loader.part(rank, size)
-            data = HostData(part.images if images else None, part.labels, part.pixels, edited=bool(loader.augment))
+            self._labels = part.targets
+            data = HostData(part.images if images else None, self._labels, part.pixels, edited=bool(loader.augment))
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._rounds) if self._transfer.ahead else 0
@@ -60,7 +61,7 @@ class BatchFeed:
         """
         self._made.close()
         assigned = self.loader.assigned(epoch, self._rank, self._size, start)
-        self._transfer.begin([rows for _, rows, _ in assigned])
+        self._transfer.begin([rows for _, rows, _ in assigned], [self._labels[rows] for _, rows, _ in assigned])
         self._made = Prefetcher(self.loader.load(assigned, epoch, self._transfer), self._ahead)
         return self._rest(self._made, epoch, self._rounds - start)
 

@@ -21,7 +21,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augment, augmentations, augmented, check_augmentations
-from cupynet.data.dataset import Dataset, class_numbers, on_host, philox
+from cupynet.data.dataset import Dataset, label_array, on_host, philox
 from cupynet.data.shards import Shards
 
 Labelled: TypeAlias = Dataset | Shards
@@ -31,7 +31,7 @@ _LOOKED_AT = 1 << 20  # bytes of images that a signature includes
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """N examples of one epoch, ready on the device: images (N, H, W, C), labels (N,), samples (N,).
+    """N examples of one epoch, ready on the device: images (N, H, W, C), labels (N, ...), samples (N,).
 
     `index` counts the batches of epoch `epoch` over all workers, both from 0. `samples` are the numbers of the samples
     in the data set: dropout masks and augmentation depend on them, not on the worker.
@@ -41,7 +41,7 @@ class Batch:
 
     index: int
     images: Array  # (N, H, W, C), of the backend; None if they were not requested
-    labels: Array  # (N,) int64, of the backend
+    labels: Array  # (N,) int64 or (N, T) float32, with weights (N, T + 1), see `Dataset.targets`; of the backend
     samples: Array  # (N,) int64, on the host; with shards, numbers in the whole data set
     epoch: int = 0
     steady: bool = False  # True if the images of all batches of its feed share one address
@@ -125,6 +125,7 @@ class Loader:
             arrays = [*data.labels, *data.samples]
         else:
             arrays = [data.labels, data.images[:: max(1, data.images.nbytes // _LOOKED_AT)]]
+            arrays += [] if data.weights is None else [data.weights]
         for array in arrays:
             found = zlib.crc32(np.ascontiguousarray(array).data, found)
         return found
@@ -137,7 +138,7 @@ class Loader:
             labels = np.concatenate(data.labels)[np.argsort(np.concatenate(data.samples), kind="stable")]
         else:
             labels = data.labels
-        return len(labels), zlib.crc32(np.ascontiguousarray(labels, "<i8").data)
+        return len(labels), zlib.crc32(np.ascontiguousarray(labels, labels.dtype.newbyteorder("<")).data)
 
     def part(self, rank: int, size: int) -> Dataset:
         """Return the data that worker `rank` of `size` reads. DataError."""
@@ -180,7 +181,9 @@ class Loader:
         """
         assigned = self.assigned(epoch, rank, size, start)
         part = self.part(rank, size)
-        transfer = Transfer(backend, HostData(part.images, part.labels, part.pixels))
+        labels = part.targets
+        transfer = Transfer(backend, HostData(part.images, labels, part.pixels))
+        transfer.begin([], (labels[rows] for _, rows, _ in assigned))
         made = self.load(assigned, epoch, transfer)
         return (Batch(index, *transfer.send(*content), samples, epoch) for index, content, samples in made)
 
@@ -218,7 +221,7 @@ def as_loader(
     Args:
         data: a loader, which is returned unchanged; a `Dataset`; `Shards`; or a pair (images, labels) of arrays.
         batch_size, seed, shuffle, augment: see `Loader`.
-        classes: of a pair; the largest label + 1 by default.
+        classes: of a pair; the largest label + 1 by default, or the number of targets.
         pixels: of a pair: how pixels are scaled.
 
     Raises:
@@ -229,7 +232,9 @@ def as_loader(
     if isinstance(data, (tuple, list)) and len(data) == 2:
         images, labels = data
         images, labels = on_host(images), on_host(labels)
-        known = class_numbers("data set 'arrays'", labels).max(initial=0) + 1 if classes is None else classes
+        if classes is None:
+            found = label_array("data set 'arrays'", labels)
+            classes = int(found.max(initial=0)) + 1 if found.ndim == 1 else found.shape[1]
         scaled = images.dtype.kind == "f"
-        data = Dataset("arrays", images, labels, int(known), FRACTIONS if scaled else pixels)
+        data = Dataset("arrays", images, labels, classes, FRACTIONS if scaled else pixels)
     return Loader(data, batch_size, seed, shuffle, augment)

@@ -27,7 +27,11 @@ class Loss(Described):
     applies: str | None = None
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """Return the loss of each example (N,), on the device, and the gradient of their mean, times the loss scale."""
+        """Return the loss of each example (N,), on the device, and the gradient of their mean, times the loss scale.
+
+        target: class numbers (N,); after `check_targets` also targets (N, O), or (N, O + 1) whose last column is a
+            factor of each example's loss.
+        """
         raise NotImplementedError
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
@@ -36,6 +40,13 @@ class Loss(Described):
 
     def check(self, classes: int) -> None:
         """Raise ConfigError if the loss does not fit this number of outputs."""
+
+    def check_targets(self, targets: Array) -> None:
+        """Raise ConfigError unless the loss takes targets (S, O), on the host, such as these, and weights."""
+        name = type(self).__name__
+        raise ConfigError(
+            f"{name} takes class numbers, without weights or MixUp. Define {name}.check_targets if not so"
+        )
 
 
 class SoftmaxNLL(Loss):
@@ -68,8 +79,16 @@ class SoftmaxNLL(Loss):
             reason = f"{len(self.class_weights)} weights for {classes} classes: set one for each"
             raise ConfigError(reason, "SoftmaxNLL class_weights")
 
+    def check_targets(self, targets: Array) -> None:
+        """Raise ConfigError unless each example's targets are probabilities of classes."""
+        if not ((targets >= 0).all() and (abs(targets.sum(axis=1) - 1) < 1e-3).all()):
+            raise ConfigError(
+                "SoftmaxNLL takes class numbers, which are integers, or probabilities of the classes, with sum 1. To "
+                "predict other numbers, use Model(..., loss='mean_squared_error')"
+            )
+
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """prediction: (N, O) logits, target: (N,) class numbers -> (N,), (N, O)."""
+        """prediction: (N, O) logits; target: class numbers (N,), or probabilities (N, O) -> (N,), (N, O)."""
         return backend.softmax_cross_entropy(prediction, target, self.label_smoothing, self.class_weights)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
@@ -87,8 +106,8 @@ def _class_weights(given: Weights) -> tuple[float, ...]:
     return found
 
 
-class OneHotLoss(Loss):
-    """The mean over outputs of an elementwise loss; the target is 1 for the class of the example, 0 for the others.
+class ElementwiseLoss(Loss):
+    """The mean over outputs of an elementwise loss. Class numbers are targets 1 for this class and 0 for the others.
 
     Attributes:
         kind, parameter: see `Backend.target_loss`.
@@ -97,8 +116,13 @@ class OneHotLoss(Loss):
     kind: str
     parameter = 0.0
 
+    def check_targets(self, targets: Array) -> None:
+        """Raise ConfigError if targets are not from 0 to 1, and the loss requires that."""
+        if self.kind in ("logistic", "hinge") and not ((targets >= 0) & (targets <= 1)).all():
+            raise ConfigError(f"{type(self).__name__} takes targets from 0 to 1")
+
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """prediction: (N, O), target: (N,) class numbers -> (N,), (N, O)."""
+        """prediction: (N, O); target: class numbers (N,), or targets (N, O) -> (N,), (N, O)."""
         return backend.target_loss(self.kind, prediction, target, self.parameter)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
@@ -106,14 +130,14 @@ class OneHotLoss(Loss):
         return prediction
 
 
-class MeanSquaredError(OneHotLoss):
+class MeanSquaredError(ElementwiseLoss):
     """The mean over the outputs of (z - t)²."""
 
     capturable = True
     kind = "squared"
 
 
-class BinaryCrossEntropy(OneHotLoss):
+class BinaryCrossEntropy(ElementwiseLoss):
     """-t · log s - (1 - t) · log(1 - s) of each output, with s = sigmoid(z).
 
     The network ends in logits z (activation identity).
@@ -130,14 +154,14 @@ class BinaryCrossEntropy(OneHotLoss):
         return prediction
 
 
-class Hinge(OneHotLoss):
+class Hinge(ElementwiseLoss):
     """The mean over the outputs of max(0, 1 - y · z), y being 1 for the class of the example and -1 for the others."""
 
     capturable = True
     kind = "hinge"
 
 
-class Huber(OneHotLoss):
+class Huber(ElementwiseLoss):
     """The mean over the outputs of d²/2 where |d| <= delta, else delta · (|d| - delta/2), with d = z - t (Huber 1964).
 
     Args:

@@ -450,6 +450,6 @@ def check_output(network: Layer, classes: int) -> None:
     """Refuse a built network whose output is not one logit per class."""
     if network.output != Flat(classes):
         raise ConfigError(
-            f"the network gives {network.output}, but the data has {wording.counted(classes, 'class')}: end in "
-            f"Dense(units={classes})"
+            f"the network gives {network.output}, but the data has {wording.counted(classes, 'class')} or targets: end "
+            f"in Dense(units={classes})"
         )

@@ -103,6 +103,8 @@ def _brightest(dataset: Labelled, enough: int) -> int:
 
 def warn_of_classes(dataset: Labelled) -> None:
     """Log a warning if some classes have no images, or if a shard lacks at least half of the others."""
+    if isinstance(dataset, Dataset) and dataset.labels.ndim == 2:
+        return
     shards = dataset.labels if isinstance(dataset, Shards) else [dataset.labels]
     valid = [labels[(labels >= 0) & (labels < dataset.classes)] for labels in shards]  # others are refused later
     counts = np.array([np.bincount(labels, minlength=dataset.classes) for labels in valid])  # (shards, classes)

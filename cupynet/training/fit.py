@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,11 +12,14 @@ from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array, layout_hint
 from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError, DataError
+from cupynet.core.wording import shown
 from cupynet.data import Dataset, Labelled, Loader, Shards, as_loader, read_pairs, split_off
+from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, weight_array
 from cupynet.nn import Model, check_output
 from cupynet.parallel import Communicator
 
 Examples: TypeAlias = Loader | Dataset | Shards | tuple[Array, Array] | Iterable[Any] | Array
+ClassWeight: TypeAlias = Mapping[int, float] | str | None
 
 
 @dataclass
@@ -56,14 +59,66 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
     return read_pairs(x)
 
 
-def loader_of(data: Examples, batch_size: int, model: Model, pixels: PixelScale, *, shuffle: bool = True) -> Loader:
+def loader_of(
+    data: Examples,
+    batch_size: int,
+    model: Model,
+    pixels: PixelScale,
+    *,
+    shuffle: bool = True,
+    sample_weight: Any = None,
+    class_weight: ClassWeight = None,
+) -> Loader:
     """Return a loader of training data that match the model. ConfigError.
 
-    pixels: the scale of the images, if `data` is a pair.
+    Args:
+        pixels: the scale of the images, if `data` is a pair.
+        sample_weight, class_weight: see `ParallelWrapper.fit`.
     """
-    loader = as_loader(examples(data), batch_size, shuffle=shuffle, classes=model.output.features, pixels=pixels)
-    check_data(loader.dataset, model)
+    data = examples(data)
+    if isinstance(data, tuple | list) and model.loss.applies == "softmax":
+        images, labels = data[0], on_host(data[1])
+        data = images, labels.argmax(axis=1) if is_one_hot(labels) else labels
+    loader = as_loader(data, batch_size, shuffle=shuffle, classes=model.output.features, pixels=pixels)
+    loader = weighted(loader, sample_weight, class_weight)
+    check_data(loader, model)
     return loader
+
+
+def weighted(loader: Loader, sample_weight: Any, class_weight: ClassWeight) -> Loader:
+    """Return the loader with weights of its samples, see `ParallelWrapper.fit`. ConfigError."""
+    if sample_weight is None and class_weight is None:
+        return loader
+    data = loader.dataset
+    if not isinstance(data, Dataset):
+        raise ConfigError(
+            "needs a data set in memory, not shards", "class_weight" if sample_weight is None else "sample_weight"
+        )
+    weights = np.ones(len(data), np.float32) if data.weights is None else data.weights
+    if sample_weight is not None:
+        weights = weights * weight_array("sample_weight", sample_weight, len(data))
+    if class_weight is not None:
+        weights = weights * _class_factors(data, class_weight)[data.labels]
+    return with_dataset(loader, replace(data, weights=weights))
+
+
+def with_dataset(loader: Loader, data: Dataset) -> Loader:
+    """Return a loader like this, of other data."""
+    return Loader(data, loader.batch_size, loader.seed, loader.shuffle, loader.augment)
+
+
+def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
+    """Return the factor of each class, (O,). ConfigError."""
+    if data.labels.ndim == 2:
+        raise ConfigError("needs class numbers as labels. For targets, use sample_weight", "class_weight")
+    if class_weight == "balanced":
+        return balanced_weights("class_weight", data.labels, data.classes)
+    if not isinstance(class_weight, Mapping):
+        raise ConfigError("must be a dictionary {class: weight}, or balanced", "class_weight", shown(class_weight))
+    factors = np.ones(data.classes)
+    for each, weight in class_weight.items():
+        factors[integer("class_weight", each, 0, most=data.classes - 1)] = number("class_weight", weight, minimum=0)
+    return factors
 
 
 def evaluation_loader(data: Examples, batch_size: int, model: Model, pixels: PixelScale | None) -> Loader:
@@ -106,12 +161,12 @@ def held_out_of(
     if not isinstance(loader.dataset, Dataset):
         raise ConfigError("needs a data set in memory. Use validation_data", "validation_split", str(fraction))
     train, kept = split_off(loader.dataset, fraction, loader.seed)
-    rest = Loader(train, loader.batch_size, loader.seed, loader.shuffle, loader.augment)
-    return rest, Loader(kept, loader.batch_size, loader.seed, shuffle=False), "validation"
+    return with_dataset(loader, train), Loader(kept, loader.batch_size, loader.seed, shuffle=False), "validation"
 
 
-def check_data(dataset: Labelled, model: Model) -> None:
-    """Refuse data that do not fit the network: no images, another shape, another number of classes. ConfigError."""
+def check_data(loader: Loader, model: Model) -> None:
+    """Refuse data that do not fit the model: no images, another shape, other labels or targets. ConfigError."""
+    dataset = loader.dataset
     if not len(dataset):
         raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
     shape = tuple(dataset.image_shape)
@@ -122,6 +177,8 @@ def check_data(dataset: Labelled, model: Model) -> None:
             f"{model.input}: build the model for Image{shape}, or reshape the images{hint}"
         )
     check_output(model.network, dataset.classes)
+    if isinstance(dataset, Dataset) and (dataset.labels.ndim == 2 or dataset.weights is not None):
+        model.loss.check_targets(dense(dataset.labels, dataset.classes))
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:

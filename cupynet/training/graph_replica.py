@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from cupynet.training.replica import Replica, Step, StepCheck
 if TYPE_CHECKING:
     from cupynet.backend.cuda.graph_capture import Recorder
 
+Shape: TypeAlias = "tuple[int, ...]"
 log = logging.getLogger(__name__)
 
 
@@ -42,7 +43,7 @@ class Graphs:
 
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
-        self._launchers: dict[tuple[str, int], Callable[[], None]] = {}  # by name and batch size
+        self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and the shape of labels
         self._workspace: Workspace | None = None  # of the thread that captured the graphs
         self.refused, self.singly = "", False
 
@@ -51,14 +52,14 @@ class Graphs:
         if self._workspace is not self._backend.workspace:
             self._workspace, self._launchers = self._backend.workspace, {}
 
-    def run(self, name: str, size: int, work: Callable[[int], None]) -> None:
-        """Run `work(size)`: one by one the first time, with capture the second time, then by launching the graph."""
+    def run(self, name: str, shape: Shape, work: Callable[[Shape], None]) -> None:
+        """Run `work(shape)`: one by one the first time, with capture the second time, then by launching the graph."""
 
         def plainly() -> None:
             with self._recorder.steered():
-                work(size)
+                work(shape)
 
-        key = name, size
+        key = name, shape
         if self.singly:
             plainly()
         elif key in self._launchers:
@@ -68,7 +69,7 @@ class Graphs:
                 plainly()
             self._launchers[key] = lambda: self._capture(key, plainly)
 
-    def _capture(self, key: tuple[str, int], plainly: Callable[[], None]) -> None:
+    def _capture(self, key: tuple[str, Shape], plainly: Callable[[], None]) -> None:
         """Capture a graph and launch it. If that fails, launch operations one by one from now on."""
         try:
             self._launchers[key] = self._recorder.record(plainly)
@@ -83,7 +84,7 @@ class Graphs:
 
 
 class Inputs:
-    """The input arrays of captured steps, by batch size.
+    """The input arrays of captured steps, by the shape of the batch's labels: (N,), or (N, T).
 
     Args:
         draws: True if a layer uses random numbers, which depend on sample numbers and the epoch.
@@ -94,35 +95,35 @@ class Inputs:
 
     def __init__(self, backend: Backend, *, draws: bool) -> None:
         self._backend, self.draws = backend, draws
-        self._images: dict[int, Array] = {}
-        self._labels: dict[int, Array] = {}
-        self._samples: dict[int, Array] = {}
+        self._images: dict[Shape, Array] = {}
+        self._labels: dict[Shape, Array] = {}
+        self._samples: dict[Shape, Array] = {}
         self.epoch: Array = backend.asarray(np.zeros(1, np.int64))
         self._epoch = 0  # the value on the device
 
-    def of(self, size: int) -> tuple[Array, Array, Array | None]:
+    def of(self, shape: Shape) -> tuple[Array, Array, Array | None]:
         """Return images, labels, and the numbers of the samples if a layer uses random numbers."""
-        return self._images[size], self._labels[size], self._samples.get(size)
+        return self._images[shape], self._labels[shape], self._samples.get(shape)
 
-    def load(self, batch: Batch) -> int:
-        """Copy a batch to the input arrays, unless it is there already. Return its size."""
-        size, backend = len(batch), self._backend
-        if size not in self._images:
-            self._images[size] = (
+    def load(self, batch: Batch) -> Shape:
+        """Copy a batch to the input arrays, unless it is there already. Return the shape of its labels."""
+        shape, backend = tuple(batch.labels.shape), self._backend
+        if shape not in self._images:
+            self._images[shape] = (
                 batch.images if batch.steady else backend.allocate(batch.images.shape, batch.images.dtype)
             )
-            self._labels[size] = backend.allocate(batch.labels.shape, batch.labels.dtype)
-        images, labels = self._images[size], self._labels[size]
+            self._labels[shape] = backend.allocate(shape, batch.labels.dtype)
+        images, labels = self._images[shape], self._labels[shape]
         if backend.data_ptr(images) != backend.data_ptr(batch.images):
             images[...] = batch.images
         labels[...] = batch.labels
         if self.draws:
             samples = backend.asarray(np.asarray(batch.samples, np.int64))
-            there: Array = self._samples.setdefault(size, samples)
+            there: Array = self._samples.setdefault(shape, samples)
             there[...] = samples
             if batch.epoch != self._epoch:
                 self.epoch[...] = self._epoch = batch.epoch
-        return size
+        return shape
 
 
 class GraphReplica(Replica):
@@ -188,7 +189,7 @@ class GraphReplica(Replica):
         self._send_scale()
         self._recorder.steer(self.optimizer.numbers(iteration))
         self._norm = None if self.optimizer.max_grad_norm is None else squared_norm
-        self.graphs.run("update" if self._norm is None else "clipped update", 0, self._update)
+        self.graphs.run("update" if self._norm is None else "clipped update", (), self._update)
 
     # ahead of the host ----------------------------------------------------------------------------------------------
 
@@ -249,21 +250,21 @@ class GraphReplica(Replica):
 
     # the captured step ----------------------------------------------------------------------------------------------
 
-    def _gradient(self, size: int) -> None:
+    def _gradient(self, shape: Shape) -> None:
         self.params.snapshot_buffers()
-        images, labels, samples = self._inputs.of(size)
+        images, labels, samples = self._inputs.of(shape)
         context = GraphContext(train=True, seed=self.model.seed, epoch=self._inputs.epoch, samples=samples)
         self._sums = self._passes(images, labels, lambda part: context)
 
-    def _update(self, size: int = 0) -> None:
+    def _update(self, shape: Shape = ()) -> None:
         self.optimizer.move(self.params, squared_norm=self._norm)
 
-    def _step(self, size: int) -> None:
-        self._gradient(size)
+    def _step(self, shape: Shape) -> None:
+        self._gradient(shape)
         scaling = Scaling() if self.scaler is None else self.scaler.scaling
         self._norm = self.backend.squared_norm(self.params.grad)
         losses, hits = self._sums
-        self._recorder.judge(losses, self._norm, hits, size, scaling)
+        self._recorder.judge(losses, self._norm, hits, shape[0], scaling)
         for buffers in self.params.running:
             self._recorder.undo(buffers, self.params.buffer_snapshot)
         self._update()

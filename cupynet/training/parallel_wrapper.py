@@ -49,6 +49,7 @@ from cupynet.training.device_errors import translate_device_errors
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Stop, StopReason
 from cupynet.training.fit import (
+    ClassWeight,
     Examples,
     Fit,
     check_same_data,
@@ -204,6 +205,8 @@ class ParallelWrapper:
         *,
         epochs: int = 1,
         batch_size: int = 128,
+        sample_weight: Array = None,
+        class_weight: ClassWeight = None,
         validation_split: float = 0.0,
         validation_data: Examples | None = None,
         evaluate_on: Examples | None = None,
@@ -224,9 +227,15 @@ class ParallelWrapper:
                 was trained (`Model.pixels`), or floating-point numbers that are scaled already. Or, without `y`, a
                 `Loader`, a `Dataset`, `Shards`, or pairs (image, label), such as a data set of PyTorch or Hugging Face,
                 which are read into memory. Samples are shuffled in each epoch.
-            y: labels (S,): class numbers from 0; or one-hot (S, O).
+            y: labels (S,): class numbers from 0, integers; or one-hot (S, O). Or floating-point targets (S, T), or (S,)
+                of one output: numbers to predict with `mean_squared_error` or `huber`, from 0 to 1 with
+                `binary_cross_entropy` and `hinge`, or probabilities of the classes with `softmax`.
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
             batch_size: samples of a batch of one worker; not used for a `Loader`.
+            sample_weight: (S,) factor of each sample's loss. The mean of a batch is over its number of samples.
+                Evaluation has no weights.
+            class_weight: {class: factor of its samples' losses}, 1 by default; or `balanced`, with which all classes
+                count alike, as in scikit-learn. Multiplied with `sample_weight`.
             validation_split: fraction of the samples, chosen at random, to evaluate on instead of training.
             validation_data: data to evaluate on, (x, y) or as `x`, recorded as validation.
             evaluate_on: like `validation_data`, but recorded as test.
@@ -242,7 +251,8 @@ class ParallelWrapper:
             raise ConfigError("the learning-rate factors have changed: make a new ParallelWrapper for this model")
         if self._writes_model:
             self.model.description()  # refuses now what could not be saved at the end
-        loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels)
+        weights = {"sample_weight": sample_weight, "class_weight": class_weight}
+        loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
         fit = Fit(loader, integer("epochs", epochs, 0 if unfinished else 1), held_out, evaluate_every, split)

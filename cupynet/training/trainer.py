@@ -363,7 +363,9 @@ class Trainer:
                         found = self.replica.scores(batch)
                     if found is not None:
                         scores, losses = found
-                        own.add(scores, self.backend.to_host(batch.labels), losses, batch.samples)
+                        labels = self.backend.to_host(batch.labels)
+                        labels = labels if labels.ndim == 1 else labels[:, :classes].argmax(axis=1)
+                        own.add(scores, labels, losses, batch.samples)
                     where = "loading a batch"
             except Exception as error:
                 annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")

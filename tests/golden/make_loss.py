@@ -1,12 +1,14 @@
 """Makes tests/golden/loss.npz with PyTorch, a source independent of this project: python tests/golden/make_loss.py.
 
-Losses of each example in double, and the gradient of their mean, of one set of outputs and labels. Made with torch
-2.13.0, which the tests that read it do not need. A mean is over the number of examples, whatever the classes weigh.
+Losses of each example in double, and the gradient of their mean, of one set of outputs and labels; and of the same
+outputs and targets from 0 to 1, whose last column weighs the examples. Made with torch 2.13.0, which the tests that
+read it do not need. A mean is over the number of examples, whatever they and the classes weigh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ def each(losses: torch.Tensor) -> torch.Tensor:
     return losses.mean(dim=1)
 
 
-LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "softmax": lambda z, y, t: functional.cross_entropy(z, y, reduction="none"),
     "smoothed": lambda z, y, t: functional.cross_entropy(z, y, reduction="none", label_smoothing=0.1),
     "weighted": lambda z, y, t: functional.cross_entropy(
@@ -36,6 +38,13 @@ LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
     "hinge": lambda z, y, t: each(torch.clamp(1 - (2 * t - 1) * z, min=0)),
     "huber": lambda z, y, t: each(functional.huber_loss(z, t, reduction="none", delta=1.0)),
     "huber, narrow": lambda z, y, t: each(functional.huber_loss(z, t, reduction="none", delta=0.25)),
+}
+TARGET_LOSSES: dict[str, Callable[..., torch.Tensor]] = {
+    "soft": lambda z, t: functional.cross_entropy(z, t, reduction="none"),
+    "soft, both": lambda z, t: functional.cross_entropy(
+        z, t, torch.tensor(WEIGHTS, dtype=torch.double), reduction="none", label_smoothing=0.2
+    ),
+    **{name: partial(LOSSES[name], y=None) for name in ("squared", "logistic", "hinge", "huber")},
 }
 
 
@@ -51,6 +60,14 @@ def make() -> dict[str, Any]:
         losses = loss(z, y, target)
         losses.mean().backward()
         golden[f"{name}/losses"], golden[f"{name}/gradient"] = losses.detach().numpy(), z.grad.numpy()
+    targets = rng.uniform(0, 1, (N, CLASSES + 1)).astype(np.float32).astype(float)
+    golden["targets"] = targets
+    for name, target_loss in TARGET_LOSSES.items():
+        z, weights = torch.from_numpy(outputs.copy()).requires_grad_(), torch.from_numpy(targets[:, CLASSES])
+        target = torch.from_numpy(targets[:, :CLASSES])
+        losses = target_loss(z, t=target) * weights
+        losses.mean().backward()
+        golden[f"targets, {name}/losses"], golden[f"targets, {name}/gradient"] = losses.detach().numpy(), z.grad.numpy()
     return golden
 
 

@@ -24,6 +24,7 @@ from cupynet.nn import (
     SoftmaxNLL,
 )
 from tests.support.backends import every_backend, every_dtype
+from tests.support.gradients import check_derivative
 from tests.support.refusals import refused
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "loss.npz")
@@ -39,7 +40,15 @@ LOSSES: dict[str, Loss] = {
     "huber": Huber(),
     "huber, narrow": Huber(0.25),
 }
+TARGET_LOSSES: dict[str, Loss] = {
+    f"targets, {name}": loss
+    for name, loss in {
+        **{"soft": SoftmaxNLL(), "soft, both": LOSSES["both"]},
+        **{name: LOSSES[name] for name in ("squared", "logistic", "hinge", "huber")},
+    }.items()
+}
 every_loss = pytest.mark.parametrize("kind", LOSSES)
+every_target_loss = pytest.mark.parametrize("kind", TARGET_LOSSES)
 
 
 def computed(loss: Loss, backend: Backend, outputs: Any, labels: Any) -> tuple[Any, Any]:
@@ -62,8 +71,50 @@ def test_losses_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
     assert backend.workspace.on_loan == 0
 
 
+@every_backend
+@every_dtype
+@every_target_loss
+def test_losses_of_weighted_targets_are_those_of_pytorch(name: str, dtype: str, kind: str) -> None:
+    backend, tolerance = create_backend(name, dtype), {"double": 1e-12, "float": 1e-5, "half": 4e-3}[dtype]
+    targets = GOLDEN["targets"].astype(np.float32)
+    losses, gradient = computed(TARGET_LOSSES[kind], backend, GOLDEN["outputs"], targets)
+    np.testing.assert_allclose(losses, GOLDEN[f"{kind}/losses"], rtol=tolerance, atol=tolerance)
+    expected = GOLDEN[f"{kind}/gradient"]
+    np.testing.assert_allclose(gradient, expected, rtol=tolerance, atol=tolerance * abs(expected).max())
+    assert backend.workspace.on_loan == 0
+
+
 def test_every_golden_loss_is_compared() -> None:
-    assert {each.partition("/")[0] for each in GOLDEN if "/" in each} == LOSSES.keys()
+    assert {each.partition("/")[0] for each in GOLDEN if "/" in each} == LOSSES.keys() | TARGET_LOSSES.keys()
+
+
+@every_target_loss
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients_of_targets_are_those_by_differences(kind: str, weighted: bool) -> None:
+    backend, rng = create_backend("numpy", "double"), np.random.default_rng(3)
+    outputs, targets = rng.normal(0, 2, (4, 5)), rng.uniform(0, 1, (4, 5 + weighted))
+    loss = TARGET_LOSSES[kind]
+    _, gradient = computed(loss, backend, outputs, targets)
+    check_derivative(
+        lambda: float(computed(loss, backend, outputs, targets)[0].mean()), backend, outputs, gradient, "z"
+    )
+
+
+@every_backend
+@every_loss
+def test_one_hot_targets_give_the_losses_of_class_numbers(name: str, kind: str) -> None:
+    backend, labels = create_backend(name, "float"), GOLDEN["labels"]
+    expected = computed(LOSSES[kind], backend, GOLDEN["outputs"], labels)
+    found = computed(LOSSES[kind], backend, GOLDEN["outputs"], np.eye(5, dtype=np.float32)[labels])
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * abs(other).max())
+
+
+@every_backend
+def test_targets_of_another_width_are_refused(name: str) -> None:
+    for loss in (SoftmaxNLL(), MeanSquaredError()):
+        with refused(""):
+            computed(loss, create_backend(name, "float"), np.zeros((2, 5)), np.zeros((2, 3), np.float32))
 
 
 @every_backend

@@ -363,8 +363,18 @@ def pointwise_backward(backend: Backend, call: Call, shape: Shape) -> Results:
 def softmax_cross_entropy(backend: Backend, call: Call, shape: Shape) -> Results:
     logits, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
     weights = tuple(0.5 * i for i in range(shape.outputs)) if shape.flag else None
-    losses, gradient = backend.softmax_cross_entropy(logits, labels, 0.25 if shape.need_dx else 0.0, weights)
-    return {"losses": losses, "scaled gradient": gradient}
+    smoothing = 0.25 if shape.need_dx else 0.0
+    losses, gradient = backend.softmax_cross_entropy(logits, labels, smoothing, weights)
+    found = {"losses": losses.copy(), "scaled gradient": gradient}
+    losses, gradient = backend.softmax_cross_entropy(logits, targets(backend, call, shape), smoothing, weights)
+    return found | {"losses of targets": losses.copy(), "scaled gradient, targets": gradient}
+
+
+def targets(backend: Backend, call: Call, shape: Shape) -> Array:
+    """Targets from 0 to 1 (N, O), or with weights (N, O + 1)."""
+    columns = shape.outputs + shape.flag
+    found = call.integers(0, 65, shape.batch * columns).astype(np.float32) / 64
+    return backend.asarray(found.reshape(shape.batch, columns))
 
 
 def channels_of(call: Call, shape: Shape) -> tuple[Array, Array, Array, Array, Array]:
@@ -445,6 +455,8 @@ def target_loss(backend: Backend, call: Call, shape: Shape) -> Results:
         prediction, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
         losses, gradient = backend.target_loss(kind, prediction, labels, 0.75)
         found |= {f"{kind} losses": losses.copy(), f"scaled gradient, {kind}": gradient}
+        losses, gradient = backend.target_loss(kind, prediction, targets(backend, call, shape), 0.75)
+        found |= {f"{kind} losses of targets": losses.copy(), f"scaled gradient, {kind}, targets": gradient}
     return found
 
 
@@ -545,7 +557,9 @@ def hits(backend: Backend, call: Call, shape: Shape) -> Results:
     """Among equal scores the first is the highest."""
     scores, labels = call.stored(shape.batch, shape.outputs), call.integers(0, shape.outputs, shape.batch)
     scores = scores * 0 if shape.flag else scores
-    return {"hits": backend.asarray(backend.hits(scores, labels)).reshape(1)}
+    found = [backend.asarray(backend.hits(scores, labels)).reshape(1).copy()]
+    found.append(backend.asarray(backend.hits(scores, targets(backend, call, shape))).reshape(1))
+    return {"hits": found[0], "hits of targets": found[1]}
 
 
 def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:

@@ -219,10 +219,10 @@ def test_a_step_copies_no_images(on_device: bool, monkeypatch: pytest.MonkeyPatc
     copied = list[bool]()
     load = graph_replica.Inputs.load
 
-    def noted(self: Any, batch: Any) -> int:
-        size = load(self, batch)
-        copied.append(self.of(size)[0].data.ptr != batch.images.data.ptr)
-        return size
+    def noted(self: Any, batch: Any) -> graph_replica.Shape:
+        shape = load(self, batch)
+        copied.append(self.of(shape)[0].data.ptr != batch.images.data.ptr)
+        return shape
 
     monkeypatch.setattr(graph_replica.Inputs, "load", noted)
     with ParallelWrapper(small_model(backend="cupy"), 2, data_on_device=on_device, devices=[0]) as wrapper:
@@ -416,7 +416,7 @@ def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.Monkey
     intruders: list[int] = []
     capture, gradient = Graphs._capture, GraphReplica._gradient
 
-    def captured(graphs: Graphs, key: tuple[str, int], work: Callable[[], None]) -> None:
+    def captured(graphs: Graphs, key: tuple[str, graph_replica.Shape], work: Callable[[], None]) -> None:
         def slowly() -> None:
             capturing.add(threading.get_ident())
             time.sleep(0.1)
@@ -425,10 +425,10 @@ def test_first_steps_wait_for_another_threads_capture(monkeypatch: pytest.Monkey
 
         capture(graphs, key, slowly)
 
-    def stepped(replica: GraphReplica, size: int) -> None:
-        time.sleep(0.05 if size == 2 else 0)
+    def stepped(replica: GraphReplica, shape: graph_replica.Shape) -> None:
+        time.sleep(0.05 if shape == (2,) else 0)
         intruders.extend(capturing - {threading.get_ident()})
-        gradient(replica, size)
+        gradient(replica, shape)
 
     monkeypatch.setattr(Graphs, "_capture", captured)
     monkeypatch.setattr(GraphReplica, "_gradient", stepped)

@@ -15,6 +15,7 @@ from cupynet.backend.cuda.norm import CudaNorm
 from cupynet.backend.cuda.transfer import CudaBatches
 from cupynet.backend.cuda.update import CudaUpdate
 from cupynet.backend.reference.activation import NAMES
+from cupynet.backend.reference.loss import has_weights
 
 
 class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
@@ -66,7 +67,7 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
     def hits(self, scores: Array, labels: Array) -> Array:
         if "hits" not in self._totals:
             self._totals["hits"] = self.allocate((), np.int64)
-        arguments = scores, self.asarray(labels, np.int64), self._totals["hits"], *scores.shape
+        arguments = scores, *self._given(labels), self._totals["hits"], *scores.shape, _columns(labels, scores)
         self.kernels.launch(f"count_hits_{self._kind}", (1,), (self.kernels.threads,), *arguments)
         return self._totals["hits"]
 
@@ -74,22 +75,35 @@ class CupyBackend(CudaBatches, CudaConvPool, CudaNorm, CudaUpdate, Backend):
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
     ) -> tuple[Array, Array]:
         own = None if weights is None else self._constants(weights)
-        return self._loss("softmax_cross_entropy", logits, labels, (own,), smoothing, len(logits))
+        if labels.ndim == 2:
+            given, more = (self.asarray(labels, np.float32), own), (_columns(labels, logits),)
+            return self._loss("soft_cross_entropy", logits, given, smoothing, len(logits), more)
+        given = self.asarray(labels, np.int64), own
+        return self._loss("softmax_cross_entropy", logits, given, smoothing, len(logits))
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        return self._loss(f"{kind}_loss", prediction, labels, (), parameter, prediction.size)
+        more = (_columns(labels, prediction),)
+        return self._loss(f"{kind}_loss", prediction, self._given(labels), parameter, prediction.size, more)
+
+    def _given(self, labels: Array) -> tuple[Array | None, Array | None]:
+        """Return class numbers or None, and targets or None."""
+        return (self.asarray(labels, np.int64), None) if labels.ndim == 1 else (None, self.asarray(labels, np.float32))
 
     def _loss(
-        self, name: str, prediction: Array, labels: Array, more: tuple[Any, ...], parameter: float, count: int
+        self, name: str, prediction: Array, given: tuple[Any, ...], parameter: float, count: int, more: Any = ()
     ) -> tuple[Array, Array]:
         """Call a kernel that returns losses (N,) and the gradient (N, O) of the mean of `count` values."""
         n, outputs = prediction.shape
-        labels = self.asarray(labels, np.int64)
         if n not in self._losses:  # never freed, because a captured step writes to it
             self._losses[n] = self.allocate((n,), self.policy.accumulate)
         losses = self._losses[n]
         gradient = self.borrow(prediction.shape)
         scale = (self.loss_scale if self.controls is None else 1) / max(count, 1)
-        arguments = prediction, labels, *more, losses, gradient, parameter, scale, self.controls, n, outputs
+        arguments = prediction, *given, losses, gradient, parameter, scale, self.controls, n, outputs, *more
         self.kernels.rows(f"{name}_{self._kind}", n, outputs, *arguments)
         return losses, gradient
+
+
+def _columns(labels: Array, outputs: Array) -> int:
+    """Return the columns of targets (N, O) or (N, O + 1) for outputs (N, O); 0 for class numbers. ConfigError."""
+    return outputs.shape[1] + has_weights(labels, outputs.shape[1]) if labels.ndim == 2 else 0

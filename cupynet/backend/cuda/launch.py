@@ -81,8 +81,12 @@ TAKES = {
         "softmax": "out:S int64 int32",
         "softmax_backward": "out:S in:S int64 int32",
         "softmax_cross_entropy": "in:S in:int64 in:A? out:A out:S A A in:float64? int32 int32",
-        "count_hits": "in:S in:int64 out:int64 int32 int32",
-        **{f"{kind}_loss": "in:S in:int64 out:A out:S A A in:float64? int32 int32" for kind in TARGET_LOSSES},
+        "count_hits": "in:S in:int64? in:float32? out:int64 int32 int32 int32",
+        "soft_cross_entropy": "in:S in:float32 in:A? out:A out:S A A in:float64? int32 int32 int32",
+        **{
+            f"{kind}_loss": "in:S in:int64? in:float32? out:A out:S A A in:float64? int32 int32 int32"
+            for kind in TARGET_LOSSES
+        },
         "column_sums": "in:S out:A int64 int32 int64 int32 int32",
         "sum_vector": "in:A out:A int64 int32",
         "moment_parts": "in:S out:A int64 int32 int64 int32",

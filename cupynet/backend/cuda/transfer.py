@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,7 @@ from cupynet.core.wording import amount
 
 SHARE = 4  # images stay on a device if they take at most 1 / SHARE of its free memory
 UPLOAD = 1 << 23  # bytes that are copied at once
-NUMBERS = 2 * 8  # bytes of a sample's index and label
+NUMBERS = 2 * 8  # bytes of a sample's index and class number
 
 
 class Staging:
@@ -209,7 +209,7 @@ class CudaBatches(CudaDevice, BatchOps):
 class CudaTransfer(Transfer):
     """Writes every batch to the same memory, on the worker's stream, when the worker calls `send`.
 
-    An epoch begins with one copy: the indices of its samples in order, and their labels. Images are gathered on the
+    An epoch begins with two copies: the indices of its samples in order, and their labels. Images are gathered on the
     device if they stay there. Otherwise each batch is gathered on the host and sent from pinned memory.
 
     Args:
@@ -232,32 +232,34 @@ class CudaTransfer(Transfer):
             if resident is None:
                 self._pixels = backend.allocate(shape, data.images.dtype)
                 self._pixels_sent = self._staging(self._pixels.nbytes)
-        self._reserve(len(data.labels))
+        self._reserve(len(data.labels), data.labels)
         if len(data.labels):
             first = np.zeros(1, np.int64)
-            self.begin([first])
+            self.begin([first], [data.labels[first]])
             self.send(*self.make(first))  # loads the kernel, which waits for the device
 
     def _staging(self, nbytes: int) -> Staging:
         with self._backend.activated():
             return Staging(self._backend.xp, nbytes)
 
-    def _reserve(self, samples: int) -> None:
-        """Allocate memory for the indices and labels of an epoch of `samples` samples."""
-        self._numbers = self._backend.allocate((2 * samples,), np.int64)
-        self._numbers_sent = self._staging(NUMBERS * samples)
+    def _reserve(self, samples: int, labels: Array) -> None:
+        """Allocate memory for the indices and labels, (S, ...) like these, of an epoch of `samples` samples."""
+        self._order = self._backend.allocate((samples,), np.int64)
+        self._labels = self._backend.allocate((samples, *labels.shape[1:]), labels.dtype)
+        self._numbers_sent = self._staging(max(self._order.nbytes, self._labels.nbytes))
 
-    def begin(self, rows: Sequence[Array]) -> None:
+    def begin(self, rows: Sequence[Array], labels: Iterable[Array]) -> None:
         order, samples = np.concatenate([*rows, np.empty(0, np.int64)]), len(self._data.labels)
         if order.size and not -1 < order.min() <= order.max() < samples:  # the kernel would read anywhere
             raise IndexError(f"samples {order.min()} to {order.max()}: there are {samples} images")
-        if 2 * len(order) > len(self._numbers):  # some samples occur more than once
+        found = np.concatenate([*labels] or [self._data.labels[:0]])
+        if len(order) > len(self._order) or found.shape[1:] != self._labels.shape[1:]:  # repeated samples, mixed labels
             self._numbers_sent.close()
-            self._reserve(len(order))
-        numbers = self._numbers[: 2 * len(order)].reshape(2, len(order))
+            self._reserve(max(len(order), samples), found)
         with self._backend.activated():
-            self._numbers_sent.send(numbers, [order, self._data.labels[order]])
-        self._order, self._labels, self._at = numbers[0], numbers[1], 0
+            self._numbers_sent.send(self._order[: len(order)], order)
+            self._numbers_sent.send(self._labels[: len(order)], found)
+        self._at = 0
 
     def make(self, rows: Array, edit: Edit | None = None) -> tuple[Array | None, Array]:
         """Return the images on the host, or None if the device has them, and the rows."""
@@ -291,7 +293,7 @@ class CudaTransfer(Transfer):
         del self._tables
         if self._batch is not None:
             self._backend.batches.leave(self._batch)
-        self._numbers = self._order = self._labels = self._batch = self._pixels = None
+        self._order = self._labels = self._batch = self._pixels = None
         if self._resident is not None:
             self._resident.leave(self._backend)
             self._resident = None

@@ -1,7 +1,10 @@
 """Losses: the reference.
 
-Elementwise losses compare each output with a target of 0 or 1: (xp, outputs, targets, parameter) -> (values, slopes),
-all (N, O). Kernels have the same names.
+Elementwise losses compare each output with a target: (xp, outputs, targets, parameter) -> (values, slopes), all (N, O).
+Kernels have the same names.
+
+Labels are class numbers (N,) int64; or targets (N, O) float32; or (N, O + 1), whose last column is a factor of each
+example's loss.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from types import ModuleType
 
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
+from cupynet.core.errors import ConfigError
 
 
 def _squared(xp: ModuleType, z: Array, t: Array, parameter: float) -> tuple[Array, Array]:
@@ -44,15 +48,23 @@ TARGET_LOSSES: dict[str, Callable[[ModuleType, Array, Array, float], tuple[Array
 }
 
 
+def has_weights(labels: Array, outputs: int) -> bool:
+    """Return True if labels (N, O + 1) have a column of weights. ConfigError if they do not fit the outputs."""
+    if labels.shape[1] not in (outputs, outputs + 1):
+        raise ConfigError(f"targets {labels.shape}: must be (N, {outputs}), one column per output")
+    return bool(labels.shape[1] > outputs)
+
+
 class LossOps(Device):
     """The loss of each example, the gradient of their mean, and the number of hits."""
 
     def hits(self, scores: Array, labels: Array) -> Array:
         """Return how many rows of (N, C) have their highest value, the first of equals, at the label (N,).
 
-        A number, or a 0-d array on the device that the next call overwrites. A row with NaN may count or not.
+        The label of targets is their highest, likewise. A number, or a 0-d array on the device that the next call overwrites. A row with NaN may count or not.
         """
-        return (scores.argmax(axis=1) == labels).sum()
+        own = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
+        return (scores.argmax(axis=1) == own).sum()
 
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
@@ -60,7 +72,8 @@ class LossOps(Device):
         """-sum_c t_c · log softmax(logits)_c of each example (N,); the gradient of their mean (N, O).
 
         The gradient is multiplied by the loss scale. The target t is (1 - smoothing) · weight at the label, plus
-        smoothing / O · weight at every class. Read the losses before the next call, which may overwrite them.
+        smoothing / O · weight at every class. If labels are (N, O) probabilities p, t is ((1 - smoothing) · p +
+        smoothing / O) · weight. Read the losses before the next call, which may overwrite them.
 
         Args:
             weights: of the classes; 1 by default.
@@ -71,12 +84,19 @@ class LossOps(Device):
         exponentials = xp.exp(shifted)
         sums = exponentials.sum(axis=1, keepdims=True)  # (N, 1)
         rows = xp.arange(n)
+        own = xp.ones(classes, accumulate) if weights is None else self._constants(weights)  # (O,)
+        if labels.ndim == 2:
+            target, factor = self._targets(labels, classes)
+            target = ((1 - smoothing) * target + smoothing / classes) * own * factor
+            losses = (target * (xp.log(sums) - shifted)).sum(axis=1)
+            exponentials *= target.sum(axis=1, keepdims=True) / sums
+            exponentials -= target
+            return losses, self._scaled(exponentials, n)
         losses = xp.log(sums[:, 0]) - shifted[rows, labels]
         exponentials /= sums
         if weights is None and not smoothing:
             exponentials[rows, labels] -= 1
         else:
-            own = xp.ones(classes, accumulate) if weights is None else self._constants(weights)  # (O,)
             at_label, even = (1 - smoothing) * own[labels], smoothing / classes * own  # (N,), (O,)
             losses *= at_label
             if smoothing:
@@ -84,14 +104,27 @@ class LossOps(Device):
             exponentials *= (at_label + even.sum())[:, None]
             exponentials -= even
             exponentials[rows, labels] -= at_label
-        gradient = self.borrow(logits.shape)
-        gradient[...] = exponentials * accumulate.type(self.loss_scale / n)
-        return losses, gradient
+        return losses, self._scaled(exponentials, n)
+
+    def _scaled(self, slopes: Array, count: int) -> Array:
+        """Return the gradient (N, O), borrowed, of the mean of `count` values: slopes times the loss scale."""
+        gradient = self.borrow(slopes.shape)
+        gradient[...] = slopes * self.policy.accumulate.type(self.loss_scale / count)
+        return gradient
+
+    def _targets(self, labels: Array, outputs: int) -> tuple[Array, Array | int]:
+        """Return the targets (N, O) of labels, and the factors (N, 1) of the losses, or 1, see the top of this file."""
+        if labels.ndim == 1:
+            target = self.xp.zeros((len(labels), outputs), self.policy.accumulate)
+            target[self.xp.arange(len(labels)), labels] = 1
+            return target, 1
+        weighted, wide = has_weights(labels, outputs), labels.astype(self.policy.accumulate)
+        return wide[:, :outputs], wide[:, outputs:] if weighted else 1
 
     def target_loss(self, kind: str, prediction: Array, labels: Array, parameter: float = 0.0) -> tuple[Array, Array]:
-        """Return the mean elementwise loss of each example, with target 1 at the label and 0 elsewhere.
+        """Return the mean elementwise loss of each example; class numbers are targets 1 at the label and 0 elsewhere.
 
-        (N, O), (N,) -> (N,), and the gradient of the mean of these (N, O), multiplied by the loss scale. Read the
+        (N, O), (N, ...) -> (N,), and the gradient of the mean of these (N, O), multiplied by the loss scale. Read the
         losses before the next call, which may overwrite them.
 
         Args:
@@ -100,9 +133,6 @@ class LossOps(Device):
         """
         n, outputs = prediction.shape
         wide = prediction.astype(self.policy.accumulate)
-        target = self.xp.zeros_like(wide)
-        target[self.xp.arange(n), labels] = 1
+        target, factor = self._targets(labels, outputs)
         values, slopes = TARGET_LOSSES[kind](self.xp, wide, target, parameter)
-        gradient = self.borrow(prediction.shape)
-        gradient[...] = slopes * self.policy.accumulate.type(self.loss_scale / (n * outputs))
-        return values.mean(axis=1), gradient
+        return (values * factor).mean(axis=1), self._scaled(slopes * factor, n * outputs)

@@ -490,24 +490,57 @@ def test_hits_are_rows_whose_first_largest_value_is_at_the_label(
     (rows, columns), case = shape, Case(kind, launch)
     scores, hits = case.stored(case.rng.integers(-levels, 0, shape)), array([-1], np.int64)
     labels = array(case.rng.integers(0, columns, rows), np.int64)
-    case.run("reductions", "count_hits", scores, labels, hits, *ints(rows, columns))
+    case.run("reductions", "count_hits", scores, labels, NULL, hits, *ints(rows, columns, 0))
     assert hits[0] == (exact(scores).argmax(axis=1) == labels).sum()
+    targets = array(case.rng.integers(0, 3, (rows, columns + 1)), np.float32)
+    case.run("reductions", "count_hits", scores, NULL, targets, hits, *ints(rows, columns, columns + 1))
+    assert hits[0] == (exact(scores).argmax(axis=1) == targets[:, :columns].argmax(axis=1)).sum()
 
 
-@pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS, loss=tuple(TARGET_LOSSES), scaled=(0, 1))
-def test_losses_of_each_output(kind: str, launch: Any, shape: tuple[int, int], loss: str, scaled: int) -> None:
-    """Far from their kinks, and where exponentials overflow."""
+@pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS, smoothing=(0.0, 0.25), weighted=(0, 1, 2, 3), scaled=(0, 1))
+def test_cross_entropy_of_probabilities_and_its_gradient(
+    kind: str, launch: Any, shape: tuple[int, int], smoothing: float, weighted: int, scaled: int
+) -> None:
+    """Weights of classes, of rows, both or none."""
+    (rows, columns), case, of_rows = shape, Case(kind, launch), weighted % 2
+    logits, weights = case.stored(case.rng.normal(0, 3, shape)), NULL
+    targets = array(case.rng.uniform(0, 1, (rows, columns + of_rows)), np.float32)
+    target = (1 - smoothing) * targets[:, :columns].astype(float) + smoothing / columns
+    if weighted > 1:
+        weights = case.wide(case.rng.uniform(0, 2, columns))
+        target *= exact(weights)
+    target *= targets[:, columns:] if of_rows else 1
+    p, losses, gradient = softmax(exact(logits)), case.blank_sums(rows), case.blank(*shape)
+    factor = (case.number(2 / rows), controls_of(SCALE=4)) if scaled else (case.number(8 / rows), NULL)
+    sizes = ints(*shape, columns + of_rows)
+    case.run(
+        "reductions", "soft_cross_entropy", logits, targets, weights, losses, gradient, case.number(smoothing),
+        *factor, *sizes,
+    )  # fmt: skip
+    case.close_sums(losses, -(target * np.log(p)).sum(axis=1), 10)
+    case.close(gradient, (target.sum(axis=1, keepdims=True) * p - target) * 8 / rows, 20)
+
+
+@pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS, loss=tuple(TARGET_LOSSES), scaled=(0, 1), more=(None, 0, 1))
+def test_losses_of_each_output(
+    kind: str, launch: Any, shape: tuple[int, int], loss: str, scaled: int, more: int | None
+) -> None:
+    """Far from their kinks, and where exponentials overflow; more: columns of targets for weights, None for labels."""
     (rows, columns), case = shape, Case(kind, launch)
     prediction = case.stored(case.rng.integers(-9, 10, shape) + 0.3)
     prediction[0, 0] = 1000 if columns > 1 else -1000
-    labels = array(case.rng.integers(0, columns, rows), np.int64)
-    values, slopes = TARGET_LOSSES[loss](np, exact(prediction), np.eye(columns)[labels], 0.75)
+    labels, stride = array(case.rng.integers(0, columns, rows), np.int64), columns + (more or 0)
+    targets = array(case.rng.integers(0, 2, (rows, stride)) / 2, np.float32)
+    target = np.eye(columns)[labels] if more is None else exact(targets[:, :columns])
+    values, slopes = TARGET_LOSSES[loss](np, exact(prediction), target, 0.75)
+    times = exact(targets[:, columns:]) if more else 1
+    given = (labels, NULL) if more is None else (NULL, targets)
     losses, gradient = case.blank_sums(rows), case.blank(*shape)
     factor = (case.number(2), controls_of(SCALE=4)) if scaled else (case.number(8), NULL)
-    arguments = prediction, labels, losses, gradient, case.number(0.75), *factor, *ints(*shape)
+    arguments = prediction, *given, losses, gradient, case.number(0.75), *factor, *ints(*shape, stride)
     case.run("reductions", f"{loss}_loss", *arguments)
-    case.close_sums(losses, values.mean(axis=1), 10)
-    case.close(gradient, slopes * 8, 10)
+    case.close_sums(losses, (values * times).mean(axis=1), 10)
+    case.close(gradient, slopes * times * 8, 10)
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
@@ -522,7 +555,9 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
         arguments = outputs, labels, case.wide(np.ones(3)), losses, gradient, case.number(0), *sizes
         case.run("reductions", "softmax_cross_entropy", *arguments)
     else:
-        case.run("reductions", f"{loss}_loss", outputs, labels, losses, gradient, case.number(1), *sizes)
+        case.run(
+            "reductions", f"{loss}_loss", outputs, labels, NULL, losses, gradient, case.number(1), *sizes, *ints(0)
+        )
     assert np.isnan(losses).tolist() == [True, True, True, False]
     assert np.isnan(exact(gradient)).all(axis=1).tolist()[1:] == [True, True, False]
 

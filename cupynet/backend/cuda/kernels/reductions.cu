@@ -108,23 +108,30 @@ __device__ void softmax_backward(S* dy, const S* y, long long rows, int columns)
   }
 }
 
-// hits = in how many rows the label is the first column with the largest value. One block, a row per thread: there are few.
+// The first column with the largest value of a row.
 template <class S>
-__device__ void count_hits(const S* scores, const long long* labels, long long* hits, int rows, int columns) {
-  long long own = 0;
-  for (int row = threadIdx.x; row < rows; row += blockDim.x) {
-    const S* line = scores + static_cast<long long>(row) * columns;
-    Wide<S> largest = wide(line[0]);
-    int place = 0;
-    for (int c = 1; c < columns; ++c) {
-      const Wide<S> value = wide(line[c]);
-      if (value > largest) {
-        largest = value;
-        place = c;
-      }
+__device__ __forceinline__ int first_largest(const S* line, int columns) {
+  Wide<S> largest = wide(line[0]);
+  int place = 0;
+  for (int c = 1; c < columns; ++c) {
+    const Wide<S> value = wide(line[c]);
+    if (value > largest) {
+      largest = value;
+      place = c;
     }
-    own += place == labels[row];
   }
+  return place;
+}
+
+// hits = in how many rows the label is the first column with the largest value; or, without labels, that of `targets`
+// (rows, stride). One block, a row per thread: there are few.
+template <class S>
+__device__ void count_hits(
+    const S* scores, const long long* labels, const float* targets, long long* hits, int rows, int columns, int stride) {
+  long long own = 0;
+  for (long long row = threadIdx.x; row < rows; row += blockDim.x)
+    own += first_largest(scores + row * columns, columns) ==
+           (labels ? labels[row] : first_largest(targets + row * stride, columns));
   own = across(own, Add());
   if (threadIdx.x == 0) *hits = own;
 }
@@ -170,7 +177,38 @@ __device__ void softmax_cross_entropy(
   }
 }
 
-// losses of one output z against a target of 0 or 1: its value, and its slope; as in `reference/loss.py` ---------------------------
+// The same for targets (rows, stride), probabilities p: t is ((1 - smoothing) · p + smoothing / columns) · weights[c]. If
+// stride > columns, column `columns` is a factor of the row's loss.
+template <class S>
+__device__ void soft_cross_entropy(
+    const S* logits, const float* targets, const Wide<S>* weights, Wide<S>* losses, S* gradient, Wide<S> smoothing,
+    Wide<S> factor, const double* controls, int rows, int columns, int stride) {
+  using A = Wide<S>;
+  const A scale = steered(factor, controls, SCALE), even = smoothing / columns;
+  EACH_ROW(row, rows) {
+    const S* line = row < rows ? logits + row * columns : nullptr;
+    const float* own = targets + row * stride;
+    const A largest = largest_of(line, columns), sum = sum_of_exponentials(line, columns, largest);
+    const A times = line && stride > columns ? A(own[columns]) : A(1);
+    A all = 0, some = 0;
+    if (line)
+      for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const A target = ((1 - smoothing) * A(own[c]) + even) * (weights ? weights[c] : A(1)) * times;
+        all += target;
+        some += target * (wide(line[c]) - largest);
+      }
+    all = across(all, Add());
+    some = across(some, Add());
+    if (!line) continue;  // there is no barrier behind this
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+      const A target = ((1 - smoothing) * A(own[c]) + even) * (weights ? weights[c] : A(1)) * times;
+      store(gradient[row * columns + c], (all * (exponential(wide(line[c]) - largest) / sum) - target) * scale);
+    }
+    if (threadIdx.x == 0) losses[row] = all * logarithm(sum) - some;
+  }
+}
+
+// losses of one output z against a target: its value, and its slope; as in `reference/loss.py` ------------------------
 
 __device__ __forceinline__ float magnitude(float x) { return fabsf(x); }
 __device__ __forceinline__ double magnitude(double x) { return fabs(x); }
@@ -210,27 +248,30 @@ struct huber {
   }
 };
 
-// losses (rows,) = the mean over the columns of such a loss, the target being 1 at the label and 0 elsewhere; gradient =
-// slope · scale, which is as above. NaN where a label is no column.
+// losses (rows,) = the mean over the columns of such a loss, the target being 1 at the label and 0 elsewhere, or in
+// `targets` (rows, stride) as above; gradient = slope · scale, which is as above. NaN where a label is no column.
 template <class Kind, class S>
 __device__ void target_loss(
-    const S* prediction, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> parameter, Wide<S> factor,
-    const double* controls, int rows, int columns) {
+    const S* prediction, const long long* labels, const float* targets, Wide<S>* losses, S* gradient,
+    Wide<S> parameter, Wide<S> factor, const double* controls, int rows, int columns, int stride) {
   using A = Wide<S>;
   const A scale = steered(factor, controls, SCALE);
   EACH_ROW(row, rows) {
     A sum = 0;
     const bool here = row < rows;
-    const long long label = here ? labels[row] : 0;
+    const long long label = here && labels ? labels[row] : 0;
+    const float* own = targets + row * stride;
+    const A times = here && stride > columns ? A(own[columns]) : A(1);
     const A nothing = label >= 0 && label < columns ? A(0) : static_cast<A>(nanf(""));
     if (here)
       for (int c = threadIdx.x; c < columns; c += blockDim.x) {
+        const A target = targets ? A(own[c]) : c == label ? A(1) : A(0);
         A slope;
-        sum += Kind::template of<A>(wide(prediction[row * columns + c]), c == label ? A(1) : A(0), parameter, slope);
-        store(gradient[row * columns + c], (slope + nothing) * scale);
+        sum += Kind::template of<A>(wide(prediction[row * columns + c]), target, parameter, slope);
+        store(gradient[row * columns + c], (slope + nothing) * times * scale);
       }
     sum = across(sum, Add());
-    if (here && threadIdx.x == 0) losses[row] = sum / columns + nothing;
+    if (here && threadIdx.x == 0) losses[row] = sum / columns * times + nothing;
   }
 }
 
@@ -488,9 +529,10 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
 
 #define TARGET_LOSS(loss, kind, S)                                                                                    \
   KERNEL loss##_loss_##kind(                                                                                          \
-      const S* prediction, const long long* labels, Wide<S>* losses, S* gradient, Wide<S> parameter, Wide<S> factor,  \
-      const double* controls, int rows, int columns) {                                                                \
-    target_loss<loss, S>(prediction, labels, losses, gradient, parameter, factor, controls, rows, columns);           \
+      const S* prediction, const long long* labels, const float* targets, Wide<S>* losses, S* gradient,               \
+      Wide<S> parameter, Wide<S> factor, const double* controls, int rows, int columns, int stride) {                 \
+    target_loss<loss, S>(                                                                                             \
+        prediction, labels, targets, losses, gradient, parameter, factor, controls, rows, columns, stride);           \
   }
 
 #define INSTANCES(kind, S)                                                                                            \
@@ -506,6 +548,12 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
       Wide<S> smoothing, Wide<S> factor, const double* controls, int rows, int columns) {                             \
     softmax_cross_entropy<S>(                                                                                         \
         logits, labels, weights, losses, gradient, smoothing, factor, controls, rows, columns);                       \
+  }                                                                                                                   \
+  KERNEL soft_cross_entropy_##kind(                                                                                   \
+      const S* logits, const float* targets, const Wide<S>* weights, Wide<S>* losses, S* gradient,                    \
+      Wide<S> smoothing, Wide<S> factor, const double* controls, int rows, int columns, int stride) {                 \
+    soft_cross_entropy<S>(                                                                                            \
+        logits, targets, weights, losses, gradient, smoothing, factor, controls, rows, columns, stride);              \
   }                                                                                                                   \
   KERNEL moment_parts_##kind(                                                                                         \
       const S* x, Wide<S>* parts, long long rows, int columns, long long length, int chunks) {                        \
@@ -531,8 +579,9 @@ __device__ void sum_vector(const A* vector, A* sums, long long n, int squares) {
     normalize_rows_backward<S>(dy, x, moments, scale, rows, columns);                                                 \
   }                                                                                                                   \
   KERNEL count_hits_##kind(                                                                                           \
-      const S* scores, const long long* labels, long long* hits, int rows, int columns) {                             \
-    count_hits<S>(scores, labels, hits, rows, columns);                                                               \
+      const S* scores, const long long* labels, const float* targets, long long* hits, int rows, int columns,         \
+      int stride) {                                                                                                   \
+    count_hits<S>(scores, labels, targets, hits, rows, columns, stride);                                              \
   }                                                                                                                   \
   TARGET_LOSS(squared, kind, S)                                                                                       \
   TARGET_LOSS(logistic, kind, S)                                                                                      \

@@ -1,0 +1,212 @@
+"""Regression targets, soft labels, and weights of samples and classes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cupynet import Loader, Model, ParallelWrapper, Pipeline
+from cupynet.backend import create_backend
+from cupynet.data import Dataset
+from cupynet.nn import Dense, Image, Loss, SoftmaxNLL
+from cupynet.optim import SGD
+from cupynet.training.graph_replica import GraphReplica
+from tests.support.refusals import refused
+from tests.support.shards import write_shards
+from tests.support.training import fingerprint, on_backends, small_dataset, small_model, small_network
+
+RNG = np.random.default_rng(5)
+DATA = small_dataset(61)
+X, Y = DATA.images, DATA.labels
+NUMBERS = RNG.normal(0, 1, (61, 3)).astype(np.float32)
+SOFT = RNG.dirichlet(np.ones(3), 61).astype(np.float32)
+WEIGHTS = RNG.uniform(0, 2, 61).astype(np.float32)
+WEIGHTED = replace(DATA, weights=WEIGHTS)
+TARGETS: dict[str, tuple[str, Dataset]] = {
+    "regression": ("mean_squared_error", Dataset("numbers", X, NUMBERS, 3)),
+    "multi-label": ("binary_cross_entropy", Dataset("several", X, (NUMBERS > 0).astype(np.float32), 3)),
+    "soft": ("softmax", Dataset("soft", X, SOFT, 3)),
+    "weighted": ("softmax", WEIGHTED),
+    "weighted regression": ("huber", Dataset("numbers", X, NUMBERS, 3, weights=WEIGHTS)),
+}
+every_target = pytest.mark.parametrize("kind", TARGETS)
+
+
+def model_for(loss: str | Loss, backend: str = "numpy", dtype: str = "double") -> Model:
+    return Model(small_network(), Image(8, 8, 1), create_backend(backend, dtype), 1, loss)
+
+
+def trained(loss: str | Loss, data: Any, workers: int = 2, *, backend: str = "numpy", **options: Any) -> Model:
+    """The model after two epochs of batches of 8, the last of them short."""
+    model, fitted = model_for(loss, backend, "float" if backend == "cupy" else "double"), options.pop("fitted", {})
+    with ParallelWrapper(model, workers, 1, optimizer=SGD(0.05), log_every=0, **options) as wrapper:
+        wrapper.fit(Loader(data, 8, seed=3), epochs=2, **fitted)
+        for replica in (trainer.replica for trainer in wrapper._trainers if trainer is not None):
+            assert not isinstance(replica, GraphReplica) or replica.graphs.refused == ""
+    return model
+
+
+def assert_close(found: Model, expected: Model, tolerance: float = 1e-12) -> None:
+    for name, weight in expected.weights().items():
+        np.testing.assert_allclose(found.weights()[name], weight, atol=tolerance, err_msg=name)
+
+
+# every way to train ---------------------------------------------------------------------------------------------------
+
+
+@every_target
+@on_backends("numba", "cupy")
+def test_targets_train_on_every_backend(kind: str, backend: str) -> None:
+    loss, data = TARGETS[kind]
+    assert_close(trained(loss, data, backend=backend), trained(loss, data), 1e-5 if backend == "cupy" else 1e-12)
+
+
+@every_target
+@pytest.mark.parametrize("workers", [2, 3])
+def test_frequency_1_is_one_replica_on_the_concatenated_batch(kind: str, workers: int) -> None:
+    loss, data = TARGETS[kind]
+    whole = model_for(loss)
+    with ParallelWrapper(whole, 1, optimizer=SGD(0.05)) as wrapper:
+        wrapper.fit(Loader(data, 8 * workers, seed=3), epochs=2)
+    assert_close(trained(loss, data, workers), whole)
+
+
+@every_target
+@pytest.mark.parametrize(
+    "options", [{"accumulation_steps": 3}, {"pipeline": Pipeline(2, micro_batches=3)}], ids=["parts", "pipeline"]
+)
+def test_targets_are_split_with_their_batch(kind: str, options: dict[str, Any]) -> None:
+    loss, data = TARGETS[kind]
+    assert_close(trained(loss, data, **options), trained(loss, data))
+
+
+@pytest.mark.standin
+def test_graphs_are_captured_for_each_kind_of_labels() -> None:
+    models = []
+    for backend in ("cupy", "numpy"):
+        models.append(model_for("softmax", backend, "float"))
+        with ParallelWrapper(models[-1], 2, 1, optimizer=SGD(0.05), devices=[0] if backend == "cupy" else None) as both:
+            for data in (DATA, WEIGHTED, Dataset("soft", X, SOFT, 3), DATA):
+                both.fit(Loader(data, 8, seed=3), epochs=2)
+    assert_close(models[0], models[1], 1e-5)
+
+
+# what fit accepts -----------------------------------------------------------------------------------------------------
+
+
+def test_targets_of_one_output_may_be_a_vector() -> None:
+    found = []
+    for y in (NUMBERS[:, :1], NUMBERS[:, 0].astype(np.float64), NUMBERS[:, 0].tolist()):
+        model = Model([Dense(1)], (8, 8, 1), "numpy", 1, "huber")
+        with ParallelWrapper(model, 2) as wrapper:
+            wrapper.fit(X, y, batch_size=8)
+            assert wrapper.evaluate(X, y).samples == 61
+        found.append(fingerprint(model))
+    assert len({*found}) == 1
+
+
+def test_weights_of_samples_are_factors_of_their_losses() -> None:
+    """With SGD, weights of 2 are twice the learning rate."""
+    doubled, faster = model_for("softmax"), model_for("softmax")
+    for model, rate, weights in ((doubled, 0.01, np.full(61, 2)), (faster, 0.02, None)):
+        with ParallelWrapper(model, 2, 1, optimizer=SGD(rate)) as wrapper:
+            wrapper.fit(X, Y, epochs=2, batch_size=8, sample_weight=weights)
+    assert_close(doubled, faster)
+
+
+@pytest.mark.parametrize(
+    ("given", "sample_weight"),
+    [
+        ({0: 2.0, 2: 0.5}, np.array([2, 1, 0.5])[Y]),
+        ("balanced", (61 / 3 / np.bincount(Y))[Y]),
+    ],
+    ids=["dictionary", "balanced"],
+)
+def test_class_weights_are_multiplied_with_sample_weights(given: Any, sample_weight: Any) -> None:
+    found, expected = model_for("softmax"), model_for("softmax")
+    with ParallelWrapper(found, 2) as wrapper:
+        wrapper.fit(X, Y, sample_weight=WEIGHTS, class_weight=given)
+    with ParallelWrapper(expected, 2) as wrapper:
+        wrapper.fit(X, Y, sample_weight=WEIGHTS * sample_weight.astype(np.float32))
+    assert_close(found, expected, 1e-6)
+
+
+def test_class_weights_are_those_of_the_loss() -> None:
+    in_loss, model = model_for(SoftmaxNLL(class_weights=[2, 1, 0.5])), model_for("softmax")
+    for each, weights in ((in_loss, None), (model, {0: 2, 2: 0.5})):
+        with ParallelWrapper(each, 2, optimizer=SGD(0.05)) as wrapper:
+            wrapper.fit(X, Y, batch_size=8, class_weight=weights)
+    assert_close(model, in_loss)
+
+
+def test_a_held_out_part_has_no_weights() -> None:
+    with ParallelWrapper(small_model(), 1) as wrapper:
+        wrapper.fit(X, Y, batch_size=61, sample_weight=np.zeros(61), validation_split=0.2)
+        evaluation = wrapper.trainer.evaluation
+    assert evaluation is not None and evaluation.loss > 0.5
+
+
+def test_one_hot_floats_are_class_numbers_for_softmax_and_targets_otherwise() -> None:
+    as_numbers, one_hot = small_model(), small_model()
+    for model, labels in ((as_numbers, Y), (one_hot, np.eye(3)[Y])):
+        with ParallelWrapper(model, 2) as wrapper:
+            wrapper.fit(X, labels, batch_size=8)
+            assert wrapper.evaluate(X, np.eye(3)[Y]).accuracy == wrapper.evaluate(X, Y).accuracy
+    assert fingerprint(as_numbers) == fingerprint(one_hot)
+    assert Dataset("one-hot", X, np.eye(3)[Y], 3).labels.shape == (61, 3)
+
+
+def test_a_subset_of_targets_stays_targets() -> None:
+    data = Dataset("one-hot, floats", X, np.eye(3)[Y], 3, weights=WEIGHTS)
+    part = data.take(slice(7))
+    assert part.labels.dtype == np.float32 and part.labels.shape == (7, 3)
+    np.testing.assert_array_equal(part.targets[:, 3], WEIGHTS[:7])
+
+
+def test_data_are_told_apart_by_targets_and_weights() -> None:
+    data = [data for _, data in TARGETS.values()]
+    assert len({Loader(each, 8).signature for each in [DATA, *data]}) == 6
+    assert len({Loader(each, 8).identity for each in [DATA, *data]}) == 4  # of the labels alone
+
+
+class OfNumbers(Loss):
+    """A user's loss, which takes class numbers only."""
+
+    def __call__(self, backend: Any, prediction: Any, target: Any) -> tuple[Any, Any]:
+        raise AssertionError(target)
+
+
+@pytest.mark.parametrize(
+    ("setting", "loss", "y", "options"),
+    [
+        ("", "softmax", NUMBERS, {}),
+        ("", "softmax", Y.astype(float), {}),
+        ("", "hinge", NUMBERS, {}),
+        ("", "binary_cross_entropy", NUMBERS, {}),
+        ("", "huber", NUMBERS[:, :2], {}),
+        ("", "huber", np.where(NUMBERS > 2, np.nan, NUMBERS), {}),
+        ("", "huber", NUMBERS[:60], {}),
+        ("", OfNumbers(), NUMBERS, {}),
+        ("", OfNumbers(), Y, {"sample_weight": WEIGHTS}),
+        ("sample_weight", "softmax", Y, {"sample_weight": WEIGHTS[:60]}),
+        ("sample_weight", "softmax", Y, {"sample_weight": -WEIGHTS}),
+        ("sample_weight", "softmax", Y, {"sample_weight": WEIGHTS * np.nan}),
+        ("class_weight", "softmax", Y, {"class_weight": {3: 1.0}}),
+        ("class_weight", "softmax", Y, {"class_weight": {0: -1.0}}),
+        ("class_weight", "softmax", Y, {"class_weight": [1.0, 2.0, 3.0]}),
+        ("class_weight", "softmax", np.minimum(Y, 1), {"class_weight": "balanced"}),
+        ("class_weight", "huber", NUMBERS, {"class_weight": "balanced"}),
+    ],
+)
+def test_what_does_not_fit_is_refused(setting: str, loss: str | Loss, y: Any, options: dict[str, Any]) -> None:
+    with ParallelWrapper(model_for(loss), 1) as wrapper, refused(setting):
+        wrapper.fit(X, y, **options)
+
+
+def test_shards_have_no_weights(tmp_path: Path) -> None:
+    with ParallelWrapper(small_model(), 2) as wrapper, refused("class_weight"):
+        wrapper.fit(write_shards(DATA, tmp_path, 2), class_weight="balanced")
