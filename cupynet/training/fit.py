@@ -75,11 +75,11 @@ def loader_of(
         pixels: the scale of the images, if `data` is a pair.
         sample_weight, class_weight: see `ParallelWrapper.fit`.
     """
-    data = examples(data)
+    data, outputs = examples(data), model.output.features
     if isinstance(data, tuple | list) and model.loss.applies == "softmax":
         images, labels = data[0], on_host(data[1])
-        data = images, labels.argmax(axis=1) if is_one_hot(labels) else labels
-    loader = as_loader(data, batch_size, shuffle=shuffle, classes=model.output.features, pixels=pixels)
+        data = images, labels.argmax(axis=1) if is_one_hot(labels) and labels.shape[1] == outputs else labels
+    loader = as_loader(data, batch_size, shuffle=shuffle, classes=outputs, pixels=pixels)
     loader = weighted(loader, sample_weight, class_weight)
     check_data(loader, model)
     return loader

@@ -61,7 +61,8 @@ class LossOps(Device):
     def hits(self, scores: Array, labels: Array) -> Array:
         """Return how many rows of (N, C) have their highest value, the first of equals, at the label (N,).
 
-        The label of targets is their highest, likewise. A number, or a 0-d array on the device that the next call overwrites. A row with NaN may count or not.
+        The label of targets is the place of their highest value, likewise. The result is a number, or a 0-d array on
+        the device that the next call overwrites. A row with NaN may count or not.
         """
         own = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
         return (scores.argmax(axis=1) == own).sum()
