@@ -14,16 +14,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from cupynet.backend import Backend, create_backend, select_backend
 from cupynet.config import memory_pools
-from cupynet.config.instantiate import build_as, check_modules, naming
+from cupynet.config.instantiate import build_as, check_modules, naming, with_class_weights
 from cupynet.config.load_model import weights_of
 from cupynet.config.memory_estimate import check_memory
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import counted, written
-from cupynet.data import Data, Dataset, Loader, ShardedFiles, Source, as_loader
-from cupynet.data.dataset import in_turns
+from cupynet.data import Data, Dataset, Labelled, Loader, ShardedFiles, Shards, Source, as_loader
+from cupynet.data.dataset import balanced_weights, in_turns
 from cupynet.nn import Image, Layer, Loss, Model, Params, check_loss, check_output
 from cupynet.optim import Optimizer
 from cupynet.parallel import Pipeline, Placement, Synchronizer, job
@@ -80,7 +82,7 @@ class Experiment:
             device=settings.devices[seat % len(settings.devices)] if settings.devices else seat,
         )
         self.source = self._part("data", settings.data, Source)  # type: ignore[type-abstract]
-        self.loss = self._part("loss", settings.loss, Loss)
+        self.loss = self._part("loss", with_class_weights(settings.loss), Loss)
         self.optimizer = self._part("optimizer", settings.optimizer, Optimizer)
         self.synchronizer = self._part("parallel.synchronizer", settings.parallel.synchronizer, Synchronizer)
         self.network = self._part("model", settings.model, Layer)
@@ -257,7 +259,16 @@ class Experiment:
         except OSError as error:  # of a user's source
             raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)
+        if with_class_weights(self.settings.loss) != self.settings.loss:
+            self._balance(data.train)
         return self._few(data) if self.settings.fast_dev_run else data
+
+    def _balance(self, train: Labelled) -> None:
+        """Build the loss whose class weights balance the training labels. ConfigError if a class has no images."""
+        labels = np.concatenate(train.labels) if isinstance(train, Shards) else train.labels
+        with naming("loss", self.settings.loss):
+            weights = balanced_weights("class_weights", labels, train.classes).tolist()
+        self.loss = self._part("loss", with_class_weights(self.settings.loss, weights), Loss)
 
     def _few(self, data: Data) -> Data:
         """Return the data of a fast dev run: a few batches of each split for each worker."""

@@ -175,3 +175,9 @@ def _fit(cls: type, given: Mapping[Any, Any], key: str) -> None:
     for name, each in named.items():
         if each.default is Parameter.empty and name not in given:
             raise ConfigError(f"is missing: {cls.__name__} needs it", f"{key}.{name}")
+
+
+def with_class_weights(loss: Any, weights: Sequence[float] | None = None) -> Any:
+    """Return the settings of a loss with these `class_weights` instead of `balanced`; others are returned unchanged."""
+    balanced = isinstance(loss, Mapping) and loss.get("class_weights") == "balanced"
+    return {**loss, "class_weights": weights} if balanced else loss

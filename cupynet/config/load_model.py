@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from cupynet import config
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
-from cupynet.config.instantiate import build_as
+from cupynet.config.instantiate import build_as, with_class_weights
 from cupynet.config.model_file import check_finite, read_model
 from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
@@ -165,7 +165,7 @@ class Trained:
         """See `load`."""
         settings = self._own
         network: Layer = self._part("model", settings.model, Layer)
-        loss: Loss = self._part("loss", settings.loss, Loss)
+        loss: Loss = self._part("loss", with_class_weights(settings.loss), Loss)
         options = settings.backend
         if checks.one_of("backend", backend, ("auto", *shared_options.BACKENDS)) == "auto":
             backend, _ = select_backend(gpu_priority=options.priority.gpu, cpu_priority=options.priority.cpu)

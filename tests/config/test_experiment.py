@@ -19,6 +19,7 @@ from cupynet.config.experiment import Experiment
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import save_weights
 from cupynet.data import Augmentation, Data, Dataset, SampleRNG, Source
+from cupynet.nn import SoftmaxNLL
 from cupynet.parallel import Placement
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import EarlyStopping, Pools, Profile, WeightAverage
@@ -282,3 +283,20 @@ def test_weights_and_frozen_layers_that_do_not_exist_are_refused(tmp_path: Path)
     (tmp_path / "other.safetensors").write_bytes(b"nothing")
     with pytest.raises(DataError):
         experiment(*SMALL, f"weights={tmp_path / 'other.safetensors'}")
+
+
+# class weights --------------------------------------------------------------------------------------------------------
+
+
+def test_balanced_class_weights_are_those_of_the_training_labels() -> None:
+    one = experiment("loss.class_weights=balanced", "loss.label_smoothing=0.1")
+    labels = one.load().train.labels
+    loss = one.model().loss
+    assert isinstance(loss, SoftmaxNLL) and loss.class_weights is not None and loss.label_smoothing == 0.1
+    np.testing.assert_allclose(loss.class_weights, len(labels) / (10 * np.bincount(labels)))
+
+
+def test_classes_without_images_cannot_be_balanced() -> None:
+    one = experiment("loss.class_weights=balanced")
+    with refused("loss.class_weights", "balanced"):
+        one._balance(replace(small_dataset(30), classes=4))

@@ -184,6 +184,7 @@ class OfNumbers(Loss):
     ("setting", "loss", "y", "options"),
     [
         ("", "softmax", NUMBERS, {}),
+        ("", "softmax", abs(NUMBERS), {}),
         ("", "softmax", Y.astype(float), {}),
         ("", "hinge", NUMBERS, {}),
         ("", "binary_cross_entropy", NUMBERS, {}),
