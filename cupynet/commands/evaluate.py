@@ -1,7 +1,8 @@
 """Evaluate a finished run again: `cupynet evaluate RUN [key=value ...]`.
 
 With the settings, workers and backend of the run, the figures equal those in its summary.json exactly. RUN may also be
-a checkpoint.
+a checkpoint. Data without a test set are evaluated on their validation images, and other data than the run's that have
+only one set on all of it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynet.commands.arguments import Arguments
 from cupynet.config.resume import name_of
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 EXAMPLES = """overrides are settings of the run, changed:
   cupynet evaluate outputs/latest
   cupynet evaluate outputs/latest workers=1 data=fashion_mnist
+  cupynet evaluate outputs/latest data=folder data.folder=new    # new/<class>/*.png, or new/test/<class>/*.png
   cupynet evaluate outputs/latest/checkpoints/step-00001234 --json"""
 
 
@@ -42,10 +44,11 @@ def main() -> None:
 
 
 class Evaluated(NamedTuple):
-    """An evaluation of a run, with the name of the data set and the names of its classes."""
+    """An evaluation of a run, with the name of the data, which part of them it is of, and the names of the classes."""
 
     evaluation: Evaluation
     dataset: str
+    split: str
     class_names: tuple[str, ...]
     trained: Trained
 
@@ -53,19 +56,24 @@ class Evaluated(NamedTuple):
 def evaluate(arguments: argparse.Namespace) -> None:
     """Print the evaluation of a run, or of one of its checkpoints."""
     path, overrides = arguments.run, arguments.overrides
-    evaluation, dataset, names, trained = evaluated(path, overrides)
+    evaluation, dataset, split, names, trained = evaluated(path, overrides)
     if arguments.json:
-        print(json.dumps({"run": str(path), "dataset": dataset, **evaluation.to_dict(), "class_names": names}))
+        print(
+            json.dumps(
+                {"run": str(path), "dataset": dataset, "split": split, **evaluation.to_dict(), "class_names": names}
+            )
+        )
         return
     print(evaluation.stats(names))
-    print(f"test accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
+    print(f"{split} accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
     if trained.checkpoint is None and trained.summary is not None:
-        before, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
-        same = (evaluation.accuracy, loss) == (before.test_accuracy, before.test_loss)
-        if before.test_accuracy is None:  # of a trial of a search, or a run that was stopped
-            print("summary.json has no accuracy on test images")
+        scores, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
+        before = scores.test_accuracy if split == "test" else scores.validation_accuracy
+        same = evaluation.accuracy == before and (split != "test" or loss == scores.test_loss)
+        if before is None:  # of a trial of a search, or a run that was stopped
+            print(f"summary.json has no accuracy on {split} images")
         else:
-            print("the same as in summary.json" if same else f"summary.json says {before.test_accuracy}")
+            print("the same as in summary.json" if same else f"summary.json says {before}")
             reason = "" if same else changed(trained, overrides)
             if reason:
                 print(f"the run may have used other test images: {reason}")
@@ -83,6 +91,8 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
     if settings.trusted_modules:
         trained = Trained(path, settings.trusted_modules)
     names = [name_of(override) for override in overrides]
+    if any(name in ("data", "data.folder", "data.file") or name.endswith(("_images", "_labels")) for name in names):
+        settings = replace(settings, data=_as_trained(settings.data, trained, names))
     if trained.normalize is not None and not any(name.startswith("data.normalize") for name in names):
         settings = replace(settings, data={**settings.data, "normalize": trained.normalize})
     experiment = Experiment(settings, trains=False)
@@ -98,8 +108,21 @@ def evaluated(path: Path, overrides: Sequence[str] = ()) -> Evaluated:
             wrapper.model.load_weights(weights)
         except ConfigError as error:
             raise DataError(f"{path}: {error}") from error
-        evaluation = wrapper.evaluate(experiment.evaluation_loader(data.test))
-        return Evaluated(evaluation, data.name, wrapper.model.class_names, trained)
+        sets = {"test": data.test, "validation": data.validation, "all": data.train}
+        split, dataset = next((split, found) for split, found in sets.items() if found)
+        evaluation = wrapper.evaluate(experiment.evaluation_loader(dataset))
+        return Evaluated(evaluation, data.name, "test" if split == "all" else split, wrapper.model.class_names, trained)
+
+
+def _as_trained(data: dict[str, Any], trained: Trained, names: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of other data with the shape and the classes of the run, and nothing held out."""
+    model = trained.model("numpy", "float")
+    height, width, channels = model.input.shape
+    own = {"size": [height, width], "channels": channels, "classes": model.output.features}
+    own["class_names"] = [*model.class_names] or None
+    left_open = {name: value for name, value in own.items() if data.get(name, 0) is None}
+    whole = {} if "data.validation" in names or "validation" not in data else {"validation": 0}
+    return {**data, **left_open, **whole}
 
 
 def changed(trained: Trained, overrides: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ def main() -> None:
     parser = Arguments("cupynet predict", "Classify pictures with a finished run.", EXAMPLES)
     parser.add_run()
     parser.add_argument("pictures", type=Path, nargs="+", metavar="picture",
-                        help="PNG and JPEG files, and folders of them")  # fmt: skip
+                        help="PNG, JPEG, BMP and WebP files, and folders of them")  # fmt: skip
     parser.add_argument("--top", type=int, default=3, metavar="N", help="number of classes to print (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
@@ -109,7 +109,7 @@ class Preprocessing:
         from cupynet.data.pictures import picture, resized
 
         height, width, channels = self.shape
-        pixels = picture(path, channels, drawn=self.on_black)
+        pixels = picture(path, channels)
         if self.invert == "yes" or (self.invert == "auto" and self.on_black and is_dark_on_light(pixels)):
             pixels = 255 - pixels
         try:

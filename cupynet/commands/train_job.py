@@ -168,7 +168,7 @@ class TrainJob:
         if chosen is None and complete:
             chosen = wrapper.evaluate(loader)
         test, validation = (chosen, None) if split == "test" else (None, chosen)
-        if split != "test" and complete and self.experiment.tests:
+        if split != "test" and complete and self.experiment.tests and len(data.test):
             test = wrapper.evaluate(self.experiment.evaluation_loader(data.test))
         summary = self._summary(test, validation)
         if self.first:
@@ -249,6 +249,7 @@ class TrainJob:
         )
         scores = Scores(
             validation_accuracy=None if validation is None else finite(validation.accuracy),
+            validation_samples=None if validation is None else validation.samples,
             test_accuracy=None if test is None else finite(test.accuracy),
             test_loss=None if test is None else finite(test.loss),
             test_f1=None if test is None else finite(test.f1),

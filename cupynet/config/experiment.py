@@ -94,7 +94,7 @@ class Experiment:
         if settings.weights is not None and settings.resume is None:
             with naming("weights"):
                 self._weights = weights_of(settings.weights, settings.trusted_modules)
-        self._built, weights = self._build()
+        self._built, weights = self._build(trains)
         self.checked = self._check(self.options, self._fit_data() if trains else None)
         check_memory(settings, self.checked, self._built, weights, self.source, self.job)
 
@@ -133,10 +133,10 @@ class Experiment:
             progress="none",  # conf/callbacks has it, unless the user removed it
         )
 
-    def _build(self) -> tuple[Layer, int]:
+    def _build(self, trains: bool) -> tuple[Layer, int]:
         """Build a copy of the network without allocating weights. Return it and its number of weights. ConfigError."""
         with naming("data", self.settings.data):
-            self.source.check()
+            self.source.check(trains=trains)
         with naming("loss", self.settings.loss):
             self.loss.check(self.source.classes)
         network, params = copy.deepcopy(self.network), Params()
@@ -159,7 +159,7 @@ class Experiment:
             examples=source.expected().get("train", batch_size),
             batch_size=batch_size,
             augmented=bool(getattr(source, "augment", None)),
-            validates=bool(getattr(source, "validation", True)),
+            validates=source.validates,
             shards=source.shards if isinstance(source, ShardedFiles) else None,
         )
 
@@ -291,7 +291,7 @@ class Experiment:
         """Return shuffled batches of the training set."""
         return as_loader(data.train, self.settings.batch_size, seed=self.source.seed, augment=self.source.augment)
 
-    def evaluation_loader(self, dataset: Dataset) -> Loader:
+    def evaluation_loader(self, dataset: Labelled) -> Loader:
         """Return batches in the data set's order."""
         return Loader(dataset, self.settings.batch_size, shuffle=False)
 

@@ -129,19 +129,55 @@ VECTORS = ". Vectors of F features are images of (1, F, 1): x[:, None, :, None]"
 
 
 def split_off(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Return the data set without a random fraction of its samples, and those without weights, both in their order.
+    """Return the data set without a random fraction of each class, and those without weights, both in their order.
 
     Raises:
         ConfigError: one of the two would be empty.
     """
-    count = round(fraction * len(dataset))
-    if not 0 < count < len(dataset):
-        samples = wording.counted(len(dataset), "image")
-        reason = f"leaves no training or no validation images out of {samples}"
-        raise ConfigError(reason, "validation_split", str(fraction))
-    order = philox(seed, SPLIT_STREAM).permutation(len(dataset))
-    kept, held_out = np.sort(order[:-count]), np.sort(order[-count:])
+    kept, held_out = hold_out(dataset.labels, fraction, seed, "validation_split")
     return dataset.take(kept), replace(dataset.take(held_out), name=f"{dataset.name}-validation", weights=None)
+
+
+def hold_out(labels: Array, part: float, seed: int, name: str) -> tuple[Array, Array]:
+    """Return the samples to keep and a random part of them to hold out, as ascending indices.
+
+    Args:
+        labels: of the samples, (S,) class numbers, or floating-point targets, which have no classes.
+        part: the number of samples to hold out; or, below 1, a fraction of each class, which keeps at least one sample.
+        name: of this argument, for errors.
+
+    Raises:
+        ConfigError: no samples would be kept, or none held out.
+    """
+    count = held_out_count(part, len(labels), name)
+    order = philox(seed, SPLIT_STREAM).permutation(len(labels))
+    if part < 1 and labels.dtype.kind in "iu":
+        by_class, turn, size = turns(labels[order])
+        last = turn == size - 1
+        order = order[by_class[np.lexsort((by_class, -(turn + 0.5) / size, ~last))]]  # equal shares in random order
+        count = min(count, len(order) - int(last.sum()))
+    kept = len(order) - count
+    return np.sort(order[:kept]), np.sort(order[kept:])
+
+
+def held_out_count(part: float, samples: int, name: str) -> int:
+    """Return how many of `samples` are held out, see `hold_out`. ConfigError."""
+    count = round(part * samples) if part < 1 else int(part)
+    if not 0 < count < samples:
+        images = wording.counted(samples, "image")
+        raise ConfigError(f"leaves no training or no validation images out of {images}", name, str(part))
+    return count
+
+
+def turns(labels: Array) -> tuple[Array, Array, Array]:
+    """Return samples ordered by class, their positions within their class, and the sizes of their classes, (S,) each.
+
+    labels: (S,) class numbers.
+    """
+    order = np.argsort(labels, kind="stable")
+    ordered = labels[order]
+    first, end = (np.searchsorted(ordered, ordered, side) for side in ("left", "right"))
+    return order, np.arange(len(labels)) - first, end - first
 
 
 def on_host(value: Any) -> Array:
@@ -262,10 +298,8 @@ def in_turns(labels: Array, count: int | None) -> Array | slice:
     """Return `count` samples, taken from the classes in turn, as ascending indices; or a slice of all samples."""
     if count is None or count >= len(labels):
         return slice(None)
-    order = np.argsort(labels, kind="stable")  # by class, then by position
-    ordered = labels[order]
-    turn = np.arange(len(labels)) - np.searchsorted(ordered, ordered)  # position of each sample within its class
-    return np.sort(order[np.lexsort((ordered, turn))[:count]])
+    order, turn, _ = turns(labels)
+    return np.sort(order[np.lexsort((labels[order], turn))[:count]])
 
 
 def read_dataset(

@@ -70,6 +70,14 @@ def read_unpacked(path: Path, most: int, digest: str = "") -> bytes:
     return raw
 
 
+def idx_path(folder: Path, name: str) -> Path:
+    """Return the path of an IDX file: packed as `name`.gz or not, also under `train-images.idx3-ubyte`, as unpackers
+    call it. If there is none, that of `name`.gz.
+    """
+    names = [f"{each}{ending}" for each in (name, name.replace("-idx", ".idx")) for ending in (".gz", "")]
+    return folder / next((each for each in names if os.path.lexists(folder / each)), names[0])
+
+
 def idx_shape(path: Path) -> tuple[int, ...]:
     """Return the shape in the header of an IDX file of unsigned bytes, gzip or plain. Raises DataError."""
     start = read_bytes(path, first=1 << 16)

@@ -1,4 +1,4 @@
-"""Read a picture, PNG or JPEG, with Pillow (the extra `images`). The only file that imports Pillow."""
+"""Read a picture, PNG, JPEG, BMP or WebP, with Pillow (the extra `images`). The only file that imports Pillow."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from cupynet.backend.array import Array
 from cupynet.core import wording
 from cupynet.core.errors import ConfigError, DataError
 
-ENDINGS = (".png", ".jpg", ".jpeg")
-FORMATS = ("PNG", "JPEG")
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+ORIENTATION = 0x0112  # EXIF's tag: 1 is upright, 5 to 8 swap height and width
 GREY = ("1", "L", "LA")  # Pillow's modes
 DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")  # grey of 16 bits
 MOST_PIXELS = 1 << 26  # a small file may claim any number
@@ -31,11 +32,10 @@ def pillow() -> Any:
     return Image
 
 
-def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
-    """Read a PNG or JPEG of any size as (H, W, C) uint8, of 1 channel (grey) or 3. Transparent pixels become white.
+def picture(path: Path, channels: int) -> Array:
+    """Read a picture of any size as (H, W, C) uint8, of 1 channel (grey) or 3.
 
-    Args:
-        drawn: True for a drawing: a photograph of it is rotated by its EXIF orientation. If False, nothing is rotated.
+    It is rotated and mirrored by its EXIF orientation. Transparent pixels become white.
 
     Raises:
         DataError: the file is missing, damaged, too large, of another type, or all white on a transparent
@@ -43,10 +43,10 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
         ConfigError: Pillow is not installed.
     """
     images = pillow()
-    with opened_picture(path) as opened:
-        if drawn:
-            from PIL import ImageOps
+    from PIL import ImageOps
 
+    with opened_picture(path) as opened:
+        if orientation(opened) != 1:
             opened = ImageOps.exif_transpose(opened)
         if has_alpha(opened):
             ink = opened.convert("RGBA")
@@ -59,6 +59,17 @@ def picture(path: Path, channels: int, *, drawn: bool = False) -> Array:
         return np.asarray(pixels, np.uint8).reshape(opened.height, opened.width, channels)
 
 
+def orientation(opened: Any) -> int:
+    """Return the EXIF orientation of an opened picture, 1 by default."""
+    return int(opened.getexif().get(ORIENTATION, 1))
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    """Return height and width of a picture, as `picture` reads it. DataError."""
+    with opened_picture(path) as opened:
+        return opened.size if orientation(opened) >= 5 else (opened.height, opened.width)
+
+
 def is_grey(opened: Any) -> bool:
     """Return True if an opened picture is grey according to its header."""
     return opened.mode in GREY
@@ -69,10 +80,14 @@ def has_alpha(opened: Any) -> bool:
     return opened.mode in ("LA", "PA", "RGBA") or "transparency" in opened.info
 
 
-def is_transparent(path: Path) -> bool:
-    """Return True if a picture has transparent pixels. DataError."""
+def is_rotated_or_transparent(path: Path) -> bool:
+    """Return True if a picture has an EXIF orientation, or transparent pixels. DataError."""
     with opened_picture(path) as opened:
-        return has_alpha(opened) and opened.convert("RGBA").getchannel("A").getextrema()[0] < 255
+        return (
+            orientation(opened) != 1
+            or has_alpha(opened)
+            and opened.convert("RGBA").getchannel("A").getextrema()[0] < 255
+        )
 
 
 def _is_plain(opened: Any) -> bool:
@@ -103,7 +118,7 @@ def opened_picture(path: Path) -> Iterator[Any]:
         raise
     except Exception as error:  # a decoder may raise anything
         reason = getattr(error, "strerror", None) or wording.one_line(error).partition(" '")[0]  # without the path
-        raise DataError(f"{name}: cannot be read as a PNG or JPEG ({reason})") from error
+        raise DataError(f"{name}: cannot be read as a PNG, JPEG, BMP or WebP ({reason})") from error
 
 
 def resized(pixels: Array, height: int, width: int) -> Array:

@@ -122,6 +122,7 @@ class Scores:
     """The evaluation of the result; test: the whole evaluation on the test set."""
 
     validation_accuracy: float | None = None
+    validation_samples: int | None = None
     test_accuracy: float | None = None
     test_loss: float | None = None
     test_f1: float | None = None

@@ -14,7 +14,7 @@ from cupynet.commands.evaluate import main
 from cupynet.core.files import load_weights, save_weights
 from tests.support.commands import QUICK, SMALL, Call
 from tests.support.resumed_runs import trained
-from tests.support.user_files import digits, write_npz
+from tests.support.user_files import digits, write_npz, write_pictures
 
 SAME = "the same as in summary.json"
 
@@ -130,6 +130,29 @@ def test_other_images_than_the_runs_are_refused_unless_chosen(copy: Path, call: 
     found = call(main, copy)
     assert found.code == 65 and "mnist" in found.error and "synthetic" in found.error
     assert call(main, copy, "data.test=200").code == 0
+
+
+def test_a_run_without_test_images_is_evaluated_on_its_validation_images(tmp_path: Path, call: Call) -> None:
+    parts = digits(100, 90)
+    np.savez(tmp_path / "a.npz", x_train=parts.train_images, y_train=parts.train_labels)
+    own = ["data=npz", f"data.file={tmp_path / 'a.npz'}", "data.validation=0.2", "model=mlp", "backend=numpy"]
+    trained(tmp_path / "run", *own, "workers=1", "epochs=1")
+    found = call(main, tmp_path / "run", "--json")
+    assert (json.loads(found.out)["split"], json.loads(found.out)["samples"]) == ("validation", 20)
+    assert SAME in call(main, tmp_path / "run").out
+
+
+def test_images_to_test_on_alone_have_the_shape_and_the_classes_of_the_run(tmp_path: Path, call: Call) -> None:
+    parts, folder = digits(100, 90), write_pictures(tmp_path / "pictures", digits(100, 90))
+    own = ["data=folder", f"data.folder={folder}", "data.validation=0.2", "model=mlp", "backend=numpy"]
+    trained(tmp_path / "run", *own, "data.size=[6,6]", "workers=1", "epochs=1")
+    summary = summary_of(tmp_path / "run")
+    shutil.rmtree(folder / "train")
+    same = json.loads(call(main, tmp_path / "run", "data=folder", f"data.folder={folder / 'test'}", "--json").out)
+    assert (same["loss"], same["split"]) == (summary["test_loss"], "test")
+    shutil.rmtree(folder / "test" / "class-9")
+    few = json.loads(call(main, tmp_path / "run", f"data.folder={folder / 'test'}", "--json").out)
+    assert few["samples"] == int((parts.test_labels != 9).sum()) and few["confusion"][9] == [0] * 10
 
 
 def test_parts_that_only_training_needs_are_not_built(tmp_path: Path, call: Call) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cupynet.data import MNIST, Data, Dataset, Synthetic
-from cupynet.data.dataset import in_turns
+from cupynet.data.dataset import hold_out, in_turns
 from tests.support.data_errors import data_error
 from tests.support.loaders import numbered_dataset
 from tests.support.refusals import refused
@@ -144,3 +144,28 @@ def test_limit_applies_after_validation() -> None:
 def test_arguments_are_refused_by_name(source: Any, name: str, value: Any) -> None:
     with refused(name, repr(value)):
         source(**{name: value}).check()
+
+
+def test_a_fraction_is_held_out_of_each_class() -> None:
+    labels = np.repeat([3, 1, 0], [70, 25, 5])
+    kept, held_out = hold_out(labels, 0.2, 5, "validation")
+    assert np.bincount(labels[held_out]).tolist() == [1, 5, 0, 14]
+    np.testing.assert_array_equal(np.sort(np.concatenate([kept, held_out])), np.arange(100))
+    other, same = hold_out(labels, 0.2, 6, "validation")[1], hold_out(labels, 0.2, 5, "validation")[1]
+    assert np.array_equal(same, held_out) and not np.array_equal(other, held_out)
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.9, 0.99])
+def test_every_class_keeps_a_sample(fraction: float) -> None:
+    labels = np.concatenate([np.arange(40) % 20, np.zeros(60, int)])  # two samples of most classes
+    kept, held_out = hold_out(labels, fraction, 1, "validation")
+    assert set(labels[kept].tolist()) == set(range(20))
+    assert len(held_out) == min(round(100 * fraction), 80)
+
+
+def test_a_number_is_held_out_regardless_of_the_classes() -> None:
+    kept, held_out = hold_out(np.zeros(10), 3, 1, "validation")
+    assert (len(kept), len(held_out)) == (7, 3)
+    for part in (0, 10, 0.01):
+        with refused("validation", str(part)):
+            hold_out(np.zeros(10), part, 1, "validation")

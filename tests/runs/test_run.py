@@ -136,7 +136,8 @@ def test_a_missing_or_damaged_history_is_named(content: str | None, tmp_path: Pa
 KEYS = """
     dataset fallback backend devices dtype workers seed epochs iterations batch_size averaging_frequency synchronizer
     parameters stopped_by images images_per_s wall_s train_s compile_s evaluate_s data_s averaging_s validation_accuracy
-    test_accuracy test_loss test_f1 test stages pipeline commit environment stop_reason early_stopping bytes_sent spent
+    validation_samples test_accuracy test_loss test_f1 test stages pipeline commit environment stop_reason
+    early_stopping bytes_sent spent
     drift drift_by_layer left_out skipped_steps memory advice normalize class_names image_shape fast_dev_run
     train_loss
 """

@@ -116,7 +116,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             raise ConfigError(reason, "sampler", "grid")
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
-    if not getattr(source, "validation", True):
+    if not source.validates:
         images = source.expected().get("train", 0)
         if "data.validation" in fixed or not images:
             raise ConfigError("a search compares trials on validation images. Set data.validation=1000")

@@ -101,14 +101,14 @@ def search(plan: Plan, folder: Path) -> float:
             say_end(study, settings.trials, exhausted=run_trials(plan, folder, study))
             best, *others = ranked(study)
             trusted = ",".join(settings.trusted_modules)
-            test = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"]).evaluation
+            found = evaluated(folder_of(folder, best), [f"trusted_modules=[{trusted}]"])
     except optuna.exceptions.StorageInternalError as error:
         raise OutputError(f"{folder / STUDY}: cannot be written ({one_line(error)})") from error
     except KeyboardInterrupt as stopped:
         done, again = len(study.get_trials(states=DONE)), config.not_stored(settings, folder)
         command = shlex.join(["cupynet", "tune", f"resume={near(folder)}", *again])
         raise Interrupted.by(stopped, f"{done} of {settings.trials} trials are done. Resume with: {command}") from None
-    text = summary(plan, folder, best, test)
+    text = summary(plan, folder, best, found.evaluation if found.split == "test" else None)
     log.info("%s", text)
     print()
     show(columns([best, *others][:MOST_SHOWN], plan), Screen(), "see tune.csv")
@@ -369,14 +369,15 @@ def _form(plan: Plan) -> Any:
     return percent if plan.settings.objective == "accuracy" else "{:.4g}".format
 
 
-def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation) -> str:
+def summary(plan: Plan, folder: Path, best: FrozenTrial, test: Evaluation | None) -> str:
     """Return lines about the best trial, and the command that trains it again."""
     if (folder_of(folder, best) / TRIAL).is_file():
         return f"fast dev run: the figures are not results\nall trials      {near(folder / 'tune.csv')}"
     config_dir = [] if plan.config_dir is None else [f"--config-dir={plan.config_dir}"]
+    tested = "" if test is None else f"test images     accuracy {percent(test.accuracy)}, loss {test.loss:.4g} "
     lines = (
         f"best trial      {best.number}, validation {plan.settings.objective} {_form(plan)(best.value)}",
-        f"test images     accuracy {percent(test.accuracy)}, loss {test.loss:.4g} (evaluated by this trial only)",
+        *([f"{tested}(evaluated by this trial only)"] if tested else ()),
         f"run folder      {near(folder_of(folder, best))}",
         f"all trials      {near(folder / 'tune.csv')}",
         f"train it again  {shlex.join(['cupynet', 'train', *config_dir, *plan.overrides(best.params)])}",

@@ -48,7 +48,7 @@ class CIFAR10(Downloaded):
                         found[member.name] = np.frombuffer(content, np.uint8).reshape(test, _RECORD)
             records = np.concatenate([found[member] for member in MEMBERS])  # (S, 1 + 3 * H * W)
         except (OSError, EOFError, LookupError, ValueError, tarfile.TarError) as error:  # MD5 can be forged
-            place = self.place / archive.name
+            place = self.path(archive)
             raise DataError(f"{place}: is not CIFAR-10's archive ({error}); delete it to download it again") from error
         images = np.ascontiguousarray(records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
         labels = records[:, 0].astype(np.int64)

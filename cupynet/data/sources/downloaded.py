@@ -72,10 +72,14 @@ class Downloaded(Source):
         """The folder of the files. Raises DataError if the user named one that cannot exist."""
         return (expanded(self.named) if self.named else platformdirs.user_cache_path("cupynet")) / self.name
 
+    def path(self, file: KnownFile) -> Path:
+        """Return the path of a file, which may have other names than the one it is downloaded under."""
+        return self.place / file.name
+
     @property
     def missing(self) -> list[KnownFile]:
         """The files that are not there."""
-        return [file for file in self.files if not os.path.lexists(self.place / file.name)]
+        return [file for file in self.files if not os.path.lexists(self.path(file))]
 
     @property
     def may_stand_in(self) -> bool:
@@ -85,7 +89,7 @@ class Downloaded(Source):
     def read(self, file: KnownFile) -> bytes:
         """Return the verified contents of a file. Raises DataError."""
         try:
-            return file.read(self.place / file.name)
+            return file.read(self.path(file))
         except DataError as error:
             remedy = f"delete it to download it again, or name another folder in {setting('data', 'folder')}"
             raise DataError(f"{error}; {remedy}") from error

@@ -10,7 +10,7 @@ from pathlib import Path
 from cupynet.backend.array import Array
 from cupynet.core import wording
 from cupynet.core.errors import ConfigError
-from cupynet.data.files import FilePath, check_idx_size, checked_path, expanded, idx_shape, read_idx
+from cupynet.data.files import FilePath, check_idx_size, checked_path, expanded, idx_path, idx_shape, read_idx
 from cupynet.data.sources.user_files import UserArrays, checked_sha256
 
 IDX_NAMES = {
@@ -23,10 +23,10 @@ IDX_NAMES = {
 
 @dataclass(eq=False)
 class IdxFiles(UserArrays):
-    """Four IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
+    """IDX files of unsigned bytes, gzip or plain: images (S, H, W) or (S, H, W, C), and labels (S,).
 
     Args:
-        folder: holds the files under MNIST's names, with or without .gz.
+        folder: holds the files under MNIST's names, see `idx_path`.
         train_images, train_labels, test_images, test_labels: other paths; relative ones are in `folder`, if given.
         classes: the number of classes; None: the largest training label + 1.
         sha256: name of one of these four arguments -> SHA-256 of the file or of its unpacked contents.
@@ -48,24 +48,26 @@ class IdxFiles(UserArrays):
             must = f"must map some of {', '.join(IDX_NAMES)} to digests, or be null"
             raise ConfigError(must, "sha256", wording.shown(self.sha256, wording.written))
         self._digests = {part: checked_sha256(f"sha256.{part}", each) for part, each in (self.sha256 or {}).items()}
-        self.place = expanded(self.folder or self.train_images or "idx")
+        self.place = expanded(self.folder or self.train_images or self.test_images or "idx")
         self.name = self.place.resolve().name.partition(".")[0]
         self._look()
 
-    def _path(self, part: str) -> Path:
+    def _path(self, name: str) -> Path:
         """Return the path of one of the four files. ConfigError, DataError."""
-        given = getattr(self, part)
+        given = getattr(self, name)
         if self.folder is None and given is None:
-            raise ConfigError("name the folder with the four IDX files, or the files one by one", "folder", "null")
+            raise ConfigError("name the folder with the IDX files, or the files one by one", "folder", "null")
         folder = expanded(self.folder or ".")
-        names = [expanded(given)] if given else [f"{IDX_NAMES[part]}.gz", IDX_NAMES[part]]
-        return next((folder / name for name in names if os.path.lexists(folder / name)), folder / names[0])
+        return folder / expanded(given) if given else idx_path(folder, IDX_NAMES[name])
 
-    def _shape(self, part: str) -> tuple[int, ...]:
-        return idx_shape(self._path(part))
+    def _has(self, name: str) -> bool:
+        return bool(getattr(self, name) or (self.folder is not None and os.path.lexists(self._path(name))))
 
-    def _check_size(self, part: str) -> None:
-        check_idx_size(self._path(part))
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return idx_shape(self._path(name))
 
-    def _array(self, part: str) -> Array:
-        return read_idx(self._path(part), self._digests.get(part, ""))
+    def _check_size(self, name: str) -> None:
+        check_idx_size(self._path(name))
+
+    def _array(self, name: str) -> Array:
+        return read_idx(self._path(name), self._digests.get(name, ""))

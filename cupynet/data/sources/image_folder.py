@@ -1,9 +1,10 @@
-"""User images: a folder of PNG and JPEG files for each class."""
+"""User images: a folder of pictures for each class."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import chain, zip_longest
 from pathlib import Path
 
@@ -13,28 +14,43 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.files import FilePath
-from cupynet.data.pictures import ENDINGS, is_grey, is_transparent, opened_picture, picture, resized
+from cupynet.data.pictures import (
+    ENDINGS,
+    is_grey,
+    is_rotated_or_transparent,
+    opened_picture,
+    picture,
+    resized,
+    size_of,
+)
 from cupynet.data.sources.user_files import UserFiles, required_path
+
+FOLDERS = {"train": ("train",), "validation": ("val", "valid", "validation"), "test": ("test",)}  # part -> their names
 
 
 @dataclass(eq=False)
 class ImageFolder(UserFiles):
-    """`<folder>/train/<class>/*.png` and `<folder>/test/<class>/*.png`, or .jpg; needs Pillow (the extra `images`).
+    """A folder for each class, with PNG, JPEG, BMP or WebP files; needs Pillow (the extra `images`).
+
+    They are in `<folder>/train/<class>/`, `<folder>/val/<class>/` and `<folder>/test/<class>/`, each of which may be
+    missing; or all in `<folder>/<class>/`, of which `validation` holds out a part.
 
     Classes and images are in the order of their names. With a `limit` the classes take turns, so that it keeps some of
     each, and the other images are not decoded (unless some are held out for validation). Names that begin with a dot
-    are ignored. Transparent pixels become white; the EXIF orientation is ignored.
+    are ignored. Transparent pixels become white; the EXIF orientation is applied.
 
     Args:
         folder: its path.
         size: (height, width) to which every image is resized; None: that of the first, which all must have.
         channels: 1 for grey, 3 for colour; None: as in the first image, which all must match.
+        class_names: the names of the classes in order, some of which may have no folder; None: those of the folders.
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
     folder: FilePath | None = None
     size: tuple[int, int] | None = None
     channels: int | None = None
+    class_names: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,50 +58,62 @@ class ImageFolder(UserFiles):
             self.size = checks.pair("size", self.size, 1, ", or null for that of the first image")
         if self.channels not in (None, 1, 3) or checks.is_bool(self.channels):
             raise ConfigError("must be 1 (grey), 3 (colours), or null", "channels", wording.shown(self.channels))
-        what = "the folder that holds train/ and test/, with a folder for each class"
-        self.place = required_path("folder", self.folder, what)
+        if not isinstance(self.class_names, Sequence | None) or isinstance(self.class_names, str):
+            reason = "must be a list of the names of folders, or null"
+            raise ConfigError(reason, "class_names", wording.shown(self.class_names))
+        self.place = required_path("folder", self.folder, "the folder that holds a folder for each class, or train/")
         self.name = self.place.resolve().name
-        self._listed = self._list()
+        self._listed = self._list(tuple(map(str, self.class_names or ())))
+        if self.validation and "validation" in self._listed:
+            reason = f"{self.place} has its own validation images. Remove this setting"
+            raise ConfigError(reason, "validation", str(self.validation))
         with opened_picture(self._first) as first:
-            size, grey = (first.height, first.width), is_grey(first)
-        self.class_names = tuple(self._listed["train"])
-        samples = len(self._kept("train")), len(self._kept("test"))
-        self._describe((*(self.size or size), self.channels or (1 if grey else 3)), len(self.class_names), samples)
+            channels = self.channels or (1 if is_grey(first) else 3)
+        samples = {part: len(self._kept(part)) for part in self._listed}
+        self._describe((*(self.size or size_of(self._first)), channels), len(self.class_names), samples)
+
+    @property
+    def validates(self) -> bool:
+        return bool(self.validation) or "validation" in self._listed
 
     @property
     def _first(self) -> Path:
         """The first picture of the first class."""
-        return next(iter(self._listed["train"].values()))[0]
+        return next(files[0] for classes in self._listed.values() for files in classes.values())
 
-    def _list(self) -> dict[str, dict[str, list[Path]]]:
-        """Return part -> class -> files, all in the order of their names. DataError."""
+    def _list(self, names: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
+        """Return part -> class -> files, all in the order of their names, and set `class_names`. DataError.
+
+        names: of the classes; () for those of the first part.
+        """
         top = self.place
-        found = {part: {path.name: _inside(path) for path in _inside(top / part)} for part in ("train", "test")}
+        folders = {
+            part: top / name for part, names in FOLDERS.items() for name in reversed(names) if os.path.isdir(top / name)
+        } or {"train": top}
+        found = {part: {path.name: _inside(path) for path in _inside(folder)} for part, folder in folders.items()}
+        self.class_names = names or tuple(next(iter(found.values())))
         for part, classes in found.items():
+            if not classes:
+                raise DataError(f"{folders[part]}: expected a folder for each class, found none")
             for name, files in classes.items():
-                if name not in found["train"] or not files:
-                    raise DataError(f"{top / part / name}: expected pictures of a class of train/")
+                if name not in self.class_names or not files:
+                    known = wording.shown([*self.class_names])
+                    raise DataError(f"{folders[part] / name}: expected a folder with pictures of one class of {known}")
                 for path in files:
                     if path.suffix.lower() not in ENDINGS:
                         raise DataError(f"{path}: expected only {', '.join(ENDINGS)} files: move it elsewhere")
-        if not found["train"]:
-            raise DataError(f"{top / 'train'}: expected a folder for each class, found none")
         return found
 
     def _kept(self, part: str) -> list[tuple[Path, int]]:
         """Return the files to read, each with its label."""
-        names = list(self._listed["train"])
-        classes = [[(path, names.index(name)) for path in files] for name, files in self._listed[part].items()]
+        labels = {name: label for label, name in enumerate(self.class_names)}
+        classes = [[(path, labels[name]) for path in files] for name, files in self._listed[part].items()]
         if self.limit is None:
             return list(chain(*classes))
         turns = [each for each in chain(*zip_longest(*classes)) if each is not None]
         return turns if part == "train" and self.validation else turns[: self.limit]
 
-    def _read(self) -> tuple[Array, Array, Array, Array]:
-        return *self._pictures("train"), *self._pictures("test")
-
-    def _pictures(self, part: str) -> tuple[Array, Array]:
-        """Return images (S, H, W, C) uint8 and labels (S,) of a part."""
+    def _read(self, part: str) -> tuple[Array, Array]:
         (height, width, channels), listed = self.image_shape, self._kept(part)
         images = np.empty((len(listed), height, width, channels), np.uint8)
         for row, (path, _) in enumerate(listed):
@@ -109,8 +137,8 @@ class ImageFolder(UserFiles):
             raise DataError(f"{path}: is {kind}, but the first, {self._first}, is {others}. Set {ways}")
 
     def changed(self) -> str:
-        transparent = any(is_transparent(path) for part in ("train", "test") for path, _ in self._kept(part))
-        return "transparent pixels kept their stored colour, and are now white" if transparent else ""
+        changed = any(is_rotated_or_transparent(path) for part in self._listed for path, _ in self._kept(part))
+        return "transparent pixels are now white, and EXIF orientations are applied" if changed else ""
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -8,10 +8,11 @@ were compressed again are accepted; the others by the digests that are published
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from cupynet.backend.array import Array
 from cupynet.core.errors import ConfigError
-from cupynet.data.files import KnownFile, parse_idx
+from cupynet.data.files import KnownFile, idx_path, parse_idx
 from cupynet.data.sources.downloaded import Downloaded
 
 NAMES = (  # training images and labels, test images and labels
@@ -35,13 +36,13 @@ class IdxSet(Downloaded):
     on_black = True
 
     def _read(self) -> tuple[Array, Array, Array, Array]:
-        first, second, third, fourth = (parse_idx(self.place / file.name, self.read(file)) for file in self.files)
+        first, second, third, fourth = (parse_idx(self.path(file), self.read(file)) for file in self.files)
         return first, second, third, fourth
 
 
 @dataclass(eq=False)
 class MNIST(IdxSet):
-    """Handwritten digits: `<folder>/mnist`.
+    """Handwritten digits: `<folder>/mnist`. The files may be unpacked, see `idx_path`.
 
     Args:
         fallback: what to do if the files are missing and cannot be downloaded: "synthetic" loads `Synthetic` digits
@@ -71,6 +72,9 @@ class MNIST(IdxSet):
         if self.fallback not in ("auto", "synthetic", None):
             reason = "must be 'auto', 'synthetic', or null for an error instead"
             raise ConfigError(reason, "fallback", repr(self.fallback))
+
+    def path(self, file: KnownFile) -> Path:
+        return idx_path(self.place, file.name.removesuffix(".gz"))
 
     @property
     def may_stand_in(self) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
@@ -49,32 +49,37 @@ class NpzFile(UserArrays):
             raise DataError(f"{self.place}: expected contents of SHA-256 {self.sha256}, found other contents")
         self._look()
 
-    def _shape(self, part: str) -> tuple[int, ...]:
-        with self._opened(part) as (file, size):
+    def _has(self, name: str) -> bool:
+        with suppress(DataError), self._opened(name):
+            return True
+        return bool(getattr(self, name) != getattr(type(self), name))
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        with self._opened(name) as (file, size):
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             if dtype.hasobject or math.prod(shape) * dtype.itemsize != size - file.tell():
                 raise ValueError(
-                    f"{getattr(self, part)}: its header says {shape} of {dtype}, which its contents do not match"
+                    f"{getattr(self, name)}: its header says {shape} of {dtype}, which its contents do not match"
                 )
         return tuple(shape)
 
-    def _array(self, part: str) -> Array:
-        self._shape(part)  # do not allocate what a damaged header claims
-        with self._opened(part) as (file, _):
+    def _array(self, name: str) -> Array:
+        self._shape(name)  # do not allocate what a damaged header claims
+        with self._opened(name) as (file, _):
             return np.lib.format.read_array(file, allow_pickle=False)
 
     @contextmanager
-    def _opened(self, part: str) -> Iterator[tuple[IO[bytes], int]]:
+    def _opened(self, name: str) -> Iterator[tuple[IO[bytes], int]]:
         """Open an array in the archive; also returns its size in bytes. DataError, also if reading it fails."""
-        path, key = self.place, getattr(self, part)
+        path, key = self.place, getattr(self, name)
         try:
             check_regular(path)
             with PARSING, zipfile.ZipFile(path) as archive:
                 if f"{key}.npy" not in archive.namelist():
-                    there = ", ".join(name.removesuffix(".npy") for name in archive.namelist()[:8])
-                    way_out = f"name the key in {wording.setting('data', part)}"
+                    there = ", ".join(each.removesuffix(".npy") for each in archive.namelist()[:8])
+                    way_out = f"name the key in {wording.setting('data', name)}"
                     raise DataError(f"{path}: expected an array {key!r}, found {there or 'nothing'}: {way_out}")
                 member = archive.getinfo(f"{key}.npy")
                 most = _MOST_RATIO.get(member.compress_type, member.file_size)

@@ -38,8 +38,12 @@ class ShardedFiles(Source):
         self.shards = Shards(self.folder, classes, pixels_for(self.normalize, None))
         self.image_shape, self.classes, self.name = self.shards.image_shape, self.shards.classes, self.shards.name
 
+    @property
+    def validates(self) -> bool:
+        return (self.shards.folder / "validation").exists()
+
     def load(self) -> Data:
         """Return the data, mapped. ConfigError; DataError for missing or damaged files."""
         shards = self.shards
-        validation = shards.dataset("validation") if (shards.folder / "validation").exists() else None
+        validation = shards.dataset("validation") if self.validates else None
         return Data(self.name, shards, validation, shards.dataset("test"))

@@ -13,7 +13,7 @@ from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.augment import Augment, augmentations, check_augmentations
-from cupynet.data.dataset import SPLIT_STREAM, Dataset, in_turns, philox
+from cupynet.data.dataset import Dataset, held_out_count, hold_out, in_turns
 from cupynet.data.normalize import Normalize, checked, pixels_for
 from cupynet.data.shards import Shards
 
@@ -24,9 +24,9 @@ class Data:
 
     Attributes:
         name: for messages and reports.
-        train: a `Dataset`, or `Shards`.
+        train: a `Dataset`, or `Shards`; empty if the images are only to test on.
         validation: images held out of training; None if there are none.
-        test: never used for any choice.
+        test: never used for any choice; empty if there are none.
         fallback: True if these are not the requested data.
     """
 
@@ -61,7 +61,8 @@ class Source(ABC):
 
     Args:
         seed: of the choice of validation images, and of images that are drawn.
-        validation: the number of images held out of training. They are chosen by a permutation that depends on `seed`.
+        validation: the number of images held out of training, or a fraction below 1 of each class. They are chosen by a
+            permutation that depends on `seed`.
         limit: keep only the first `limit` training images and the first `limit` test images; None for all. Unless
             `mixed`, they are taken from the classes in turn.
         normalize: scaling of pixels. None: fractions of 255; "auto": the training images get mean 0 and deviation 1 in
@@ -72,7 +73,8 @@ class Source(ABC):
     Attributes:
         image_shape: (H, W, C).
         class_names: the names of the classes, in order; empty if they have only numbers.
-        samples: the numbers of training and test images; empty if unknown, or if images are mapped from files.
+        samples: the numbers of training and test images, and of validation images that have files of their own; empty
+            if unknown, or if images are mapped from files.
         mixed: False if images may be sorted by class, so that the first would not be a fair sample.
         on_black: True if the images are light on a black background.
         centred: True if each is centred in its image as MNIST's digits are, see `centred_as_mnist`.
@@ -86,14 +88,15 @@ class Source(ABC):
     mixed, on_black, centred = True, False, False
 
     seed: int = 12345
-    validation: int = 0
+    validation: float = 0
     limit: int | None = None
     normalize: Normalize = None
     augment: Augment = ()
 
     def __post_init__(self) -> None:
         self.seed = checks.seed("seed", self.seed)
-        self.validation = checks.integer("validation", self.validation, 0)
+        if not isinstance(self.validation, float | np.floating) or not 0 < self.validation < 1:
+            self.validation = checks.integer("validation", self.validation, 0, ", or a fraction below 1")
         if self.limit is not None:
             self.limit = checks.integer("limit", self.limit, 1, ", or null for no limit")
         self.normalize = checked(self.normalize)
@@ -103,30 +106,37 @@ class Source(ABC):
     def load(self) -> Data:
         """Return the data. DataError for missing or damaged files."""
 
-    def check(self) -> None:
-        """Check that `validation`, `normalize` and `augment` fit the images. ConfigError, DataError."""
+    @property
+    def validates(self) -> bool:
+        """True if `load` returns validation images."""
+        return bool(self.validation)
+
+    def check(self, *, trains: bool = True) -> None:
+        """Check that `validation`, `normalize` and `augment` fit the images. ConfigError, DataError.
+
+        trains: True to refuse data without images to train on, or to evaluate on.
+        """
         channels = self.image_shape[2]
         if isinstance(self.normalize, Mapping) and len(self.normalize["mean"]) not in (1, channels):
             images = f"images have {wording.counted(channels, 'channel')}"
             raise ConfigError(f"{images}: give a number for each", "normalize", wording.written(self.normalize))
         check_augmentations(augmentations(self.augment), self.image_shape)
-        if self.validation:
-            self._check_validation(self.expected().get("train", self.validation + 1))
+        found = self.expected()
+        if trains and found.get("train") == 0:
+            raise ConfigError(f"{self.name} has images to test on, but none to train on")
+        if trains and found.get("test") == 0 and not self.validates:
+            reason = f"{self.name} has no images to evaluate on. Hold some out, such as 0.1 of each class"
+            raise ConfigError(reason, "validation", "0")
+        if self.validation and found.get("train"):
+            held_out_count(self.validation, found["train"], "validation")
 
     def expected(self) -> dict[str, int]:
-        """Return the numbers of images that `load` holds in memory, as `train` and `test`; empty if unknown."""
-        return dict(zip(("train", "test"), self.samples, strict=False))
+        """Return the numbers of images that `load` holds in memory, by part; empty if unknown."""
+        return dict(zip(("train", "test", "validation"), self.samples, strict=False))
 
-    def _check_validation(self, available: int) -> None:
-        """Raise ConfigError if there would be no training images left."""
-        if self.validation >= available:
-            images = wording.counted(available, "training image")
-            raise ConfigError(f"must be below the {images} that it is taken from", "validation", str(self.validation))
-
-    def _divided(self, name: str, train: Dataset, test: Dataset) -> Data:
+    def _divided(self, name: str, train: Dataset, test: Dataset, validation: Dataset | None = None) -> Data:
         """Return `Data` with validation images taken out of `train` and the limit applied; samples keep their order."""
         of_train, of_validation, of_test = self._chosen(train.labels, test.labels)
-        validation = None
         if of_validation is not None:
             validation = replace(train.take(of_validation), name=f"{name}-validation")
         train, test = train.take(of_train), test.take(of_test)
@@ -143,9 +153,7 @@ class Source(ABC):
         limited = slice(self.limit) if first else in_turns(test_labels, self.limit)
         if not self.validation:
             return slice(self.limit) if first else in_turns(labels, self.limit), None, limited
-        self._check_validation(len(labels))
-        order = philox(self.seed, SPLIT_STREAM).permutation(len(labels))  # (S,)
-        held_out, kept = np.sort(order[-self.validation :]), np.sort(order[: -self.validation])
+        kept, held_out = hold_out(labels, self.validation, self.seed, "validation")
         return kept[slice(self.limit) if first else in_turns(labels[kept], self.limit)], held_out, limited
 
     def changed(self) -> str:

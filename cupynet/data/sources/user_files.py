@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from abc import abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,6 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.data.dataset import check_layout, count_classes, read_dataset, read_from
 from cupynet.data.files import FilePath, checked_path, expanded
 from cupynet.data.sources.source import Data, Source
-
-PARTS = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 class UserFiles(Source):
@@ -32,27 +31,37 @@ class UserFiles(Source):
     place: Path
 
     @abstractmethod
-    def _read(self) -> tuple[Array, Array, Array, Array]:
-        """Return training images (S, H, W, C) or (S, H, W) and labels (S,), and those to test on. DataError."""
+    def _read(self, part: str) -> tuple[Array, Array]:
+        """Return images (S, H, W, C) or (S, H, W) and labels (S,) of `train`, `test` or `validation`. DataError."""
 
-    def _describe(self, image_shape: tuple[int, int, int], classes: int, samples: tuple[int, int]) -> None:
-        """Set what is known before `load`. DataError if there are no images."""
-        if 0 in (*image_shape, *samples):
-            images = f"{samples[0]} and {samples[1]} of {image_shape}"
-            raise DataError(f"{self.place}: expected images to train and to test on, found {images}")
-        self.image_shape, self.classes, self.samples = image_shape, classes, samples
+    def _describe(self, image_shape: tuple[int, int, int], classes: int, samples: Mapping[str, int]) -> None:
+        """Set what is known before `load`. DataError if a part has no images. samples: of the parts that are there."""
+        if 0 in (*image_shape, *samples.values()):
+            found = ", ".join(f"{count} {part} images" for part, count in samples.items())
+            raise DataError(f"{self.place}: expected images, found {found} of {image_shape}")
+        self.image_shape, self.classes = image_shape, classes
+        self.samples = samples.get("train", 0), samples.get("test", 0)
+        if "validation" in samples:
+            self.samples += (samples["validation"],)
 
     def load(self) -> Data:
         """Return the data. ConfigError; DataError for missing or damaged files."""
-        images, labels, test_images, test_labels = self._read()
-        train = read_dataset(self.place, f"{self.name}-train", images, labels, self.classes)
-        test = read_dataset(self.place, f"{self.name}-test", test_images, test_labels, self.classes)
-        return self._divided(self.name, train, test)
+        found = {
+            part: read_dataset(self.place, f"{self.name}-{part}", *self._read(part), self.classes)
+            for part, count in self.expected().items()
+            if count
+        }
+        none = next(iter(found.values())).take(slice(0))
+        train, test = (found.get(part) or replace(none, name=f"{self.name}-{part}") for part in ("train", "test"))
+        return self._divided(self.name, train, test, found.get("validation"))
 
 
 @dataclass(eq=False)
 class UserArrays(UserFiles):
-    """Base class of data sets in four user arrays. The constructor reads their shapes and the training labels.
+    """Base class of data sets in arrays: `train_images`, `train_labels`, `test_images`, `test_labels`.
+
+    Either pair may be missing: without test images some are to be held out for validation, and without training images
+    the others can only be evaluated. The constructor reads shapes and the labels of one pair.
 
     classes: None: the largest training label + 1.
     """
@@ -62,44 +71,53 @@ class UserArrays(UserFiles):
     classes: int | None = field(default=None, kw_only=True)  # type: ignore[assignment]
 
     @abstractmethod
-    def _shape(self, part: str) -> tuple[int, ...]:
-        """Read the shape of an array, a part of `PARTS`. DataError."""
+    def _has(self, name: str) -> bool:
+        """Return True if an array is there, or was named by the user."""
 
     @abstractmethod
-    def _array(self, part: str) -> Array:
-        """Read an array, a part of `PARTS`. DataError."""
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """Read the shape of an array. DataError."""
+
+    @abstractmethod
+    def _array(self, name: str) -> Array:
+        """Read an array. DataError."""
 
     def _look(self) -> None:
         """Inspect the files, and set the number of classes if it is not given."""
-        images, _, test_images, _ = map(self._shape, PARTS)
-        if len(images) not in (3, 4) or not test_images:
+        parts = [part for part in ("train", "test") if self._has(f"{part}_images") or self._has(f"{part}_labels")]
+        parts = parts or ["train"]
+        shapes = {part: self._shape(f"{part}_images") for part in parts}
+        for part in parts:
+            self._shape(f"{part}_labels")  # DataError if they are missing
+        images, first = shapes[parts[0]], parts[0]
+        if len(images) not in (3, 4) or not all(shapes.values()):
             raise DataError(f"{self.place}: expected images (S, H, W) or (S, H, W, C), found {images}")
         height, width, channels = (*images[1:], 1)[:3]
         with read_from(self.place):
-            check_layout("train_images", images)
-        classes = count_classes(self.place, [self._labels("train_labels")], self.classes)
-        self._describe((height, width, channels), classes, (images[0], test_images[0]))
-        for part in ("train_images", "test_images"):
-            self._check_size(part)
+            check_layout(f"{first}_images", images)
+        classes = count_classes(self.place, [self._labels(f"{first}_labels")], self.classes)
+        self._describe((height, width, channels), classes, {part: shape[0] for part, shape in shapes.items()})
+        for part in parts:
+            self._check_size(f"{part}_images")
 
-    def _check_size(self, part: str) -> None:
+    def _check_size(self, name: str) -> None:
         """Raise DataError if a header claims more images than its file has, before memory is estimated."""
 
-    def _labels(self, part: str) -> Array:
+    def _labels(self, name: str) -> Array:
         """Read labels, (S,) or (S, 1), as (S,). DataError."""
-        labels = self._array(part)
+        labels = self._array(name)
         if labels.ndim == 2 and labels.shape[1] == 1:
             labels = labels[:, 0]
         if labels.ndim != 1:
-            raise DataError(f"{self.place}: {part}: labels must be (S,) integers, got {labels.shape} of {labels.dtype}")
+            raise DataError(f"{self.place}: {name}: labels must be (S,) integers, got {labels.shape} of {labels.dtype}")
         return labels
 
-    def _read(self) -> tuple[Array, Array, Array, Array]:
-        images, labels = self._array("train_images"), self._labels("train_labels")
-        return images, labels, self._array("test_images"), self._labels("test_labels")
+    def _read(self, part: str) -> tuple[Array, Array]:
+        return self._array(f"{part}_images"), self._labels(f"{part}_labels")
 
     def changed(self) -> str:
-        labels = self._labels("train_labels"), self._labels("test_labels")
+        counts = self.expected()
+        labels = [self._labels(f"{part}_labels") if counts[part] else np.array([], int) for part in ("train", "test")]
         (train, _, test), (first, _, first_tests) = (self._chosen(*labels, mixed=mixed) for mixed in (False, True))
         every, every_test = (np.arange(len(each)) for each in labels)
         same = np.array_equal(every[train], every[first]) and np.array_equal(every_test[test], every_test[first_tests])

@@ -81,7 +81,9 @@ def _notes(comparison: Comparison, chosen: Group) -> list[str]:
 def _images(run: ComparedRun, split: str) -> float:
     """Return the number of images that a run was evaluated on; 0 if it is not known."""
     test: dict[str, Any] = run.summary["test"] or {}
-    return finite(run.settings.get("data.validation") if split == "validation" else test.get("samples")) or 0
+    if split == "validation":  # earlier versions have only the setting
+        return finite(run.summary.get("validation_samples") or run.settings.get("data.validation")) or 0
+    return finite(test.get("samples")) or 0
 
 
 def _origin(run: ComparedRun) -> str:

@@ -119,13 +119,71 @@ def test_wrong_pictures_are_named(folder: Path, name: str) -> None:
         ImageFolder(folder).load()
 
 
-def test_a_folder_without_test_images_is_refused(folder: Path) -> None:
+def test_a_folder_without_test_images_needs_validation_images(folder: Path) -> None:
     (folder / "test").rename(folder / "tests")
-    with data_error(folder):
-        ImageFolder(folder)
+    with refused("validation", "0"):
+        ImageFolder(folder).check()
+    ImageFolder(folder).check(trains=False)
+    ImageFolder(folder, validation=0.2).check()
 
 
-@pytest.mark.parametrize(("name", "value"), [("channels", 2), ("size", [0, 3]), ("folder", 3)])
+def test_one_folder_of_classes_is_divided_by_class(folder: Path) -> None:
+    source = ImageFolder(folder / "train", validation=0.2)
+    data: Any = checked(source)
+    assert source.validates and source.class_names[0] == "class-0"
+    assert (len(data.train), len(data.validation), len(data.test)) == (48, 12, 0)
+    assert (np.bincount(data.train.labels) >= 3).all() and set(data.validation.labels.tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation"])
+def test_validation_images_may_have_their_own_folder(folder: Path, name: str) -> None:
+    (folder / name).mkdir()
+    (folder / "test" / "class-4").rename(folder / name / "class-4")
+    source = ImageFolder(folder)
+    data: Any = checked(source)
+    assert source.validates and source.expected()["validation"] == len(data.validation)
+    assert set(data.validation.labels.tolist()) == {4} and 4 not in data.test.labels
+    with refused("validation", "0.1"):
+        ImageFolder(folder, validation=0.1)
+
+
+def test_images_to_test_on_alone_keep_the_labels_of_the_named_classes(folder: Path) -> None:
+    (folder / "train").rename(folder.parent / "elsewhere")
+    (folder / "test" / "class-0").rename(folder.parent / "zero")
+    names = [f"class-{digit}" for digit in range(10)]
+    source = ImageFolder(folder, class_names=names)  # type: ignore[arg-type]
+    assert checked(source).test.labels.tolist() == [label for label in SMALL.test_labels if label]
+    with refused(""):
+        source.check()
+    with data_error(folder / "test" / "class-9"):
+        ImageFolder(folder, class_names=names[:9])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ending", ["bmp", "webp", "png"])
+def test_lossless_pictures_of_every_format_are_read(tmp_path: Path, ending: str) -> None:
+    folder = tmp_path / "mine"
+    for path in write_pictures(folder, COLOURS).rglob("*.png"):
+        with Image.open(path) as opened:
+            opened.save(path.with_suffix(f".{ending}"), lossless=True)
+        if ending != "png":
+            path.unlink()
+    np.testing.assert_array_equal(checked(ImageFolder(folder)).train.images, COLOURS.train_images)
+
+
+def test_pictures_are_rotated_by_their_exif_orientation(tmp_path: Path) -> None:
+    noted = Image.Exif()
+    noted[0x0112] = 6  # orientation: the first row is on the right
+    folder = write_pictures(tmp_path / "mine", COLOURS)
+    for path, pixels in zip(sorted((folder / "train").rglob("*.png")), COLOURS.train_images, strict=True):
+        Image.fromarray(np.rot90(pixels).copy()).save(path, exif=noted)
+    source = ImageFolder(folder)
+    np.testing.assert_array_equal(checked(source).train.images, COLOURS.train_images)
+    assert source.changed()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("channels", 2), ("size", [0, 3]), ("folder", 3), ("class_names", "a"), ("class_names", 3)]
+)
 def test_wrong_arguments_are_refused(name: str, value: Any) -> None:
     with refused(name):
         ImageFolder(**{name: value})

@@ -62,6 +62,16 @@ def test_only_missing_files_are_downloaded(tiny: TinyMNIST, offered: Mirror) -> 
     assert offered.requests == ["/" + NAMES[3]]
 
 
+@pytest.mark.parametrize("dotted", [True, False])
+def test_unpacked_files_are_found(tiny: TinyMNIST, offered: Mirror, dotted: bool) -> None:
+    tiny.folder.mkdir(parents=True)
+    for name, raw in tiny.raw.items():
+        plain = name.removesuffix(".gz")
+        (tiny.folder / (plain.replace("-idx", ".idx") if dotted else plain)).write_bytes(raw)
+    check_is(MNIST(tiny.root, fallback=None).load(), tiny)
+    assert offered.requests == []
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_mirror_that_serves_other_data_is_rejected(tiny: TinyMNIST, offered: Mirror, name: str) -> None:
     bit_changed = tiny.raw[name][:-1] + bytes([tiny.raw[name][-1] ^ 1])

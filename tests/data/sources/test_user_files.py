@@ -94,6 +94,57 @@ def test_a_limit_keeps_some_of_each_class_of_sorted_files(way: str, validation: 
         np.testing.assert_array_equal(data.validation.images, whole.validation.images)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_names_of_unpacked_files_may_have_a_dot(packed: bool, tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "mine", SMALL, packed)
+    for path in folder.iterdir():
+        path.rename(path.with_name(path.name.replace("-idx", ".idx")))
+    np.testing.assert_array_equal(IdxFiles(folder).load().test.labels, SMALL.test_labels)
+
+
+PAIRS: dict[str, Callable[[Path, Any, Any], Any]] = {
+    "idx": lambda path, images, labels: IdxFiles(**write_pair(path, images, labels), classes=10),
+    "npz": lambda path, images, labels: NpzFile(
+        write_npz_pair(path / "a.npz", images, labels), test_images="x", test_labels="y", classes=10
+    ),
+}
+
+
+def write_pair(folder: Path, images: Any, labels: Any) -> dict[str, Any]:
+    for name, array in (("x", images), ("y", labels)):
+        (folder / name).write_bytes(idx_bytes(array))
+    return {"test_images": folder / "x", "test_labels": folder / "y"}
+
+
+def write_npz_pair(path: Path, images: Any, labels: Any) -> Path:
+    np.savez(path, x=images, y=labels)
+    return path
+
+
+@pytest.mark.parametrize("way", PAIRS)
+def test_images_to_test_on_are_enough_for_an_evaluation(way: str, tmp_path: Path) -> None:
+    source = PAIRS[way](tmp_path, SMALL.test_images, SMALL.test_labels)
+    data = checked(source)
+    assert (len(data.train), len(data.test), data.test.classes) == (0, 30, 10)
+    source.check(trains=False)
+    with refused(""):
+        source.check()
+
+
+@pytest.mark.parametrize("kind", [IdxFiles, NpzFile])
+def test_images_to_train_on_are_enough_if_some_are_held_out(kind: Any, tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "mine", SMALL)
+    for name in ("test_images", "test_labels"):
+        (folder / f"{IDX_NAMES[name]}.gz").unlink()
+    np.savez(tmp_path / "a.npz", x_train=SMALL.train_images, y_train=SMALL.train_labels)
+    place = folder if kind is IdxFiles else tmp_path / "a.npz"
+    with refused("validation", "0"):
+        kind(place).check()
+    source = kind(place, validation=0.1)
+    source.check()
+    assert (len(checked(source).train), len(source.load().validation)) == (54, 6)
+
+
 def test_four_paths_and_digests(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "mine", SMALL)
     paths: dict[str, Any] = {name: tmp_path / f"{name}.idx" for name in IDX_NAMES}
