@@ -18,6 +18,7 @@ COMMANDS = {
     "report": ("commands.report", "write the page of a run: report.html and curves.png"),
     "compare": ("commands.compare", "compare runs: settings, results, which to use"),
     "tune": ("commands.tune.command", "search for good settings"),
+    "download": ("commands.download", "download a data set, for a machine without a network"),
     "find_rate": ("commands.find_rate", "run a learning-rate range test"),
     "plan": ("commands.plan", "predict the speed of more workers and other links"),
     "bench": ("commands.bench", "measure operations, the training step and the loop"),

@@ -29,6 +29,18 @@ from cupynet.core.errors import DataError, OutputError
 
 DESCRIPTION = "cupynet"  # the key of the metadata in files with a description
 
+_KERAS = "is a file of Keras. import_keras(model, path) loads its weights, if Keras 3 wrote it (.weights.h5, .keras)"
+_TORCH = (
+    "save them with safetensors.torch.save_file(net.state_dict(), path), and load them with import_torch(model, path)"
+)
+FOREIGN = {  # ending -> what such a file is, and how to load its weights
+    ".onnx": f"is an ONNX file, which is written, but not read. Load its weights in PyTorch, {_TORCH}",
+    ".pt": f"is a pickle of PyTorch, which could run code. Load its weights in PyTorch, {_TORCH}",
+    ".pth": f"is a pickle of PyTorch, which could run code. Load its weights in PyTorch, {_TORCH}",
+    ".h5": _KERAS,
+    ".keras": _KERAS,
+}
+
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
@@ -237,4 +249,5 @@ def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
             tensors |= {name: widened(stored[name]["data"], stored[name]["shape"]) for name in narrow}
         return tensors, metadata
     except (OSError, SafetensorError, AttributeError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as weights ({error})") from error
+        reason = FOREIGN.get(Path(path).suffix.lower()) if os.path.exists(path) else None
+        raise DataError(f"{path}: {reason or f'cannot be read as weights ({error})'}") from error

@@ -120,6 +120,11 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
     require_plain(path)
     try:
         with h5py.File(_h5(path), "r") as file:
+            if "layers" not in file:
+                raise DataError(
+                    f"{path}: has no layers as Keras 3 writes them. Convert a legacy .h5 file in Keras 3: "
+                    "keras.models.load_model(path), or model.load_weights(path), and then model.save('digits.keras')"
+                )
             yield dict(_variables(file, h5py, "layers"))
     except (OSError, zipfile.BadZipFile, zlib.error, KeyError, RuntimeError, ValueError) as error:
         if isinstance(error, ConfigError):

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save
 
+import cupynet
 from cupynet.core.errors import DataError, OutputError
 from cupynet.core.files import digest, load_tensors, load_weights, read_object, save_weights, write_output, write_whole
 from cupynet.interop import import_torch
 from tests.support.commands import ROOT
+from tests.support.data_errors import data_error
 
 RNG = np.random.default_rng(3)
 WEIGHTS: dict[str, Any] = {
@@ -216,3 +218,13 @@ def test_what_goes_to_the_own_stdout_is_between_what_is_printed(tmp_path: Path) 
     with (tmp_path / "out").open("w") as out:
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True, cwd=ROOT)
     assert (tmp_path / "out").read_text().split() == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("a.onnx", "ONNX"), ("a.h5", "Keras"), ("a.keras", "Keras"), ("a.PT", "pickle")]
+)
+def test_files_of_other_frameworks_are_named(name: str, kind: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"no safetensors")
+    for read in (load_weights, cupynet.load):
+        with data_error(tmp_path / name, kind):
+            read(tmp_path / name)

@@ -163,6 +163,14 @@ def test_a_transposed_array_and_one_too_many_are_named(tmp_path: Path) -> None:
         import_keras(small_model(), write(tmp_path / "b.weights.h5", arrays | {more: np.zeros(4)}))
 
 
+def test_a_legacy_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["model_weights/dense/dense/kernel:0"] = np.zeros((3, 2))
+    with data_error(path, "legacy"):
+        import_keras(small_model(), path)
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.weights.h5"
     with h5py.File(path, "w") as file:

@@ -94,16 +94,22 @@ class Downloaded(Source):
             remedy = f"delete it to download it again, or name another folder in {setting('data', 'folder')}"
             raise DataError(f"{error}; {remedy}") from error
 
+    def fetch(self) -> None:
+        """Download the missing files; check all others. Raises Unavailable, and DataError if a file is damaged."""
+        missing = self.missing
+        for file in self.files:
+            if file not in missing:  # a damaged file is an error even if others are missing
+                self.read(file)
+        if missing and offline():
+            raise Unavailable("CUPYNET_OFFLINE forbids downloads")
+        if missing:
+            fetch(missing, self.place, self.mirrors, self.timeout_s)
+
     def load(self) -> Data:
         """Return the data. Raises DataError if a file is damaged, or missing without a substitute."""
         if missing := self.missing:
-            for file in self.files:
-                if file not in missing:  # a damaged file is an error even if others are missing
-                    self.read(file)
             try:
-                if offline():
-                    raise Unavailable("CUPYNET_OFFLINE forbids downloads")
-                fetch(missing, self.place, self.mirrors, self.timeout_s)
+                self.fetch()
             except Unavailable as error:
                 return self._substitute(f"{self.place} lacks {missing[0].name}, and downloading failed ({error})")
         images, labels, test_images, test_labels = self._read()

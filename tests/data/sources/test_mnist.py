@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import logging
 import time
+from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import platformdirs
 import pytest
 
+from cupynet.commands.download import download
 from cupynet.data import KMNIST, MNIST, Data, FashionMNIST
 from cupynet.data.files import KnownFile
 from tests.support.data_errors import data_error
@@ -60,6 +62,22 @@ def test_only_missing_files_are_downloaded(tiny: TinyMNIST, offered: Mirror) -> 
     tiny.write(*NAMES[:3])
     check_is(MNIST(tiny.root).load(), tiny)
     assert offered.requests == ["/" + NAMES[3]]
+
+
+def test_the_command_downloads_and_checks_files_for_another_machine(
+    tiny: TinyMNIST, offered: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to = tmp_path / "copied"
+    download(Namespace(name="mnist", to=str(to)))
+    offered.replies.clear()
+    check_is(MNIST(to, fallback=None).load(), tiny)
+    download(Namespace(name="mnist", to=str(to)))
+    (to / "mnist" / NAMES[1]).write_bytes(b"<html>")
+    with data_error(to / "mnist" / NAMES[1]):
+        download(Namespace(name="mnist", to=str(to)))
+    monkeypatch.setenv("CUPYNET_OFFLINE", "1")
+    with data_error(tmp_path / "other"):
+        download(Namespace(name="mnist", to=str(tmp_path / "other")))
 
 
 @pytest.mark.parametrize("dotted", [True, False])
