@@ -16,10 +16,11 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from cupynet.config.instantiate import for_chosen_classes
+from cupynet.config.instantiate import arguments, for_chosen_classes
 from cupynet.config.messages import refusal
 from cupynet.config.resume import name_of, quoted
 from cupynet.config.schema import Settings, read
+from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
 from cupynet.core.settings import flat
 from cupynet.core.wording import written
@@ -76,7 +77,7 @@ def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
     GlobalHydra.instance().clear()
     try:
         with hydra.initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            return hydra.compose("config", overrides=[*overrides, *more])
+            return hydra.compose("config", overrides=[*opened(overrides), *more])
     finally:
         repository["spine.yaml"] = spine
         GlobalHydra.instance().clear()
@@ -92,12 +93,51 @@ def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -
     except OmegaConfBaseException as error:
         raise refusal(error, schema) from error
     refuse_contradictions(config, plain, overrides)
-    asked = [name_of(each) for each in overrides]
+    name_schedule(plain, overrides)
+    asked = [*map(name_of, overrides), *typed(overrides)]
     for_chosen_classes(plain, asked)
     data = plain.get("data")
     if isinstance(data, dict) and data.get("fallback") == "auto" and {"data", "data._target_"} & {*asked}:
         data["fallback"] = None  # data that were chosen have no stand-in
     return read(schema, plain)
+
+
+RATE = "optimizer.learning_rate"
+
+
+def opened(overrides: Sequence[str]) -> list[str]:
+    """Return overrides in which the mapping of a schedule may have other keys than that of the optimizer's file."""
+    return [f"++{each}" if each.startswith(f"{RATE}={{") else each for each in overrides]
+
+
+def name_schedule(plain: dict[str, Any], overrides: Sequence[str]) -> None:
+    """Replace the name of a schedule, `optimizer.learning_rate=cosine`, by its class. ConfigError if there is none.
+
+    Its highest rate is by default that of the optimizer's file. In a mapping with a name, `_target_` and arguments of
+    that class were merged from the file.
+    """
+    optimizer: Any = plain.get("optimizer")
+    node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None
+    node = {"name": node} if isinstance(node, str) else node
+    if not isinstance(node, dict) or "name" not in node:
+        return
+    from cupynet.optim.schedules import NAMES  # imports NumPy, which --help does not need
+
+    kind, by_class = NAMES[one_of(RATE, node["name"], NAMES)], {each.__name__: each for each in NAMES.values()}
+    asked = {each.removeprefix(f"{RATE}.").partition(".")[0] for each in typed(overrides) if each.startswith(RATE)}
+    before = by_class.get(str(node.get("_target_")).rpartition(".")[2])
+    merged = {"name", "_target_", *(arguments(before)[0] if before else ())}
+    given = {key: value for key, value in node.items() if key not in merged or key in asked - {"name"}}
+    if kind.highest is not None and kind.highest not in given:
+        kept = [each for each in overrides if re.match(r"\W*(optimizer|experiment)\b", each) and RATE not in each]
+        rate = composed(kept, own_folder()).optimizer.get("learning_rate")
+        while isinstance(rate, Mapping):
+            own = by_class.get(str(rate.get("_target_")).rpartition(".")[2])
+            rate = None if own is None or own.highest is None else rate.get(own.highest)
+        if not isinstance(rate, int | float):
+            raise ConfigError("is missing: the file of the optimizer has no number", f"{RATE}.{kind.highest}")
+        given[kind.highest] = rate
+    optimizer["learning_rate"] = {"_target_": f"cupynet.optim.{kind.__name__}", **given}
 
 
 def typed(overrides: Sequence[str]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from cupynet.config import resume
-from cupynet.config.composing import as_typed, conf_folder, own_folder, register, settings_of
+from cupynet.config.composing import as_typed, conf_folder, opened, own_folder, register, settings_of
 from cupynet.config.messages import refusal
 from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
@@ -250,7 +250,7 @@ class _Command(Generic[S, T]):
             raise ConfigError("a sweep does not run under mpiexec: start mpiexec once for each of its jobs", "-m")
         if started() is not None and self.join is not None:
             self.ranks = self.join()  # a rank without MPI ends all others, before rank 0 has a folder
-        given = self._resuming(given)
+        given = self._resuming(opened(given))
         if self.rank:  # only rank 0 has a log
             given = ["hydra.run.dir=.", "hydra/job_logging=none", *_without(given, "hydra.run.dir")]
         return given

@@ -43,7 +43,7 @@ class Counted(Schedule):
         raise NotImplementedError
 
 
-class StepDecay(Counted):
+class StepDecay(Counted, name="step"):
     """initial · factor^floor(n / every).
 
     Args:
@@ -65,7 +65,7 @@ class StepDecay(Counted):
         return self.initial * self.factor ** (n // self.every)
 
 
-class PiecewiseConstant(Counted):
+class PiecewiseConstant(Counted, name="piecewise_constant"):
     """Given rates, each starting at an iteration or epoch.
 
     Args:
@@ -89,7 +89,7 @@ class PiecewiseConstant(Counted):
         return self.rates[max(start for start in self.rates if start <= n)]
 
 
-class ExponentialDecay(Counted):
+class ExponentialDecay(Counted, name="exponential"):
     """initial · gamma^n.
 
     Args:
@@ -109,7 +109,7 @@ class ExponentialDecay(Counted):
         return self.initial * self.gamma**n
 
 
-class InverseTimeDecay(Counted):
+class InverseTimeDecay(Counted, name="inverse_time"):
     """initial / (1 + gamma · n)^power.
 
     Args:
@@ -130,7 +130,7 @@ class InverseTimeDecay(Counted):
         return float(self.initial / (1 + self.gamma * n) ** self.power)
 
 
-class SigmoidDecay(Counted):
+class SigmoidDecay(Counted, name="sigmoid"):
     """initial / (1 + exp(-gamma · (n - middle))).
 
     Args:

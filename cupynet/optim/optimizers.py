@@ -45,7 +45,9 @@ class Optimizer(Described):
     clipped before penalties are added: by the norm of all, then by that of each layer, then by value.
 
     Args:
-        learning_rate: a number or a `Schedule`. Stored as a `Schedule`.
+        learning_rate: a number; or a `Schedule`, its name (`cosine`, `one_cycle`, `step` ...), or a mapping with its
+            name and arguments, {"name": "cosine", "initial": 0.1}. The highest rate of a named schedule is by default
+            that of the optimizer. Stored as a `Schedule`.
         l2: the factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
         max_grad_norm: the largest norm of the gradient of all weights; a larger one is scaled down. None: no limit.
         l1: the factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
@@ -63,7 +65,7 @@ class Optimizer(Described):
         ConfigError: an argument is invalid.
     """
 
-    learning_rate: Any
+    learning_rate: Any = 0.01
     _: KW_ONLY
     l2: float = fraction(0.0)
     max_grad_norm: float | None = limit()
@@ -77,7 +79,7 @@ class Optimizer(Described):
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        self.learning_rate = schedule(owner, self.learning_rate)
+        self.learning_rate = schedule(owner, self.learning_rate, type(self).learning_rate)
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not each.default and "check" in each.metadata:

@@ -10,7 +10,7 @@ from cupynet.optim.schedules import Schedule
 BETTER = {"loss": -1, "accuracy": 1}
 
 
-class ReduceOnPlateau(Schedule):
+class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
     """Multiplies the rate by `factor` after more than `patience` evaluations in a row without improvement.
 
     A further fit continues with the reduced rate.

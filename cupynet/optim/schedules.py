@@ -6,13 +6,16 @@ Schedules that count from the beginning of training are in counted.py; the one t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from cupynet.core.checks import instance, integer, number
+from cupynet.core.checks import instance, integer, number, one_of
 from cupynet.core.described import Described
 from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import learning_rate_scale
 from cupynet.core.wording import shown
+
+NAMES: dict[str, type[Schedule]] = {}  # of the schedules that can be chosen by name
 
 
 class Schedule(Described):
@@ -28,6 +31,12 @@ class Schedule(Described):
 
     monitor: str | None = None
     highest: str | None = None
+
+    def __init_subclass__(cls, name: str = "", **named: Any) -> None:
+        """Register a schedule under a name, as in `class Mine(Schedule, name="mine")`."""
+        super().__init_subclass__(**named)
+        if name:
+            NAMES[name] = cls
 
     @property
     def needs_validation(self) -> bool:
@@ -59,7 +68,7 @@ class Schedule(Described):
         """Restore what `state` returned."""
 
 
-class Constant(Schedule):
+class Constant(Schedule, name="constant"):
     """The learning rate `value` throughout."""
 
     highest = "value"
@@ -93,7 +102,7 @@ class Spanning(Schedule):
         return min(max(iteration - self.start, 0), last), last
 
 
-class OneCycle(Spanning):
+class OneCycle(Spanning, name="one_cycle"):
     """One cycle over a fit: half a cosine up to `peak`, then another down to almost zero.
 
     Smith & Topin 2018, "Super-convergence".
@@ -128,7 +137,7 @@ class OneCycle(Spanning):
         return _cosine(self.peak, self.peak / self.end_divisor, (done - rising) / (last - rising))
 
 
-class Cosine(Spanning):
+class Cosine(Spanning, name="cosine"):
     """Cosine annealing over a fit, or with warm restarts (Loshchilov & Hutter 2017, SGDR).
 
     Args:
@@ -160,7 +169,7 @@ class Cosine(Spanning):
         return _cosine(self.initial, self.end, done / length)
 
 
-class Polynomial(Spanning):
+class Polynomial(Spanning, name="polynomial"):
     """end + (initial - end) · (1 - progress)^power over a fit. (Deeplearning4j's PolySchedule rises and breaks off.)
 
     Args:
@@ -223,7 +232,7 @@ class Scaled(Around):
         return self.factor * self.schedule(iteration)
 
 
-class Warmup(Around):
+class Warmup(Around, name="warmup"):
     """Linear warm-up at the beginning of training, then another schedule (Goyal et al. 2017).
 
     The other schedule begins after the warm-up: its iterations and epochs are counted from there.
@@ -283,10 +292,27 @@ def _cosine(start: float, end: float, progress: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def schedule(owner: str, learning_rate: Any) -> Schedule:
-    """Return a number as a constant schedule, a schedule as it is. ConfigError, which names `owner`."""
+def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Schedule:
+    """Return a number as a constant schedule, a name or a mapping with a name as that schedule, a schedule as it is.
+
+    Args:
+        owner: the class of the optimizer or schedule, for messages.
+        learning_rate: such as 0.1, "cosine", or {"name": "step", "every": 1000, "factor": 0.5}.
+        highest: the highest rate of a named schedule that does not give it.
+
+    Raises:
+        ConfigError: it is anything else.
+    """
     name = f"{owner} learning_rate"
     if isinstance(learning_rate, Schedule):
         return learning_rate
-    example = "OneCycle(0.2), in YAML {_target_: cupynet.optim.OneCycle, peak: 0.2}"
-    return Constant(number(name, learning_rate, above=0, also=f", or a schedule such as {example}"))
+    named = {"name": learning_rate} if isinstance(learning_rate, str) else learning_rate
+    if isinstance(named, Mapping):
+        kind = NAMES[one_of(name, named.get("name"), NAMES)]
+        given = {} if kind.highest is None or highest is None else {kind.highest: highest}
+        try:
+            return kind(**given | {str(key): value for key, value in named.items() if key != "name"})
+        except TypeError as error:  # an argument is missing, or unknown
+            raise ConfigError(str(error), name, shown(learning_rate)) from error
+    example = "such as 'cosine' or OneCycle(0.2)"
+    return Constant(number(name, learning_rate, above=0, also=f", or a schedule {example}"))

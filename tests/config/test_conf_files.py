@@ -15,8 +15,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from cupynet import config
+from cupynet.config import composing
 from cupynet.config.instantiate import build
 from cupynet.core.errors import ConfigError
+from cupynet.optim import Optimizer
 from cupynet.parallel import ParameterAveraging
 from cupynet.training import EarlyStopping
 from tests.support.refusals import refused
@@ -196,6 +198,37 @@ def test_an_argument_that_was_typed_stays_whatever_class_is_chosen() -> None:
     assert settings.optimizer["l2"] == 0.25 and settings.optimizer["learning_rate"]["peak"] == 0.2
     with refused("optimizer.momentum"):
         build(settings.optimizer, "optimizer")
+
+
+COSINE, CYCLE = "cupynet.optim.Cosine", "cupynet.optim.OneCycle"
+STEP = "optimizer.learning_rate={name: step, every: 5, factor: 0.5}"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["optimizer.learning_rate=cosine"], {"_target_": COSINE, "initial": 0.2}),
+        (["optimizer=adam", "optimizer.learning_rate=one_cycle"], {"_target_": CYCLE, "peak": 0.001}),
+        (["experiment=several_machines", "optimizer.learning_rate=cosine"], {"_target_": COSINE, "initial": 0.05}),
+        ([STEP], {"_target_": "cupynet.optim.StepDecay", "initial": 0.2, "every": 5, "factor": 0.5}),
+        (["optimizer=sgd", STEP], {"_target_": "cupynet.optim.StepDecay", "initial": 0.1, "every": 5, "factor": 0.5}),
+        (["optimizer.learning_rate={name: one_cycle, warmup: 0.1}"], {"_target_": CYCLE, "peak": 0.2, "warmup": 0.1}),
+        (["optimizer.learning_rate={_target_: cupynet.optim.Cosine, initial: 1}"], {"_target_": COSINE, "initial": 1}),
+    ],
+    ids=str,
+)
+def test_a_schedule_is_named_beside_every_optimizer(overrides: list[str], expected: dict[str, Any]) -> None:
+    for settings in (composing.compose(overrides), settings_of(*overrides)):
+        assert settings.optimizer["learning_rate"] == expected
+    assert isinstance(build(settings.optimizer, "optimizer"), Optimizer)
+
+
+def test_an_unknown_schedule_and_wrong_arguments_of_one_are_refused() -> None:
+    with refused("optimizer.learning_rate", "cosin"):
+        settings_of("optimizer.learning_rate=cosin")
+    for wrong in ("{name: cosine, evry: 3}", "{name: step, every: 3, factor: 0.5, evry: 3}"):
+        with refused("optimizer.learning_rate.evry"):
+            build(settings_of(f"optimizer.learning_rate={wrong}").optimizer, "optimizer")
 
 
 def test_the_synchronizer_follows_the_settings_of_its_group() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from cupynet.optim import (
     SGD,
+    Adam,
     Constant,
     Cosine,
     ExponentialDecay,
@@ -257,3 +258,31 @@ def test_a_learning_rate_is_a_constant_or_a_schedule() -> None:
     assert SGD(schedule).learning_rate is schedule
     constant = SGD(1).learning_rate
     assert isinstance(constant, Constant) and constant(10**6) == 1.0
+
+
+# names ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("cosine", Cosine(0.001)),
+        ({"name": "one_cycle", "peak": 0.2}, OneCycle(0.2)),
+        ({"name": "step", "factor": 0.5, "every": 10}, StepDecay(0.001, 0.5, 10)),
+        ({"name": "warmup", "steps": 5}, Warmup(5, 0.001)),
+        ({"name": "warmup", "steps": 5, "then": {"name": "cosine", "initial": 0.1}}, Warmup(5, Cosine(0.1))),
+        ({"name": "piecewise_constant", "rates": {0: 0.1, 10: 0.01}}, PiecewiseConstant({0: 0.1, 10: 0.01})),
+    ],
+    ids=str,
+)
+def test_a_schedule_can_be_named(given: Any, expected: Schedule) -> None:
+    found = Adam(given).learning_rate
+    for each in (found, expected):
+        each.begin_fit(0, 30)
+    assert type(found) is type(expected) and [found(i) for i in range(30)] == [expected(i) for i in range(30)]
+
+
+@pytest.mark.parametrize("wrong", ["cosin", {"name": "step"}, {"name": "cosine", "evry": 3}, {"initial": 0.1}], ids=str)
+def test_an_unknown_name_and_wrong_arguments_are_refused(wrong: Any) -> None:
+    with refused("learning_rate"):
+        SGD(wrong)

@@ -82,7 +82,7 @@ def settings_of_command(command: str, schema: type[S], *overrides: str) -> S:
     select an experiment, a missing file or several files of a group, are composed by Hydra and cached. Values are set
     next, and interpolations are resolved last.
     """
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = OverridesParser.create().parse_overrides(composing.opened(overrides))
     together = any(map(_needs_hydra, parsed))  # an experiment may change settings of the files
     by_hydra = [each for each in parsed if _needs_hydra(each) or (together and _selected_file(each))]
     kind: Any = schema  # mypy takes the class of unhashable settings for unhashable
