@@ -124,6 +124,7 @@ from cupynet.training import NonFinite as NonFinite
 from cupynet.training import ParallelWrapper as ParallelWrapper
 from cupynet.training import Profile as Profile
 from cupynet.training import Progress as Progress
+from cupynet.training import RegressionEvaluation as RegressionEvaluation
 from cupynet.training import Replica as Replica
 from cupynet.training import StopReason as StopReason
 from cupynet.training import Trainer as Trainer

@@ -46,3 +46,11 @@ def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
             dark = values[row, column] > totals[row, 0] / 2
             colour = "white" if dark else "black"
             axes.text(column, row, f"{values[row, column]}", ha="center", va="center", color=colour, fontsize=8)
+
+
+def against(axes: Any, true: Any, predicted: Any, title: str) -> None:
+    """Draw predicted against true numbers (N,), and the line on which they are equal."""
+    axes.plot(true, predicted, ".", alpha=0.6)
+    if len(true):
+        axes.axline((float(true[0]), float(true[0])), slope=1, color="grey", linewidth=1)
+    axes.set(xlabel="actual", ylabel="predicted", title=title)

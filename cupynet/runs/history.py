@@ -22,6 +22,7 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "learning_rate": _form(".3g"),
     "images_per_s": _form(",.0f"),
 }
+EVALUATED = ("validation_", "test_")  # how the columns of an evaluation begin
 # column of an earlier version -> its present name
 FORMER = {"divergence": "drift", "divergence_by_layer": "drift_by_layer", "by_layer": "drift_by_layer"}
 
@@ -42,7 +43,8 @@ class Columns:
     Attributes:
         epochs: a value for each complete epoch: `epoch`, `loss` and `accuracy` of training, `test_accuracy`,
             `test_loss`, `learning_rate`, `images_per_s` and others; with validation images `validation_accuracy` and
-            `validation_loss`.
+            `validation_loss`. Other metrics likewise, as `validation_macro_f1`. Regression has no accuracy, but
+            `validation_mean_absolute_error` and `validation_r2`.
         reports: a value for each report: `iteration`, `loss`, `accuracy`, `learning_rate`, `images_per_s`, `drift` and
             others, see `IterationRecord`.
     """
@@ -60,8 +62,10 @@ class Columns:
     def rows(self) -> tuple[list[str], list[list[str]]]:
         """Return the main figures of each epoch as a table: its heading, and its rows."""
         names = [name for name in SHOWN if name in self.epochs]
+        names += [name for name in self.epochs if name.startswith(EVALUATED) and name not in SHOWN]
+        forms = [SHOWN.get(name, _form(".4g")) for name in names]
         rows = zip(*(self.epochs[name] for name in names), strict=True)
-        return names, [[SHOWN[name](value) for name, value in zip(names, row, strict=True)] for row in rows]
+        return names, [[form(value) for form, value in zip(forms, row, strict=True)] for row in rows]
 
     def __repr__(self) -> str:
         names, rows = self.rows()
@@ -73,13 +77,17 @@ class Columns:
         return html_table(*self.rows())
 
     def plot(self) -> Any:
-        """Return a matplotlib figure of loss, accuracy and drift by epoch. ImportError without matplotlib."""
+        """Return a matplotlib figure of loss, accuracy, drift and metrics by epoch. ImportError without matplotlib."""
         epochs = self.epochs
         panels = {
             "Loss": [name for name in epochs if name in ("loss", "validation_loss", "test_loss")],
             "Accuracy": [name for name in epochs if name.endswith("accuracy")],
             "Drift of the replicas": [name for name in epochs if name == "drift" and any(epochs[name])],
         }
+        for name in epochs:
+            front, _, metric = name.partition("_")
+            if f"{front}_" in EVALUATED and not metric.endswith(("loss", "accuracy")):
+                panels.setdefault(metric, []).append(name)
         shown = {title: names for title, names in panels.items() if names}
         drawn, axes = plots.figure(max(len(shown), 1))
         for place, (title, names) in zip(axes, shown.items(), strict=False):

@@ -17,6 +17,7 @@ from cupynet.training.events import EpochRecord, IterationRecord, Spent, Stop, S
 from cupynet.training.graph_replica import GraphReplica
 from cupynet.training.options import TrainingOptions
 from cupynet.training.parallel_wrapper import ParallelWrapper
+from cupynet.training.regression import RegressionEvaluation
 from cupynet.training.replica import Replica
 from cupynet.training.trainer import Trainer
 
@@ -39,6 +40,7 @@ __all__ = [
     "Profile",
     "Progress",
     "RateTest",
+    "RegressionEvaluation",
     "Replica",
     "IterationRecord",
     "Spent",

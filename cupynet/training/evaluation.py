@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,10 +22,12 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
 from cupynet.core.notebook import html_table
 from cupynet.core.terminal import printable
-from cupynet.core.wording import one_line
+from cupynet.core.wording import one_line, percent
+from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
 
 FEW_CLASSES = 25  # up to which the confusion matrix is printed, and written to the history
 MOST_MISTAKES = 24
+SHORT = {"mean_absolute_error": "MAE", "r2": "R2"}  # names in a line
 
 
 class Mistake(NamedTuple):
@@ -53,10 +55,24 @@ class Evaluation:
 
     `mistakes` are the at most 24 wrongly predicted samples with the highest scores. Figures that are 0/0 are NaN. All
     counts are exact; the loss depends on how the samples were split in its last bits.
+
+    Attributes:
+        FIGURES, SHOWN: the names of all figures but `metrics`, and of those in a history.
     """
 
-    def __init__(self, classes: int, top_n: int = 3) -> None:
-        """classes: their number; top_n: a hit has its true class among this many highest scores."""
+    FIGURES: tuple[str, ...] = CLASS_FIGURES
+    SHOWN: tuple[str, ...] = ("accuracy", "loss")
+
+    def __init__(self, classes: int, top_n: int = 3, metrics: Iterable[Metric] = (), *, columns: int = 0) -> None:
+        """Begin with no samples.
+
+        Args:
+            classes: their number.
+            top_n: a hit has its true class among this many highest scores.
+            metrics: see `TrainingOptions`.
+            columns: of the targets, for regression.
+        """
+        self._extra = Metrics(metrics_of(metrics, classifies=not columns), columns)
         self.classes = classes = integer("Evaluation classes", classes, 1)
         self.top_n = integer("Evaluation top_n", top_n, 1)
         self.confusion: NDArray[np.int64] = np.zeros((classes, classes), np.int64)  # rows = actual, columns = predicted
@@ -68,15 +84,18 @@ class Evaluation:
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
         """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,).
 
-        samples: their numbers in the data set, (N,); without them no mistakes are kept.
+        Of targets (N, classes) the place of the highest counts. samples: their numbers in the data set, (N,); without
+        them no mistakes are kept.
         """
         score = np.asarray(scores, np.float64)  # (N, classes); exact from every narrower type
-        target, loss = np.asarray(targets, np.int64), np.asarray(losses, np.float64)  # (N,)
+        target, loss = np.asarray(targets), np.asarray(losses, np.float64)
+        target = np.asarray(target.argmax(axis=1) if target.ndim == 2 else target, np.int64)  # (N,)
         if target.ndim != 1 or score.shape != (len(target), self.classes) or loss.shape != target.shape:
             raise ConfigError(
                 f"Evaluation needs scores (N, {self.classes}), targets (N,) and losses (N,), "
                 f"got {score.shape}, {target.shape} and {loss.shape}"
             )
+        self._extra.add(score, target)
         decided = ~np.isnan(score).any(axis=1)  # (N,)
         self.undecided += np.bincount(target[~decided], minlength=self.classes)
         score, decided_target = score[decided], target[decided]
@@ -85,10 +104,7 @@ class Evaluation:
         pairs = np.bincount(decided_target * self.classes + predicted, minlength=self.classes**2)
         self.confusion += pairs.reshape(self.classes, self.classes)
 
-        own = np.take_along_axis(score, decided_target[:, None], axis=1)  # (N, 1)
-        before = np.arange(self.classes) < decided_target[:, None]  # (N, classes)
-        rank = ((score > own) | ((score == own) & before)).sum(axis=1)  # (N,)
-        self.top_n_hits += int((rank < self.top_n).sum())
+        self.top_n_hits += int((ranks(score, decided_target) < self.top_n).sum())
         self.loss_sum += float(loss.sum())
 
         if samples is not None:
@@ -104,10 +120,11 @@ class Evaluation:
     def pack(self) -> NDArray[np.float64]:
         """Return all counts as one vector (V,), which workers exchange. Exact: counts stay below 2**53."""
         counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
-        return np.concatenate([[self.top_n_hits, self.loss_sum], *counts])
+        return np.concatenate([self._extra.pack(), [self.top_n_hits, self.loss_sum], *counts])
 
     def merge(self, packed: NDArray[np.float64]) -> None:
-        """Add the samples of another evaluation with the same `classes` and `top_n`. packed: its `pack`, (V,)."""
+        """Add the samples of another evaluation with the same arguments. packed: its `pack`, (V,)."""
+        packed = self._extra.merge(packed)
         self.top_n_hits, self.loss_sum = self.top_n_hits + int(packed[0]), self.loss_sum + float(packed[1])
         undecided, confusion, mistakes = np.split(packed[2:], [self.classes, self.classes + self.classes**2])
         self.undecided += undecided.astype(np.int64)
@@ -150,6 +167,26 @@ class Evaluation:
         """The mean loss of all samples; NaN or infinite if one of them was."""
         return _ratio(self.loss_sum, self.samples)
 
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The value of each metric, by name; NaN without samples."""
+        return self._extra.values(self.samples, self.figure)
+
+    def figure(self, name: str) -> float:
+        """Return a figure, such as `accuracy`, or a metric, by name."""
+        return float(getattr(self, name)) if name in self.FIGURES else self.metrics[name]
+
+    def figures(self, names: Sequence[str] | None = None) -> dict[str, float]:
+        """Return figures by name, and all metrics. names: of the figures; by default `FIGURES`."""
+        return {name: self.figure(name) for name in (self.FIGURES if names is None else names)} | self.metrics
+
+    def brief(self) -> list[str]:
+        """Return the main figures and the metrics as text."""
+        figures = self.figures(self.SHOWN).items()
+        return [
+            percent(value) if name == "accuracy" else f"{SHORT.get(name, name)} {value:.4g}" for name, value in figures
+        ]
+
     def _macro(self, figure: str) -> float:
         defined = [row[figure] for row in self.per_class() if not math.isnan(row[figure])]
         return _ratio(math.fsum(defined), len(defined))
@@ -168,12 +205,12 @@ class Evaluation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON; a number that is not finite becomes None."""
-        figures = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
         plain = {
             "samples": self.samples,
             "classes": self.classes,
             "top_n": self.top_n,
-            **{name: getattr(self, name) for name in figures},
+            **{name: getattr(self, name) for name in self.FIGURES},
+            "metrics": self.metrics,
             "undecided": int(self.undecided.sum()),
             "per_class": self.per_class(),
             "confusion": self.confusion.tolist(),
@@ -188,9 +225,9 @@ class Evaluation:
         return self.stats()
 
     def _repr_html_(self) -> str:
-        names = ("accuracy", "precision", "recall", "f1", "loss")
-        figures = [f"{self.samples:,}", *(f"{getattr(self, name):.4f}" for name in names)]
-        return html_table(("samples", *names), [figures])
+        figures = self.figures([name for name in self.FIGURES if name != "top_n_accuracy"])
+        cells = [f"{self.samples:,}", *(f"{value:.4f}" for value in figures.values())]
+        return html_table(("samples", *figures), [cells])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
         """Return a matplotlib figure of the confusion matrix. ImportError without matplotlib.
@@ -223,7 +260,7 @@ class Evaluation:
             f" {'# of classes:':<17}{self.classes}",
             f" {'# of samples:':<17}{self.samples}",
             f" {'Loss:':<17}{self.loss:.6g}",
-            *(f" {label + ':':<17}{value:.4f}" for label, value in figures.items()),
+            *(f" {label + ':':<17}{value:.4f}" for label, value in (figures | self.metrics).items()),
             "Precision, recall & F1: macro-averaged (all classes count alike)",
         ]
         if self.undecided.any():

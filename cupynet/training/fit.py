@@ -15,7 +15,7 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import shown
 from cupynet.data import Dataset, Labelled, Loader, Shards, as_loader, read_pairs, split_off
 from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, weight_array
-from cupynet.nn import Model, check_output
+from cupynet.nn import Loss, Model, check_output
 from cupynet.parallel import Communicator
 
 Examples: TypeAlias = Loader | Dataset | Shards | tuple[Array, Array] | Iterable[Any] | Array
@@ -162,6 +162,11 @@ def held_out_of(
         raise ConfigError("needs a data set in memory. Use validation_data", "validation_split", str(fraction))
     train, kept = split_off(loader.dataset, fraction, loader.seed)
     return with_dataset(loader, train), Loader(kept, loader.batch_size, loader.seed, shuffle=False), "validation"
+
+
+def classifies(dataset: Labelled, loss: Loss) -> bool:
+    """Return True if the data have classes, False if they have numbers to predict."""
+    return not isinstance(dataset, Dataset) or dataset.labels.ndim == 1 or loss.applies == "softmax"
 
 
 def check_data(loader: Loader, model: Model) -> None:

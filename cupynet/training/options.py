@@ -18,14 +18,17 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import on_device
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
-from cupynet.nn import BatchNorm, Layer
+from cupynet.nn import BatchNorm, Layer, Loss
 from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, scale_factor
 from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.callbacks.base import Callback, check_decisions
+from cupynet.training.callbacks.early_stopping import EarlyStopping
 from cupynet.training.callbacks.progress import STYLES
-from cupynet.training.fit import Fit
+from cupynet.training.fit import Fit, classifies
+from cupynet.training.metrics import Metric, metrics_of
+from cupynet.training.regression import evaluation_of
 
 LAUNCHERS = ("thread", "mpi")
 Names: TypeAlias = Sequence[str]
@@ -66,6 +69,12 @@ class TrainingOptions:
         data_on_device: true to keep the images in the memory of each GPU during a fit or an evaluation; `auto` to do so
             if they take at most a quarter of the free memory. On a CPU only `auto` and false, which are the same.
         progress: the style of the `Progress` that is added if `callbacks` has none: `auto`, `bar`, `lines` or `none`.
+        metrics: figures of evaluations besides loss and accuracy: names, or functions (scores, targets) -> a number, or
+            one for each example. Names for classes are `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and
+            `auc` (one against the rest); for numbers `auc`, of targets 0 and 1. (`mean_absolute_error` and `r2` are
+            always there.) Functions receive each batch on the host: scores (N, O), and class numbers (N,) or targets
+            (N, T). A number is weighted by N. Metrics are computed in evaluations only: on training data only loss and
+            accuracy are known.
     """
 
     workers: int | None = None
@@ -89,6 +98,7 @@ class TrainingOptions:
     reduce: str = "auto"
     data_on_device: bool | str = "auto"
     progress: str = "auto"
+    metrics: Sequence[Metric] = ()
 
     def check(
         self, network: Layer, backend: str, device: int | None = None, data: FitData | None = None, names: Names = ()
@@ -135,6 +145,7 @@ class TrainingOptions:
                 raise ConfigError(f"must be a list of {what}", name, shown(value))
         if self.run is not None and not isinstance(self.run, Run | str | Path):
             raise ConfigError("must be a Run, or the path of a folder", "run", shown(self.run))
+        metrics_of(self.metrics)
         return replace(
             self,
             timeout_s=number("timeout_s", self.timeout_s, above=0, unit="seconds"),
@@ -208,6 +219,7 @@ class FitData:
         batch_size: examples in a worker's batch.
         augmented: True if images are augmented.
         validates: True if validation images are evaluated during training.
+        classifies: False for regression.
         shards: the data, if each worker has its own shard.
     """
 
@@ -216,13 +228,21 @@ class FitData:
     augmented: bool = False
     validates: bool = False
     shards: Shards | None = None
+    classifies: bool = True
 
     @classmethod
-    def of(cls, fit: Fit) -> FitData:
-        """Describe the data of a fit."""
+    def of(cls, fit: Fit, loss: Loss) -> FitData:
+        """Describe the data of a fit with this loss."""
         train, validates = fit.train, fit.evaluate_on is not None and fit.split == "validation"
         shards = train.dataset if isinstance(train.dataset, Shards) else None
-        return cls(len(train.dataset), train.batch_size, bool(train.augment), validates, shards)
+        return cls(
+            len(train.dataset),
+            train.batch_size,
+            bool(train.augment),
+            validates,
+            shards,
+            classifies(train.dataset, loss),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,8 +294,11 @@ class CheckedOptions:
                     "batch_size",
                     str(data.batch_size),
                 )
+        evaluation = evaluation_of(1, options.metrics, classifies=data.classifies)
         for name, callback in _named(options.callbacks, names).items():
             self._check_validation(name, callback, data)
+            if isinstance(callback, EarlyStopping):
+                one_of(f"{name}.monitor", callback.monitor, evaluation.figures())
         with argument_of("optimizer"):
             self._check_validation("learning_rate", self.optimizer.learning_rate, data)
 

@@ -53,12 +53,14 @@ from cupynet.training.fit import (
     Examples,
     Fit,
     check_same_data,
+    classifies,
     evaluation_loader,
     examples,
     held_out_of,
     loader_of,
 )
 from cupynet.training.graph_replica import replica_of
+from cupynet.training.metrics import Metric, metrics_of
 from cupynet.training.options import CheckedOptions, FitData, TrainingOptions
 from cupynet.training.pipeline_stage import Stage
 from cupynet.training.replica import Replica
@@ -124,6 +126,7 @@ class ParallelWrapper:
         reduce: str = "auto",
         data_on_device: bool | str = "auto",
         progress: str = "auto",
+        metrics: Sequence[Metric] = (),
     ) -> None:
         given = locals()  # the signature repeats the fields of TrainingOptions for editors and type checkers
         options = TrainingOptions(**{each.name: given[each.name] for each in fields(TrainingOptions)})
@@ -256,7 +259,7 @@ class ParallelWrapper:
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
         fit = Fit(loader, integer("epochs", epochs, 0 if unfinished else 1), held_out, evaluate_every, split)
-        self._checked.check_data(self.model.network, FitData.of(fit))
+        self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
         self._warnings.of_fit(fit, self.placement.workers, unfinished[0].data if unfinished else None)
         self.model.pixels = loader.dataset.pixels
         self.model.trained_on = "floats" if loader.dataset.scaled else "pixels"
@@ -299,7 +302,11 @@ class ParallelWrapper:
                         callback.close()
 
     def evaluate(self, x: Examples, y: Array = None, *, batch_size: int = 128) -> Evaluation:
-        """Evaluate in parallel over the replicas; `x` and `y` as for `fit`.
+        """Evaluate in parallel over the replicas, with the wrapper's `metrics`; `x` and `y` as for `fit`.
+
+        Returns:
+            An `Evaluation`, or a `RegressionEvaluation` if the targets are numbers to predict: floating-point, and the
+            loss is not softmax.
 
         Raises:
             ConfigError: the pixels are not scaled as in training; or the replicas differ, as they were restored to a
@@ -308,6 +315,7 @@ class ParallelWrapper:
         pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         known = pixels if pixels != FRACTIONS else None
         loader = evaluation_loader(examples(x, y), batch_size, self.model, known)
+        metrics_of(self.options.metrics, classifies=classifies(loader.dataset, self.model.loss))
         self._warnings.of_evaluation(loader)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 
@@ -465,6 +473,7 @@ class ParallelWrapper:
             shared=self._shared,
             log_every=options.log_every,
             run=self._run,
+            metrics=options.metrics,
         )
 
 

@@ -81,6 +81,7 @@ class Replica:
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
             pipeline that has none; of several batches, after `complete`, if rounds run ahead of the host.)
         hits: the number of their samples whose highest score is at the label, likewise.
+        classifies: False for regression, when hits mean nothing and are counted as NaN.
         groups: the communicators of this worker.
         clock: receives the seconds of waiting for other stages and for rounds that run ahead.
         check: checks each step before it is used.
@@ -100,6 +101,7 @@ class Replica:
         self.clock, self.check = Clock(), StepCheck()
         self.losses: Array | None = 0.0
         self.hits: Array = 0
+        self.classifies = True
         self._tallies: list[Tally] = []
         self._shares_gradients = self._moves_with_others = False
         optimizer.init(model.params, model.backend)
@@ -157,7 +159,7 @@ class Replica:
 
     def _count(self, rounds: int, samples: int) -> None:
         for tally in self._tallies:
-            tally.add(rounds, samples, self.losses, self.hits)
+            tally.add(rounds, samples, self.losses, self.hits if self.classifies else math.nan)
 
     def backpropagate(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.

@@ -28,7 +28,9 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent, Stop, StopReason
 from cupynet.training.feeds import Feeds
 from cupynet.training.finite_check import StopAtNonFinite
-from cupynet.training.fit import Fit, check_same_data
+from cupynet.training.fit import Fit, check_same_data, classifies
+from cupynet.training.metrics import Metric
+from cupynet.training.regression import evaluation_of
 from cupynet.training.replica import Replica, moved
 
 
@@ -70,6 +72,7 @@ class Trainer:
             `Device.transfer`.
         log_every: iterations between reports, the same on every worker; 0 disables them.
         run: the run that callbacks write to.
+        metrics: of evaluations, see `TrainingOptions`.
 
     Attributes:
         world, rank: the communicator of all workers, and the rank of this one. Callbacks that run on every rank may use
@@ -101,12 +104,13 @@ class Trainer:
         shared: Shared | None = None,
         log_every: int = 50,
         run: Run | None = None,
+        metrics: Sequence[Metric] = (),
     ) -> None:
         self.groups = Groups.of() if groups is None else groups
         self.world, self.rank = self.groups.world, self.groups.world.rank
         self.replica, self.model, self.params, self.backend = replica, replica.model, replica.params, replica.backend
         self.synchronizer = Synchronizer() if synchronizer is None else synchronizer
-        self.log_every = log_every
+        self.log_every, self.metrics = log_every, metrics
         self.iteration = self.epoch = self.round = 0
         self.plan = Plan()
         self.data: tuple[int, int] | None = None
@@ -183,6 +187,7 @@ class Trainer:
         if deal != plan.deal:
             self.round, plan.deal = 0, deal
         self.data = fit.train.identity
+        self.replica.classifies = classifies(fit.train.dataset, self.replica.whole.loss)
         self.round = min(self.round, rounds)  # with more workers an epoch may have fewer rounds than were done
         plan.averaged = plan.averaged and self.plan.unfinished and not fit.epochs  # restored after its last average
         if plan.start is None:
@@ -297,7 +302,7 @@ class Trainer:
             self.replica.assemble()
             self.evaluation = self.evaluate(fit.evaluate_on)
             if self.schedule.monitor is not None:
-                self.schedule.on_evaluation(getattr(self.evaluation, self.schedule.monitor))
+                self.schedule.on_evaluation(self.evaluation.figure(self.schedule.monitor))
         with self.statistics.clock.measure("averaging", "agreement"):
             self.world.barrier()  # the time of the epoch includes waiting for its last worker
         record = self.statistics.epoch_record(
@@ -350,7 +355,8 @@ class Trainer:
     def evaluate(self, loader: Loader) -> Evaluation:
         """Evaluate a data set in parallel, each worker on its own batches. The result is the same on all workers."""
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
-        own, whole = Evaluation(classes), Evaluation(classes)
+        kind = classifies(loader.dataset, self.replica.whole.loss)
+        own, whole = (evaluation_of(classes, self.metrics, classifies=kind) for _ in range(2))
         quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # non-finite values appear in the loss
         with quiet, clock.measure("evaluate", "evaluation"), self.feeds.of_evaluation(loader) as feed:
             try:
@@ -364,8 +370,7 @@ class Trainer:
                     if found is not None:
                         scores, losses = found
                         labels = self.backend.to_host(batch.labels)
-                        labels = labels if labels.ndim == 1 else labels[:, :classes].argmax(axis=1)
-                        own.add(scores, labels, losses, batch.samples)
+                        own.add(scores, labels[..., :classes] if labels.ndim == 2 else labels, losses, batch.samples)
                     where = "loading a batch"
             except Exception as error:
                 annotate(error, f"worker {self.rank} ({self.replica.place}), evaluating, {where}")

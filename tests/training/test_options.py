@@ -148,7 +148,9 @@ def test_images_that_are_augmented_are_not_kept_on_a_device(monkeypatch: pytest.
 @pytest.mark.parametrize(("split", "validates"), [("test", False), ("validation", True)])
 def test_the_data_of_a_fit_are_described(split: str, validates: bool) -> None:
     loader = Loader(small_dataset(20), 4, augment=[Shift(1)])
-    assert FitData.of(Fit(loader, 1, loader, 1, split)) == FitData(20, 4, augmented=True, validates=validates)
+    assert FitData.of(Fit(loader, 1, loader, 1, split), small_model().loss) == FitData(
+        20, 4, augmented=True, validates=validates
+    )
 
 
 def test_two_callbacks_that_decide_the_same_are_refused() -> None:

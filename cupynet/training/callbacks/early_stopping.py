@@ -17,18 +17,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cupynet.core.checks import flag, integer, number, one_of
+from cupynet.core.checks import flag, instance, integer, number, one_of
 from cupynet.core.files import for_json
 from cupynet.core.wording import counted
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.events import EpochRecord, IterationRecord, StopReason
+from cupynet.training.metrics import CLASS_FIGURES, mode_of
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
 CONDITIONS = ("patience", "best_score", "max_epochs", "max_time_s", "max_score", "invalid_score")
-DIRECTIONS = {"loss": "min"} | dict.fromkeys(("accuracy", "top_n_accuracy", "precision", "recall", "f1"), "max")
+DIRECTIONS = {name: mode_of(name) for name in CLASS_FIGURES}
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,9 @@ class EarlyStopping(Callback):
     combined with another callback that decides the final weights, such as WeightAverage.
 
     Args:
-        monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images.
-        mode: which scores are better, `min` or `max`; `auto`: min for the loss, max for the others.
+        monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images; for
+            regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`.
+        mode: which scores are better, `min` or `max`; `auto`: min for names with loss or error, max for the others.
         patience: end after this many evaluations in a row without improvement; None for no limit.
         min_delta: an improvement must be larger than this.
         best_score: end as soon as the score is at least this good; None for never.
@@ -139,9 +141,9 @@ class EarlyStopping(Callback):
         restore_best_weights: bool = True,
         restore_on_interrupt: bool = False,
     ) -> None:
-        self.monitor = one_of("monitor", monitor, DIRECTIONS)
+        self.monitor = instance("monitor", monitor, str, "'loss'")
         mode = one_of("mode", mode, ("auto", "min", "max"))
-        self.mode = DIRECTIONS[monitor] if mode == "auto" else mode
+        self.mode = mode_of(monitor) if mode == "auto" else mode
         none = ", or null for none"
         self.patience = None if patience is None else integer("patience", patience, 1, none)
         self.min_delta = number("min_delta", min_delta, minimum=0)
@@ -181,7 +183,7 @@ class EarlyStopping(Callback):
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         self._now.epochs += 1
         if record.evaluation is not None:
-            self._compare(trainer, record.epoch, float(getattr(record.evaluation, self.monitor)))
+            self._compare(trainer, record.epoch, record.evaluation.figure(self.monitor))
         if self.max_epochs is not None and self._now.epochs >= self.max_epochs:
             self._end(trainer, f"max_epochs: complete epochs: {self._now.epochs}")
         self.on_iteration_end(trainer)

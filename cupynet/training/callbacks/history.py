@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -98,11 +99,13 @@ def iteration_row(record: IterationRecord) -> dict[str, Any]:
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
     """Return an epoch as a row of a history. `confusion`, whose rows are the actual class, only for few classes."""
     row: dict[str, Any] = {"kind": "epoch"} | {name: getattr(record, name) for name in EPOCH}
+    if math.isnan(record.accuracy):  # regression
+        del row["accuracy"]
     row |= {name: getattr(record.spent, name) for name in ("compute_s", "data_s", "averaging_s", "waiting_s")}
     if record.evaluation is not None:
-        split = record.split
-        row |= {f"{split}_accuracy": record.evaluation.accuracy, f"{split}_loss": record.evaluation.loss}
-        if record.evaluation.classes <= FEW_CLASSES:
+        figures = record.evaluation.figures(record.evaluation.SHOWN)
+        row |= {f"{record.split}_{name}": value for name, value in figures.items()}
+        if 0 < record.evaluation.classes <= FEW_CLASSES:
             row["confusion"] = record.evaluation.confusion.tolist()
     return for_json(row)  # type: ignore[no-any-return]
 

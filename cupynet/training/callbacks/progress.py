@@ -43,7 +43,8 @@ class Progress(Callback):
     def __init__(self, style: str = "auto") -> None:
         self.style = one_of("style", style, STYLES)
         self._bar: Bar | None = None
-        self._text = self._evaluated = ""
+        self._text = ""
+        self._evaluated: list[str] = []
         self._room = 0  # characters for the figures next to the bar
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
@@ -73,7 +74,7 @@ class Progress(Callback):
             expand=True,
         )
         self._task = self._bar.add_task("", total=rounds, epoch="")
-        self._text = self._evaluated = ""
+        self._text, self._evaluated = "", []
         self._draw(trainer)
 
     def on_iteration_end(self, trainer: Trainer) -> None:
@@ -86,7 +87,7 @@ class Progress(Callback):
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         say(log, describe(record, trainer.plan.epochs), printed=self.style != "none")
         if record.evaluation is not None:
-            self._evaluated = f"{record.split} {percent(record.evaluation.accuracy)}"
+            self._evaluated = _evaluated(record)
         self._note(record)
         self._draw(trainer, restart=trainer.epoch < trainer.plan.epochs)
 
@@ -101,7 +102,7 @@ class Progress(Callback):
             self._bar = None
 
     def _note(self, record: IterationRecord | EpochRecord) -> None:
-        found = [*_trained(record), self._evaluated, f"{record.images_per_s:,.0f} images/s"]
+        found = [*_trained(record), *self._evaluated, f"{record.images_per_s:,.0f} images/s"]
         figures = [figure for figure in found if figure]
         while figures and len("  ".join(figures)) > self._room:
             figures.pop()
@@ -148,9 +149,7 @@ def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
 
 def describe(record: EpochRecord, epochs: int) -> str:
     """Return an epoch in one line that fits a terminal of 80 columns. epochs: the last epoch of the fit."""
-    trained, evaluated = _trained(record), []
-    if record.evaluation is not None:
-        evaluated = [f"{record.split} {percent(record.evaluation.accuracy)}", f"loss {record.evaluation.loss:.4g}"]
+    trained, evaluated = _trained(record), _evaluated(record)
     speed, widest = f"{record.images_per_s:,.0f}", f"epoch {epochs}/{epochs}: "
     known = [f"{record.train_s:.1f} s", f"{speed} images/s"]
     short = [figure.removeprefix("accuracy ") for figure in trained]
@@ -158,7 +157,15 @@ def describe(record: EpochRecord, epochs: int) -> str:
         text = ", ".join([*figures, *evaluated])
         if len(widest) + len(text) <= WIDTH:
             break
+    while len(widest) + len(text) > WIDTH and ", " in text:  # metrics that have no room
+        text = text.rpartition(", ")[0]
     return f"epoch {record.epoch}/{epochs}: {text}"
+
+
+def _evaluated(record: EpochRecord) -> list[str]:
+    """Return the figures of the evaluation, if there was one."""
+    main, *more = [""] if record.evaluation is None else record.evaluation.brief()
+    return [f"{record.split} {main}", *more] if main else []
 
 
 def _trained(record: IterationRecord | EpochRecord) -> list[str]:

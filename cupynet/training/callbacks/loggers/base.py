@@ -28,7 +28,6 @@ REPORTED = {
     "time": SECONDS,
 }
 PER_EPOCH = ("epoch", "loss", "accuracy", "learning_rate", "images_per_s", "samples", "train_s", "bytes_sent")
-EVALUATED = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")
 RESULTS = (
     *("validation_accuracy", "test_accuracy", "test_loss", "test_f1"),
     *("images_per_s", "wall_s", "train_s", "compile_s", "evaluate_s", "drift"),
@@ -161,7 +160,7 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
     figures = {f"epoch/{name}": getattr(record, name) for name in PER_EPOCH}
     figures |= {f"epoch/{name}": math.fsum(getattr(record.spent, name)) for name in SECONDS}
     if record.evaluation is not None:
-        figures |= {f"{record.split}/{name}": getattr(record.evaluation, name) for name in EVALUATED}
+        figures |= {f"{record.split}/{name}": value for name, value in record.evaluation.figures().items()}
     return figures
 
 

@@ -1,0 +1,171 @@
+"""Metrics of evaluations: by name, or functions of the user.
+
+Most are means over examples. Those that are not are computed from exact counts (macro F1), merged sums (R2) or the
+scores of all examples (AUC), never as means over batches, so the number of workers and the batch size do not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cupynet.core.checks import one_of
+from cupynet.core.errors import ConfigError
+from cupynet.core.wording import shown
+
+Floats: TypeAlias = NDArray[np.float64]
+Function: TypeAlias = Callable[[Any, Any], Any]
+Metric: TypeAlias = str | Function
+
+CLASS_FIGURES = ("accuracy", "top_n_accuracy", "precision", "recall", "f1", "loss")  # of `Evaluation`
+NUMBER_FIGURES = ("loss", "mean_absolute_error", "r2")  # of `RegressionEvaluation`
+ALIASES = {"macro_f1": "f1"}
+TOP_K = re.compile(r"top_([1-9]\d*)_accuracy")
+LOWER_IS_BETTER = re.compile(r"loss|error")
+
+
+def mode_of(name: str) -> str:
+    """Return `min` if lower values of a figure are better, as its name says, else `max`."""
+    return "min" if LOWER_IS_BETTER.search(name) else "max"
+
+
+def metrics_of(metrics: Iterable[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
+    """Return metrics by name. classifies: False for regression; None if it is not known yet.
+
+    Raises:
+        ConfigError: a metric is no function, has no known name, or that of another.
+    """
+    if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+        raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
+    of_classes = [] if classifies is False else [*CLASS_FIGURES, *ALIASES, "top_5_accuracy"]
+    of_numbers = [] if classifies else [*NUMBER_FIGURES]
+    found: dict[str, Metric] = {}
+    for each in metrics:
+        name = each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__)
+        if isinstance(each, str) and not (of_classes and TOP_K.fullmatch(each)):
+            one_of("metrics", each, dict.fromkeys([*of_classes, *of_numbers, *ALL]))
+        elif not isinstance(each, str) and not callable(each):
+            raise ConfigError("must be names and functions (scores, targets)", "metrics", shown(each))
+        if name in found or (callable(each) and name in (*CLASS_FIGURES, *NUMBER_FIGURES)):
+            raise ConfigError("two metrics have this name", "metrics", name)
+        found[name] = each
+    return found
+
+
+def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many classes are before the target of each example, (N,), the lower index first among equals.
+
+    scores: (N, C); targets: (N,). An example with a NaN among its scores has rank C.
+    """
+    own = np.take_along_axis(scores, targets[:, None], axis=1)  # (N, 1)
+    before = np.arange(scores.shape[1]) < targets[:, None]  # (N, C)
+    rank = ((scores > own) | ((scores == own) & before)).sum(axis=1)
+    rank[np.isnan(scores).any(axis=1)] = scores.shape[1]
+    return rank  # type: ignore[no-any-return]
+
+
+def auc(scores: Floats, targets: Any) -> float:
+    """Return the area under the ROC curve; of several classes or targets, the mean of each against the others.
+
+    From the ranks of the positive examples (Mann and Whitney 1947), equal scores having their mean rank. NaN if a class
+    has all examples or none, or if a score is NaN. scikit-learn's roc_auc_score(average="macro", multi_class="ovr").
+
+    Args:
+        scores: (N, C); of two classes, only those of the second are used.
+        targets: class numbers (N,), or (N, C), where numbers above 0.5 are positive.
+    """
+    positive = targets > 0.5 if targets.ndim == 2 else targets[:, None] == np.arange(scores.shape[1])  # (N, C)
+    if targets.ndim == 1 and scores.shape[1] == 2:
+        scores, positive = scores[:, 1:], positive[:, 1:]
+    return float(np.mean([_area(scores[:, c], positive[:, c]) for c in range(scores.shape[1])]))
+
+
+def _area(score: Floats, positive: NDArray[np.bool_]) -> float:
+    count = int(positive.sum())
+    pairs = count * (len(score) - count)
+    if not pairs or np.isnan(score).any():
+        return np.nan
+    _, place, equal = np.unique(score, return_inverse=True, return_counts=True)
+    rank = (np.cumsum(equal) - (equal - 1) / 2)[place]  # from 1
+    return float((rank[positive].sum() - count * (count + 1) / 2) / pairs)
+
+
+ALL: Mapping[str, Callable[[Floats, Any], float]] = {"auc": auc}  # of the scores and targets of all examples
+
+
+class Metrics:
+    """The metrics of an evaluation, over any number of batches, workers and merges.
+
+    Args:
+        metrics: by name, see `metrics_of`.
+        columns: of the targets (N, columns); 0 for class numbers (N,).
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], columns: int = 0) -> None:
+        self._metrics, self._columns = metrics, columns
+        self._keeps = any(name in ALL for name in metrics)
+        self._sums = {name: 0.0 for name, metric in metrics.items() if _is_a_mean(name, metric)}
+        self._kept: list[Floats] = []  # rows of scores and targets
+        self._known: dict[str, float] = {}  # values of all rows
+
+    def add(self, scores: Floats, targets: Any) -> None:
+        """Add a batch: scores (N, C); targets (N,), or (N, T)."""
+        for name in self._sums:
+            metric = self._metrics[name]
+            self._sums[name] += _sum(name, metric, scores, targets)
+        if self._keeps:
+            self._keep(np.column_stack([scores, targets]))
+
+    def _keep(self, rows: Floats) -> None:
+        self._kept, self._known = [*self._kept, rows], {}
+
+    def pack(self) -> Floats:
+        """Return all sums, and kept scores, as a vector; the first number is its length."""
+        kept = [rows.reshape(-1) for rows in self._kept]
+        width = self._kept[0].shape[1] if kept else 0
+        whole = np.concatenate([[0, width], [*self._sums.values()], *kept])
+        whole[0] = len(whole)
+        return whole
+
+    def merge(self, packed: Floats) -> Floats:
+        """Add those of another evaluation. Return the rest of a vector that begins with its `pack`."""
+        end, width = int(packed[0]), int(packed[1])
+        sums, kept = np.split(packed[2:end], [len(self._sums)])
+        self._sums = {name: own + float(more) for (name, own), more in zip(self._sums.items(), sums, strict=True)}
+        if width:
+            self._keep(kept.reshape(-1, width))
+        return packed[end:]
+
+    def values(self, samples: int, figure: Callable[[str], float]) -> dict[str, float]:
+        """Return the value of each metric. figure: returns a figure of the evaluation by name."""
+        return {name: self._value(name, samples, figure) for name in self._metrics}
+
+    def _value(self, name: str, samples: int, figure: Callable[[str], float]) -> float:
+        if name in self._sums:
+            return self._sums[name] / samples if samples else np.nan
+        if name not in ALL:
+            return figure(ALIASES.get(name, name))
+        if name not in self._known and self._kept:
+            rows = np.concatenate(self._kept)
+            last = rows.shape[1] - (self._columns or 1)
+            self._known[name] = ALL[name](rows[:, :last], rows[:, last:] if self._columns else rows[:, last])
+        return self._known.get(name, np.nan)
+
+
+def _is_a_mean(name: str, metric: Metric) -> bool:
+    return not isinstance(metric, str) or TOP_K.fullmatch(name) is not None
+
+
+def _sum(name: str, metric: Metric, scores: Floats, targets: Any) -> float:
+    """Return the sum of a metric over the examples of a batch. ConfigError."""
+    if isinstance(metric, str):  # top_k_accuracy
+        return float((ranks(scores, targets) < int(name.split("_")[1])).sum())
+    value = np.asarray(metric(scores, targets), np.float64)
+    if value.shape not in ((), (len(scores),)):
+        reason = f"'{name}' must return a number, or one for each of {len(scores)} examples, not {value.shape}"
+        raise ConfigError(reason, "metrics")
+    return float(value.sum()) if value.ndim else float(value) * len(scores)

@@ -1,0 +1,140 @@
+"""Evaluation of regression: errors of predicted numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from cupynet.core import plots
+from cupynet.core.checks import integer
+from cupynet.core.errors import ConfigError
+from cupynet.core.files import for_json
+from cupynet.core.wording import counted
+from cupynet.training.evaluation import Evaluation
+from cupynet.training.metrics import NUMBER_FIGURES, Floats, Metric
+
+MOST_POINTS = 500  # kept for the plot
+
+
+def evaluation_of(classes: int, metrics: Iterable[Metric], *, classifies: bool) -> Evaluation:
+    """Return an evaluation without samples, of classes or of targets. ConfigError."""
+    return Evaluation(classes, metrics=metrics) if classifies else RegressionEvaluation(classes, metrics)
+
+
+class RegressionEvaluation(Evaluation):
+    """Errors of predictions, over any number of batches, workers and merges. Figures of classes are NaN.
+
+    Means and squared deviations of the targets are merged as by Chan, Golub and LeVeque (1979), so R2 does not lose
+    digits if the targets are far from zero. The order of batches changes figures in their last bits.
+    """
+
+    FIGURES = SHOWN = NUMBER_FIGURES
+
+    def __init__(self, targets: int, metrics: Iterable[Metric] = ()) -> None:
+        """targets: numbers to predict for each example, T; metrics: see `TrainingOptions`."""
+        super().__init__(1, 1, metrics, columns=integer("RegressionEvaluation targets", targets, 1))
+        self.classes, self.targets = 0, targets
+        self._samples = 0
+        # rows of (T,): the sums of absolute and of squared errors, the means of the targets, their squared deviations
+        self._errors, self._squares, self._means, self._deviations = np.zeros((4, targets))
+        self._points: Floats = np.empty((0, 1 + 2 * targets))  # sample, targets, predictions
+
+    def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
+        """Add one batch: predictions and targets (N, T); losses (N,).
+
+        samples: their numbers in the data set, (N,); without them no points are kept for `plot`.
+        """
+        score, target, loss = (np.asarray(each, np.float64) for each in (scores, targets, losses))
+        if target.shape != (len(loss), self.targets) or score.shape != target.shape or loss.ndim != 1:
+            raise ConfigError(
+                f"RegressionEvaluation needs scores and targets (N, {self.targets}) and losses (N,), "
+                f"got {score.shape}, {target.shape} and {loss.shape}"
+            )
+        if not len(loss):
+            return
+        self._extra.add(score, target)
+        self.loss_sum += float(loss.sum())
+        mean, error = target.mean(axis=0), score - target
+        self._merge(len(loss), abs(error).sum(axis=0), (error**2).sum(axis=0), mean, ((target - mean) ** 2).sum(axis=0))
+        if samples is not None:
+            self._keep(np.column_stack([np.asarray(samples, np.float64), target, score]))
+
+    def _merge(self, samples: int, errors: Floats, squares: Floats, means: Floats, deviations: Floats) -> None:
+        """Add the sums of other samples."""
+        whole, apart = self._samples + samples, means - self._means
+        self._errors, self._squares = self._errors + errors, self._squares + squares
+        self._deviations = self._deviations + deviations + apart**2 * (self._samples * samples / whole)
+        self._means = self._means + apart * (samples / whole)
+        self._samples = whole
+
+    def _keep(self, points: Floats) -> None:
+        """Keep the points of the first samples."""
+        whole = np.concatenate([self._points, points])
+        self._points = whole[np.argsort(whole[:, 0], kind="stable")[:MOST_POINTS]]
+
+    def pack(self) -> Floats:
+        sums = self._errors, self._squares, self._means, self._deviations
+        return np.concatenate([self._extra.pack(), [self._samples, self.loss_sum], *sums, self._points.reshape(-1)])
+
+    def merge(self, packed: Floats) -> None:
+        rest = self._extra.merge(packed)
+        self.loss_sum += float(rest[1])
+        sums, points = np.split(rest[2:], [4 * self.targets])
+        if rest[0]:
+            self._merge(int(rest[0]), *sums.reshape(4, self.targets))
+        self._keep(points.reshape(-1, self._points.shape[1]))
+
+    @property
+    def samples(self) -> int:
+        """The number of samples."""
+        return self._samples
+
+    @property
+    def accuracy(self) -> float:
+        """NaN, as there are no classes."""
+        return np.nan
+
+    top_n_accuracy = precision = recall = f1 = accuracy
+
+    @property
+    def mean_absolute_error(self) -> float:
+        """The mean of |prediction - target| over samples and targets."""
+        return float(self._errors.mean() / self._samples) if self._samples else np.nan
+
+    @property
+    def r2(self) -> float:
+        """The mean over the targets of 1 - (squared errors) / (squared deviations of the target from its mean).
+
+        If a target is constant, 1 if all predictions are exact, else 0, as in scikit-learn. NaN below two samples.
+        """
+        if self._samples < 2:
+            return np.nan
+        varies = self._deviations != 0
+        shares = self._squares / np.where(varies, self._deviations, 1)
+        return float(np.where(varies, 1 - shares, np.where(self._squares != 0, 0, 1)).mean())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; a number that is not finite becomes None."""
+        figures = self.figures(self.FIGURES)
+        return for_json({"samples": self.samples, "targets": self.targets, **figures, "metrics": self.metrics})  # type: ignore[no-any-return]
+
+    def stats(self, names: Sequence[str] = ()) -> str:
+        """Return the report to print. names: not used."""
+        lines = [f" {name + ':':<21}{value:.6g}" for name, value in self.figures().items()]
+        title = f"{counted(self.targets, 'target')}, {counted(self.samples, 'sample')}"
+        return "\n".join([f"{' Evaluation ':=^66}", f" {title}", *lines])
+
+    def plot(self, names: Sequence[str] = ()) -> Any:
+        """Return a matplotlib figure of predicted against true numbers, of at most 500 samples. ImportError without it.
+
+        names: of the targets; by default their numbers.
+        """
+        drawn, axes = plots.figure(self.targets)
+        for target, place in enumerate(axes):
+            true, predicted = self._points[:, 1 + target], self._points[:, 1 + self.targets + target]
+            name = names[target] if target < len(names) else f"target {target}" if self.targets > 1 else ""
+            plots.against(place, true, predicted, name)
+        return drawn

@@ -1,0 +1,185 @@
+"""Metrics equal those of scikit-learn, for any number of workers and any batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn
+
+from cupynet import Dense, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
+from cupynet.data import Dataset
+from cupynet.runs.history import Columns
+from cupynet.training import Evaluation, RegressionEvaluation
+from cupynet.training.metrics import Metric, auc
+from tests.support.refusals import refused
+
+CASES = pytest.mark.parametrize("case", range(20))
+
+
+def log_loss(scores: Any, targets: Any) -> Any:
+    """Of each example."""
+    return -np.log(scores[np.arange(len(targets)), targets])
+
+
+def hits(scores: Any, targets: Any) -> float:
+    """A number for a batch."""
+    return float((scores.argmax(axis=1) == targets).mean())
+
+
+def largest_error(scores: Any, targets: Any) -> Any:
+    return abs(scores - targets).max(axis=1)
+
+
+@contextmanager
+def wrapped(case: int, outputs: int, loss: str, *metrics: Metric, **options: Any) -> Iterator[ParallelWrapper]:
+    """A model whose weights do not move."""
+    model = Model([Dense(outputs)], (4, 3), "numpy", case, loss, dtype="double")
+    model.freeze("*")
+    with ParallelWrapper(model, 1 + case % 4, metrics=metrics, progress="none", log_every=3, **options) as wrapper:
+        yield wrapper
+
+
+def images(rng: np.random.Generator, count: int) -> Any:
+    return rng.normal(0, 0.7, (count, 4, 3)).round(count % 2).astype(np.float32)  # with equal scores or without
+
+
+def approx(value: Any) -> Any:
+    return pytest.approx(float(value), rel=1e-10, abs=1e-12)
+
+
+@CASES
+def test_metrics_of_classes_equal_scikit_learns(case: int) -> None:
+    rng = np.random.default_rng(case)
+    classes, count, size = 2 + case % 5, int(rng.integers(20, 70)), int(rng.integers(1, 9))
+    x, y = images(rng, count), rng.permutation(np.arange(count) % classes)
+    with wrapped(case, classes, "softmax", "macro_f1", "auc", "top_2_accuracy", log_loss, hits) as wrapper:
+        found, scores = wrapper.evaluate(x, y, batch_size=size), wrapper.predict(x)
+        history = wrapper.fit(Loader(Dataset("images", x, y, classes), size), evaluate_on=(x, y))
+    best = scores.argmax(axis=1)
+    given = scores[:, 1] if classes == 2 else scores
+    expected = {
+        "macro_f1": sklearn.f1_score(y, best, average="macro"),
+        "auc": sklearn.roc_auc_score(y, given, multi_class="ovr", average="macro"),
+        "top_2_accuracy": 1.0 if classes == 2 else sklearn.top_k_accuracy_score(y, scores, k=2),
+        "log_loss": sklearn.log_loss(y, scores),
+        "hits": sklearn.accuracy_score(y, best),
+    }
+    assert found.metrics == {name: approx(value) for name, value in expected.items()}
+    assert history.epochs["accuracy"] == [found.accuracy] == [sklearn.accuracy_score(y, best)]
+    assert history.epochs["test_auc"] == [approx(expected["auc"])]
+
+
+@CASES
+def test_metrics_of_numbers_equal_scikit_learns(case: int) -> None:
+    rng = np.random.default_rng(case)
+    targets, count, size = 1 + case % 3, int(rng.integers(5, 70)), int(rng.integers(1, 9))
+    x, y = images(rng, count), rng.normal(1e4 * (case % 2), 1, (count, targets)).astype(np.float32)
+    y[:, -1] = 7.0 if case % 5 == 4 else y[:, -1]
+    with wrapped(case, targets, "mean_squared_error", largest_error) as wrapper:
+        found, scores = wrapper.evaluate(x, y, batch_size=size), wrapper.predict(x)
+    assert isinstance(found, RegressionEvaluation) and found.samples == count
+    expected = {
+        "loss": sklearn.mean_squared_error(y.astype(float), scores),
+        "mean_absolute_error": sklearn.mean_absolute_error(y.astype(float), scores),
+        "r2": sklearn.r2_score(y.astype(float), scores),
+        "largest_error": abs(scores - y).max(axis=1).mean(),
+    }
+    assert found.figures() == {name: approx(value) for name, value in expected.items()}
+
+
+@pytest.mark.parametrize("options", [{}, {"pipeline": Pipeline(2)}], ids=["whole", "stages"])
+def test_a_fit_of_numbers_has_no_accuracy(options: dict[str, Any]) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 4, 3)), rng.normal(size=40)
+    stopping = EarlyStopping("mean_absolute_error", patience=1)
+    model = Model([Dense(4), Dense(1)], (4, 3), "numpy", loss="huber")
+    with ParallelWrapper(model, 2, callbacks=[stopping], **options) as wrapper:
+        history = wrapper.fit(x, y, epochs=3, batch_size=8, validation_split=0.25)
+    assert {"loss", "validation_loss", "validation_mean_absolute_error", "validation_r2"} <= history.epochs.keys()
+    assert not [name for name in history.epochs if "accuracy" in name] and "confusion" not in history.epochs
+    assert set(history.reports.get("accuracy", [None])) == {None}
+    assert stopping.result is not None
+    assert stopping.result.best_score == min(history.epochs["validation_mean_absolute_error"])
+    assert "validation_r2" in repr(history) and "validation_r2" in history._repr_html_()
+
+
+def test_soft_labels_are_classes() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(40, 4, 3)), rng.dirichlet(np.ones(3), 40)
+    with wrapped(2, 3, "softmax", hits) as wrapper:
+        history = wrapper.fit(x, y, batch_size=8, evaluate_on=(x, y))
+        predicted = wrapper.predict(x).argmax(axis=1)
+    assert history.epochs["accuracy"] == history.epochs["test_accuracy"] == [(predicted == y.argmax(axis=1)).mean()]
+    assert history.epochs["test_hits"] == [approx(history.epochs["accuracy"][0])]
+
+
+def test_a_constant_target_or_too_few_samples_count_as_in_scikit_learn() -> None:
+    for scores, r2 in (([[2.0], [2.0]], 1.0), ([[2.0], [3.0]], 0.0), ([[2.0]], math.nan)):
+        found = RegressionEvaluation(1)
+        found.add(scores, [[2.0]] * len(scores), np.zeros(len(scores)))
+        assert found.r2 == pytest.approx(r2, nan_ok=True)
+
+
+def test_auc_of_targets_and_of_one_class() -> None:
+    targets, scores = np.array([[1, 0], [0, 1], [1, 1], [0, 0]]), np.random.default_rng(0).normal(size=(4, 2))
+    assert auc(scores, targets) == approx(sklearn.roc_auc_score(targets, scores))
+    assert math.isnan(auc(scores, np.zeros(4, int))) and math.isnan(auc(scores * np.nan, targets))
+
+
+BAD: dict[str, Any] = {
+    "a name": "macro_f1",
+    "a number": [3],
+    "unknown": ["acuracy"],
+    "twice": [hits, hits],
+    "no class": ["top_0_accuracy"],
+    "a name that is taken": [auc, "auc"],
+}
+
+
+@pytest.mark.parametrize("metrics", BAD.values(), ids=BAD)
+def test_bad_metrics_are_refused(metrics: Any) -> None:
+    with refused("metrics"):
+        ParallelWrapper(Model([Dense(3)], (4, 3), "numpy"), 1, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "metrics"), [("huber", np.ones((8, 3)), ["macro_f1"]), ("softmax", np.ones(8, int), ["r2"])]
+)
+def test_metrics_of_the_other_task_are_refused(loss: str, y: Any, metrics: list[Metric]) -> None:
+    x = np.ones((8, 4, 3))
+    with wrapped(0, 3, loss, *metrics) as wrapper:
+        for call in (wrapper.fit, wrapper.evaluate):
+            with refused("metrics"):
+                call(x, y)
+
+
+def test_a_monitor_must_be_a_figure() -> None:
+    x, y = np.ones((8, 4, 3)), np.arange(8) % 3
+    for monitor, known in (("acuracy", False), ("hits", True), ("r2", False)):
+        with wrapped(0, 3, "softmax", hits, callbacks=[EarlyStopping(monitor)]) as wrapper:
+            if known:
+                wrapper.fit(x, y, validation_split=0.5)
+                continue
+            with refused("EarlyStopping.monitor"):
+                wrapper.fit(x, y, validation_split=0.5)
+
+
+def test_a_metric_of_another_shape_is_refused() -> None:
+    with wrapped(0, 3, "softmax", lambda scores, targets: scores) as wrapper, refused("metrics"):
+        wrapper.evaluate(np.ones((8, 4, 3)), np.zeros(8, int))
+
+
+def test_evaluations_show_their_metrics() -> None:
+    found, numbers = Evaluation(2, metrics=["auc"]), RegressionEvaluation(1)
+    found.add([[0.9, 0.1], [0.2, 0.8]], [0, 1], [0.1, 0.2])
+    numbers.add([[1.5], [2.0]], [[1.0], [2.0]], [0.1, 0.2], [0, 1])
+    for each, name in ((found, "auc"), (numbers, "r2")):
+        assert name in repr(each) and name in each._repr_html_()
+    assert found.to_dict()["metrics"] == {"auc": 1.0} and numbers.to_dict()["r2"] == 0.5
+    numbers.plot()
+    assert Columns.of([{"kind": "epoch", "epoch": 1, "test_auc": 1.0}]).plot() is not None
