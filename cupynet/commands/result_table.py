@@ -64,4 +64,6 @@ def rows(summary: Summary) -> dict[str, str]:
         found["test accuracy"] = percent(scores.test_accuracy)
         found["test loss"] = "-" if scores.test_loss is None else f"{scores.test_loss:.4g}"
         found["macro F1"] = "-" if scores.test_f1 is None else f"{scores.test_f1:.4f}"
+        for name, value in ((scores.test or {}).get("metrics") or {}).items():
+            found[name] = "-" if value is None else f"{value:.4f}"
     return found

@@ -130,6 +130,7 @@ class Experiment:
             pipeline=pipeline,
             reduce=parallel.reduce,
             data_on_device=settings.memory.data_on_device,
+            metrics=tuple(settings.metrics),
             progress="none",  # conf/callbacks has it, unless the user removed it
         )
 

@@ -173,6 +173,7 @@ class Settings(Group):
     devices: list[int] | None = setting(None)
     evaluate_every_epochs: int = setting(1, checks.integer, minimum=1)
     log_every: int = setting(50, checks.integer, minimum=1)
+    metrics: list[str] = setting([])
     trusted_modules: list[str] = setting([])
     fast_dev_run: Any = setting(False, count_or_flag)
     profile: Any = setting(False, count_or_flag)

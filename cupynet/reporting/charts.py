@@ -30,6 +30,7 @@ MAX_POINTS = 400  # of a line; a chart is about 500 pixels wide
 LARGEST = 1e100  # absolute value that is drawn: matplotlib fails near the largest float
 MAX_WORKERS = 64  # lines for workers
 MAX_LAYERS = 5  # lines for layers: those with the largest drift
+SPLITS = (("test", 1), ("validation", 3))  # evaluated data, and their colours
 SIZE = (5.6, 2.9)  # inches of 72 units
 LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches: labels of seven characters, and the name of the axis
 STYLE: dict[str, Any] = {
@@ -239,7 +240,14 @@ def _inline(text: str, name: str, label: str) -> str:
 def run_charts(data: RunData) -> list[Chart]:
     """Return the charts of a run's history."""
     builders = (_loss, _accuracy, _learning_rate, _drift, _throughput, _epoch_times)
-    return [chart for build in builders if (chart := data.section(build)) is not None]
+    drawn = [chart for build in builders if (chart := data.section(build)) is not None]
+    return [*drawn, *(data.section(_metrics) or [])]
+
+
+def metrics_of(epochs: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the columns of evaluations other than loss and accuracy."""
+    names = dict.fromkeys(name for row in epochs for name in row if name.startswith(("test_", "validation_")))
+    return [name for name in names if name.partition("_")[2] not in ("loss", "accuracy")]
 
 
 def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
@@ -269,10 +277,20 @@ def _loss(data: RunData) -> Chart:
 
 def _accuracy(data: RunData) -> Chart:
     lines = []
-    for split, front, colour in (("training", "", 2), ("test", "test_", 1), ("validation", "validation_", 3)):
-        shares = [100 * value for value in _values(data.epochs, f"{front}accuracy")]
-        lines.append(Line(split, _values(data.epochs, "epoch"), shares, colour, 2.0, points=True))
+    for name, key, colour in (("training", "accuracy", 2), *((each, f"{each}_accuracy", c) for each, c in SPLITS)):
+        shares = [100 * value for value in _values(data.epochs, key)]
+        lines.append(Line(name, _values(data.epochs, "epoch"), shares, colour, 2.0, points=True))
     return Chart("Accuracy", "epoch", "accuracy (%)", lines)
+
+
+def _metrics(data: RunData) -> list[Chart]:
+    """Return a chart for each other figure of evaluations."""
+    drawn, epochs = [], _values(data.epochs, "epoch")
+    for name in dict.fromkeys(column.partition("_")[2] for column in metrics_of(data.epochs)):
+        splits = ((split, _values(data.epochs, f"{split}_{name}"), colour) for split, colour in SPLITS)
+        lines = [Line(split, epochs, values, colour, 2.0, points=True) for split, values, colour in splits]
+        drawn.append(Chart(name, "epoch", name, lines))
+    return drawn
 
 
 def _learning_rate(data: RunData) -> Chart:

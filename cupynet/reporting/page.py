@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from cupynet.core.checks import finite
 from cupynet.core.errors import DivergedError
 from cupynet.core.files import load_weights, write_whole
 from cupynet.core.version import __version__
@@ -97,8 +98,9 @@ def _accuracy(data: RunData) -> tuple[str, float | None]:
     """Return the split and the accuracy of the title, from the summary or the last evaluation."""
     for row in (_results(data), *reversed(data.epochs)):
         for split in ("test", "validation"):
-            if row.get(f"{split}_accuracy") is not None:
-                return split, row[f"{split}_accuracy"]
+            accuracy = row.get(f"{split}_accuracy")
+            if accuracy is not None or row.get(f"{split}_loss") is not None:  # regression has a loss only
+                return split, accuracy
     return "test", None
 
 
@@ -147,11 +149,20 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
         (f"{split} accuracy", _shown(accuracy, percent), _shown(summary.get("test_f1"), "macro F1 {:.4f}".format)),
         (f"{split} loss", _shown(loss, "{:.4g}".format), _shown(last.get("loss"), "training {:.4g}".format)),
         ("training speed", _shown(speed, "{:,.0f}/s".format), _shown(each, "{:,.0f} per worker".format)),
+        *((f"{split} {name}", _shown(value, "{:.4g}".format), "") for name, value in _metrics(data, split).items()),
         ("time", _shown(summary.get("wall_s"), clock), f"training {_shown(summary.get('train_s'), clock)}"),
         ("epochs", epochs, f"{_last_iteration(data):,} iterations"),
         ("parameters", _shown(data.get("parameters"), "{:,}".format), ""),
     ]
     return [tile for tile in tiles if tile[1]]
+
+
+def _metrics(data: RunData, split: str) -> dict[str, Any]:
+    """Return the other figures of the last evaluation, by name."""
+    row: dict[str, Any] = next((row for row in reversed(data.epochs) if f"{split}_loss" in row), {})
+    columns = [name for name in charts.metrics_of([row]) if name.startswith(split)]
+    found = {name.partition("_")[2]: finite(row[name]) for name in columns}
+    return found | ((_results(data).get("test") or {}).get("metrics") or {} if split == "test" else {})
 
 
 def _shown(value: Any, form: Callable[[Any], str]) -> str:

@@ -88,7 +88,7 @@ def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path: Path, call: Call
     """The validation images choose, the test images are looked at once, and of the best weights."""
     settings = ["callbacks=early_stopping", "data.validation=100", "workers=2", "epochs=9", "data.train=700"]
     worst = ["callbacks.early_stopping.patience=2", "callbacks.early_stopping.mode=max"]  # the first is the best
-    trained(tmp_path, *TINY, *settings, *worst)
+    trained(tmp_path, *TINY, *settings, *worst, "metrics=[auc]")
     summary = summary_of(tmp_path)
     found = summary["early_stopping"]
     assert (found["reason"], found["restored"], summary["stop_reason"]) == ("patience", True, "early")
@@ -98,6 +98,7 @@ def test_early_stopping_ends_a_run_and_keeps_its_best(tmp_path: Path, call: Call
     assert summary["validation_accuracy"] == accuracy[best]
     again = call(evaluate.main, tmp_path, "--json")
     assert json.loads(again.out)["accuracy"] == summary["test_accuracy"]
+    assert json.loads(again.out)["metrics"] == summary["test"]["metrics"] and summary["test"]["metrics"]["auc"] > 0.5
 
 
 DIVERGE = """

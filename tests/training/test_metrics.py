@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sklearn import metrics as sklearn
 
 from cupynet import Dense, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
 from cupynet.data import Dataset
+from cupynet.reporting import ReportPage
+from cupynet.reporting.charts import run_charts
+from cupynet.reporting.folder import read_run
 from cupynet.runs.history import Columns
-from cupynet.training import Evaluation, RegressionEvaluation
+from cupynet.training import Evaluation, History, RegressionEvaluation
 from cupynet.training.metrics import Metric, auc
 from tests.support.refusals import refused
+
+sklearn = pytest.importorskip("sklearn.metrics")
 
 CASES = pytest.mark.parametrize("case", range(20))
 
@@ -45,7 +50,7 @@ def wrapped(case: int, outputs: int, loss: str, *metrics: Metric, **options: Any
 
 
 def images(rng: np.random.Generator, count: int) -> Any:
-    return rng.normal(0, 0.7, (count, 4, 3)).round(count % 2).astype(np.float32)  # with equal scores or without
+    return rng.normal(0, 0.7, (count, 4, 3)).astype(np.float32)
 
 
 def approx(value: Any) -> Any:
@@ -108,6 +113,16 @@ def test_a_fit_of_numbers_has_no_accuracy(options: dict[str, Any]) -> None:
     assert "validation_r2" in repr(history) and "validation_r2" in history._repr_html_()
 
 
+def test_the_page_of_a_run_shows_numbers(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with wrapped(1, 2, "huber", largest_error, callbacks=[History(), ReportPage()], run=tmp_path) as wrapper:
+        wrapper.fit(rng.normal(size=(40, 4, 3)), rng.normal(size=(40, 2)), epochs=2, validation_split=0.25)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "validation r2" in page and "validation largest_error" in page and "cannot be read" not in page
+    titles = [chart.title for chart in run_charts(read_run(tmp_path)) if chart.shown]
+    assert {"Loss", "mean_absolute_error", "r2", "largest_error"} <= {*titles} and "Accuracy" not in titles
+
+
 def test_soft_labels_are_classes() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 4, 3)), rng.dirichlet(np.ones(3), 40)
@@ -123,6 +138,14 @@ def test_a_constant_target_or_too_few_samples_count_as_in_scikit_learn() -> None
         found = RegressionEvaluation(1)
         found.add(scores, [[2.0]] * len(scores), np.zeros(len(scores)))
         assert found.r2 == pytest.approx(r2, nan_ok=True)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_equal_scores_have_their_mean_rank(classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    targets, scores = np.arange(60) % classes, rng.dirichlet(np.ones(classes), 6)[rng.integers(0, 6, 60)]
+    given = scores[:, 1] if classes == 2 else scores
+    assert auc(scores, targets) == approx(sklearn.roc_auc_score(targets, given, multi_class="ovr"))
 
 
 def test_auc_of_targets_and_of_one_class() -> None:

@@ -179,6 +179,11 @@ def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) 
         (("parallel=pipeline", "parallel.pipeline.stages=9"), "parallel.pipeline.stages"),
         (("workers=2", "parallel=elastic", "parallel.synchronizer.pull=0.9"), "parallel.synchronizer.pull"),
         (("callbacks=early_stopping",), "callbacks.early_stopping"),
+        (("metrics=[r2]",), "metrics"),
+        (
+            ("callbacks=early_stopping", "data.validation=50", "callbacks.early_stopping.monitor=auc"),
+            "callbacks.early_stopping.monitor",
+        ),
         (("batch_size=1", "model.layers.drop1._target_=cupynet.nn.BatchNorm"), "batch_size"),
     ],
 )

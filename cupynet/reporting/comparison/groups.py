@@ -16,7 +16,7 @@ from cupynet.reporting.comparison.runs import ComparedRun
 
 # settings that do not affect results, and the seed
 IDLE = (
-    "seed", "resume", "trusted_modules", "log_every",
+    "seed", "resume", "trusted_modules", "log_every", "metrics",
     *(f"callbacks.{name}" for name in ("history", "progress", "report", "checkpoint")),
 )  # fmt: skip
 TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 0.985, 0.99, 0.9925, 0.995, 0.9975)

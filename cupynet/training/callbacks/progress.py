@@ -157,8 +157,6 @@ def describe(record: EpochRecord, epochs: int) -> str:
         text = ", ".join([*figures, *evaluated])
         if len(widest) + len(text) <= WIDTH:
             break
-    while len(widest) + len(text) > WIDTH and ", " in text:  # metrics that have no room
-        text = text.rpartition(", ")[0]
     return f"epoch {record.epoch}/{epochs}: {text}"
 
 

@@ -222,7 +222,7 @@ def test_restoring_can_be_turned_off(scripted: Script) -> None:
     assert fingerprint(trainer.model) == weights[3]
 
 
-@pytest.mark.parametrize("arguments", [{"monitor": "acuracy"}, {"patience": 0}, {"best_score": math.nan}])
+@pytest.mark.parametrize("arguments", [{"monitor": 3}, {"patience": 0}, {"best_score": math.nan}])
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
         EarlyStopping(**arguments)
