@@ -30,6 +30,7 @@ MAX_POINTS = 400  # of a line; a chart is about 500 pixels wide
 LARGEST = 1e100  # absolute value that is drawn: matplotlib fails near the largest float
 MAX_WORKERS = 64  # lines for workers
 MAX_LAYERS = 5  # lines for layers: those with the largest drift
+MAX_METRICS = 24  # columns of other figures of evaluations
 SPLITS = (("test", 1), ("validation", 3))  # evaluated data, and their colours
 SIZE = (5.6, 2.9)  # inches of 72 units
 LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches: labels of seven characters, and the name of the axis
@@ -247,7 +248,7 @@ def run_charts(data: RunData) -> list[Chart]:
 def metrics_of(epochs: Sequence[dict[str, Any]]) -> list[str]:
     """Return the columns of evaluations other than loss and accuracy."""
     names = dict.fromkeys(name for row in epochs for name in row if name.startswith(("test_", "validation_")))
-    return [name for name in names if name.partition("_")[2] not in ("loss", "accuracy")]
+    return [name for name in names if name.partition("_")[2] not in ("loss", "accuracy")][:MAX_METRICS]
 
 
 def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
@@ -289,7 +290,7 @@ def _metrics(data: RunData) -> list[Chart]:
     for name in dict.fromkeys(column.partition("_")[2] for column in metrics_of(data.epochs)):
         splits = ((split, _values(data.epochs, f"{split}_{name}"), colour) for split, colour in SPLITS)
         lines = [Line(split, epochs, values, colour, 2.0, points=True) for split, values, colour in splits]
-        drawn.append(Chart(name, "epoch", name, lines))
+        drawn.append(Chart(name, "epoch", "value", lines))  # the name is any text: never a label of matplotlib
     return drawn
 
 

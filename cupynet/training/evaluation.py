@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -63,7 +63,7 @@ class Evaluation:
     FIGURES: tuple[str, ...] = CLASS_FIGURES
     SHOWN: tuple[str, ...] = ("accuracy", "loss")
 
-    def __init__(self, classes: int, top_n: int = 3, metrics: Iterable[Metric] = (), *, columns: int = 0) -> None:
+    def __init__(self, classes: int, top_n: int = 3, metrics: Sequence[Metric] = (), *, columns: int = 0) -> None:
         """Begin with no samples.
 
         Args:

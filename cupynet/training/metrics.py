@@ -7,7 +7,7 @@ scores of all examples (AUC), never as means over batches, so the number of work
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,13 +33,13 @@ def mode_of(name: str) -> str:
     return "min" if LOWER_IS_BETTER.search(name) else "max"
 
 
-def metrics_of(metrics: Iterable[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
+def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
     """Return metrics by name. classifies: False for regression; None if it is not known yet.
 
     Raises:
         ConfigError: a metric is no function, has no known name, or that of another.
     """
-    if isinstance(metrics, str) or not isinstance(metrics, Iterable):
+    if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
     of_classes = [] if classifies is False else [*CLASS_FIGURES, *ALIASES, "top_5_accuracy"]
     of_numbers = [] if classifies else [*NUMBER_FIGURES]

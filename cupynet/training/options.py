@@ -24,7 +24,6 @@ from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Pl
 from cupynet.runs.run import Run
 from cupynet.training.callback_list import by_class_name
 from cupynet.training.callbacks.base import Callback, check_decisions
-from cupynet.training.callbacks.early_stopping import EarlyStopping
 from cupynet.training.callbacks.progress import STYLES
 from cupynet.training.fit import Fit, classifies
 from cupynet.training.metrics import Metric, metrics_of
@@ -235,14 +234,8 @@ class FitData:
         """Describe the data of a fit with this loss."""
         train, validates = fit.train, fit.evaluate_on is not None and fit.split == "validation"
         shards = train.dataset if isinstance(train.dataset, Shards) else None
-        return cls(
-            len(train.dataset),
-            train.batch_size,
-            bool(train.augment),
-            validates,
-            shards,
-            classifies(train.dataset, loss),
-        )
+        kind = classifies(train.dataset, loss)
+        return cls(len(train.dataset), train.batch_size, bool(train.augment), validates, shards, kind)
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,16 +287,14 @@ class CheckedOptions:
                     "batch_size",
                     str(data.batch_size),
                 )
-        evaluation = evaluation_of(1, options.metrics, classifies=data.classifies)
+        metrics_of(options.metrics, classifies=data.classifies)
         for name, callback in _named(options.callbacks, names).items():
             self._check_validation(name, callback, data)
-            if isinstance(callback, EarlyStopping):
-                one_of(f"{name}.monitor", callback.monitor, evaluation.figures())
         with argument_of("optimizer"):
             self._check_validation("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_validation(self, name: str, part: Callback | Schedule, data: FitData) -> None:
-        """Refuse a part that needs validation scores if validation images are not evaluated. ConfigError."""
+        """Refuse a part that needs validation scores if there are none, or none of that name. ConfigError."""
         if not part.needs_validation:
             return
         if not data.validates:
@@ -315,6 +306,9 @@ class CheckedOptions:
                 f"compares epochs, but replicas {self.synchronizer} are not evaluated after each epoch. Set {every}"
             )
             raise ConfigError(reason, name)
+        if (monitor := getattr(part, "monitor", None)) is not None:
+            figures = evaluation_of(1, self.options.metrics, classifies=data.classifies).figures()
+            one_of(f"{name}.monitor", monitor, figures)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from cupynet.training.metrics import NUMBER_FIGURES, Floats, Metric
 MOST_POINTS = 500  # kept for the plot
 
 
-def evaluation_of(classes: int, metrics: Iterable[Metric], *, classifies: bool) -> Evaluation:
+def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool) -> Evaluation:
     """Return an evaluation without samples, of classes or of targets. ConfigError."""
     return Evaluation(classes, metrics=metrics) if classifies else RegressionEvaluation(classes, metrics)
 
@@ -33,7 +33,7 @@ class RegressionEvaluation(Evaluation):
 
     FIGURES = SHOWN = NUMBER_FIGURES
 
-    def __init__(self, targets: int, metrics: Iterable[Metric] = ()) -> None:
+    def __init__(self, targets: int, metrics: Sequence[Metric] = ()) -> None:
         """targets: numbers to predict for each example, T; metrics: see `TrainingOptions`."""
         super().__init__(1, 1, metrics, columns=integer("RegressionEvaluation targets", targets, 1))
         self.classes, self.targets = 0, targets

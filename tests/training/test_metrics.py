@@ -13,6 +13,7 @@ import pytest
 
 from cupynet import Dense, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
 from cupynet.data import Dataset
+from cupynet.optim import SGD, ReduceOnPlateau
 from cupynet.reporting import ReportPage
 from cupynet.reporting.charts import run_charts
 from cupynet.reporting.folder import read_run
@@ -190,6 +191,12 @@ def test_a_monitor_must_be_a_figure() -> None:
                 continue
             with refused("EarlyStopping.monitor"):
                 wrapper.fit(x, y, validation_split=0.5)
+
+
+def test_a_schedule_cannot_monitor_the_accuracy_of_numbers() -> None:
+    schedule = SGD(ReduceOnPlateau(0.1, monitor="accuracy"))
+    with wrapped(0, 1, "huber", optimizer=schedule) as wrapper, refused("optimizer.learning_rate.monitor"):
+        wrapper.fit(np.ones((8, 4, 3)), np.ones(8), validation_split=0.5)
 
 
 def test_a_metric_of_another_shape_is_refused() -> None:
