@@ -21,6 +21,7 @@ from cupynet.config.schema import Settings
 from cupynet.core import checks, shared_options, wording
 from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import read_weights
+from cupynet.core.wording import shown
 from cupynet.data import Source
 from cupynet.nn import Image, Layer, Loss, Model
 from cupynet.parallel import Synchronizer
@@ -52,6 +53,8 @@ def load(
         ConfigError: there is no such file or run, or it is not finished, or it names a class that is not trusted.
         DataError: its files are damaged, or its weights are of another network.
     """
+    if not isinstance(path, Run | str | os.PathLike):
+        raise ConfigError("must be a file of Model.save, or the folder of a run or checkpoint", "path", shown(path))
     place = path.folder if isinstance(path, Run) else Path(path)
     for file in (place, place / MODEL):
         if os.path.isfile(file):

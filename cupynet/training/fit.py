@@ -76,9 +76,13 @@ def loader_of(
         sample_weight, class_weight: see `ParallelWrapper.fit`.
     """
     data, outputs = examples(data), model.output.features
-    if isinstance(data, tuple | list) and model.loss.applies == "softmax":
+    if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
-        data = images, labels.argmax(axis=1) if is_one_hot(labels) and labels.shape[1] == outputs else labels
+        if model.loss.applies != "softmax" and outputs == 1 and labels.dtype.kind in "biu":
+            labels = labels.astype(np.float32)  # numbers to predict; one output has no classes
+        elif model.loss.applies == "softmax" and is_one_hot(labels) and labels.shape[1] == outputs:
+            labels = labels.argmax(axis=1)
+        data = images, labels
     loader = as_loader(data, batch_size, shuffle=shuffle, classes=outputs, pixels=pixels)
     loader = weighted(loader, sample_weight, class_weight)
     check_data(loader, model)

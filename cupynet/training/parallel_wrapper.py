@@ -77,7 +77,8 @@ class ParallelWrapper:
 
     The first replica of this process is the model itself, so after `fit` it holds the average. Replicas, optimizer and
     synchronizer states and all counters live until the wrapper is closed: `fit` may be called again and continues. A
-    context manager; without `with` it is closed when nothing refers to it any more, or when Python exits.
+    context manager; without `with` it is closed when nothing refers to it any more, or when Python exits. (A callback
+    that refers to its wrapper keeps it open; `weakref.proxy(wrapper)` does not.)
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3) as wrapper:
             history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1)
@@ -231,7 +232,7 @@ class ParallelWrapper:
                 `Loader`, a `Dataset`, `Shards`, or pairs (image, label), such as a data set of PyTorch or Hugging Face,
                 which are read into memory. Samples are shuffled in each epoch.
             y: labels (S,): class numbers from 0, integers; or one-hot (S, O). Or floating-point targets (S, T), or (S,)
-                of one output: numbers to predict with `mean_squared_error` or `huber`, from 0 to 1 with
+                of one output, also integers: numbers to predict with `mean_squared_error` or `huber`, from 0 to 1 with
                 `binary_cross_entropy` and `hinge`, or probabilities of the classes with `softmax`.
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
             batch_size: samples of a batch of one worker; not used for a `Loader`.
@@ -239,7 +240,8 @@ class ParallelWrapper:
                 Evaluation has no weights.
             class_weight: {class: factor of its samples' losses}, 1 by default; or `balanced`, with which all classes
                 count alike, as in scikit-learn. Multiplied with `sample_weight`.
-            validation_split: fraction of the samples, chosen at random, to evaluate on instead of training.
+            validation_split: fraction of the samples, chosen at random, to evaluate on instead of training. Each fit
+                copies the images; `validation_data` avoids that.
             validation_data: data to evaluate on, (x, y) or as `x`, recorded as validation.
             evaluate_on: like `validation_data`, but recorded as test.
             evaluate_every: epochs between evaluations; the last epoch is always evaluated.
@@ -302,7 +304,8 @@ class ParallelWrapper:
                         callback.close()
 
     def evaluate(self, x: Examples, y: Array = None, *, batch_size: int = 128) -> Evaluation:
-        """Evaluate in parallel over the replicas, with the wrapper's `metrics`; `x` and `y` as for `fit`.
+        """Evaluate in parallel over the replicas, with the wrapper's `metrics`; `x` and `y` as for `fit`. After Ctrl-C
+        the wrapper remains usable.
 
         Returns:
             An `Evaluation`, or a `RegressionEvaluation` if the targets are numbers to predict: floating-point, and the
@@ -324,9 +327,12 @@ class ParallelWrapper:
                 check_same_data(loader, trainer.world)
                 trainer.replica.begin()
                 trainer.synchronizer.begin(trainer.replica)
-                found.append(trainer.evaluate(loader))
+                found.append(trainer.evaluate(loader, interrupted))
 
-        self.on_workers(task, batch_size=loader.batch_size)
+        with stopping_at_interrupt(lambda: None) as interrupted:
+            self.on_workers(task, batch_size=loader.batch_size)
+        if interrupted:
+            raise KeyboardInterrupt
         if not found:
             raise ConfigError(
                 "the replicas differ between two averages: call fit first, or evaluate cupynet.load(checkpoint)"

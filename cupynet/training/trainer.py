@@ -352,8 +352,11 @@ class Trainer:
 
     # evaluation -------------------------------------------------------------------------------------------------------
 
-    def evaluate(self, loader: Loader) -> Evaluation:
-        """Evaluate a data set in parallel, each worker on its own batches. The result is the same on all workers."""
+    def evaluate(self, loader: Loader, interrupted: Sequence[int] = ()) -> Evaluation:
+        """Evaluate a data set in parallel, each worker on its own batches. The result is the same on all workers.
+
+        interrupted: not empty as soon as the rest is to be left out; stages of a pipeline complete it all the same.
+        """
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         kind = classifies(loader.dataset, self.replica.whole.loss)
         own, whole = (evaluation_of(classes, self.metrics, classifies=kind) for _ in range(2))
@@ -361,7 +364,7 @@ class Trainer:
         with quiet, clock.measure("evaluate", "evaluation"), self.feeds.of_evaluation(loader) as feed:
             try:
                 for batch in feed.epoch(0):
-                    if batch is None:
+                    if batch is None or (interrupted and self.groups.stages.size == 1):
                         break
                     self.world.check()
                     where = f"at batch {batch.index}"

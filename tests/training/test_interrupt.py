@@ -6,10 +6,13 @@ import builtins
 import os
 import signal
 import time
+from typing import Any
 
 import pytest
 
-from cupynet import Callback, ParallelWrapper, Trainer
+from cupynet import Callback, ParallelWrapper, Pipeline, Trainer
+from cupynet.data import Batch
+from cupynet.training import Replica
 from tests.support.training import fingerprint, small_dataset, small_model
 
 DATA = small_dataset(60)
@@ -42,6 +45,32 @@ def test_the_first_stops_after_the_round_and_training_goes_on_later(workers: int
         wrapper.fit(DATA, epochs=3, batch_size=4)
         assert wrapper.trainer.epoch == 3
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    "options", [{"workers": 1}, {"workers": 2}, {"workers": 1, "pipeline": Pipeline(2)}], ids=["one", "two", "stages"]
+)
+def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[int] = []
+
+    def scores(replica: Replica, batch: Batch) -> Any:
+        evaluated.append(batch.index)
+        if batch.index == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.5)
+        return plain(replica, batch)
+
+    with ParallelWrapper(small_model(), **options) as wrapper:
+        wrapper.fit(DATA, batch_size=4)
+        kind = type(wrapper.trainer.replica)
+        plain = kind.scores
+        monkeypatch.setattr(kind, "scores", scores)
+        with pytest.raises(KeyboardInterrupt):
+            wrapper.evaluate(DATA, batch_size=1)
+        assert len(evaluated) < 60 or "pipeline" in options
+        monkeypatch.undo()
+        assert wrapper.evaluate(DATA).samples == 60
+        wrapper.fit(DATA, batch_size=4)
 
 
 def test_a_notebook_gets_the_history(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,17 @@ def test_targets_of_one_output_may_be_a_vector() -> None:
     assert len({*found}) == 1
 
 
+@pytest.mark.parametrize("loss", ["binary_cross_entropy", "mean_squared_error"])
+def test_labels_of_one_output_may_be_integers(loss: str) -> None:
+    found = []
+    for y in ((Y == 1).astype(np.float32), Y == 1, (Y == 1).astype(np.uint8)[:, None]):
+        model = Model([Dense(1)], (8, 8, 1), "numpy", 1, loss)
+        with ParallelWrapper(model, 2) as wrapper:
+            wrapper.fit(X, y, epochs=2, batch_size=8, validation_data=(X, y))
+        found.append(fingerprint(model))
+    assert len({*found}) == 1
+
+
 def test_weights_of_samples_are_factors_of_their_losses() -> None:
     """With SGD, weights of 2 are twice the learning rate."""
     doubled, faster = model_for("softmax"), model_for("softmax")
