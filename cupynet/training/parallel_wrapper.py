@@ -240,8 +240,7 @@ class ParallelWrapper:
                 Evaluation has no weights.
             class_weight: {class: factor of its samples' losses}, 1 by default; or `balanced`, with which all classes
                 count alike, as in scikit-learn. Multiplied with `sample_weight`.
-            validation_split: fraction of the samples, chosen at random, to evaluate on instead of training. Each fit
-                copies the images; `validation_data` avoids that.
+            validation_split: fraction of the samples, drawn at random and copied by each fit, to evaluate on instead.
             validation_data: data to evaluate on, (x, y) or as `x`, recorded as validation.
             evaluate_on: like `validation_data`, but recorded as test.
             evaluate_every: epochs between evaluations; the last epoch is always evaluated.
@@ -304,12 +303,11 @@ class ParallelWrapper:
                         callback.close()
 
     def evaluate(self, x: Examples, y: Array = None, *, batch_size: int = 128) -> Evaluation:
-        """Evaluate in parallel over the replicas, with the wrapper's `metrics`; `x` and `y` as for `fit`. After Ctrl-C
-        the wrapper remains usable.
+        """Evaluate in parallel over the replicas; `x` and `y` as for `fit`. After Ctrl-C the wrapper remains usable.
 
         Returns:
-            An `Evaluation`, or a `RegressionEvaluation` if the targets are numbers to predict: floating-point, and the
-            loss is not softmax.
+            An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation` if the targets are numbers to
+            predict: floating-point, and the loss is not softmax.
 
         Raises:
             ConfigError: the pixels are not scaled as in training; or the replicas differ, as they were restored to a
