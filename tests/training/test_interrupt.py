@@ -55,7 +55,7 @@ def test_an_interrupted_evaluation_leaves_a_usable_wrapper(options: Any, monkeyp
 
     def scores(replica: Replica, batch: Batch) -> Any:
         evaluated.append(batch.index)
-        if batch.index == 2:
+        if batch.index == 2 and evaluated.count(2) == 1:  # only the first of several stages
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.5)
         return plain(replica, batch)
