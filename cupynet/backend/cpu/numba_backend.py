@@ -90,6 +90,9 @@ class NumbaBackend(NumbaConv, Numba16Backend):
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
         dense_kernels.add_column_sums(dy, grad)
 
+    def hits(self, scores: Array, labels: Array) -> Array:
+        return dense_kernels.count_hits(scores, labels) if labels.ndim == 1 else super().hits(scores, labels)
+
     def relu_backward(self, dy: Array, y: Array) -> Array:
         if not flat(dy, y):
             return super().relu_backward(dy, y)

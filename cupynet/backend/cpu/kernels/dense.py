@@ -1,6 +1,8 @@
-"""Sums over the rows of a matrix."""
+"""Sums and counts over the rows of a matrix."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -20,3 +22,16 @@ def add_column_sums(dy: Array, grad: Array) -> None:
                 part[j] += row[j]
         for j in range(part.size):
             grad[j] += part[j]
+
+
+@kernel
+def count_hits(scores: Array, labels: Array) -> Any:
+    """Return how many rows have their first largest value at the label; (N, C), (N,)."""
+    hits = 0
+    for r in range(scores.shape[0]):
+        place = 0
+        for c in range(1, scores.shape[1]):
+            if scores[r, c] > scores[r, place]:
+                place = c
+        hits += place == labels[r]
+    return hits
