@@ -17,7 +17,7 @@ SUPPORTED = import ensurepip, sys, venv; low, high = (tuple(map(int, v.split("."
 	sys.exit(not low <= sys.version_info[:2] < high)
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-standin test-gpu-standin test-slow test-gpu soak records wheels picture bench bench-gpu doctor check clean
+.PHONY: help install train test test-standin test-gpu-standin test-slow test-gpu soak records wheels pages picture bench bench-gpu doctor check clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
@@ -72,6 +72,9 @@ records: install ## measure again what the README quotes, on an idle machine: AR
 
 wheels: install ## install the wheel with every Python and every extra, and train with each: ARGS="--python 3.12"
 	@$(PY) -m tests.wheels $(ARGS)
+
+pages: install ## write the reference pages of cupynet/guides/ (settings, api, cli) after a change of their sources
+	@$(PY) -m tests.pages
 
 picture: install ## draw the README's picture of a terminal, .github/pictures/terminal.svg, on an idle machine
 	@$(PY) -m tests.picture epochs=3 $(ARGS)

@@ -47,7 +47,7 @@ def setting(default: Any, check: Rule = as_is, **bounds: Any) -> Any:
     def rule(key: str, value: Any) -> Any:
         return None if value is None and default is None else check(key, value, **bounds)
 
-    metadata = {"rule": as_is if check is as_is else rule}
+    metadata = {"rule": as_is if check is as_is else rule, "check": check, "bounds": bounds}
     if isinstance(default, list):
         return field(default_factory=partial(list, default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -1,0 +1,56 @@
+"""Write the reference pages of cupynet/guides/ from the sources: `make pages`.
+
+The text above `MARK` is written by hand and is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+from cupynet.__main__ import COMMANDS
+from tests.pages.api import api_page
+from tests.pages.markdown import joined, marked, table
+from tests.pages.settings import SCHEMAS, settings_page
+from tests.support.commands import ROOT
+
+GUIDES = ROOT / "cupynet" / "guides"
+MARK = "<!-- Written by `make pages`. Change the sources, not the text below. -->\n"
+
+
+def cli_page() -> Iterator[str]:
+    """Yield the help of every command."""
+    yield table(
+        "command | purpose", ((f"[`{name}`](#cupynet-{name})", marked(about)) for name, (_, about) in COMMANDS.items())
+    )
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for name, text in zip(COMMANDS, pool.map(help_of, COMMANDS), strict=True):
+            place = "" if name == "train" else f"#cupynet-{name}"
+            yield from (f"## cupynet {name}", f"```text\n{text}\n```")
+            yield f"[All its settings](settings.md{place})" if name in ("train", *SCHEMAS) else ""
+
+
+def help_of(name: str) -> str:
+    """Return the help of a command in 80 columns."""
+    command = [sys.executable, "-m", "cupynet", name, "--help"]
+    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1"}
+    return subprocess.run(
+        command, env=environment, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    ).stdout.strip()
+
+
+PAGES: dict[str, Callable[[], Iterator[str]]] = {"settings.md": settings_page, "api.md": api_page, "cli.md": cli_page}
+
+
+def page(name: str) -> str:
+    """Return a page: its introduction as it is now, and the generated text."""
+    introduction = (GUIDES / name).read_text("utf-8").partition(MARK)[0]
+    return f"{introduction}{MARK}\n{joined(PAGES[name]())}\n"
+
+
+if __name__ == "__main__":
+    for each in PAGES:
+        (GUIDES / each).write_text(page(each), "utf-8")

@@ -1,0 +1,113 @@
+"""The files of conf/ with their comments, and the types of settings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+
+from cupynet.config.schema import Group
+from cupynet.core.shared_options import DTYPES, SCALES
+from tests.pages.markdown import codes
+from tests.support.settings import CONF
+
+LINE = re.compile(r"(?P<indent> *)(?P<key>[\w/ ]+):(?: +(?P<value>[^\s#].*?))??(?: +# ?(?P<comment>.*))?")
+
+
+@dataclass
+class Node:
+    """A key of a YAML file: its value as it is written, its comment, and the keys below it."""
+
+    value: str = ""
+    comment: str = ""
+    below: dict[str, Node] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        """The class that `_target_` names, or ""."""
+        return self.below["_target_"].value if "_target_" in self.below else ""
+
+    def merge(self, other: Node) -> None:
+        """Change this node as a file changes the files in its defaults list."""
+        self.value, self.comment = other.value, other.comment or self.comment
+        for key, node in other.below.items():
+            self.below.setdefault(key, Node()).merge(node)
+
+
+def written(path: Path) -> Node:
+    """Return the content of a file. Its comment is the one at its head; that of `_target_` belongs to the part."""
+    lines = path.read_text("utf-8").splitlines()
+    start = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    root = last = Node("", " ".join(line[2:] for line in lines[:start] if "@package" not in line))
+    stack = [(-1, root)]
+    for line in lines[start:]:
+        found = LINE.fullmatch(line)
+        if line.lstrip().startswith("#"):
+            last.comment += f" {line.lstrip('# ')}"
+        elif line.lstrip().startswith("- "):  # of a defaults list
+            last.below[line.lstrip("- ").partition("#")[0].strip()] = Node()
+        elif found is not None:
+            stack = [(indent, node) for indent, node in stack if indent < len(found["indent"])]
+            above, last = stack[-1][1], Node(found["value"] or "", found["comment"] or "")
+            above.below[found["key"]] = last
+            stack.append((len(found["indent"]), last))
+            if found["key"] == "_target_" and last.comment:
+                above.comment, last = last.comment, above
+    return root
+
+
+@cache
+def choice(group: str, name: str) -> Node:
+    """Return a file of a group, merged with the files of the group in its defaults list."""
+    whole, own = Node(), written(CONF / group / f"{name}.yaml")
+    for other in own.below.pop("defaults", Node()).below:
+        if other != "_self_":
+            whole.merge(choice(group, other))
+    whole.merge(own)
+    return whole
+
+
+# types ----------------------------------------------------------------------------------------------------------------
+
+WORDS = {  # for annotations
+    **{"int": "integer", "float": "number", "bool": "true, false", "str": "text", "None": "null", "FilePath": "path"},
+    **{"Path": "path", "Size": "integer, pair", "Any": "number, schedule", "Initializer": "initializer"},
+    **{"AveragingSchedule": "schedule", "Sequence": "list", "tuple": "list", "list": "list", "Mapping": "mapping"},
+    **{"dict": "mapping", "Normalize": "text, mapping, null", "Augment": "text, list", "Stages": "integer, text, list"},
+    **{"Weights": "list", "Layer": "layer"},
+}
+RULES = {  # for functions that check a value
+    **{"flag": "true, false", "count_or_flag": "true, false, integer ≥ 1", "seed": "integer ≥ 0"},
+    **{"memory": "bytes, amount", "on_device": "`auto`, true, false", "block_size": "integer, 32 to 1024"},
+    **{"grid_size": "integer ≥ 1", "integers": "integer ≥ 1, list", "link": "text, mapping", "dtype": codes(DTYPES)},
+    **{"learning_rate_scale": f"{codes(SCALES)}, number > 0"},
+}
+
+
+def words(annotation: str) -> str:
+    """Return an annotation in the words of YAML."""
+    kinds = re.sub(r"\[[^|]*?\]+(?= \||$)", "", re.sub(r" \| (?=[^[]*\])", "", annotation)).split(" | ")
+    return ", ".join(dict.fromkeys(WORDS.get(kind, "part") for kind in kinds))
+
+
+@cache
+def constructor(target: str) -> dict[str, inspect.Parameter]:
+    """Return the arguments of the class that a `_target_` names; none for ""."""
+    module, _, name = target.rpartition(".")
+    return dict(inspect.signature(getattr(importlib.import_module(module), name)).parameters) if target else {}
+
+
+def schema(kind: type[Group], above: str = "") -> dict[str, str]:
+    """Return the types of all settings of a class by dotted key; "" for those that it leaves to a constructor."""
+    found = {}
+    for each in fields(kind):
+        bounds, check = each.metadata.get("bounds", {}), each.metadata.get("check")
+        limits = [f" {sign} {bounds[name]:g}" for name, sign in (("minimum", "≥"), ("above", ">")) if name in bounds]
+        plain = "" if each.type == "Any" else words(str(each.type)).removesuffix(", null") + "".join(limits)
+        plain = codes(bounds["names"]) if "names" in bounds else RULES.get(getattr(check, "__name__", ""), plain)
+        found[above + each.name] = plain + ", null" * (each.default is None and bool(plain))
+        found |= schema(each.metadata["group"], f"{above}{each.name}.") if "group" in each.metadata else {}
+    return found

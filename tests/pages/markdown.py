@@ -1,0 +1,61 @@
+"""Markdown of the reference pages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from textwrap import fill
+from typing import Any
+
+CODE = "|".join(  # what is shown as code
+    [
+        r"`[^`]+`",
+        r"\[?\{_target_[^;]*[\]}]+",
+        r"\[+\w+(?:[],[]+\w+)+\]+",  # a list
+        r"\+?[\w.]+=(?:\.\.\.|[^\s;)|]*[^\s;)|.,:])",  # a setting and its value
+        r"(?:[\w<>*$-]+/)+(?:[\w<>*-]+(?:\.\w+)+)?(?=[ ,;:)]|$)",  # a file or a folder
+        r"[A-Za-z][\w-]+(?:\.[A-Za-z]\w*)+",  # a dotted name
+        r"\w*[a-z]_[\w.]*\w|_target_|\$\w+",
+    ]
+)
+
+
+def marked(text: str) -> str:
+    """Return plain text as Markdown: what looks like code as code, special characters escaped."""
+    parts = re.split(rf"((?<![\w`/$<.+])(?:{CODE})(?![\w/*(]))", text)
+    parts[::2] = [re.sub(r"([<*]|(?<!\w)_|_(?!\w))", r"\\\1", each) for each in parts[::2]]
+    parts[1::2] = [f"`{each.strip('`')}`" for each in parts[1::2]]
+    return "".join(parts)
+
+
+def meaning(comment: str) -> str:
+    """Return a comment as Markdown. The values in `auto: the best | none` are code."""
+    first = r"(^|: )([\w.-]+)(?= \||(?: \(|: |, )[^|]*\|)"
+    text = re.sub(first, r"\1`\2`", " ".join(comment.split()))
+    text = re.sub(r"(?<=\| )([\w.-]+)(?=$|[:;,]| [|(.])", r"`\1`", text)
+    text = marked(re.sub(r"(?<![\w`.])(null|\d+)(?= = )", r"`\1`", text))
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+\b(?! \|)", text) else text
+
+
+def wrapped(text: str, first: str = "", then: str = "") -> str:
+    """Return a paragraph in lines of at most 120 characters, with these indents."""
+    options: Any = {"break_long_words": False, "break_on_hyphens": False}
+    return fill(text, 120, initial_indent=first, subsequent_indent=then, **options)
+
+
+def table(head: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a Markdown table with the columns `head`; "" without rows."""
+    lines = [" | ".join(each.replace("|", r"\|") for each in row) for row in rows]
+    return "\n".join(
+        f"| {each} |" for each in [head, re.sub(r"[\w ]+", " --- ", f" {head} ").strip(), *lines] * bool(lines)
+    )
+
+
+def joined(parts: Iterable[str]) -> str:
+    """Return the blocks of a page, without empty ones."""
+    return "\n\n".join(filter(None, parts))
+
+
+def codes(names: Iterable[str]) -> str:
+    """Return names as code, with commas."""
+    return ", ".join(f"`{each}`" for each in names)
