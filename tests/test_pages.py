@@ -43,6 +43,7 @@ def test_values_and_comments_of_a_yaml_file_are_read(tmp_path: Path) -> None:
 
 
 def test_alternatives_settings_and_files_of_a_comment_are_code() -> None:
+    assert meaning("kind: half (16) | full") == "Kind: `half` (16) | `full`"
     assert meaning("auto: the best | none; null = off") == "`auto`: the best | `none`; `null` = off"
     assert meaning("of train.log, as data.seed=3 <x>") == r"Of `train.log`, as `data.seed=3` \<x>"
 

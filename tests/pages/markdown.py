@@ -11,7 +11,7 @@ CODE = "|".join(  # what is shown as code
     [
         r"`[^`]+`",
         r"\[?\{_target_[^;]*[\]}]+",
-        r"\[+\w+(?:[],[]+\w+)+\]+",  # a list
+        r"\[+\w+(?:[],[]+\w+)+\]+|\[\w+\*\]",  # a list
         r"\+?[\w.]+=(?:\.\.\.|[^\s;)|]*[^\s;)|.,:])",  # a setting and its value
         r"(?:[\w<>*$-]+/)+(?:[\w<>*-]+(?:\.\w+)+)?(?=[ ,;:)]|$)",  # a file or a folder
         r"[A-Za-z][\w-]+(?:\.[A-Za-z]\w*)+",  # a dotted name
@@ -25,15 +25,21 @@ def marked(text: str) -> str:
     parts = re.split(rf"((?<![\w`/$<.+])(?:{CODE})(?![\w/*(]))", text)
     parts[::2] = [re.sub(r"([<*]|(?<!\w)_|_(?!\w))", r"\\\1", each) for each in parts[::2]]
     parts[1::2] = [f"`{each.strip('`')}`" for each in parts[1::2]]
-    return "".join(parts)
+    return re.sub(r"(?<=[^` ])` `(?=[\w.]+=)", " ", "".join(parts))  # settings one after the other
 
 
 def meaning(comment: str) -> str:
     """Return a comment as Markdown. The values in `auto: the best | none` are code."""
-    first = r"(^|: )([\w.-]+)(?= \||(?: \(|: |, )[^|]*\|)"
-    text = re.sub(first, r"\1`\2`", " ".join(comment.split()))
+    text = " ".join(comment.split())
+    for first in (
+        r"(^|: )([\w.-]+)(?=(?: \([^|]*\))? \|)",
+        r"(^|: )([\w.-]+)(?=[:,] [^|]*\|)",
+        r"^()([a-z]+)(?=: [^|]*$)",
+    ):
+        if "`" not in text:
+            text = re.sub(first, r"\1`\2`", text, count=1)
     text = re.sub(r"(?<=\| )([\w.-]+)(?=$|[:;,]| [|(.])", r"`\1`", text)
-    text = marked(re.sub(r"(?<![\w`.])(null|\d+)(?= = )", r"`\1`", text))
+    text = marked(re.sub(r"(?<![\w`.])(?:(?:null|\d+)(?= = )|true(?=, or))", r"`\g<0>`", text))
     return text[:1].upper() + text[1:] if re.match(r"[a-z]+\b(?! \|)", text) else text
 
 

@@ -23,6 +23,7 @@ GROUPS = {
     **{"callbacks": "Callbacks", "backend": "Backends", "memory": "Memory"},
 }
 SCHEMAS = {"find_rate": RateSettings, "tune": TuneSettings, "plan": PlanSettings, "bench": BenchSettings}
+TYPES = {**schema(Settings), "parallel.averaging_frequency": "integer ≥ 1, `epoch`, `end`"}
 COLUMNS = "setting | type | default | meaning"
 Row = tuple[str, str, str, str]
 
@@ -32,7 +33,7 @@ def settings_page() -> Iterator[str]:
     main = written(CONF / "config.yaml")
     defaults = dict(each.split(": ") for each in main.below.pop("defaults").below if ": " in each)
     hydra = Node(below={key: node for key, node in main.below.pop("hydra").below.items() if key in ("run", "sweep")})
-    yield from ("## Run", table(COLUMNS, rows("", main, schema(Settings))))
+    yield from ("## Run", table(COLUMNS, rows("", main, TYPES)))
     for name, title in GROUPS.items():
         yield f"## {title}"
         yield from models() if name == "model" else group(name, defaults[name])
@@ -89,7 +90,7 @@ def group(name: str, default: str) -> Iterator[str]:
     """Yield the section of a group: the settings that most choices have in common, then each choice."""
     files = {path.stem: choice(name, path.stem) for path in sorted((CONF / name).glob("*.yaml"))}
     files = {default: files.pop(default), **files}
-    own = {stem: [*rows(name, node, schema(Settings))] for stem, node in files.items()}
+    own = {stem: [*rows(name, node, TYPES)] for stem, node in files.items()}
     if len(files) == 1:
         yield from (wrapped(meaning(files[default].comment)), table(COLUMNS, own[default]))
         return
@@ -133,7 +134,7 @@ def models() -> Iterator[str]:
     for stem, node in files.items():
         yield from head("model", stem, node, "lenet")
         yield table(
-            "layer | class | arguments",
+            "layer | class | arguments that are not defaults",
             ((f"`{key}`", linked(each.target), changed(each)) for key, each in layers("model", node)),
         )
 
