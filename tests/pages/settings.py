@@ -171,4 +171,6 @@ def experiment(path: Path) -> Iterator[str]:
 def assigned(node: Node, above: str = "") -> Iterator[str]:
     """Yield the settings below a node, as they are written on the command line."""
     for name, each in node.below.items():
-        yield from assigned(each, f"{above}{name}.") if each.below else [f"{above}{name}={each.value}"]
+        part = "{" + ",".join(f"{key}:{value.value}" for key, value in each.below.items()) + "}"
+        own = [f"{above}{name}={part if each.target else each.value}"]
+        yield from assigned(each, f"{above}{name}.") if each.below and not each.target else own
