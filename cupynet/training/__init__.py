@@ -1,6 +1,7 @@
 """Training: the loop of every worker, its callbacks, and ParallelWrapper."""
 
 from cupynet.training.advice import advise, unlearned
+from cupynet.training.batch_norm import recompute_statistics
 from cupynet.training.callbacks.base import Callback
 from cupynet.training.callbacks.checkpoint import Checkpoint
 from cupynet.training.callbacks.early_stopping import EarlyStopping, EarlyStoppingResult
@@ -51,5 +52,6 @@ __all__ = [
     "WeightAverage",
     "advise",
     "find_rate",
+    "recompute_statistics",
     "unlearned",
 ]

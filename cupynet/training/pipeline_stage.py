@@ -138,7 +138,7 @@ class Stage(Replica):
 
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
-    def scores(self, batch: Batch) -> Scores | None:
+    def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
         """See `Replica.scores`. A stage works on a batch while the next one works on the one before."""
         stages = self.groups.stages
         taken = np.zeros(1, np.uint8)  # a stage waits until its output is received: batches do not pile up
@@ -148,8 +148,8 @@ class Stage(Replica):
             stages.recv(x, self.number - 1)
             stages.send(taken, self.number - 1)
         if self.last:
-            return scores_of(self.model, x, batch.labels)
-        y, _ = self.model.forward(x, INFERENCE)
+            return scores_of(self.model, x, batch.labels, context)
+        y, _ = self.model.forward(x, context)
         stages.send(y, self.number + 1)
         stages.recv(taken, self.number + 1)
         return None

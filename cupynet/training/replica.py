@@ -245,9 +245,9 @@ class Replica:
 
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
-    def scores(self, batch: Batch) -> Scores | None:
+    def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
         """Return scores (N, classes) and losses (N,) of a batch, on the host; None in all stages but the last."""
-        return scores_of(self.model, batch.images, batch.labels)
+        return scores_of(self.model, batch.images, batch.labels, context)
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
         """Make a step on a copy, without communication, so that all kernels are compiled or loaded."""
@@ -284,10 +284,10 @@ def blank_batch(model: Model, size: int) -> Batch:
     return Batch(0, images, backend.asarray(samples), samples)
 
 
-def scores_of(model: Model, x: Array, labels: Array) -> Scores:
+def scores_of(model: Model, x: Array, labels: Array, context: Context) -> Scores:
     """Return the scores (N, classes) and losses (N,) of a model, on the host."""
     backend = model.backend
-    logits, _ = model.forward(x, INFERENCE)
+    logits, _ = model.forward(x, context)
     losses, _ = model.loss(backend, logits, labels)
     scores = np.array(backend.to_host(model.loss.scores(backend, logits)))
     return scores, backend.to_host(losses)

@@ -36,7 +36,15 @@ from cupynet.parallel import (
     Pipeline,
     Synchronizer,
 )
-from cupynet.training import Callback, NonFinite, ParallelWrapper, Replica, Trainer, parallel_wrapper
+from cupynet.training import (
+    Callback,
+    NonFinite,
+    ParallelWrapper,
+    Replica,
+    Trainer,
+    parallel_wrapper,
+    recompute_statistics,
+)
 from cupynet.training.fit import Fit
 from cupynet.training.resize import regrouped
 from tests.support.refusals import refused
@@ -382,3 +390,53 @@ def test_graph_capture_refuses_attributes_that_it_would_freeze(name: str) -> Non
     model = Model(Sequential({"asks": Asks(), "output": Dense(3)}), IMAGE, create_backend("cupy"))
     with ParallelWrapper(model, 1, timeout_s=60, prefetch_buffer=0) as training, pytest.raises(RuntimeError):
         training.fit(Loader(small_dataset(24), 8, seed=3), epochs=1)
+
+
+# recomputed statistics ------------------------------------------------------------------------------------------------
+
+
+def recomputed(workers: int, backend: str = "numpy", *, sync: bool = False, **options: Any) -> Weights:
+    """The weights after training on other data, with statistics of 45 images in batches of 4."""
+    model = model_of("float" if backend == "cupy" else "double", backend, sync=sync)
+    with ParallelWrapper(model, 1, optimizer=SGD(RATE)) as wrapper:
+        wrapper.fit(small_dataset(60), epochs=1, batch_size=6)
+    before = model.weights()
+    with ParallelWrapper(model, workers, **options) as wrapper:
+        recompute_statistics(wrapper, small_dataset(45), batch_size=4)
+        assert all(each.network.layers["norm"].momentum == 0.9 for each in wrapper.replicas() if not options)  # type: ignore[attr-defined]
+    after = model.weights()
+    assert {name for name in after if not np.array_equal(before[name], after[name])} == {
+        f"{norm}.{name}" for norm in ("norm", "norm2") for name in ("mean", "variance")
+    }
+    return after
+
+
+def test_recomputed_statistics_are_the_means_over_batches() -> None:
+    found, data = recomputed(1), small_dataset(45)
+    model = model_of()
+    model.load_weights(found)
+    norm: Any = model.network.layers["norm"]  # type: ignore[attr-defined]
+    batches = [data.images[start : start + 4] / 255 for start in range(0, 44, 4)]  # the last has one image
+    outputs = [model.network.layers["conv"].forward(each, Context())[0] for each in batches]  # type: ignore[attr-defined]
+    np.testing.assert_allclose(norm.mean.data, np.mean([each.mean((0, 1, 2)) for each in outputs], 0), atol=1e-12)
+    variances = [each.reshape(-1, 3).var(0, ddof=1) for each in outputs]
+    np.testing.assert_allclose(norm.variance.data, np.mean(variances, 0), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [(2, {}), (3, {}), (3, {"sync": True}), (4, {"pipeline": Pipeline(2)}), (16, {})],
+    ids=["2", "3", "sync", "stages", "more than batches"],
+)
+def test_recomputed_statistics_do_not_depend_on_the_workers(workers: int, options: dict[str, Any]) -> None:
+    near(recomputed(workers, **options), recomputed(1))
+
+
+@on_standin
+def test_statistics_are_recomputed_on_devices() -> None:
+    near(recomputed(2, "cupy"), recomputed(1), 1e-5)
+
+
+def test_statistics_of_single_images_are_refused() -> None:
+    with ParallelWrapper(model_of(), 1) as wrapper, refused("batch_size", "1"):
+        recompute_statistics(wrapper, small_dataset(45), batch_size=1)

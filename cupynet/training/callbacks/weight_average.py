@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 class WeightAverage(Callback):
     """Averages the weights of each replica over time, and gives all replicas the mean at the end of a fit.
 
-    Buffers, such as running statistics, are averaged too. Training itself does not change: epochs are evaluated with
-    the trained weights. The mean over all replicas is the result, which is evaluated again and saved. A further fit
-    starts from it with a new mean, while the optimizer's state stays that of the last weights. EarlyStopping can end
-    the fit if it has `restore_best_weights=False`.
+    Buffers, such as running statistics, are averaged too; `recompute_statistics` recomputes those of `BatchNorm`.
+    Training itself does not change: epochs are evaluated with the trained weights. The mean over all replicas is the
+    result, which is evaluated again and saved. A further fit starts from it with a new mean, while the optimizer's
+    state stays that of the last weights. EarlyStopping can end the fit if it has `restore_best_weights=False`.
 
     Args:
         decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
