@@ -78,7 +78,7 @@ START = re.compile(r"(?:\S*mpiexec .*?)?(?:\S*python -m )?(?:\S*/)?cupynet (?P<n
 MAKE = re.compile(r"make (?P<name>[a-z-]+)(?P<rest>.*)")
 SETTING = re.compile(r"(?:\+\+|\+|~)?(?P<group>\w+)[\w./]*=.+")
 PLACEHOLDER = re.compile(r"\.\.\.|<|^[A-Z_]+$|\*")
-NOT_COMPOSED = ("-m", "--config-dir", "resume=", "hydra/launcher=")  # for Hydra, or for folders that must exist
+NOT_COMPOSED = ("-m", "--cfg", "--config-dir", "resume=", "hydra/", "hydra.")  # for Hydra, or folders that must exist
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 SCHEMAS: dict[str, tuple[str, type[Settings]]] = {
     "train": ("config", Settings),
@@ -172,7 +172,7 @@ def test_commands_are_found_in_blocks_and_between_backquotes() -> None:
     )
     train = Command("train", ("epochs=1", "workers=2"))
     assert [*commands(page)] == [train, Command("make train", ("ARGS=seed=3",)), Command("train", ("seed=3",))]
-    assert len([*commands(PAGES["README.md"])]) > 20
+    assert len([*commands(PAGES["README.md"])]) >= 10
 
 
 @pytest.mark.parametrize(
@@ -205,16 +205,15 @@ def test_every_python_block_compiles(page: str) -> None:
             compile(code, page, "exec")
 
 
-def test_the_readme_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run_guide("README.md", tmp_path, monkeypatch)
-    assert "Confusion Matrix" in capsys.readouterr().out
-    assert (tmp_path / "digits.safetensors").is_file()
+@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if re.search(r"^```python$", text, re.MULTILINE)])
+def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page.endswith("from_pytorch.md"):
+        write_pytorch_weights(tmp_path)
+    run_guide(page, tmp_path, monkeypatch)
 
 
-def test_the_tutorial_runs_and_writes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run_guide(f"{GUIDES}tutorial.md", tmp_path, monkeypatch)
+def test_averaging_from_scratch_ends_with_equal_replicas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = run_guide(f"{GUIDES}averaging_from_scratch.md", tmp_path, monkeypatch)
     first, second = (model.params.master for model in found["replicas"])
     assert np.array_equal(first, second) and not list(tmp_path.iterdir())
 
@@ -225,7 +224,7 @@ def test_the_guide_to_fine_tuning_runs(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_the_example_from_deeplearning4j_is_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    guide = run_guide(f"{GUIDES}deeplearning4j.md", tmp_path, monkeypatch)["wrapper"]
+    guide = run_guide(f"{GUIDES}from_deeplearning4j.md", tmp_path, monkeypatch)["wrapper"]
     with Experiment(composing.compose(["experiment=dl4j_parallel_wrapper", "data=synthetic"])).wrapper() as wrapper:
         assert str(guide.model.summary()) == str(wrapper.model.summary())
         assert guide.placement.workers == wrapper.placement.workers
@@ -235,13 +234,19 @@ def test_the_example_from_deeplearning4j_is_the_experiment(tmp_path: Path, monke
             assert getattr(guide.optimizer, name) == getattr(wrapper.optimizer, name)
 
 
-def test_weights_come_from_pytorch_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def write_pytorch_weights(folder: Path) -> dict[str, np.ndarray]:
+    """Write net.safetensors as the program for PyTorch does, and return its arrays by name."""
     rng = np.random.default_rng(1)
     shapes = {"0": (20, 1, 5, 5), "2": (50, 20, 5, 5), "5": (500, 800), "7": (10, 500)}
     theirs = {f"{layer}.weight": rng.standard_normal(shape).astype(np.float32) for layer, shape in shapes.items()}
     theirs |= {f"{layer}.bias": rng.standard_normal(shape[0]).astype(np.float32) for layer, shape in shapes.items()}
-    save_file(theirs, tmp_path / "net.safetensors")
-    run_guide(f"{GUIDES}pytorch.md", tmp_path, monkeypatch)
+    save_file(theirs, folder / "net.safetensors")
+    return theirs
+
+
+def test_weights_come_from_pytorch_and_go_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = write_pytorch_weights(tmp_path)
+    run_guide(f"{GUIDES}from_pytorch.md", tmp_path, monkeypatch)
     back = load_file(tmp_path / "back.safetensors")
     names = {"0": "conv1", "2": "conv2", "5": "dense1", "7": "output"}
     assert len(back) == len(theirs)
