@@ -78,7 +78,7 @@ START = re.compile(r"(?:\S*mpiexec .*?)?(?:\S*python -m )?(?:\S*/)?cupynet (?P<n
 MAKE = re.compile(r"make (?P<name>[a-z-]+)(?P<rest>.*)")
 SETTING = re.compile(r"(?:\+\+|\+|~)?(?P<group>\w+)[\w./]*=.+")
 PLACEHOLDER = re.compile(r"\.\.\.|<|^[A-Z_]+$|\*")
-NOT_COMPOSED = ("-m", "--cfg", "--config-dir", "resume=", "hydra/", "hydra.")  # for Hydra, or folders that must exist
+NOT_COMPOSED = ("-m", "--help", "--config-dir", "resume=", "hydra/", "hydra.")  # for Hydra, or folders that must exist
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
 SCHEMAS: dict[str, tuple[str, type[Settings]]] = {
     "train": ("config", Settings),
@@ -143,7 +143,7 @@ def check(command: Command) -> None:
     source = (ROOT / "cupynet" / f"{module.replace('.', '/')}.py").read_text("utf-8")
     words = [word for word in command.words if not word.startswith(NOT_COMPOSED) and not PLACEHOLDER.search(word)]
     settings = [word for word in words if SETTING.fullmatch(word)]
-    options = [word.partition("=")[0] for word in words if word.startswith("--") and word != "--help"]
+    options = [word.partition("=")[0] for word in words if word.startswith("--")]
     assert all(f'"{option}"' in source for option in options), command
     assert command.name not in SCHEMAS or settings == words, command
     for job in jobs(settings):
@@ -205,7 +205,9 @@ def test_every_python_block_compiles(page: str) -> None:
             compile(code, page, "exec")
 
 
-@pytest.mark.parametrize("page", [page for page, text in PAGES.items() if re.search(r"^```python$", text, re.MULTILINE)])
+@pytest.mark.parametrize(
+    "page", [page for page, text in PAGES.items() if re.search(r"^```python$", text, re.MULTILINE)]
+)
 def test_the_programs_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if page.endswith("from_pytorch.md"):
         write_pytorch_weights(tmp_path)
