@@ -9,7 +9,9 @@ PY   := $(VENV)/bin/python
 # CuPy for the CUDA version of the driver, if there is one
 CUDA := $(shell nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Za-z ]*Version: *\([0-9]*\).*/\1/p' | \
 	awk '$$1 >= 13 { print ",cuda13x" } $$1 == 12 { print ",cuda12x" }')
+# written when all packages are installed, and when those that training needs are
 INSTALLED := $(VENV)/.installed$(CUDA)
+TRAINS := $(VENV)/.trains$(CUDA)
 # the oldest Python that works and the first that does not, as in pyproject.toml
 OLDEST := 3.10
 BEYOND := 3.14
@@ -22,21 +24,33 @@ SUPPORTED = import ensurepip, sys, venv; low, high = (tuple(map(int, v.split("."
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' Makefile
 
-install: $(INSTALLED) ## build .venv, with CuPy if there is a GPU; PYTHON=python3.12 chooses the interpreter
+install: $(INSTALLED) ## build .venv with all packages, with CuPy if there is a GPU; PYTHON=python3.12 chooses the interpreter
 	@:
 
-$(INSTALLED): pyproject.toml
+# install cupynet with EXTRAS; pip shows its progress on a terminal
+define build
 	@python=; for each in $(or $(PYTHON),python3.12 python3.11 python3.13 python3.10 python3); do \
 		if "$$each" -c '$(SUPPORTED)' 2>/dev/null; then python=$$each; break; fi; done; \
 	if [ -z "$$python" ]; then \
 		echo "cupynet needs Python $(OLDEST) or later, before $(BEYOND), with its venv module (Debian, Ubuntu: apt" >&2; \
 		echo "install python3-venv). None was found$(if $(PYTHON), as $(PYTHON)). Name one: make PYTHON=/path/to/python" >&2; exit 1; fi; \
-	echo "installing cupynet[dev,mpi$(CUDA)] into $(VENV) with $$python (the first time takes $(if $(CUDA),minutes: CUDA is 2 GB,about a minute))"; \
+	echo "installing cupynet[$(EXTRAS)$(CUDA)] into $(VENV) with $$python (the first time takes $(if $(CUDA),minutes: CUDA is 2 GB,about a minute))"; \
 	"$$python" -m venv $(VENV)
-	@$(PY) -m pip install -q --disable-pip-version-check -e ".[dev,mpi$(CUDA)]"
+	@if [ -t 1 ]; then quiet=; else quiet=-q; fi; \
+	$(PY) -m pip install $$quiet --disable-pip-version-check -e ".[$(EXTRAS)$(CUDA)]"
+endef
+
+$(INSTALLED): EXTRAS = dev,mpi
+$(INSTALLED): pyproject.toml
+	$(build)
+	@touch "$@" "$(TRAINS)"
+
+$(TRAINS): EXTRAS = images,plots
+$(TRAINS): pyproject.toml
+	$(build)
 	@touch "$@"
 
-train: install ## train LeNet on MNIST, or with other settings: ARGS="workers=4 dtype=half"
+train: $(TRAINS) ## train LeNet on MNIST, or with other settings: ARGS="workers=4 dtype=half"
 	@$(PY) -m cupynet train $(ARGS)
 
 # Bytecode is kept even if PYTHONDONTWRITEBYTECODE is set: hundreds of processes import the same modules.

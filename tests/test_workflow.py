@@ -1,9 +1,11 @@
-"""The workflow on GitHub runs .ci/run on every supported Python."""
+"""The workflow on GitHub runs .ci/run on every supported Python; make installs what a target needs."""
 
 from __future__ import annotations
 
 import os
 import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -36,3 +38,14 @@ def test_the_workflow_runs_the_gate_with_the_python_of_the_matrix() -> None:
     assert setup["with"] == {"python-version": "${{ matrix.python }}"}
     used = [step["uses"] for step in steps if "uses" in step]
     assert all(re.fullmatch(r"actions/[a-z-]+@v\d+", action) for action in used)
+
+
+def test_training_installs_no_packages_of_tests(tmp_path: Path) -> None:
+    def recipe(target: str) -> str:
+        command = ["make", "-n", target, f"VENV={tmp_path}"]
+        return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+    assert ".[images,plots" in recipe("train") and "dev" not in recipe("train").replace("/dev/null", "")
+    assert ".[dev,mpi" in recipe("test")
+    (tmp_path / ".trains").touch()  # newer than pyproject.toml
+    assert "pip install" not in recipe("train") and "pip install" in recipe("test")
