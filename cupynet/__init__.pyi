@@ -21,6 +21,7 @@ from cupynet.data import MNIST as MNIST
 from cupynet.data import Augmentation as Augmentation
 from cupynet.data import Batch as Batch
 from cupynet.data import ColorJitter as ColorJitter
+from cupynet.data import CutMix as CutMix
 from cupynet.data import Cutout as Cutout
 from cupynet.data import Data as Data
 from cupynet.data import Dataset as Dataset
@@ -30,6 +31,7 @@ from cupynet.data import HorizontalFlip as HorizontalFlip
 from cupynet.data import IdxFiles as IdxFiles
 from cupynet.data import ImageFolder as ImageFolder
 from cupynet.data import Loader as Loader
+from cupynet.data import MixUp as MixUp
 from cupynet.data import NpzFile as NpzFile
 from cupynet.data import Prefetcher as Prefetcher
 from cupynet.data import Rotate as Rotate

@@ -260,7 +260,7 @@ class Experiment:
         except OSError as error:  # of a user's source
             raise DataError(f"data {self.source.name!r}: cannot be read ({error})") from error
         data.check(self.source.image_shape, self.source.classes)
-        if with_class_weights(self.settings.loss) != self.settings.loss:
+        if len(data.train) and with_class_weights(self.settings.loss) != self.settings.loss:
             self._balance(data.train)
         return self._few(data) if self.settings.fast_dev_run else data
 

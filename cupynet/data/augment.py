@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -100,13 +101,37 @@ def augmentations(given: Augment) -> tuple[Augmentation, ...]:
             hint = wording.guess(each, names)
             raise ConfigError(f"{must}; [] for none{hint}", "augment", wording.shown(given, wording.written))
         found.append(part)
+    if sum(isinstance(part, Mixing) for part in found) > 1:
+        raise ConfigError("must have only one of mixup and cutmix", "augment", wording.shown(given, wording.written))
     return tuple(found)
 
 
-def augmented(parts: Sequence[Augmentation], images: Array, seed: int, epoch: int, samples: Array) -> Array:
-    """Apply augmentations to images (N, H, W, C) uint8; `samples` (N,) are their indices in the data set."""
+def augmented(
+    parts: Sequence[Augmentation],
+    images: Array,
+    seed: int,
+    epoch: int,
+    samples: Array,
+    data: Array = None,
+    numbers: Array | None = None,
+) -> Array:
+    """Apply augmentations to images (N, H, W, C) uint8.
+
+    Args:
+        samples: (N,) their indices in the data set.
+        data: the images (S, H, W, C) with which they are mixed; by default `images`.
+        numbers: (S,) the indices of these in the data set; by default 0 .. S - 1.
+    """
+    data = images if data is None else data
     for place, part in enumerate(parts):
-        found = np.asarray(part(images, SampleRNG(seed, epoch, samples, place)))
+        draws = SampleRNG(seed, epoch, samples, place)
+        if isinstance(part, Mixing):
+            rows, share = part.drawn(draws, len(data), images.shape[1:])
+            others = augmented(parts[:place], data[rows], seed, epoch, rows if numbers is None else numbers[rows])
+            share = share[..., np.newaxis]
+            found = (share * images + (1 - share) * others + np.float32(0.5)).astype(np.uint8)
+        else:
+            found = np.asarray(part(images, draws))
         if found.shape != images.shape or found.dtype != np.uint8:
             kind = f"{found.shape} of {found.dtype}"
             raise ConfigError(f"{part!r} made {kind} of images {images.shape} of uint8: must return the same shape")
@@ -278,6 +303,68 @@ class Elastic(Augmentation):
         return smooth
 
 
+class Mixing(Augmentation):
+    """Base class of augmentations that mix each image with another of the data set, and their labels likewise.
+
+    The other image is any of the data set, or of the worker's shard, as the augmentations before this one change it.
+    Labels become shares of the classes (N, C); targets are mixed too.
+
+    Args:
+        alpha: shares of the images are from the distribution Beta(alpha, alpha): below 1 mostly near 0 and 1.
+    """
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = checks.number(f"{type(self).__name__} alpha", alpha, minimum=0.01, below=1000)
+
+    def __call__(self, images: Array, draws: SampleRNG) -> Array:
+        """Return the images unchanged: `augmented` mixes them."""
+        return images
+
+    def drawn(self, draws: SampleRNG, count: int, shape: Sequence[int]) -> tuple[Array, Array]:
+        """Return the rows (N,) of other images out of `count`, and the own share of each pixel, (N, H, W) or (N, 1, 1).
+
+        shape: (H, W, C) of an image.
+        """
+        rows = draws.integers(0, count - 1)
+        return rows, self.share(np.interp(draws.uniform(0, 1), *_beta(self.alpha)), draws, *shape[:2])
+
+    @abstractmethod
+    def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
+        """Return the own share of each pixel, (N, H, W) or (N, 1, 1) float32. drawn: that of the image, (N,)."""
+
+
+class MixUp(Mixing):
+    """The weighted mean of two images and of their labels (Zhang et al. 2018)."""
+
+    def __init__(self, alpha: float = 0.2) -> None:
+        super().__init__(alpha)
+
+    def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
+        return drawn[:, np.newaxis, np.newaxis].astype(np.float32)
+
+
+class CutMix(Mixing):
+    """A rectangle of another image (Yun et al. 2019). Labels are mixed by area. Its centre is anywhere in the image."""
+
+    def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
+        side, inside = np.sqrt(1 - drawn)[:, np.newaxis], []
+        for length in (height, width):
+            centre, half = draws.integers(0, length - 1)[:, np.newaxis], side * length / 2
+            inside.append((np.arange(length) >= np.rint(centre - half)) & (np.arange(length) < np.rint(centre + half)))
+        return 1 - (inside[0][:, :, np.newaxis] & inside[1][:, np.newaxis]).astype(np.float32)
+
+
+@lru_cache
+def _beta(alpha: float) -> tuple[Array, Array]:
+    """Return the distribution function of Beta(alpha, alpha) at some points, and these points, in ascending order."""
+    power = min(alpha, 1.0)  # points x with equally spaced x**power, by which the density is finite
+    points = np.linspace(0, 0.5**power, 4097) ** (1 / power)
+    density = points ** (alpha - power) * (1 - points) ** (alpha - 1)
+    below = np.append(0, np.cumsum(density[1:] + density[:-1]))
+    below *= 0.5 / below[-1]
+    return np.append(below, 1 - below[-2::-1]), np.append(points, 1 - points[-2::-1])
+
+
 def _sampled(images: Array, y: Array, x: Array) -> Array:
     """Sample images (N, H, W, C) at y, x (N, H, W), in pixels, with bilinear interpolation."""
     count, height, width, channels = images.shape
@@ -308,6 +395,8 @@ NAMES: dict[str, type[Augmentation]] = {
     "elastic": Elastic,
     "cutout": Cutout,
     "color_jitter": ColorJitter,
+    "mixup": MixUp,
+    "cutmix": CutMix,
 }
 PRESETS: dict[str, list[Augmentation | str]] = {
     "light": ["shift"],

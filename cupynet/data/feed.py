@@ -47,9 +47,8 @@ class BatchFeed:
         self._rounds = loader.rounds(size)
         self._made: Prefetcher[Made] = Prefetcher((), 0)  # batches of the current epoch
         with read_of(loader.dataset):
-            part = loader.part(rank, size)
-            self._labels = part.targets
-            data = HostData(part.images if images else None, self._labels, part.pixels, edited=bool(loader.augment))
+            self._part = part = loader.part(rank, size)
+            data = HostData(part.images if images else None, part.targets, part.pixels, edited=bool(loader.augment))
             size_of_batch = min(loader.batch_size, len(part))
             self._transfer = backend.transfer(data, size_of_batch, on_device, shared or Shared())
         self._ahead = min(prefetch, self._rounds) if self._transfer.ahead else 0
@@ -61,8 +60,9 @@ class BatchFeed:
         """
         self._made.close()
         assigned = self.loader.assigned(epoch, self._rank, self._size, start)
-        self._transfer.begin([rows for _, rows, _ in assigned], [self._labels[rows] for _, rows, _ in assigned])
-        self._made = Prefetcher(self.loader.load(assigned, epoch, self._transfer), self._ahead)
+        self._transfer.begin([rows for _, rows, _ in assigned], self.loader.labels(assigned, epoch, self._part))
+        made = self.loader.load(assigned, epoch, self._transfer, self._part, self._rank)
+        self._made = Prefetcher(made, self._ahead)
         return self._rest(self._made, epoch, self._rounds - start)
 
     def _rest(self, made: Prefetcher[Made], epoch: int, rounds: int) -> Generator[Batch | None, None, None]:

@@ -20,8 +20,8 @@ from cupynet.backend import FRACTIONS, Backend, HostData, PixelScale, Transfer
 from cupynet.backend.array import Array
 from cupynet.core import checks, wording
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.data.augment import Augment, augmentations, augmented, check_augmentations
-from cupynet.data.dataset import Dataset, label_array, on_host, philox
+from cupynet.data.augment import Augment, Mixing, SampleRNG, augmentations, augmented, check_augmentations
+from cupynet.data.dataset import Dataset, dense, label_array, on_host, philox
 from cupynet.data.shards import Shards
 
 Labelled: TypeAlias = Dataset | Shards
@@ -50,6 +50,7 @@ class Batch:
         return len(self.samples)
 
 
+Assigned: TypeAlias = "list[tuple[int, Array, Array]]"  # of each batch: index, rows in the worker's part, samples
 Made: TypeAlias = "tuple[int, tuple[Array | None, Array], Array]"  # batch index, result of `Transfer.make`, samples
 
 
@@ -87,6 +88,7 @@ class Loader:
         self.seed = checks.seed("seed", seed)
         self.shuffle = checks.flag("shuffle", shuffle)
         self.augment = augmentations(augment)
+        self.mixing = [(place, part) for place, part in enumerate(self.augment) if isinstance(part, Mixing)]
         check_augmentations(self.augment, dataset.image_shape)
         if self.augment and dataset.scaled:
             raise ConfigError("needs uint8 images, and these are floating-point images", "augment")
@@ -153,7 +155,7 @@ class Loader:
             return np.arange(count, dtype=np.int64)
         return philox(self.seed, epoch, shard).permutation(count).astype(np.int64, copy=False)
 
-    def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> list[tuple[int, Array, Array]]:
+    def assigned(self, epoch: int, rank: int, size: int, start: int = 0) -> Assigned:
         """Return the batches of worker `rank` of `size` from round `start` on: index, rows in its part, samples."""
         if not 0 <= rank < size:
             raise ConfigError(f"must be from 0 to below size={size}, the number of workers", "rank", str(rank))
@@ -181,19 +183,30 @@ class Loader:
         """
         assigned = self.assigned(epoch, rank, size, start)
         part = self.part(rank, size)
-        labels = part.targets
-        transfer = Transfer(backend, HostData(part.images, labels, part.pixels))
-        transfer.begin([], (labels[rows] for _, rows, _ in assigned))
-        made = self.load(assigned, epoch, transfer)
+        transfer = Transfer(backend, HostData(part.images, part.labels, part.pixels))
+        transfer.begin([], self.labels(assigned, epoch, part))
+        made = self.load(assigned, epoch, transfer, part, rank)
         return (Batch(index, *transfer.send(*content), samples, epoch) for index, content, samples in made)
 
-    def load(self, assigned: list[tuple[int, Array, Array]], epoch: int, transfer: Transfer) -> Iterator[Made]:
-        """Make the batches that `assigned` returned, for `transfer` to send."""
+    def labels(self, assigned: Assigned, epoch: int, part: Dataset) -> Iterator[Array]:
+        """Yield the labels of the batches that `assigned` returned, see `Batch`. part: the data that they are of."""
+        labels, classes = part.targets, part.classes
+        for _, rows, samples in assigned:
+            found = labels[rows]
+            for place, mixing in self.mixing:
+                draws = SampleRNG(self.seed, epoch, samples, place)
+                others, share = mixing.drawn(draws, len(labels), part.image_shape)
+                share = share.mean(axis=(1, 2))[:, np.newaxis]  # (N, 1)
+                found = share * dense(found, classes) + (1 - share) * dense(labels[others], classes)
+            yield found
+
+    def load(self, assigned: Assigned, epoch: int, transfer: Transfer, part: Dataset, rank: int = 0) -> Iterator[Made]:
+        """Make the batches that `assigned` returned to worker `rank`, for `transfer` to send. part: see `labels`."""
+        numbers = self.dataset.samples[rank] if isinstance(self.dataset, Shards) else None
+        how = {"seed": self.seed, "epoch": epoch, "data": part.images, "numbers": numbers}
         with read_of(self.dataset):
             for index, rows, samples in assigned:
-                edit = None
-                if self.augment:
-                    edit = partial(augmented, self.augment, seed=self.seed, epoch=epoch, samples=samples)
+                edit = partial(augmented, self.augment, samples=samples, **how) if self.augment else None
                 yield index, transfer.make(rows, edit), samples
 
 

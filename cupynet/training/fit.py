@@ -188,6 +188,8 @@ def check_data(loader: Loader, model: Model) -> None:
     check_output(model.network, dataset.classes)
     if isinstance(dataset, Dataset) and (dataset.labels.ndim == 2 or dataset.weights is not None):
         model.loss.check_targets(dense(dataset.labels, dataset.classes))
+    elif loader.mixing:
+        model.loss.check_targets(np.eye(dataset.classes, dtype=np.float32))
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
