@@ -1,6 +1,6 @@
 """Estimators for scikit-learn: pipelines, cross validation, grid search. Needs `pip install 'cupynet[sklearn]'`.
 
-from cupynet.sklearn import Classifier
+from cupynet.sklearn import Classifier  # or Regressor
 from sklearn.model_selection import GridSearchCV
 
 classifier = Classifier([Conv2D(20, 5), MaxPool2D(2), Dense(100, activation="relu")], input=(28, 28, 1))
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -29,28 +29,8 @@ from cupynet.training.parallel_wrapper import CTRL_C
 Layers = Sequence[Layer] | Mapping[str, Layer]
 
 
-class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A network for classification, trained by replicas in parallel.
-
-    Integer images, (S, H, W) or (S, H, W, C), are pixels from 0 to 255. Anything else is assumed to be scaled already,
-    as by `StandardScaler`.
-
-    Args:
-        layers: hidden layers; a `Dense` layer with an output for each class is added. By default Dense(100, "relu").
-        input: the shape of one example, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
-        epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
-        workers, averaging_frequency, callbacks: see `ParallelWrapper`.
-        optimizer: Adam(0.003) by default.
-        backend, dtype: see `Model`.
-        random_state: determines the weights and the order of samples, as in scikit-learn.
-
-    Attributes:
-        classes_: the labels, (O,), in the order of the outputs.
-        n_features_in_: values per example.
-        model_: the trained `Model`.
-        history_: the history of the fit.
-        n_iter_: epochs trained.
-    """
+class _Network(BaseEstimator):  # type: ignore[misc]
+    """What both estimators have in common: parameters, training, and the layout of examples."""
 
     def __init__(
         self,
@@ -83,21 +63,16 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.progress = progress
 
-    def fit(self, X: Any, y: Any) -> Classifier:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type. ConfigError, ValueError."""
-        X, y = validate_data(self, X, y, allow_nd=True, dtype="numeric", ensure_min_samples=2)
-        check_classification_targets(y)
-        self.classes_, numbers = np.unique(y, return_inverse=True)
-        images = self._images(X)
+    def _fit(self, images: NDArray[Any], targets: NDArray[Any], outputs: int, loss: str) -> None:
+        """Train a network with `outputs` outputs. images: as `_images` returns them. ConfigError."""
         layers = [Dense(100, activation="relu")] if self.layers is None else self.layers
         hidden = dict(layers) if isinstance(layers, Mapping) else dict(Sequential(layers)) if layers else {}
         if "output" in hidden:
-            raise ConfigError("the layer `output` is added by the classifier. Give yours another name", "layers")
-        network = {**hidden, "output": Dense(max(len(self.classes_), 2))}
+            raise ConfigError("the layer `output` is added by the estimator. Give yours another name", "layers")
         seed = int(check_random_state(self.random_state).randint(1 << 31))
-        self.model_ = Model(network, images.shape[1:], self.backend, seed, dtype=self.dtype)
-        self.model_.class_names = tuple(map(str, self.classes_)) if len(self.classes_) > 1 else ()
-        data = Dataset("X", images, numbers, self.model_.output.features)
+        network = {**hidden, "output": Dense(outputs)}
+        self.model_ = Model(network, images.shape[1:], self.backend, seed, loss, dtype=self.dtype)
+        data = Dataset("X", images, targets, outputs)
         with ParallelWrapper(
             self.model_,
             self.workers,
@@ -112,19 +87,12 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if wrapper.trainer.stopped is not None and wrapper.trainer.stopped.text == CTRL_C:
                 raise KeyboardInterrupt  # also in IPython, so that a search ends
         self.n_iter_ = len(self.history_.epochs.get("epoch", []))
-        return self
 
-    def predict_proba(self, X: Any) -> NDArray[Any]:
-        """Return the scores of each class, (N, O), as in `classes_`."""
+    def _scores(self, X: Any) -> NDArray[Any]:
+        """Return the outputs of the network for X, (N, O)."""
         check_is_fitted(self)
         X = validate_data(self, X, reset=False, allow_nd=True, dtype="numeric")
-        scores: NDArray[Any] = self.model_.predict(self._images(X))[:, : len(self.classes_)]
-        return scores / scores.sum(axis=1, keepdims=True) if len(self.classes_) == 1 else scores
-
-    def predict(self, X: Any) -> NDArray[Any]:
-        """Return the label with the highest score of each example, (N,)."""
-        scores = self.predict_proba(X)
-        found: NDArray[Any] = self.classes_[scores.argmax(axis=1)]
+        found: NDArray[Any] = self.model_.predict(self._images(X))
         return found
 
     def _images(self, X: NDArray[Any]) -> NDArray[Any]:
@@ -140,3 +108,76 @@ class Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             X = X[..., None]
         pixels = X.dtype == np.uint8 or (X.dtype.kind in "iu" and images)
         return X if pixels else X.astype(np.float32)
+
+
+class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
+    """A network for classification, trained by replicas in parallel.
+
+    Integer images, (S, H, W) or (S, H, W, C), are pixels from 0 to 255. Anything else is assumed to be scaled already,
+    as by `StandardScaler`.
+
+    Args:
+        layers: hidden layers; a `Dense` layer with an output for each class is added. By default Dense(100, "relu").
+        input: the shape of one example, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
+        epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
+        workers, averaging_frequency, callbacks: see `ParallelWrapper`.
+        optimizer: Adam(0.003) by default.
+        backend, dtype: see `Model`.
+        random_state: determines the weights and the order of samples, as in scikit-learn.
+
+    Attributes:
+        classes_: the labels, (O,), in the order of the outputs.
+        n_features_in_: values per example.
+        model_: the trained `Model`.
+        history_: the history of the fit.
+        n_iter_: epochs trained.
+    """
+
+    def fit(self, X: Any, y: Any) -> Classifier:
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type. ConfigError, ValueError."""
+        X, y = validate_data(self, X, y, allow_nd=True, dtype="numeric", ensure_min_samples=2)
+        check_classification_targets(y)
+        self.classes_, numbers = np.unique(y, return_inverse=True)
+        self._fit(self._images(X), numbers, max(len(self.classes_), 2), "softmax")
+        self.model_.class_names = tuple(map(str, self.classes_)) if len(self.classes_) > 1 else ()
+        return self
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return the scores of each class, (N, O), as in `classes_`."""
+        scores = self._scores(X)[:, : len(self.classes_)]
+        return scores / scores.sum(axis=1, keepdims=True) if len(self.classes_) == 1 else scores
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the label with the highest score of each example, (N,)."""
+        scores = self.predict_proba(X)
+        found: NDArray[Any] = self.classes_[scores.argmax(axis=1)]
+        return found
+
+
+class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
+    """A network for regression with the mean squared error, trained by replicas in parallel.
+
+    Args: as for `Classifier`; the last `Dense` layer has an output for each target.
+
+    Attributes: as for `Classifier`, without `classes_`.
+    """
+
+    def fit(self, X: Any, y: Any) -> Regressor:
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T). ConfigError, ValueError."""
+        X, y = validate_data(
+            self, X, y, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True, ensure_min_samples=2
+        )
+        self._flat = y.ndim == 1
+        targets = y.reshape(len(y), -1).astype(np.float32)
+        self._fit(self._images(X), targets, targets.shape[1], "mean_squared_error")
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the targets of each example, (N,) or (N, T) like those of `fit`."""
+        found = self._scores(X).astype(np.float64)  # as scikit-learn expects of several targets
+        return found[:, 0] if self._flat else found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

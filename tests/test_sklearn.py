@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from cupynet import Conv2D, MaxPool2D
-from cupynet.sklearn import Classifier
+from cupynet.sklearn import Classifier, Regressor
 from tests.support.refusals import refused
 from tests.support.training import small_dataset
 
@@ -24,8 +24,9 @@ LABELS = np.array(["none", "some", "all"])[DATA.labels]
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-def test_scikit_learns_own_checks_pass() -> None:
-    found = check_estimator(Classifier(backend="numpy"), on_fail=None)
+@pytest.mark.parametrize("kind", [Classifier, Regressor])
+def test_scikit_learns_own_checks_pass(kind: type[Classifier | Regressor]) -> None:
+    found = check_estimator(kind(backend="numpy"), on_fail=None)
     assert [each["check_name"] for each in found if each["status"] not in ("passed", "skipped")] == []
     assert len(found) > 50
 
@@ -53,6 +54,15 @@ def test_features_go_through_a_pipeline() -> None:
     pipeline = make_pipeline(StandardScaler(), Classifier(backend="numpy", epochs=30))
     pipeline.fit(features, features[:, 0] > 50)
     assert pipeline.score(features, features[:, 0] > 50) > 0.9
+
+
+def test_targets_have_the_shape_of_those_of_fit() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(200, 4))
+    y = x @ rng.normal(size=(4, 2))
+    regressor = Regressor(backend="numpy", workers=2).fit(x, y)
+    assert regressor.predict(x[:3]).shape == (3, 2) and regressor.score(x, y) > 0.9
+    assert regressor.fit(x, y[:, 0]).predict(x[:3]).shape == (3,)
 
 
 def test_an_input_of_another_size_is_refused() -> None:

@@ -64,7 +64,8 @@ def public() -> dict[str, Any]:
         module = importlib.import_module(f"cupynet.{package}")
         exported = {f"{package}.{name}": getattr(module, name) for name in sorted(module.__all__, key=str.lower)}
         found |= {name: thing for name, thing in exported.items() if not any(thing is each for each in found.values())}
-    found["sklearn.Classifier"] = importlib.import_module("cupynet.sklearn").Classifier
+    estimators = importlib.import_module("cupynet.sklearn")
+    found |= {f"sklearn.{name}": getattr(estimators, name) for name in ("Classifier", "Regressor")}
     return {name: thing for name, thing in found.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
 
 

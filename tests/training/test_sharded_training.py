@@ -1,4 +1,4 @@
-"""The recipe for shards in cupynet/data/README.md, and the train command on its shards."""
+"""The recipe for shards in cupynet/guides/data.md, and the train command on its shards."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four shards of 300 digits, written by the recipe, and a run with four threads."""
     folder = tmp_path_factory.mktemp("guide")
     with pytest.MonkeyPatch.context() as patch:
-        run_guide("cupynet/data/README.md", folder, patch)
+        run_guide("cupynet/guides/data.md", folder, patch)
     assert sorted(path.name for path in (folder / "shards").iterdir()) == ["0", "1", "2", "3", "test"]
     (folder / "threads").mkdir()
     with pytest.MonkeyPatch.context() as patch:
