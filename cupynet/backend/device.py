@@ -143,7 +143,7 @@ class Device:
         if borrowed.dtype == self.policy.storage:
             return borrowed
         stored = self.borrow(borrowed.shape)
-        stored[...] = borrowed
+        self.convert(borrowed, stored)
         return stored
 
     def _surrounded(self, x: Array, window: Window, value: float, dtype: Any = None) -> Array:

@@ -7,7 +7,6 @@ import importlib
 from cupynet.backend.backend import Backend
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.cuda.gpus import NOT_INSTALLED
-from cupynet.backend.policy import DtypePolicy
 from cupynet.core import checks, shared_options
 from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import BACKENDS
@@ -77,10 +76,9 @@ def create_backend(
 
         return CupyBackend(dtype, device, max_block_size, max_grid_size, tf32=tf32)
     if name == "numba":
-        from cupynet.backend.cpu.numba_backend import Numba16Backend, NumbaBackend  # numba is imported only if used
+        from cupynet.backend.cpu.numba_backend import NumbaBackend  # numba is imported only if used
 
-        narrow = DtypePolicy.of(dtype).storage.itemsize == 2
-        return Numba16Backend(dtype, device) if narrow else NumbaBackend(dtype, device)
+        return NumbaBackend(dtype, device)
     return NumpyBackend(dtype, device)
 
 

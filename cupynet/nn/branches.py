@@ -58,14 +58,14 @@ class Residual(Layer):
         backend = self.backend
         through, through_backward = self.body.forward(x, context)
         around, around_backward = (x, _itself) if self.shortcut is None else self.shortcut.forward(x, context)
-        y = backend.xp.add(through, around, out=backend.borrow(through.shape))
+        y = backend.add(through, around, backend.borrow(through.shape))
         ways: list[Backward] = [around_backward, through_backward]
 
         def backward(dy: Array) -> Array | None:
             handed = [dy]  # see `Sequential`
             del dy
             dx = ways.pop()(_copied(backend, handed[0]))  # each way may overwrite what it is given
-            return _sum([dx, ways.pop()(handed.pop())])
+            return _sum(backend, [dx, ways.pop()(handed.pop())])
 
         return y, backward if context.train else no_backward
 
@@ -121,7 +121,7 @@ class Concat(Layer):
         def backward(dy: Array) -> Array | None:
             parts = deque(_copied(backend, dy[..., place]) for place in places)
             del dy
-            return _sum([derivatives.popleft()(parts.popleft()) for _ in places])
+            return _sum(backend, [derivatives.popleft()(parts.popleft()) for _ in places])
 
         return y, backward if context.train else no_backward
 
@@ -136,11 +136,11 @@ def _copied(backend: Backend, dy: Array) -> Array:
     return copy
 
 
-def _sum(ways: list[Array | None]) -> Array | None:
+def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
     """Add the dx of all branches into the first. Return None if one is None: then no dx is needed."""
     total, *rest = ways
     for way in rest:
         if total is None or way is None:
             return None
-        total += way
+        backend.add(total, way, total)
     return total

@@ -8,6 +8,7 @@ from __future__ import annotations
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import depthwise, tiles
+from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
 from cupynet.backend.fusion import Convolution
 from cupynet.backend.reference.conv import ConvOps
@@ -21,7 +22,7 @@ class NumbaConv(ConvOps):
         self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
     ) -> tuple[Array, Array]:
         window.check_weight(x.shape, weight.shape, groups)
-        known = passes(x.shape[1:], weight.shape[3], window, x.itemsize) if groups == 1 else None
+        known = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
         if known is None:
             return super().conv2d(x, weight, bias, window, groups=groups)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
@@ -35,11 +36,11 @@ class NumbaConv(ConvOps):
         self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
         window: Window, *, need_dx: bool, groups: int = 1,
     ) -> Array | None:  # fmt: skip
-        known = passes(x.shape[1:], weight.shape[3], window, x.itemsize) if groups == 1 else None
+        known = passes(x.shape[1:], weight.shape[3], window, self.policy.compute.itemsize) if groups == 1 else None
         if known is None or columns is not None:
             given = dy, columns, x, weight, weight_grad, bias_grad, window
             return super().conv2d_backward(*given, need_dx=need_dx, groups=groups)
-        self._add_products(known.frame, known.weight_gradient, x, dy, x.reshape(-1)[:0], weight_grad[None])
+        self._add_products(known.frame, known.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
         return self._input_gradient(known, dy, x, weight) if need_dx else None
@@ -58,28 +59,30 @@ class NumbaConv(ConvOps):
     def _convolve(self, frame: Frame, sums: Sums, x: Array, factors: Array, bias: Array | None, y: Array) -> None:
         """Sums of x with `factors` (rows, columns), one row for each value of the table."""
         columns = factors.shape[1]
-        packed, start = self.borrow((factors.size,)), self.borrow((columns,))
-        _, width, _ = tiles.tile(columns, x.itemsize)
-        tiles.pack(factors, sums.parts, width, packed)
+        compute = self.policy.compute
+        packed, start = self.borrow((factors.size,), compute), self.borrow((columns,), compute)
+        _, width, _ = tiles.tile(columns, compute.itemsize)
+        tiles.pack(bits(factors), sums.parts, width, packed)
         start[...] = 0 if bias is None else bias
         self._add_products(frame, sums, x, packed.reshape(1, 1, -1), start, y)
 
     def _add_products(self, frame: Frame, sums: Sums, x: Array, factors: Array, start: Array, y: Array) -> None:
         """See `tiles.products`."""
         columns = y.shape[-1]
-        zeros = self.borrow((frame.size,)) if frame.size else x.reshape(-1)[:0]
+        compute = self.policy.compute
+        zeros = self.borrow((frame.size,), compute)
         zeros[...] = 0
-        products = tiles.products(*tiles.tile(columns, x.itemsize))
+        products = tiles.products(*tiles.tile(columns, compute.itemsize))
         factors = factors.reshape(len(factors), -1, factors.shape[-1])
         y = y.reshape(len(y), -1, columns)
-        products(x.reshape(len(x), -1), zeros, frame, sums, factors, start, y)
+        products(bits(x.reshape(len(x), -1)), zeros, frame, sums, bits(factors), start, bits(y))
 
     def _grouped(self, x: Array, weight: Array, window: Window, groups: int) -> Array:
         if weight.shape[2] > 1:
             return super()._grouped(x, weight, window, groups)
-        filters, images = weight.reshape(*window.kernel, -1), _each_filters(x, weight)
+        filters, images = bits(weight.reshape(*window.kernel, -1)), bits(_each_filters(x, weight))
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), filters.shape[2]))
-        depthwise.forward(images, filters, y, *window_numbers(window)[1:], window.dilation)
+        depthwise.forward(images, filters, bits(y), *window_numbers(window)[1:], window.dilation)
         return y
 
     def _grouped_backward(
@@ -87,13 +90,14 @@ class NumbaConv(ConvOps):
     ) -> Array | None:
         if weight.shape[2] > 1:
             return super()._grouped_backward(dy, x, weight, weight_grad, window, groups, need_dx=need_dx)
-        filters, grad = (a.reshape(*window.kernel, -1) for a in (weight, weight_grad))
+        filters, grad = (bits(a.reshape(*window.kernel, -1)) for a in (weight, weight_grad))
+        gradients = bits(dy)
         moves = (*window_numbers(window)[1:], window.dilation)
-        depthwise.weight_gradient(_each_filters(x, weight), dy, grad, *moves)
+        depthwise.weight_gradient(bits(_each_filters(x, weight)), gradients, grad, *moves)
         if not need_dx:
             return None
         dx = self.borrow((*x.shape[:3], weight.shape[3]))
-        depthwise.input_gradient(dy, filters, dx, *moves)
+        depthwise.input_gradient(gradients, filters, bits(dx), *moves)
         if dx.shape == x.shape:
             return dx
         summed = self.borrow(x.shape)

@@ -17,8 +17,8 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.backend import Backend
-from cupynet.backend.cpu.kernels import dense as dense_kernels
 from cupynet.backend.cpu.kernels import outer, rows, windows
+from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.patches import Block, Passed, Patches
 from cupynet.backend.fusion import Convolution, FusedPair, Weights
 from cupynet.backend.window import Window
@@ -39,7 +39,7 @@ def fuse(backend: Backend, first: Convolution, pool: Window) -> FusedPair | None
 class ConvPool(FusedPair):
     """One convolution and its pool, for one image size; P is the number of its pooling windows.
 
-    Kernels compute in the compute precision of the backend, on copies if it stores another.
+    Kernels compute in the compute precision of the backend.
     """
 
     saves_windows = False
@@ -72,30 +72,29 @@ class ConvPool(FusedPair):
 
     def _padded(self, x: Array) -> Array:
         """x with its padding, as kernels read it."""
-        window = self.conv.window
-        return self.backend._surrounded(x, window, 0, self.dtype) if window.pads else x.astype(self.dtype, copy=False)
+        return self.backend._surrounded(x, self.conv.window, 0)
 
     # forward ---------------------------------------------------------------------------------------------------------
 
     def forward(self, x: Array, weights: Weights) -> tuple[Array, tuple[Array, ...]]:
         """(N, H, W, C) -> (N, H', W', O); saved are the winners, and the images unless they are x itself."""
         weight, bias = weights
-        images, factors = self._padded(x), weight.astype(self.dtype, copy=False)
+        images, factors = self._padded(x), self.backend._operand(weight)
         offset = np.zeros(self.filters, self.dtype) if bias is None else bias.astype(self.dtype, copy=False)
         y, winners = self._pool(images, factors, offset)
-        return self.backend._stored_copy(y), (winners,) if images is x else (winners, images)
+        return y, (winners,) if images is x else (winners, images)
 
     def _pool(self, images: Array, weight: Array, bias: Array) -> tuple[Array, Array]:
         """Padded images -> pooled (N, H', W', O) and winners."""
         backend, n, pixels = self.backend, len(images), self.pool.places
-        y = backend.borrow((n, *self.pooled, self.filters), self.dtype)
+        y = backend.borrow((n, *self.pooled, self.filters))
         winners = backend.borrow(y.shape, self.pool.place_dtype)
-        blocks = windows.blocks(pixels, self.filters, y.itemsize)
+        blocks = windows.blocks(pixels, self.filters, self.dtype.itemsize)
         images, weight = images.reshape(n, self.size[0] * self.patches.step), weight.reshape(-1, self.filters)
-        flat_y, flat_winners = (a.reshape(n, len(self.patches.corners), self.filters) for a in (y, winners))
+        flat_y, flat_winners = (a.reshape(n, -1) for a in (bits(y), winners))
         for nan in (0, 1):  # the second is compiled and run only if the first finds that there may be a NaN
             forward = windows.conv_pool(pixels, *blocks, nan)
-            if forward(images, self.patches, self.table, weight, bias, flat_y, flat_winners):
+            if forward(bits(images), self.patches, self.table, weight, bias, flat_y, flat_winners):
                 break
         return y, winners
 
@@ -105,31 +104,34 @@ class ConvPool(FusedPair):
         self, dy: Array, saved: tuple[Array, ...], x: Array, weights: Weights, grads: Weights, *, need_dx: bool
     ) -> Array | None:
         weight, (weight_grad, bias_grad), window = weights[0], grads, self.conv.window
-        wide, by_window = dy.astype(self.dtype, copy=False), (len(x), len(self.patches.corners), self.filters)
-        passed = Passed(wide.reshape(by_window), saved[0].reshape(by_window))
+        by_window = len(x), len(self.patches.corners), self.filters
+        passed = Passed(bits(dy.reshape(by_window)), saved[0].reshape(by_window))
         images = saved[1] if len(saved) > 1 else x
-        self._add_weight_gradient(images.reshape(len(x), self.size[0] * self.patches.step), passed, weight_grad)
+        images = images.reshape(len(x), self.size[0] * self.patches.step)
+        if self.patches.row < SHORT_ROW:
+            wide = self.backend._operand(dy).reshape(by_window)
+            self._short_rows(self.backend._operand(images), Passed(wide, passed.winners), weight_grad)
+        else:
+            self._add_weight_gradient(bits(images), passed, weight_grad)
         if bias_grad is not None:
-            dense_kernels.add_column_sums(wide.reshape(-1, self.filters), bias_grad)
+            self.backend._add_column_sums(bias_grad, dy.reshape(-1, self.filters))
         if not need_dx:
             return None
-        padded = self._input_gradient(passed, weight.astype(self.dtype, copy=False))
+        padded = self._input_gradient(passed, self.backend._operand(weight))
         return self.backend._within(padded, x.shape, window)
 
     def _add_weight_gradient(self, images: Array, passed: Passed, weight_grad: Array) -> None:
         """Add to weight_grad (K_h, K_w, C, O); images are padded, (N, F)."""
         patches = self.patches
-        if patches.row < SHORT_ROW:
-            self._short_rows(images, passed, weight_grad.reshape(-1, self.filters))
-            return
         grad = self.backend.borrow((self.filters * patches.height, patches.row), self.dtype)
         grad[...] = 0
         gradient = rows.weight_gradient(*rows.blocks(patches.row, grad.itemsize))
         gradient(images, patches, passed, grad)
         weight_grad += grad.reshape(self.filters, -1).T.reshape(weight_grad.shape)
 
-    def _short_rows(self, images: Array, passed: Passed, grad: Array) -> None:
-        """The same for rows shorter than a vector, with vectors along the filters: grad (K_h·K_w·C, O)."""
+    def _short_rows(self, images: Array, passed: Passed, weight_grad: Array) -> None:
+        """The same for rows shorter than a vector, with vectors along the filters."""
+        grad = weight_grad.reshape(-1, self.filters)
         pixels, tall, row = self.pool.places, self.patches.height, self.patches.row
         for filter_at, filters, length, height in outer.blocks(self.filters, row, grad.itemsize):
             for value in range(0, row, length):
@@ -146,7 +148,7 @@ class ConvPool(FusedPair):
         per_line = CACHE_LINE // weight.itemsize
         by_row = backend.borrow((patches.height, self.filters, -(-patches.row // per_line) * per_line), self.dtype)
         by_row[:, :, : patches.row] = weight.reshape(patches.height, patches.row, self.filters).transpose(0, 2, 1)
-        dx = backend.borrow((n, *self.size), self.dtype)
+        dx = backend.borrow((n, *self.size))
         gradient = rows.input_gradient(*rows.blocks(patches.row, weight.itemsize))
-        gradient(by_row, patches, passed, dx.reshape(n, self.size[0] * patches.step))
+        gradient(by_row, patches, passed, bits(dx.reshape(n, self.size[0] * patches.step)))
         return dx

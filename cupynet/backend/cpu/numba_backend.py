@@ -21,6 +21,7 @@ from cupynet.backend.cpu.kernels import images as images_kernels
 from cupynet.backend.cpu.kernels import norm as norm_kernels
 from cupynet.backend.cpu.kernels import pool as pool_kernels
 from cupynet.backend.cpu.kernels import update as update_kernels
+from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
 from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.transfer import FRACTIONS, PixelScale
@@ -28,18 +29,29 @@ from cupynet.backend.update_rules import Rule, UpdateScalars
 from cupynet.backend.window import Window
 
 
-class Numba16Backend(NumpyBackend):
-    """NumPy arrays in 16 bits, which numba cannot compute: only updates and fused pairs (on copies) are compiled."""
+class NumbaBackend(NumbaConv, NumpyBackend):
+    """NumPy arrays in any precision; kernels read and write 16 bits, and compute in float (`kernels/narrow.py`)."""
 
     name = "numba"
 
     def fused_pair(self, first: Convolution, pool: Window) -> FusedPair | None:
         return conv_pool.fuse(self, first, pool)
 
+    def convert(self, source: Array, target: Array) -> None:
+        if not flat(source, target):
+            return super().convert(source, target)
+        update_kernels.convert(bits(source.reshape(-1)), bits(target.reshape(-1)))
+
+    def add(self, a: Array, b: Array, out: Array) -> Array:
+        if out.itemsize > 2 or not flat(a, b, out):
+            return super().add(a, b, out)
+        update_kernels.add(*(bits(array.reshape(-1)) for array in (a, b, out)))
+        return out
+
     def mean_in_place(self, parts: list[Array], shares: list[float]) -> None:
-        if parts[0].dtype == np.float16 or any(part.shape != parts[0].shape for part in parts):  # numba has no float16
+        if any(part.shape != parts[0].shape for part in parts):
             return super().mean_in_place(parts, shares)
-        update_kernels.mean_in_place(tuple(part.reshape(-1) for part in parts), np.array(shares, np.float64))
+        update_kernels.mean_in_place(tuple(bits(part.reshape(-1)) for part in parts), np.array(shares, np.float64))
 
     def squared_norm(self, grad: Array) -> Array:
         return grad.dtype.type(update_kernels.squared_norm(grad.reshape(-1)))
@@ -65,10 +77,6 @@ class Numba16Backend(NumpyBackend):
         if stored is not None and rule.moves:
             self.convert(weight, stored)
 
-
-class NumbaBackend(NumbaConv, Numba16Backend):
-    """NumPy arrays in float or double."""
-
     def load_images(self, images: Any, samples: Any, pixels: PixelScale = FRACTIONS) -> Array:
         samples = np.asarray(samples)
         if samples.size and not -1 < samples.min() <= samples.max() < len(images):  # the kernel checks no bounds
@@ -77,38 +85,51 @@ class NumbaBackend(NumbaConv, Numba16Backend):
         if not samples.size or not as_expected or len(pixels.scale) not in (1, images.shape[-1]):
             return super().load_images(images, samples, pixels)
         batch = self.allocate((len(samples), *images.shape[1:]), self.policy.storage)
-        rows, wide = images.reshape(len(images), -1), self.policy.storage.type
+        rows, wide = images.reshape(len(images), -1), self.policy.accumulate.type
         rows.flags.writeable = False  # as memory-mapped files are, so that both use the same compiled kernel
         target = batch.reshape(len(samples), -1)
         repeats = rows.shape[1] // len(
             pixels.scale
         )  # repeated for the whole image, so that the kernel has a single loop
         scale, shift = (np.tile(np.array(each, wide), repeats) for each in (pixels.scale, pixels.shift))
-        images_kernels.gather_scale(rows, samples, scale, shift, target)
+        images_kernels.gather_scale(rows, samples, scale, shift, bits(target))
         return batch
 
+    def dense(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        if bias is None or x.itemsize > 2:
+            return super().dense(x, weight, bias)
+        y = self.borrow((len(x), weight.shape[1]))
+        dense_kernels.add_bias(self._product(x, weight), bits(bias), bits(y))
+        return y
+
     def _add_column_sums(self, grad: Array, dy: Array) -> None:
-        dense_kernels.add_column_sums(dy, grad)
+        dense_kernels.add_column_sums(bits(dy), grad)
+
+    def relu(self, x: Array) -> Array:
+        if x.itemsize > 2 or not flat(x):
+            return super().relu(x)
+        activation_kernels.relu(bits(x.reshape(-1)))
+        return x
 
     def hits(self, scores: Array, labels: Array) -> Array:
-        return dense_kernels.count_hits(scores, labels) if labels.ndim == 1 else super().hits(scores, labels)
+        return dense_kernels.count_hits(bits(scores), labels) if labels.ndim == 1 else super().hits(scores, labels)
 
     def relu_backward(self, dy: Array, y: Array) -> Array:
         if not flat(dy, y):
             return super().relu_backward(dy, y)
-        activation_kernels.relu_backward(dy.reshape(-1), y.reshape(-1))
+        activation_kernels.relu_backward(bits(dy.reshape(-1)), bits(y.reshape(-1)))
         return dy
 
     def pointwise(self, name: str, x: Array, out: Array, slope: float = 0.0) -> Array:
         if name not in activation_kernels.FORWARD or not flat(x, out):
             return super().pointwise(name, x, out, slope)
-        activation_kernels.FORWARD[name](x.reshape(-1), out.reshape(-1), x.dtype.type(slope))
+        activation_kernels.FORWARD[name](bits(x.reshape(-1)), bits(out.reshape(-1)), self.policy.compute.type(slope))
         return out
 
     def pointwise_backward(self, name: str, dy: Array, kept: Array, slope: float = 0.0) -> Array:
         if name not in activation_kernels.BACKWARD or not flat(dy, kept):
             return super().pointwise_backward(name, dy, kept, slope)
-        activation_kernels.BACKWARD[name](dy.reshape(-1), kept.reshape(-1), dy.dtype.type(slope))
+        activation_kernels.BACKWARD[name](bits(dy.reshape(-1)), bits(kept.reshape(-1)), self.policy.compute.type(slope))
         return dy
 
     def dropout(self, x: Array, samples: Array, epoch: Any, key: int, rate: float, out: Array | None = None) -> Array:
@@ -121,45 +142,45 @@ class NumbaBackend(NumbaConv, Numba16Backend):
             key & philox.MASK,
             key >> 32,
             philox.dropped_below(rate),
-            x.dtype.type(1 / (1 - rate)),
+            self.policy.compute.type(1 / (1 - rate)),
         )
-        dropout_kernels.dropout(x.reshape(rows), out.reshape(rows), samples, *draw)
+        dropout_kernels.dropout(bits(x.reshape(rows)), bits(out.reshape(rows)), samples, *draw)
         return out
 
     def max_pool2d(self, x: Array, window: Window) -> tuple[Array, Array]:
         window.check(x.shape)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
         winners = self.borrow(y.shape, window.place_dtype)
-        pool_kernels.max_pool(x, y, winners, *window_numbers(window))
+        pool_kernels.max_pool(bits(x), bits(y), winners, *window_numbers(window))
         return y, winners
 
     def max_pool2d_backward(self, dy: Array, winners: Array, shape: tuple[int, ...], window: Window) -> Array:
         dx = self.borrow(shape)
-        pool_kernels.max_pool_backward(dy, winners, dx, *window_numbers(window))
+        pool_kernels.max_pool_backward(bits(dy), winners, bits(dx), *window_numbers(window))
         return dx
 
     def avg_pool2d(self, x: Array, window: Window) -> Array:
         window.check(x.shape)
         y = self.borrow((x.shape[0], *window.output(*x.shape[1:3]), x.shape[3]))
-        pool_kernels.avg_pool(x, y, *window_numbers(window))
+        pool_kernels.avg_pool(bits(x), bits(y), *window_numbers(window))
         return y
 
     def avg_pool2d_backward(self, dy: Array, shape: tuple[int, ...], window: Window) -> Array:
         dx = self.borrow(shape)
-        pool_kernels.avg_pool_backward(dy, dx, *window_numbers(window))
+        pool_kernels.avg_pool_backward(bits(dy), bits(dx), *window_numbers(window))
         return dx
 
     def channel_moments(self, x: Array) -> Array:
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
-        norm_kernels.channel_moments(x.reshape(-1, x.shape[-1]), moments)
+        norm_kernels.channel_moments(bits(x.reshape(-1, x.shape[-1])), moments)
         return moments
 
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
     ) -> Array:
         y, factor = self.borrow(x.shape), scale / np.sqrt(variance + epsilon)
-        rows = x.shape[-1]
-        norm_kernels.normalize(x.reshape(-1, rows), mean, factor, shift, y.reshape(-1, rows), relu)
+        rows, shift = (-1, x.shape[-1]), shift.astype(mean.dtype, copy=False)
+        norm_kernels.normalize(bits(x.reshape(rows)), mean, factor, shift, bits(y.reshape(rows)), relu)
         return y
 
     def normalize_sums(
@@ -167,7 +188,7 @@ class NumbaBackend(NumbaConv, Numba16Backend):
     ) -> Array:
         sums, rows = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
         output = dy if y is None else y
-        arrays = dy.reshape(rows), x.reshape(rows), output.reshape(rows)
+        arrays = (bits(array.reshape(rows)) for array in (dy, x, output))
         norm_kernels.normalize_sums(*arrays, mean, sums, y is not None)
         sums[1] /= np.sqrt(variance + epsilon)
         return sums
@@ -178,18 +199,19 @@ class NumbaBackend(NumbaConv, Numba16Backend):
         inverse, rows = 1 / np.sqrt(variance + epsilon), (-1, x.shape[-1])
         factor = scale * inverse
         slope, offset = factor * inverse * sums[1] * (1 / count), factor * sums[0] * (1 / count)
-        norm_kernels.normalize_backward(dy.reshape(rows), x.reshape(rows), mean, factor, slope, offset)
+        norm_kernels.normalize_backward(bits(dy.reshape(rows)), bits(x.reshape(rows)), mean, factor, slope, offset)
         return dy
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
         y, moments = self.borrow(x.shape), self.borrow((len(x), 2), self.policy.accumulate)
-        norm_kernels.normalize_rows(x, scale, shift, x.dtype.type(epsilon), y, moments)
+        affine = bits(scale), bits(shift), moments.dtype.type(epsilon)
+        norm_kernels.normalize_rows(bits(x), *affine, bits(y), moments)
         return y, moments
 
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        norm_kernels.normalize_rows_backward(dy, x, moments, scale, scale_grad, shift_grad, need_dx)
+        norm_kernels.normalize_rows_backward(*map(bits, (dy, x)), moments, bits(scale), scale_grad, shift_grad, need_dx)
         return dy if need_dx else None
 
 

@@ -122,6 +122,10 @@ OF_INPUT = ("gelu", "silu")  # y does not determine x, so the derivative needs x
 class ActivationOps(Device):
     """Activations and their derivatives."""
 
+    def add(self, a: Array, b: Array, out: Array) -> Array:
+        """out = a + b, of any shape; `out` may be one of them, and is returned."""
+        return self.xp.add(a, b, out=out)
+
     def relu(self, x: Array) -> Array:
         """max(x, 0), in place."""
         return self.xp.maximum(x, 0, out=x)

@@ -24,17 +24,18 @@ class DenseOps(Device):
         self, dy: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None, *, need_dx: bool
     ) -> Array | None:
         """Add the gradients of weight and bias, return dx (N, F) or None."""
-        self._add_product(weight_grad, x, dy)
+        wide = self._operand(dy)
+        self._add_product(weight_grad, x, wide)
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy)
-        return self.matmul(dy, weight, transpose_b=True) if need_dx else None
+        return self.matmul(wide, weight, transpose_b=True) if need_dx else None
 
     def _operand(self, a: Array) -> Array:
         """Return `a` in the compute precision: itself, or a borrowed copy."""
         if a.dtype == self.policy.compute:
             return a
         copy = self.borrow(a.shape, self.policy.compute)
-        copy[...] = a
+        self.convert(a, copy)
         return copy
 
     def _product(self, a: Array, b: Array, transpose_a: bool = False, transpose_b: bool = False) -> Array:

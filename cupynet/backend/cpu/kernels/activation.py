@@ -17,6 +17,7 @@ from numba.extending import overload
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals
 
 # Nothing here is reassociated: n · ln 2 in two parts is not n times their sum.
 STRICT = {"fastmath": {"contract"}}
@@ -88,6 +89,7 @@ def _expm1_of(x: Any) -> Any:
 @kernel
 def leaky_relu(x: Array, out: Array, slope: Any) -> None:
     """x above zero, else slope · x."""
+    x, out = reals(x), reals(out)
     for i in range(x.size):
         out[i] = x[i] if x[i] > 0 else slope * x[i]
 
@@ -95,6 +97,7 @@ def leaky_relu(x: Array, out: Array, slope: Any) -> None:
 @kernel
 def elu(x: Array, out: Array, slope: Any) -> None:
     """x above zero, else exp(x) - 1."""
+    x, out = reals(x), reals(out)
     for i in range(x.size):
         v = x[i]
         below = _expm1(-abs(v))
@@ -104,6 +107,7 @@ def elu(x: Array, out: Array, slope: Any) -> None:
 @kernel
 def tanh(x: Array, out: Array, slope: Any) -> None:
     """The hyperbolic tangent."""
+    x, out = reals(x), reals(out)
     two = x.dtype.type(2)
     for i in range(x.size):
         v = x[i]
@@ -115,6 +119,7 @@ def tanh(x: Array, out: Array, slope: Any) -> None:
 @kernel
 def sigmoid(x: Array, out: Array, slope: Any) -> None:
     """1 / (1 + exp(-x))."""
+    x, out = reals(x), reals(out)
     one = x.dtype.type(1)
     for i in range(x.size):
         v = x[i]
@@ -125,6 +130,7 @@ def sigmoid(x: Array, out: Array, slope: Any) -> None:
 @kernel
 def gelu(x: Array, out: Array, slope: Any) -> None:
     """x times the probability that a standard normal number is below x."""
+    x, out = reals(x), reals(out)
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     for i in range(x.size):
         v = x[i]
@@ -134,6 +140,7 @@ def gelu(x: Array, out: Array, slope: Any) -> None:
 @kernel
 def silu(x: Array, out: Array, slope: Any) -> None:
     """x / (1 + exp(-x))."""
+    x, out = reals(x), reals(out)
     one = x.dtype.type(1)
     for i in range(x.size):
         v = x[i]
@@ -147,6 +154,7 @@ def silu(x: Array, out: Array, slope: Any) -> None:
 @kernel
 def leaky_relu_backward(dy: Array, y: Array, slope: Any) -> None:
     """dy where y is above zero, else slope · dy."""
+    dy, y = reals(dy), reals(y)
     for i in range(dy.size):
         dy[i] = dy[i] if y[i] > 0 else slope * dy[i]
 
@@ -154,6 +162,7 @@ def leaky_relu_backward(dy: Array, y: Array, slope: Any) -> None:
 @kernel
 def elu_backward(dy: Array, y: Array, slope: Any) -> None:
     """dy where y is above zero, else dy · (y + 1)."""
+    dy, y = reals(dy), reals(y)
     one = y.dtype.type(1)
     for i in range(dy.size):
         dy[i] *= one if y[i] > 0 else y[i] + one
@@ -162,6 +171,7 @@ def elu_backward(dy: Array, y: Array, slope: Any) -> None:
 @kernel
 def tanh_backward(dy: Array, y: Array, slope: Any) -> None:
     """dy · (1 - y²)."""
+    dy, y = reals(dy), reals(y)
     one = y.dtype.type(1)
     for i in range(dy.size):
         dy[i] *= one - y[i] * y[i]
@@ -170,6 +180,7 @@ def tanh_backward(dy: Array, y: Array, slope: Any) -> None:
 @kernel
 def sigmoid_backward(dy: Array, y: Array, slope: Any) -> None:
     """dy · y (1 - y)."""
+    dy, y = reals(dy), reals(y)
     one = y.dtype.type(1)
     for i in range(dy.size):
         dy[i] *= y[i] * (one - y[i])
@@ -178,6 +189,7 @@ def sigmoid_backward(dy: Array, y: Array, slope: Any) -> None:
 @kernel
 def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
     """dy · (Phi(x) + x phi(x)), the normal distribution and its density."""
+    dy, x = reals(dy), reals(x)
     half, down = x.dtype.type(0.5), x.dtype.type(-math.sqrt(0.5))
     density = x.dtype.type(1 / math.sqrt(2 * math.pi))
     for i in range(dy.size):
@@ -188,6 +200,7 @@ def gelu_backward(dy: Array, x: Array, slope: Any) -> None:
 @kernel
 def silu_backward(dy: Array, x: Array, slope: Any) -> None:
     """dy · s (1 + x (1 - s)), s = 1 / (1 + exp(-x))."""
+    dy, x = reals(dy), reals(x)
     one = x.dtype.type(1)
     for i in range(dy.size):
         v = x[i]
@@ -212,7 +225,16 @@ BACKWARD: dict[str, Callable[..., None]] = {
 
 
 @kernel
+def relu(x: Array) -> None:
+    """x = max(x, 0); NaN stays."""
+    x = reals(x)
+    for i in range(x.size):
+        x[i] = 0 if x[i] <= 0 else x[i]
+
+
+@kernel
 def relu_backward(dy: Array, y: Array) -> None:
     """dy = dy where y > 0, else 0."""
+    dy, y = reals(dy), reals(y)
     for i in range(dy.size):
         dy[i] = dy[i] if y[i] > 0 else 0

@@ -1,4 +1,4 @@
-"""Sums and counts over the rows of a matrix."""
+"""Sums and counts over the rows of a matrix, and biases added to them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals
 
 
 @kernel
 def add_column_sums(dy: Array, grad: Array) -> None:
     """grad += the sum of the rows of dy, 64 at a time to keep precision; (R, O), (O,)."""
+    dy = reals(dy)
     part = np.empty_like(grad)
     for start in range(0, dy.shape[0], 64):
         part[:] = 0
@@ -27,7 +29,7 @@ def add_column_sums(dy: Array, grad: Array) -> None:
 @kernel
 def count_hits(scores: Array, labels: Array) -> Any:
     """Return how many rows have their first largest value at the label; (N, C), (N,)."""
-    hits = 0
+    scores, hits = reals(scores), 0
     for r in range(scores.shape[0]):
         place = 0
         for c in range(1, scores.shape[1]):
@@ -35,3 +37,13 @@ def count_hits(scores: Array, labels: Array) -> Any:
                 place = c
         hits += place == labels[r]
     return hits
+
+
+@kernel
+def add_bias(product: Array, bias: Array, y: Array) -> None:
+    """y = product + bias in each row; (R, O), (O,), (R, O)."""
+    bias, y = reals(bias), reals(y)
+    for r in range(product.shape[0]):
+        row, target = product[r], y[r]
+        for j in range(row.size):
+            target[j] = row[j] + bias[j]

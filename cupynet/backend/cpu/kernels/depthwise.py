@@ -10,16 +10,19 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, write_back
 from cupynet.backend.window import IntPair
 
 
 @kernel
 def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
     """(N, H, W, O), (K_h, K_w, O) -> (N, H', W', O)."""
+    x, weight, y = reals(x), reals(weight), reals(y)
+    floats = room(y[0, 0, 0])
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
             for col in range(y.shape[2]):
-                out = y[n, row, col]
+                out = scratch(y[n, row, col], floats)
                 out[:] = 0
                 for ky in range(weight.shape[0]):
                     down = row * stride[0] - zeros[0] + ky * gaps[0]
@@ -32,13 +35,17 @@ def forward(x: Array, weight: Array, y: Array, stride: IntPair, zeros: IntPair, 
                         pixel, factors = x[n, down, across], weight[ky, kx]
                         for c in range(pixel.size):
                             out[c] += pixel[c] * factors[c]
+                write_back(y[n, row, col], floats)
 
 
 @kernel
 def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
     """dx = the sum of each window's gradient times the filters at its place: (N, H', W', O) -> (N, H, W, O)."""
-    dx[...] = 0
+    dy, weight, dx = reals(dy), reals(weight), reals(dx)
+    floats = room(dx[0])
     for n in range(dy.shape[0]):
+        image = scratch(dx[n], floats)
+        image[...] = 0
         for row in range(dy.shape[1]):
             for col in range(dy.shape[2]):
                 gradient = dy[n, row, col]
@@ -50,14 +57,16 @@ def input_gradient(dy: Array, weight: Array, dx: Array, stride: IntPair, zeros: 
                         across = col * stride[1] - zeros[1] + kx * gaps[1]
                         if across < 0 or across >= dx.shape[2]:
                             continue
-                        target, factors = dx[n, down, across], weight[ky, kx]
+                        target, factors = image[down, across], weight[ky, kx]
                         for c in range(target.size):
                             target[c] += gradient[c] * factors[c]
+        write_back(dx[n], floats)
 
 
 @kernel
 def weight_gradient(x: Array, dy: Array, grad: Array, stride: IntPair, zeros: IntPair, gaps: IntPair) -> None:
     """grad (K_h, K_w, O) += the sum of pixels times gradients, one image at a time to keep precision."""
+    x, dy = reals(x), reals(dy)
     part = np.empty_like(grad)
     for n in range(dy.shape[0]):
         part[...] = 0

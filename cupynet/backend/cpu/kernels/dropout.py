@@ -9,6 +9,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals
 from cupynet.backend.philox import FACTORS, STEPS
 
 LOW, HIGH = np.uint64(FACTORS[0]), np.uint64(FACTORS[1])
@@ -44,6 +45,7 @@ def four(a: Any, b: Any, c: Any, d: Any, first: Any, second: Any) -> Any:
 @kernel
 def dropout(x: Array, out: Array, samples: Array, epoch: int, first: int, second: int, below: int, factor: Any) -> None:
     """out = x · factor if the value's number is at least `below`, else 0; (N, F), (N,). first, second: the key."""
+    x, out = reals(x), reals(out)
     features = x.shape[1]
     quarter = (features + 3) // 4
     least, key, other, when = np.uint32(below), np.uint64(first), np.uint64(second), np.uint64(epoch) & MASK

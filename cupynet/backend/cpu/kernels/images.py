@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals
 
 
 @kernel
 def gather_scale(images: Array, samples: Array, scale: Array, shift: Array, batch: Array) -> None:
     """batch[i] = images[samples[i]] * scale + shift, value by value; (S, F) uint8, (N,), (F,), (F,), (N, F)."""
+    batch = reals(batch)
     for i in range(samples.size):
         source = images[samples[i]]
         target = batch[i]

@@ -29,13 +29,13 @@ SOURCES = hashlib.sha256(b"".join(path.read_bytes() for path in FILES)).hexdiges
 def kernel(function: Kernel) -> Kernel:
     """Compile a function on first use, for the dtypes of its arguments.
 
-    The cache file of a kernel that closes over constants is named after them and a hash of `FILES`. numba numbers
+    The cache file of a kernel is named after the constants that it closes over and a hash of `FILES`. numba numbers
     files of the same name, so one process would load what another compiled at the same time; and it checks only the
-    kernel's own file for changes, not the files that the kernel is built from (`vectors`).
+    kernel's own file for changes, not the files that the kernel is built from (`vectors`, `narrow`).
     """
-    if function.__closure__:
-        constants = (getattr(cell.cell_contents, "__name__", str(cell.cell_contents)) for cell in function.__closure__)
-        function.__qualname__ = "-".join((function.__qualname__, *constants, SOURCES))
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    constants = (getattr(constant, "__name__", str(constant)) for constant in cells)
+    function.__qualname__ = "-".join((function.__qualname__, *constants, SOURCES))
     compile_ = numba.njit(
         nogil=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
     )

@@ -12,6 +12,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals
 
 BLOCK = 64  # rows
 
@@ -24,9 +25,10 @@ def channel_moments(x: Array, moments: Array) -> None:
     the relative error of the variance is at most 10 + 0.3 k times the machine epsilon (measured). In single precision
     this is 3.6e-4 for k = 10^4.
     """
+    x = reals(x)
     rows, channels = x.shape
     mean, spread = np.zeros(channels, np.float64), np.zeros(channels, np.float64)
-    part, square = np.empty(channels, x.dtype), np.empty(channels, x.dtype)
+    part, square = np.empty(channels, moments.dtype), np.empty(channels, moments.dtype)
     for start in range(0, rows, BLOCK):
         stop = min(start + BLOCK, rows)
         part[:] = 0
@@ -56,6 +58,7 @@ def channel_moments(x: Array, moments: Array) -> None:
 @kernel
 def normalize(x: Array, mean: Array, factor: Array, shift: Array, y: Array, relu: bool) -> None:
     """y = (x - mean) · factor + shift in each column, max(y, 0) with relu; (R, C), (C,)."""
+    x, y = reals(x), reals(y)
     channels, zero = x.shape[1], x.dtype.type(0)
     for r in range(x.shape[0]):
         source, target = x[r], y[r]
@@ -74,7 +77,8 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
 
     (R, C), (C,), (2, C).
     """
-    totals, parts = np.zeros(sums.shape, np.float64), np.empty(sums.shape, x.dtype)
+    dy, x, y = reals(dy), reals(x), reals(y)
+    totals, parts = np.zeros(sums.shape, np.float64), np.empty(sums.shape, sums.dtype)
     zero, part, part_product = x.dtype.type(0), parts[0], parts[1]
     for start in range(0, len(x), BLOCK):
         block, sources = dy[start : start + BLOCK], x[start : start + BLOCK]
@@ -97,6 +101,7 @@ def normalize_sums(dy: Array, x: Array, y: Array, mean: Array, sums: Array, relu
 @kernel
 def normalize_backward(dy: Array, x: Array, mean: Array, factor: Array, slope: Array, offset: Array) -> None:
     """dy = dy · factor - (x - mean) · slope - offset in each column; (R, C), (C,)."""
+    dy, x = reals(dy), reals(x)
     channels = x.shape[1]
     for r in range(x.shape[0]):
         gradient, source = dy[r], x[r]
@@ -111,22 +116,23 @@ def normalize_rows(x: Array, scale: Array, shift: Array, epsilon: Any, y: Array,
     A long row's sum is rounded, and the mean of it: what that is apart from the row's values says by how much (the
     corrected two-pass algorithm, Chan et al. 1983), and both moments are mended by it.
     """
-    columns = x.shape[1]
+    x, scale, shift, y = reals(x), reals(scale), reals(shift), reals(y)
+    columns, real = x.shape[1], moments.dtype.type
     for r in range(x.shape[0]):
         source, target = x[r], y[r]
-        mean = x.dtype.type(0)
+        mean = real(0)
         for c in range(columns):
             mean += source[c]
-        mean /= x.dtype.type(columns)
-        square = drift = x.dtype.type(0)
+        mean /= real(columns)
+        square = drift = real(0)
         for c in range(columns):
             apart = source[c] - mean
             drift += apart
             square += apart * apart
-        drift /= x.dtype.type(columns)
+        drift /= real(columns)
         mean += drift
-        variance = max(square / x.dtype.type(columns) - drift * drift, x.dtype.type(0))
-        inverse = x.dtype.type(1) / np.sqrt(variance + epsilon)
+        variance = max(square / real(columns) - drift * drift, real(0))
+        inverse = real(1) / np.sqrt(variance + epsilon)
         for c in range(columns):
             target[c] = (source[c] - mean) * inverse * scale[c] + shift[c]
         moments[r, 0] = mean
@@ -138,8 +144,9 @@ def normalize_rows_backward(
     dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, need_dx: bool
 ) -> None:
     """Adds the gradients of scale and shift; dy becomes dx if that is needed. (R, D), (R, 2), (D,)."""
+    dy, x, scale = reals(dy), reals(x), reals(scale)
     rows, columns = x.shape
-    part, part_product = np.empty(columns, x.dtype), np.empty(columns, x.dtype)
+    part, part_product = np.empty(columns, moments.dtype), np.empty(columns, moments.dtype)
     for start in range(0, rows, BLOCK):
         part[:] = 0
         part_product[:] = 0

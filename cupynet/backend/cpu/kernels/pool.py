@@ -6,6 +6,7 @@ from typing import Any
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, write_back
 from cupynet.backend.window import IntPair
 
 
@@ -22,6 +23,7 @@ def seen(at: int, size: int, kernel_size: int, stride: int, zeros: int) -> Any:
 @kernel
 def max_pool(x: Array, y: Array, winners: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
     """The largest of each window and its place ky·K_w + kx, the first among equals, and the first NaN of any."""
+    x, y = reals(x), reals(y)
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
             top, first_ky, end_ky = seen(row, x.shape[1], kernel_size[0], stride[0], zeros[0])
@@ -46,6 +48,7 @@ def max_pool_backward(
     dy: Array, winners: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair
 ) -> None:  # fmt: skip
     """dx = 0, then each gradient is added at its window's winner."""
+    dy, dx = reals(dy), reals(dx)
     dx[...] = 0
     for n in range(dy.shape[0]):
         for row in range(dy.shape[1]):
@@ -63,13 +66,14 @@ def max_pool_backward(
 @kernel
 def avg_pool(x: Array, y: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
     """The mean of the pixels of the image in each window."""
-    real = y.dtype.type
+    x, y = reals(x), reals(y)
+    real, floats = y.dtype.type, room(y[0, 0, 0])
     for n in range(y.shape[0]):
         for row in range(y.shape[1]):
             top, first_ky, end_ky = seen(row, x.shape[1], kernel_size[0], stride[0], zeros[0])
             for col in range(y.shape[2]):
                 left, first_kx, end_kx = seen(col, x.shape[2], kernel_size[1], stride[1], zeros[1])
-                mean, share = y[n, row, col], real(1 / ((end_ky - first_ky) * (end_kx - first_kx)))
+                mean, share = scratch(y[n, row, col], floats), real(1 / ((end_ky - first_ky) * (end_kx - first_kx)))
                 for c in range(mean.size):
                     mean[c] = 0
                 for ky in range(first_ky, end_ky):
@@ -79,14 +83,17 @@ def avg_pool(x: Array, y: Array, kernel_size: IntPair, stride: IntPair, zeros: I
                             mean[c] += pixel[c]
                 for c in range(mean.size):
                     mean[c] *= share
+                write_back(y[n, row, col], floats)
 
 
 @kernel
 def avg_pool_backward(dy: Array, dx: Array, kernel_size: IntPair, stride: IntPair, zeros: IntPair) -> None:
     """dx = 0, then each pixel's share of each window's gradient is added."""
-    real = dy.dtype.type
-    dx[...] = 0
+    dy, dx = reals(dy), reals(dx)
+    real, floats = dy.dtype.type, room(dx[0])
     for n in range(dy.shape[0]):
+        image = scratch(dx[n], floats)
+        image[...] = 0
         for row in range(dy.shape[1]):
             top, first_ky, end_ky = seen(row, dx.shape[1], kernel_size[0], stride[0], zeros[0])
             for col in range(dy.shape[2]):
@@ -94,6 +101,7 @@ def avg_pool_backward(dy: Array, dx: Array, kernel_size: IntPair, stride: IntPai
                 gradient, share = dy[n, row, col], real(1 / ((end_ky - first_ky) * (end_kx - first_kx)))
                 for ky in range(first_ky, end_ky):
                     for kx in range(first_kx, end_kx):
-                        target = dx[n, top + ky, left + kx]
+                        target = image[top + ky, left + kx]
                         for c in range(gradient.size):
                             target[c] += gradient[c] * share
+        write_back(dx[n], floats)

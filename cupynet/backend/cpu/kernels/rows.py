@@ -21,6 +21,7 @@ from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
 from cupynet.backend.cpu.kernels.patches import Passed, Patches
 from cupynet.backend.cpu.kernels.vectors import (
     I64,
@@ -106,14 +107,16 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
         dy, winners, corners, places = passed.dy, passed.winners, patches.corners, patches.places
         height, length, row_step = patches.height, patches.row, patches.step
         windows, filters, size = dy.shape[1], dy.shape[2], x.shape[1]
-        group = max(1, L1_BYTES // x[0].nbytes)  # images at a time: their sums are loaded and stored once
+        x, dy = reals(x), reals(dy)
+        group = max(1, L1_BYTES // (size * grad.itemsize))  # images at a time: their sums are loaded and stored once
         most = windows * group
         offsets = np.empty(filters * most, np.int32)
-        factors = np.empty(filters * most, dy.dtype)
+        factors = np.empty(filters * most, grad.dtype)
         counts = np.empty(filters, np.int64)
-        images, out = x.reshape(-1), grad.reshape(-1)
+        wide, out = room(x[:group]), grad.reshape(-1)
         for start in range(0, dy.shape[0], group):
             counts[:] = 0
+            images = widened(x[start : start + group], wide).reshape(-1)
             for n in range(start, min(start + group, dy.shape[0])):
                 for k in range(windows):
                     won, gradients, corner = winners[n, k], dy[n, k], (n - start) * size + corners[k]
@@ -124,7 +127,7 @@ def weight_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
                         counts[o] += gradients[o] != 0
             for ky in range(height):
                 for o in range(filters):
-                    base, target, first = start * size + ky * row_step, (o * height + ky) * length, o * most
+                    base, target, first = ky * row_step, (o * height + ky) * length, o * most
                     for _ in range(full):
                         weighted_rows(block, out, target, images, base, offsets, factors, first, counts[o])
                         base, target = base + block, target + block
@@ -148,11 +151,13 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
         height, row_step = patches.height, patches.step
         windows, filters, choices = dy.shape[1], dy.shape[2], places.size
         offsets = np.empty(windows * choices * filters, np.int32)
-        factors = np.empty(windows * choices * filters, dy.dtype)
+        factors = np.empty(windows * choices * filters, weight.dtype)
         counts = np.empty(windows * choices, np.int64)
-        values, out, size, length = weight.reshape(-1), dx.reshape(-1), dx.shape[1], weight.shape[2]
+        dy, dx = reals(dy), reals(dx)
+        values, wide, length = weight.reshape(-1), room(dx[0]), weight.shape[2]
         for n in range(dy.shape[0]):
-            dx[n] = 0
+            out = scratch(dx[n], wide)
+            out[:] = 0
             counts[:] = 0
             for k in range(windows):
                 won, gradients = winners[n, k], dy[n, k]
@@ -166,11 +171,12 @@ def input_gradient(full: int, block: int, rest: int) -> Callable[..., None]:
                 for q in range(windows * choices):
                     if counts[q]:
                         base, first = ky * filters * length, q * filters
-                        target = n * size + corners[q // choices] + places[q % choices] + ky * row_step
+                        target = corners[q // choices] + places[q % choices] + ky * row_step
                         for _ in range(full):
                             weighted_rows(block, out, target, values, base, offsets, factors, first, counts[q])
                             base, target = base + block, target + block
                         if rest:
                             weighted_rows(rest, out, target, values, base, offsets, factors, first, counts[q])
+            write_back(dx[n], wide)
 
     return gradient

@@ -22,6 +22,7 @@ from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
 from cupynet.backend.cpu.kernels.vectors import (
     I64,
     constants,
@@ -146,17 +147,20 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
         """
         pixels, columns, own = y.shape[1], y.shape[2], start.size > 0
         full = columns // width
-        images, w, out = (zeros if frame.size else x.reshape(-1)), factors.reshape(-1), y.reshape(-1)
+        x, factors, y = reals(x), reals(factors), reals(y)
+        wide, wide_factors, wide_sums = room(x[0]), room(factors[0]), room(y[0])
         for n in range(x.shape[0]):
-            x_at = 0 if frame.size else n * x.shape[1]
-            y_at, w_of_image = (n * pixels * columns, 0) if own else (0, n * factors.shape[1] * columns)
+            image = zeros if frame.size else widened(x[n], wide)
+            w = widened(factors[0 if own else n], wide_factors).reshape(-1)
+            sums_of_image = scratch(y[n if own else 0], wide_sums)
+            out = sums_of_image.reshape(-1)
             for r in range(frame.height if frame.size else 0):
                 source = x[n, r * frame.row : (r + 1) * frame.row]
                 target = zeros[frame.first + r * frame.step :]
                 for i in range(source.size):
                     target[i] = source[i]
             for r in range(pixels if own else 0):
-                target = y[n, r]
+                target = sums_of_image[r]
                 for i in range(columns):
                     target[i] = start[i]
             for p in range(sums.parts.shape[0]):
@@ -166,21 +170,22 @@ def products(height: int, width: int, rest: int) -> Callable[..., None]:
                     for block in range(full):
                         pitch, w_at = width, w_of_part + (block * count + t) * width
                         if not own:
-                            pitch, w_at = columns, w_of_image + t * columns + block * width
+                            pitch, w_at = columns, t * columns + block * width
                         for r in range(first, stop, height):
                             add_products(
-                                height, width, stop - r, images, x_at, sums.starts, sums.outs, r, sums.table,
-                                t_first + t, length, w, w_at, pitch, out, y_at + block * width,
+                                height, width, stop - r, image, 0, sums.starts, sums.outs, r, sums.table,
+                                t_first + t, length, w, w_at, pitch, out, block * width,
                             )  # fmt: skip
                     if rest:
                         pitch, w_at = rest, w_of_part + full * count * width + t * rest
                         if not own:
-                            pitch, w_at = columns, w_of_image + t * columns + full * width
+                            pitch, w_at = columns, t * columns + full * width
                         for r in range(first, stop, height):
                             add_products(
-                                height, rest, stop - r, images, x_at, sums.starts, sums.outs, r, sums.table,
-                                t_first + t, length, w, w_at, pitch, out, y_at + full * width,
+                                height, rest, stop - r, image, 0, sums.starts, sums.outs, r, sums.table,
+                                t_first + t, length, w, w_at, pitch, out, full * width,
                             )  # fmt: skip
+            write_back(y[n if own else 0], wide_sums)
 
     return convolve
 
@@ -191,7 +196,7 @@ def pack(factors: Array, parts: Array, width: int, packed: Array) -> None:
 
     The blocks of a part of `Sums` follow each other, each with all rows of the part.
     """
-    columns = factors.shape[1]
+    factors, columns = reals(factors), factors.shape[1]
     for p in range(parts.shape[0]):
         first, count, at = parts[p, 2], parts[p, 3], parts[p, 4]
         for begin in range(0, columns, width):

@@ -9,6 +9,7 @@ import numpy as np
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import inlined, kernel
+from cupynet.backend.cpu.kernels.narrow import reals
 from cupynet.backend.update_rules import RULES
 
 # Numbers, in this order: rate, first, second, third, scale, clip, l1, l2, decay, a, b, c; see `UpdateScalars.in_order`.
@@ -97,11 +98,11 @@ def mean_in_place(parts: Any, shares: Array) -> None:
         tile[:] = 0
         for r in range(len(parts)):
             if shares[r] > 0:
-                part, share = parts[r][start:stop], shares[r]
+                part, share = reals(parts[r])[start:stop], shares[r]
                 for i in range(part.size):
                     tile[i] += share * part[i]
         for r in range(len(parts)):
-            part = parts[r][start:stop]
+            part = reals(parts[r])[start:stop]
             for i in range(part.size):
                 part[i] = tile[i]
 
@@ -122,3 +123,19 @@ def clip_norm(grad: Array, squared_norm: Any, largest: Any) -> None:
     if not length <= largest:
         for i in range(grad.size):
             grad[i] *= largest / length
+
+
+@kernel
+def convert(source: Array, target: Array) -> None:
+    """target = source, vectors."""
+    source, target = reals(source), reals(target)
+    for i in range(source.size):
+        target[i] = source[i]
+
+
+@kernel
+def add(a: Array, b: Array, out: Array) -> None:
+    """out = a + b, vectors."""
+    a, b, out = reals(a), reals(b), reals(out)
+    for i in range(a.size):
+        out[i] = a[i] + b[i]

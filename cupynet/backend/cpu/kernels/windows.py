@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 
 from cupynet.backend.array import Array
 from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
 from cupynet.backend.cpu.kernels.patches import Patches
 from cupynet.backend.cpu.kernels.vectors import (
     bytes_like,
@@ -105,33 +106,34 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
         """Pooled convolution and its winners; False if there may be a NaN: then y and winners are invalid.
 
         x: (N, F) images; table: (K_h·K_w·C,) offsets of the values of a patch; weight: (K_h·K_w·C, O);
-        bias: (O,); y, winners: (N, P, O).
+        bias: (O,); y, winners: (N, P·O).
         """
         corners, places = patches.corners, patches.places
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
-        images, factors, out, won = x.reshape(-1), weight.reshape(-1), y.reshape(-1), winners.reshape(-1)
-        weights = np.sum(np.abs(factors))
+        x, y, factors = reals(x), reals(y), weight.reshape(-1)
+        weights, floats, sums = np.sum(np.abs(factors)), room(x[0]), room(y[0])
         for n in range(x.shape[0]):
+            image, out, won = widened(x[n], floats), scratch(y[n], sums), winners[n]
             if nan == 0:
-                total = x.dtype.type(0)
+                total = weight.dtype.type(0)
                 for i in range(size):
-                    total += abs(images[n * size + i])
+                    total += abs(image[i])
                 if not total * weights < FAR_FROM_OVERFLOW:  # no sum of products is larger; NaN is not smaller
                     return False
             for part in range(full):
                 at = part * block
                 for k in range(windows):
-                    base, target = n * size + corners[k], (n * windows + k) * filters + at
                     window_maximum(
-                        pixels, block, nan, images, base, places, table, factors, bias, at, filters, count, out, won,
-                        target,
+                        pixels, block, nan, image, corners[k], places, table, factors, bias, at, filters, count, out,
+                        won, k * filters + at,
                     )  # fmt: skip
             at = full * block
             for k in range(windows if rest else 0):
-                base, target = n * size + corners[k], (n * windows + k) * filters + at
                 window_maximum(
-                    pixels, rest, nan, images, base, places, table, factors, bias, at, filters, count, out, won, target
+                    pixels, rest, nan, image, corners[k], places, table, factors, bias, at, filters, count, out, won,
+                    k * filters + at,
                 )  # fmt: skip
+            write_back(y[n], sums)
         return True
 
     return forward

@@ -1,0 +1,195 @@
+"""Arrays of half and bfloat16 in compiled loops: stored in 16 bits, computed in float, converted in registers.
+
+numba has no such types. Kernels are given the bits as uint16 (half) or int16 (bfloat16), see `bits`, and `reals`
+returns the same array as one of `Narrow` numbers. An element becomes a float when it is read, and is rounded when it is
+written, to the nearest, ties to even; NaN stays NaN. Loops over such arrays are vectorized like those over floats.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.imputils import impl_ret_borrowed, lower_cast
+from numba.core.registry import cpu_target
+from numba.core.typeconv import Conversion
+from numba.extending import intrinsic, models, register_model
+
+from cupynet.backend.array import Array
+
+F16, F32, I16, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
+
+
+class Narrow(types.Type):  # type: ignore[misc]
+    """A number of 16 bits in memory, and a float anywhere else: what is computed with it is a float."""
+
+    def can_convert_to(self, context: Any, other: Any) -> Any:
+        return {types.float32: Conversion.promote, types.float64: Conversion.safe}.get(other)
+
+    def can_convert_from(self, context: Any, other: Any) -> Any:
+        return Conversion.unsafe if isinstance(other, types.Number) else None
+
+    def unify(self, context: Any, other: Any) -> Any:
+        return context.unify_pairs(types.float32, other)
+
+
+HALF, BFLOAT16 = Narrow("half"), Narrow("bfloat16")
+KINDS = {types.uint16: HALF, types.int16: BFLOAT16}
+BITS = {"float16": np.uint16, "bfloat16": np.int16}
+
+
+@register_model(Narrow)
+class NarrowModel(models.PrimitiveModel):  # type: ignore[misc]
+    """Conversions of elements between memory and registers."""
+
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, F32)
+
+    def get_data_type(self) -> Any:
+        return I16
+
+    def from_data(self, b: Any, stored: Any) -> Any:
+        if self._fe_type == BFLOAT16:
+            return b.bitcast(b.shl(b.zext(stored, I32), _whole(16)), F32)
+        return b.fpext(b.bitcast(stored, F16), F32) if converts_half() else half_to_float(b, stored)
+
+    def as_data(self, b: Any, value: Any) -> Any:
+        if self._fe_type == HALF:
+            return b.bitcast(b.fptrunc(value, F16), I16) if converts_half() else float_to_half(b, value)
+        whole = b.bitcast(value, I32)
+        rounded = b.lshr(_plus(b, whole, b.and_(b.lshr(whole, _whole(16)), _whole(1)), 0x7FFF), _whole(16))
+        quiet = b.lshr(b.or_(whole, _whole(0x400000)), _whole(16))
+        return b.trunc(b.select(b.fcmp_unordered("uno", value, value), quiet, rounded), I16)
+
+
+def converts_half() -> bool:
+    """True if the processor for which numba compiles converts between half and float itself.
+
+    LLVM would else call a function for each number, which numba does not have.
+    """
+    triple, _, features = cpu_target.target_context.codegen().magic_tuple()
+    return "+f16c" in features or triple.startswith(("aarch64", "arm64"))
+
+
+def half_to_float(b: Any, stored: Any) -> Any:
+    """The float of the bits of half, by integers: the exponent is corrected by a product, which is exact."""
+    whole = b.zext(stored, I32)
+    size = b.shl(b.and_(whole, _whole(0x7FFF)), _whole(13))
+    scaled = b.bitcast(b.fmul(b.bitcast(size, F32), ir.Constant(F32, 2.0**112)), I32)
+    finite = b.icmp_unsigned("<", size, _whole(0x7C00 << 13))
+    sign = b.shl(b.and_(whole, _whole(0x8000)), _whole(16))
+    return b.bitcast(b.or_(b.select(finite, scaled, b.or_(size, _whole(0x7F800000))), sign), F32)
+
+
+def float_to_half(b: Any, value: Any) -> Any:
+    """The bits of a float as half, by integers, except that adding 0.5 rounds what is too small for an exponent."""
+    whole = b.bitcast(value, I32)
+    size = b.and_(whole, _whole(0x7FFFFFFF))
+    odd = b.and_(b.lshr(size, _whole(13)), _whole(1))
+    rounded = b.lshr(_plus(b, size, odd, 0xFFF - (112 << 23)), _whole(13))
+    small = b.sub(b.bitcast(b.fadd(b.bitcast(size, F32), ir.Constant(F32, 0.5)), I32), _whole(0x3F000000))
+    found = b.select(b.icmp_unsigned("<", size, _whole(113 << 23)), small, rounded)
+    found = b.select(b.icmp_unsigned("<", size, _whole(0x477FF000)), found, _whole(0x7C00))  # rounds to 65504 at most
+    found = b.select(b.icmp_unsigned(">", size, _whole(0x7F800000)), _whole(0x7E00), found)
+    return b.trunc(b.or_(found, b.and_(b.lshr(whole, _whole(16)), _whole(0x8000))), I16)
+
+
+def _whole(value: int) -> Any:
+    return ir.Constant(I32, value)
+
+
+def _plus(b: Any, whole: Any, last: Any, value: int) -> Any:
+    """whole + last + value."""
+    return b.add(b.add(whole, last), _whole(value))
+
+
+@lower_cast(Narrow, types.Float)
+def _widened(context: Any, b: Any, narrow: Any, to: Any, value: Any) -> Any:
+    return context.cast(b, value, types.float32, to)
+
+
+@lower_cast(types.Number, Narrow)
+def _narrowed(context: Any, b: Any, kind: Any, narrow: Any, value: Any) -> Any:
+    return context.cast(b, value, kind, types.float32)
+
+
+@intrinsic
+def reals(typing: Any, array: Any) -> Any:
+    """The same array, its elements `Narrow` if it has bits of half or bfloat16."""
+
+    def generate(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return impl_ret_borrowed(context, builder, signature.return_type, given[0])
+
+    return array.copy(dtype=KINDS.get(array.dtype, array.dtype))(array), generate
+
+
+def _is_narrow(array: Any) -> bool:
+    return isinstance(array.dtype, Narrow)
+
+
+def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
+    """Copy the first of two contiguous arrays to the other: as many elements as number `of` of them has."""
+    source, target = (context.make_array(kind)(context, b, array) for kind, array in zip(kinds, arrays, strict=True))
+    with cgutils.for_range(b, (source, target)[of].nitems) as loop:
+        value = context.unpack_value(b, kinds[0].dtype, b.gep(source.data, [loop.index]))
+        wanted = context.cast(b, value, kinds[0].dtype, kinds[1].dtype)
+        context.pack_value(b, kinds[1].dtype, wanted, b.gep(target.data, [loop.index]))
+
+
+def bits(array: Array) -> Array:
+    """Return the array as kernels take it: a view of the bits if its numbers are narrow."""
+    kind = BITS.get(array.dtype.name)
+    return array if kind is None else array.view(kind)
+
+
+# For kernels that compute on floats in memory: a row, an image or a block at a time, which stays in the L1 cache. They
+# are intrinsics because functions that numba compiles for each kernel would take it a second longer.
+
+
+@intrinsic
+def room(typing: Any, part: Any) -> Any:
+    """Return floats of the shape of `part` for the following functions; `part` itself if it is not `Narrow`."""
+    floats = types.Array(types.float32, part.ndim, "C") if _is_narrow(part) else part
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        if not _is_narrow(part):
+            return impl_ret_borrowed(context, b, part, given[0])
+        return context.compile_internal(b, lambda part: np.empty(part.shape, np.float32), signature, given)
+
+    return floats(part), generate
+
+
+@intrinsic
+def widened(typing: Any, part: Any, floats: Any) -> Any:
+    """Return `floats`, which begin with the numbers of `part`; `part` itself if it is not `Narrow`."""
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        if _is_narrow(part):
+            _copy(context, b, (part, floats), given, of=0)
+        return impl_ret_borrowed(context, b, signature.return_type, given[_is_narrow(part)])
+
+    return (floats if _is_narrow(part) else part)(part, floats), generate
+
+
+@intrinsic
+def scratch(typing: Any, part: Any, floats: Any) -> Any:
+    """Return the array to compute in before `write_back`: `floats`; `part` itself if it is not `Narrow`."""
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        return impl_ret_borrowed(context, b, signature.return_type, given[_is_narrow(part)])
+
+    return (floats if _is_narrow(part) else part)(part, floats), generate
+
+
+@intrinsic
+def write_back(typing: Any, part: Any, floats: Any) -> Any:
+    """Write the first of `floats` to `part` if it is `Narrow`."""
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        if _is_narrow(part):
+            _copy(context, b, (floats, part), given[::-1], of=1)
+        return context.get_dummy_value()
+
+    return types.void(part, floats), generate
