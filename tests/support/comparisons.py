@@ -304,6 +304,13 @@ def convolution_and_max_pool(backend: Backend, call: Call, shape: Shape, activat
     return {"y": y, "dx": dx, "weight_grad": weight_grad, "bias_grad": bias_grad}
 
 
+def add(backend: Backend, call: Call, shape: Shape) -> Results:
+    a, b = call.stored(*shape.image, changes=True), call.stored(*shape.image)
+    total = backend.add(a, b, backend.borrow(a.shape))
+    assert backend.add(a, b, a) is a
+    return {"sum": total, "in place": a}
+
+
 def relu(backend: Backend, call: Call, shape: Shape) -> Results:
     x = call.stored(*shape.image, changes=True)
     y = backend.relu(x)
@@ -573,7 +580,7 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
     function.__name__: function
     for function in (
         load_images, convert, matmul, dense, dense_backward, im2col, col2im, conv2d, conv2d_backward,
-        max_pool2d, max_pool2d_backward, avg_pool2d, avg_pool2d_backward, fused_pair, relu, relu_backward,
+        max_pool2d, max_pool2d_backward, avg_pool2d, avg_pool2d_backward, fused_pair, add, relu, relu_backward,
         softmax, softmax_backward, pointwise, pointwise_backward, softmax_cross_entropy, channel_moments,
         track_moments, normalize, normalize_sums, normalize_backward, normalize_rows, normalize_rows_backward,
         dropout, target_loss, mean_in_place, weighted_sum, squared_norm, total, hits, clip_norm,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend.cpu.numba_backend import Numba16Backend
+from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.data import Dataset, Loader
 from cupynet.optim import SGD, Adam, Nesterov, OneCycle
 from cupynet.parallel import Communicator, Groups, ParameterAveraging, SerialCommunicator
@@ -397,13 +397,13 @@ def test_warming_up_changes_nothing(optimizer: type[Nesterov]) -> None:
 def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
     """If compiled in the first round, they would count as training and averaging time."""
     averaged: set[tuple[int, Any]] = set()
-    mean_in_place = Numba16Backend.mean_in_place
+    mean_in_place = NumbaBackend.mean_in_place
 
     def noted(backend: Any, parts: Any, shares: Any) -> None:
         averaged.add((len(parts), parts[0].dtype))
         mean_in_place(backend, parts, shares)
 
-    monkeypatch.setattr(Numba16Backend, "mean_in_place", noted)
+    monkeypatch.setattr(NumbaBackend, "mean_in_place", noted)
     with ParallelWrapper(small_model("half", "numba"), 2, optimizer=Adam(0.1), progress="none") as wrapper:
         wrapper.warm_up(4)
         warm = set(averaged)

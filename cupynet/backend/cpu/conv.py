@@ -70,7 +70,7 @@ class NumbaConv(ConvOps):
         """See `tiles.products`."""
         columns = y.shape[-1]
         compute = self.policy.compute
-        zeros = self.borrow((frame.size,), compute)
+        zeros = self.borrow((frame.size,), compute) if frame.size else start[:0]
         zeros[...] = 0
         products = tiles.products(*tiles.tile(columns, compute.itemsize))
         factors = factors.reshape(len(factors), -1, factors.shape[-1])
@@ -96,13 +96,14 @@ class NumbaConv(ConvOps):
         depthwise.weight_gradient(bits(_each_filters(x, weight)), gradients, grad, *moves)
         if not need_dx:
             return None
-        dx = self.borrow((*x.shape[:3], weight.shape[3]))
+        several = weight.shape[3] > x.shape[3]
+        dx = self.borrow((*x.shape[:3], weight.shape[3]), self.policy.compute if several else None)
         depthwise.input_gradient(gradients, filters, bits(dx), *moves)
-        if dx.shape == x.shape:
+        if not several:
             return dx
-        summed = self.borrow(x.shape)
+        summed = self.borrow(x.shape, self.policy.compute)
         dx.reshape(*x.shape, -1).sum(axis=4, out=summed)
-        return summed
+        return self._stored_copy(summed)
 
 
 def _each_filters(x: Array, weight: Array) -> Array:

@@ -188,7 +188,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     ) -> Array:
         sums, rows = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
         output = dy if y is None else y
-        arrays = (bits(array.reshape(rows)) for array in (dy, x, output))
+        arrays = bits(dy.reshape(rows)), bits(x.reshape(rows)), bits(output.reshape(rows))
         norm_kernels.normalize_sums(*arrays, mean, sums, y is not None)
         sums[1] /= np.sqrt(variance + epsilon)
         return sums
@@ -211,7 +211,7 @@ class NumbaBackend(NumbaConv, NumpyBackend):
     def normalize_rows_backward(
         self, dy: Array, x: Array, moments: Array, scale: Array, scale_grad: Array, shift_grad: Array, *, need_dx: bool
     ) -> Array | None:
-        norm_kernels.normalize_rows_backward(*map(bits, (dy, x)), moments, bits(scale), scale_grad, shift_grad, need_dx)
+        norm_kernels.normalize_rows_backward(bits(dy), bits(x), moments, bits(scale), scale_grad, shift_grad, need_dx)
         return dy if need_dx else None
 
 

@@ -22,7 +22,7 @@ from cupynet.backend.array import Array
 F16, F32, I16, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(32)
 
 
-class Narrow(types.Type):  # type: ignore[misc]
+class Narrow(types.Type):
     """A number of 16 bits in memory, and a float anywhere else: what is computed with it is a float."""
 
     def can_convert_to(self, context: Any, other: Any) -> Any:
@@ -37,7 +37,7 @@ class Narrow(types.Type):  # type: ignore[misc]
 
 HALF, BFLOAT16 = Narrow("half"), Narrow("bfloat16")
 KINDS = {types.uint16: HALF, types.int16: BFLOAT16}
-BITS = {"float16": np.uint16, "bfloat16": np.int16}
+BITS = {"e": np.uint16, "E": np.int16}  # by the letters of NumPy and of ml_dtypes
 
 
 @register_model(Narrow)
@@ -105,17 +105,17 @@ def _plus(b: Any, whole: Any, last: Any, value: int) -> Any:
     return b.add(b.add(whole, last), _whole(value))
 
 
-@lower_cast(Narrow, types.Float)
+@lower_cast(Narrow, types.Float)  # type: ignore[untyped-decorator]
 def _widened(context: Any, b: Any, narrow: Any, to: Any, value: Any) -> Any:
     return context.cast(b, value, types.float32, to)
 
 
-@lower_cast(types.Number, Narrow)
+@lower_cast(types.Number, Narrow)  # type: ignore[untyped-decorator]
 def _narrowed(context: Any, b: Any, kind: Any, narrow: Any, value: Any) -> Any:
     return context.cast(b, value, kind, types.float32)
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def reals(typing: Any, array: Any) -> Any:
     """The same array, its elements `Narrow` if it has bits of half or bfloat16."""
 
@@ -140,7 +140,7 @@ def _copy(context: Any, b: Any, kinds: Any, arrays: Any, of: int) -> None:
 
 def bits(array: Array) -> Array:
     """Return the array as kernels take it: a view of the bits if its numbers are narrow."""
-    kind = BITS.get(array.dtype.name)
+    kind = BITS.get(array.dtype.char)
     return array if kind is None else array.view(kind)
 
 
@@ -148,7 +148,7 @@ def bits(array: Array) -> Array:
 # are intrinsics because functions that numba compiles for each kernel would take it a second longer.
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def room(typing: Any, part: Any) -> Any:
     """Return floats of the shape of `part` for the following functions; `part` itself if it is not `Narrow`."""
     floats = types.Array(types.float32, part.ndim, "C") if _is_narrow(part) else part
@@ -161,7 +161,7 @@ def room(typing: Any, part: Any) -> Any:
     return floats(part), generate
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def widened(typing: Any, part: Any, floats: Any) -> Any:
     """Return `floats`, which begin with the numbers of `part`; `part` itself if it is not `Narrow`."""
 
@@ -173,7 +173,7 @@ def widened(typing: Any, part: Any, floats: Any) -> Any:
     return (floats if _is_narrow(part) else part)(part, floats), generate
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def scratch(typing: Any, part: Any, floats: Any) -> Any:
     """Return the array to compute in before `write_back`: `floats`; `part` itself if it is not `Narrow`."""
 
@@ -183,7 +183,7 @@ def scratch(typing: Any, part: Any, floats: Any) -> Any:
     return (floats if _is_narrow(part) else part)(part, floats), generate
 
 
-@intrinsic
+@intrinsic  # type: ignore[untyped-decorator]
 def write_back(typing: Any, part: Any, floats: Any) -> Any:
     """Write the first of `floats` to `part` if it is `Narrow`."""
 
