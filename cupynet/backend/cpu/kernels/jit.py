@@ -35,7 +35,8 @@ def kernel(function: Kernel) -> Kernel:
     """
     cells = (cell.cell_contents for cell in function.__closure__ or ())
     constants = (getattr(constant, "__name__", str(constant)) for constant in cells)
-    function.__qualname__ = "-".join((function.__qualname__, *constants, SOURCES))
+    name = function.__qualname__.partition("-")[0]  # without what an earlier call has added
+    function.__qualname__ = "-".join((name, *constants, SOURCES))
     compile_ = numba.njit(
         nogil=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
     )
