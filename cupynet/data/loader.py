@@ -197,7 +197,8 @@ class Loader:
                 draws = SampleRNG(self.seed, epoch, samples, place)
                 others, share = mixing.drawn(draws, len(labels), part.image_shape)
                 share = share.mean(axis=(1, 2))[:, np.newaxis]  # (N, 1)
-                found = share * dense(found, classes) + (1 - share) * dense(labels[others], classes)
+                mixed = dense(found, classes), dense(labels[others], classes)
+                found = _mixture(*mixed, share, weighted=part.weights is not None)
             yield found
 
     def load(self, assigned: Assigned, epoch: int, transfer: Transfer, part: Dataset, rank: int = 0) -> Iterator[Made]:
@@ -208,6 +209,16 @@ class Loader:
             for index, rows, samples in assigned:
                 edit = partial(augmented, self.augment, samples=samples, **how) if self.augment else None
                 yield index, transfer.make(rows, edit), samples
+
+
+def _mixture(own: Array, others: Array, share: Array, weighted: bool) -> Array:
+    """Mix the targets of examples, (N, T) or (N, T + 1) with weights: then each counts by its share and its weight."""
+    if not weighted:
+        return share * own + (1 - share) * others
+    parts = share * own[:, -1:], (1 - share) * others[:, -1:]
+    total = parts[0] + parts[1]  # (N, 1)
+    sums = parts[0] * own[:, :-1] + parts[1] * others[:, :-1]
+    return np.column_stack((sums / np.where(total > 0, total, 1), total))
 
 
 @contextmanager

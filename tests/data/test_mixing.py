@@ -103,6 +103,14 @@ def test_targets_and_weights_are_mixed_too() -> None:
     np.testing.assert_allclose(255 * images.mean(axis=(1, 2, 3)), labels[:, 2], atol=0.51)
 
 
+@every_part
+def test_an_image_of_weight_0_gives_no_label_to_another(part: Mixing) -> None:
+    weighted = Dataset("weighted", PLAIN.images, LEVELS, 5, weights=(LEVELS != 3).astype(np.float32))
+    _, labels = batches(weighted, part)
+    assert not labels[:, 3].any() and (labels[:, 5] < 1).any()
+    np.testing.assert_allclose(labels[labels[:, 5] > 0, :5].sum(axis=1), 1, rtol=1e-6)
+
+
 @pytest.mark.parametrize("alpha", [0.05, 0.2, 1.0, 3.0, 100.0])
 def test_shares_have_the_moments_of_the_beta_distribution(alpha: float) -> None:
     shares = MixUp(alpha).drawn(SampleRNG(1, 2, np.arange(20000), 0), 20000, (1, 1, 1))[1][:, 0, 0]
