@@ -256,8 +256,8 @@ class Model:
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         return {name: np.array(self.backend.to_host(array)) for name, array in arrays.items()}
 
-    def load_weights(self, weights: Mapping[str, Any] | PathLike, *, strict: bool = True) -> Unmatched:
-        """Load weights and buffers by name, from a mapping or a safetensors file such as that of `save`.
+    def load_weights(self, weights: Mapping[str, Any] | PathLike | Model, *, strict: bool = True) -> Unmatched:
+        """Load weights and buffers by name, from a mapping, another model, or a safetensors file such as `save` writes.
 
         Args:
             strict: False to load those whose names and shapes fit, and keep the others: to fine-tune a network with
@@ -270,7 +270,9 @@ class Model:
             ConfigError: a name is missing or unknown, or a shape differs; or nothing fits. Nothing is loaded.
             DataError: the file cannot be read.
         """
-        if not isinstance(weights, Mapping):
+        if isinstance(weights, Model):
+            weights = weights.weights()
+        elif not isinstance(weights, Mapping):
             weights = read_weights(weights)
         unmatched = self.params.unmatched(weights)
         if strict and any(unmatched):
@@ -354,6 +356,8 @@ class Model:
         Raises:
             ConfigError: a pattern names no weight, or a factor is below 0.
         """
+        if not isinstance(factors, Mapping):
+            raise ConfigError("must be a dictionary {pattern: factor}", "factors", wording.shown(factors))
         rates = dict(self.params.rates)
         for pattern, factor in factors.items():
             rate = checks.number(f"factors[{pattern!r}]", factor, minimum=0)

@@ -121,7 +121,9 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
         raise ConfigError("must be a dictionary {class: weight}, or balanced", "class_weight", shown(class_weight))
     factors = np.ones(data.classes)
     for each, weight in class_weight.items():
-        factors[integer("class_weight", each, 0, most=data.classes - 1)] = number("class_weight", weight, minimum=0)
+        if isinstance(each, float) or each not in range(data.classes):
+            raise ConfigError(f"is no class: they are 0 to {data.classes - 1}", "class_weight", shown(each))
+        factors[each] = number(f"class_weight[{each}]", weight, minimum=0)
     return factors
 
 

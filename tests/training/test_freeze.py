@@ -29,7 +29,7 @@ from cupynet.optim import (
 from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, Synchronizer
 from tests.support.device_runs import train_on_device
 from tests.support.refusals import refused
-from tests.support.training import Identity, small_dataset, small_model
+from tests.support.training import Identity, fingerprint, small_dataset, small_model
 
 
 @pytest.mark.parametrize("dtype", ["float", "half"])
@@ -185,3 +185,14 @@ def test_weights_are_frozen_before_a_wrapper_is_made() -> None:
             wrapper.fit(small_dataset(8), batch_size=4)
         model.unfreeze()
         wrapper.fit(small_dataset(8), batch_size=4)
+
+
+def test_weights_come_from_another_model() -> None:
+    ours, theirs = small_model(), small_model(seed=5)
+    ours.load_weights(theirs)
+    assert fingerprint(ours) == fingerprint(theirs)
+
+
+def test_factors_are_a_mapping() -> None:
+    with refused("factors"):
+        small_model().set_learning_rate_factors(["conv1"])  # type: ignore[arg-type]

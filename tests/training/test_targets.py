@@ -208,7 +208,7 @@ class OfNumbers(Loss):
         ("sample_weight", "softmax", Y, {"sample_weight": -WEIGHTS}),
         ("sample_weight", "softmax", Y, {"sample_weight": WEIGHTS * np.nan}),
         ("class_weight", "softmax", Y, {"class_weight": {3: 1.0}}),
-        ("class_weight", "softmax", Y, {"class_weight": {0: -1.0}}),
+        ("class_weight[0]", "softmax", Y, {"class_weight": {0: -1.0}}),
         ("class_weight", "softmax", Y, {"class_weight": [1.0, 2.0, 3.0]}),
         ("class_weight", "softmax", np.minimum(Y, 1), {"class_weight": "balanced"}),
         ("class_weight", "huber", NUMBERS, {"class_weight": "balanced"}),
