@@ -85,10 +85,10 @@ class LossOps(Device):
         exponentials = xp.exp(shifted)
         sums = exponentials.sum(axis=1, keepdims=True)  # (N, 1)
         rows = xp.arange(n)
-        own = xp.ones(classes, accumulate) if weights is None else self._constants(weights)  # (O,)
+        own = None if weights is None else self._constants(weights)  # (O,)
         if labels.ndim == 2:
             target, factor = self._targets(labels, classes)
-            target = ((1 - smoothing) * target + smoothing / classes) * own * factor
+            target = ((1 - smoothing) * target + smoothing / classes) * (1 if own is None else own) * factor
             losses = (target * (xp.log(sums) - shifted)).sum(axis=1)
             exponentials *= target.sum(axis=1, keepdims=True) / sums
             exponentials -= target
@@ -98,6 +98,7 @@ class LossOps(Device):
         if weights is None and not smoothing:
             exponentials[rows, labels] -= 1
         else:
+            own = xp.ones(classes, accumulate) if own is None else own
             at_label, even = (1 - smoothing) * own[labels], smoothing / classes * own  # (N,), (O,)
             losses *= at_label
             if smoothing:
