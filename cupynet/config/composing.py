@@ -106,15 +106,15 @@ RATE = "optimizer.learning_rate"
 
 
 def opened(overrides: Sequence[str]) -> list[str]:
-    """Return overrides in which the mapping of a schedule may have other keys than that of the optimizer's file."""
+    """Return overrides whose schedules replace the schedule of the optimizer's file instead of merging with it."""
     return [f"++{each}" if each.startswith(f"{RATE}={{") else each for each in overrides]
 
 
 def name_schedule(plain: dict[str, Any], overrides: Sequence[str]) -> None:
     """Replace the name of a schedule, `optimizer.learning_rate=cosine`, by its class. ConfigError if there is none.
 
-    Its highest rate is by default that of the optimizer's file. In a mapping with a name, `_target_` and arguments of
-    that class were merged from the file.
+    The highest rate defaults to the rate of the optimizer's file. If a mapping has a name, its `_target_` and the
+    arguments of that class were merged from the file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None

@@ -321,7 +321,7 @@ class Mixing(Augmentation):
         return images
 
     def drawn(self, draws: SampleRNG, count: int, shape: Sequence[int]) -> tuple[Array, Array]:
-        """Return the rows (N,) of other images out of `count`, and the own share of each pixel, (N, H, W) or (N, 1, 1).
+        """Return the rows (N,) of the partner images, out of `count`, and lambda per pixel, (N, H, W) or (N, 1, 1).
 
         shape: (H, W, C) of an image.
         """
@@ -330,7 +330,7 @@ class Mixing(Augmentation):
 
     @abstractmethod
     def share(self, drawn: Array, draws: SampleRNG, height: int, width: int) -> Array:
-        """Return the own share of each pixel, (N, H, W) or (N, 1, 1) float32. drawn: that of the image, (N,)."""
+        """Return lambda per pixel, (N, H, W) or (N, 1, 1) float32. drawn: lambda per image, (N,)."""
 
 
 class MixUp(Mixing):

@@ -252,7 +252,7 @@ class Run:
         Checkpoints(self.checkpoints_path).keep(())
 
     def mark_trial(self, batches: int) -> None:
-        """Mark the results in this folder as those of a trial run. OutputError."""
+        """Mark this run as a smoke test (fast_dev_run). OutputError."""
         text = f"fast_dev_run={batches}: a test that everything works. The figures are not results.\n"
         files.write_whole(self.trial_path, text.encode())
 

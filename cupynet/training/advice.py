@@ -61,7 +61,7 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
 
 
 def unlearned(evaluation: Evaluation) -> str | None:
-    """Return a warning if the accuracy may be that of a constant answer, the commonest class; else None.
+    """Return a warning if always predicting the most frequent class gives this accuracy; else None.
 
     That answer is right on a share p of n images, with the standard deviation sqrt(p (1 - p) / n).
     """

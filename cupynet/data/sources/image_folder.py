@@ -43,7 +43,7 @@ class ImageFolder(UserFiles):
         folder: its path.
         size: (height, width) to which every image is resized; None: that of the first, which all must have.
         channels: 1 for grey, 3 for colour; None: as in the first image, which all must match.
-        class_names: the names of the classes in order, some of which may have no folder; None: those of the folders.
+        class_names: the names of the classes in order, some of which may have no folder; None uses the folder names.
         seed, validation, limit, normalize, augment: see `Source`.
     """
 
@@ -84,7 +84,7 @@ class ImageFolder(UserFiles):
     def _list(self, names: tuple[str, ...]) -> dict[str, dict[str, list[Path]]]:
         """Return part -> class -> files, all in the order of their names, and set `class_names`. DataError.
 
-        names: of the classes; () for those of the first part.
+        names: the class names; () uses those of the first part.
         """
         top = self.place
         folders = {

@@ -23,7 +23,7 @@ F16, F32, I16, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(16), ir.IntType(3
 
 
 class Narrow(types.Type):
-    """A number of 16 bits in memory, and a float anywhere else: what is computed with it is a float."""
+    """The numba type of a number that is stored in 16 bits and computed as a float."""
 
     def can_convert_to(self, context: Any, other: Any) -> Any:
         return {types.float32: Conversion.promote, types.float64: Conversion.safe}.get(other)
