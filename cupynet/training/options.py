@@ -119,7 +119,7 @@ class TrainingOptions:
         options._check_accumulation(network)
         placement = options._check_placement(network, backend, device)
         reduce = check_reduce(self.reduce, backend, processes=self.launcher == "mpi", stages=placement.stages)
-        layers = [] if options.pipeline is None else options.pipeline.cut(network, placement.stages)
+        layers = [] if options.pipeline is None else options.pipeline.partition(network, placement.stages)
         synchronizer = options._check_synchronizer()
         with argument_of("synchronizer"):
             synchronizer.check(placement.workers, placement.stages)
@@ -179,7 +179,7 @@ class TrainingOptions:
         most, devices = 1, self.devices
         if self.pipeline is not None:
             with argument_of("pipeline"):
-                stages, most = self.pipeline.count, self.pipeline.most(network)
+                stages, most = self.pipeline.count, self.pipeline.max_stages(network)
         if ranks is not None and devices is None and device is not None and backend == "cupy":
             devices = [device]
         seats = None if ranks is None else ranks.seats

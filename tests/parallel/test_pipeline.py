@@ -11,7 +11,7 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.nn import Activation, Conv2D, Dense, Flatten, Image, Layer, MaxPool2D, Model, Sequential
 from cupynet.parallel import Pipeline, one_forward_one_backward, parts
-from cupynet.parallel.pipeline import balanced, training_work
+from cupynet.parallel.pipeline import balance_stages, training_work
 from tests.support.networks import lenet
 from tests.support.refusals import refused
 
@@ -28,7 +28,7 @@ def built(network: Layer, backend: str = "numba") -> Any:
     ],
 )
 def test_lenet_is_cut_by_counted_work(backend: str, stages: int, cut: str) -> None:
-    found = Pipeline(stages).cut(built(lenet(), backend), stages)
+    found = Pipeline(stages).partition(built(lenet(), backend), stages)
     assert " | ".join(" ".join(names) for names in found) == cut
 
 
@@ -51,23 +51,23 @@ def test_the_cut_minimises_the_slowest_stage_and_then_the_traffic(seed: int) -> 
         for inner in itertools.combinations(range(1, count), stages - 1):
             slowest = max(sum(work[start:end]) for start, end in itertools.pairwise([0, *inner, count]))
             costs.append((slowest, sum(sent[end - 1] for end in inner), [*inner, count]))
-        assert balanced(work, sent, stages) == min(costs)[2]
+        assert balance_stages(work, sent, stages) == min(costs)[2]
 
 
 def test_fused_layers_stay_together() -> None:
     network, names = lenet(), [["conv1"], ["pool1", "conv2", "pool2", "dense1", "output"]]
     assert built(network).together() == [["conv1", "pool1"], ["conv2", "pool2"], ["dense1"], ["output"]]
     with refused("stages", "5"):
-        Pipeline(5).most(built(network))
-    assert len(Pipeline(5).cut(built(network, "numpy"), 5)) == 5  # NumPy fuses nothing
-    assert Pipeline(names).cut(built(network), 2) == names  # a list of names may separate them
+        Pipeline(5).max_stages(built(network))
+    assert len(Pipeline(5).partition(built(network, "numpy"), 5)) == 5  # NumPy fuses nothing
+    assert Pipeline(names).partition(built(network), 2) == names  # a list of names may separate them
 
 
 def test_auto_is_at_most_as_many_as_there_are_layers_with_weights() -> None:
     network = Sequential({"p": MaxPool2D(2), "c": Conv2D(2, 3), "f": Flatten(), "a": Activation("relu"), "d": Dense(3)})
-    assert Pipeline().most(built(network)) == 2
-    assert Pipeline().most(built(lenet())) == 4
-    assert Pipeline().most(built(Sequential({"f": Flatten()}))) == 1
+    assert Pipeline().max_stages(built(network)) == 2
+    assert Pipeline().max_stages(built(lenet())) == 4
+    assert Pipeline().max_stages(built(Sequential({"f": Flatten()}))) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_auto_is_at_most_as_many_as_there_are_layers_with_weights() -> None:
 def test_lists_must_name_all_layers_in_order(stages: list[list[str]]) -> None:
     network = Sequential({"d0": Dense(4), "d1": Dense(5), "d2": Dense(6)})
     with refused("stages"):
-        Pipeline(stages).cut(built(network), 2)
+        Pipeline(stages).partition(built(network), 2)
 
 
 def test_invalid_pipelines_are_refused() -> None:
@@ -94,7 +94,7 @@ def test_invalid_pipelines_are_refused() -> None:
     with refused("micro_batches"):
         Pipeline(2, 0)
     with refused(""):
-        Pipeline(2).cut(built(Dense(3)), 2)
+        Pipeline(2).partition(built(Dense(3)), 2)
 
 
 def played(stages: int, micro_batches: int) -> list[str]:

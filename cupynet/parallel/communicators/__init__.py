@@ -1,1 +1,1 @@
-"""Communicators: how the workers of a run exchange numbers and arrays."""
+"""Communicators: collectives and messages between the workers of a run."""

@@ -1,9 +1,9 @@
-"""Workers that are processes connected by MPI. The only file that imports mpi4py.
+"""Workers that are MPI processes. This is the only file that imports mpi4py.
 
-A blocking MPI call delays Python's signal handlers and cannot be abandoned. Every operation is therefore started
-without blocking, and `Ranks.wait` completes it. Means are summed in rank order, chunk by chunk: the same bits as with
-threads. Workers exchange arrays by Isend and Irecv: with MPICH's non-blocking collectives small exchanges took twice as
-long, and large ones up to ten times.
+A blocking MPI call delays Python's signal handlers and cannot be interrupted, so every operation is started without
+blocking and completed by `Ranks.wait`. Means are summed in rank order, chunk by chunk, and are bit-identical to those
+of threads. Workers exchange arrays by Isend and Irecv: with MPICH's non-blocking collectives small exchanges took twice
+as long, and large ones up to ten times.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from cupynet.core.wording import one_line
 from cupynet.parallel.communicators.base import Communicator, PeerFailed, SerialCommunicator, Timeout, timed_out
 from cupynet.parallel.communicators.devices import RankMeans, means_of_ranks
 
-GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and end
-SPIN_S = 0.0001  # a wait only yields for this long before it begins to sleep
-LONGEST_PAUSE_S = 0.001  # between two tests after that
-TRANSFER_PAUSE_S = 0.00005  # the same when all workers have arrived: MPI moves data only while it is called
+GRACE_S = 30.0  # time for the other ranks to notice a failure, save their work and exit
+SPIN_S = 0.0001  # a wait only yields for this long before it starts to sleep
+LONGEST_PAUSE_S = 0.001  # longest sleep between two tests
+TRANSFER_PAUSE_S = 0.00005  # the same once all workers have arrived, because MPI moves data only when it is called
 MESSAGE, EXCHANGE = 1, 2  # tags
-RUNNING, ENDED = -2, -1  # in place of the exit code of a rank that failed
+RUNNING, ENDED = -2, -1  # states of a rank without an exit code
 
 
 @cache
@@ -42,13 +42,13 @@ def library() -> Any:
         ConfigError: mpi4py or an MPI library is missing.
     """
     try:
-        with warnings.catch_warnings():  # about a launcher of another MPI, which `job` refuses
+        with warnings.catch_warnings():  # about the launcher of another MPI, which `job` rejects
             warnings.filterwarnings("ignore", "suspicious MPI", RuntimeWarning)
             from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ConfigError(
-            f"MPI cannot be used ({one_line(error)}): install it with pip install 'cupynet[mpi]', or mpi4py for the "
-            "MPI of this machine",
+            f"MPI is not available ({one_line(error)}). Install it with pip install 'cupynet[mpi]', or build mpi4py "
+            "for the MPI of this machine",
             setting="launcher",
             value="mpi",
         ) from error
@@ -56,17 +56,17 @@ def library() -> Any:
 
 
 class Ranks:
-    """All ranks of the job: waits for operations with them, and knows which have failed or ended.
+    """The state of all ranks: completes operations with them, and knows which have failed or ended.
 
     Args:
         mpi: the module mpi4py.MPI.
-        comm: a communicator of all ranks that nothing else uses.
+        comm: a communicator of all ranks that is used only here.
 
     Attributes:
-        timeout_s: how long to wait for other ranks.
-        codes: by rank, `RUNNING`, `ENDED`, or the exit code if it failed with an error of its own.
-        groups: communicators of some of the ranks. Each is created once, because MPI allows only about 2,000.
-        failure: raised by `check`; another thread sets it to end this rank's task.
+        timeout_s: seconds to wait for other ranks.
+        codes: `RUNNING`, `ENDED`, or the exit code of a rank that failed by itself, by rank.
+        groups: communicators by members. Each is created once, because MPI allows only about 2,000.
+        failure: raised by `check`; set by another thread to end this rank's task.
     """
 
     def __init__(self, mpi: Any, comm: Any) -> None:
@@ -89,7 +89,7 @@ class Ranks:
                 self._sending = [self._comm.Isend(np.array([code]), rank) for rank in self._others]
 
     def first_failed(self) -> int | None:
-        """Return the lowest rank that failed, or None."""
+        """Return the lowest rank that has failed, or None."""
         with suppress(self.mpi.Exception):  # no connection
             self.mpi.Request.Testsome(self._receiving)
         return next((rank for rank, code in enumerate(self.codes.tolist()) if code >= 0), None)
@@ -107,14 +107,13 @@ class Ranks:
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
         """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
 
-        Pauses grow with the time waited, so that busy ranks get the processor: at most an eighth of it, and at most
-        `pause_s`.
+        The longer it has waited, the longer it sleeps between tests, at most `pause_s`. Busy ranks thus get at least
+        seven eighths of a shared core.
 
-        Args:
-            whom: the workers it waits for, and the operation; for the error message.
+        whom: the workers and the operation that this rank waits for, for the error message.
         """
         began, timeout = time.perf_counter(), Timeout(self.timeout_s)
-        self._waiting = requests  # kept after an error too: MPI may still write to their buffers
+        self._waiting = requests  # kept after an error too, because MPI may still write to their buffers
         while True:
             for _ in range(10):
                 if self.mpi.Request.Testall(requests):
@@ -129,9 +128,9 @@ class Ranks:
                 raise timed_out(self.rank, self.timeout_s, whom)
 
     def end(self) -> bool:
-        """Wait until every rank has failed or ended its program; return False if one does not arrive in time.
+        """Wait until every rank has failed or ended its program. Return False on a timeout.
 
-        It may take `timeout_s`, and `GRACE_S` once a rank has failed.
+        The timeout is `timeout_s`, or `GRACE_S` once a rank has failed.
         """
         timeout, grace = Timeout(self.timeout_s), Timeout(GRACE_S)
         self.announce(ENDED)
@@ -147,15 +146,15 @@ class Ranks:
 
 
 class MpiCommunicator(Communicator):
-    """A worker that is a process.
+    """Communicator of a worker that is a process.
 
-    Means of arrays on the host are computed there, each worker its own chunk. Those of arrays on GPUs go over NCCL if
-    each process has a GPU of its own (see devices.py), else through the host too.
+    Each worker averages its own chunk of host arrays. Arrays on GPUs are averaged over NCCL if each process has its own
+    GPU (see devices.py), and otherwise on the host.
 
     Args:
-        comm: the communicator of mpi4py for the workers of this group.
+        comm: the mpi4py communicator of this group.
         ranks: all ranks of the job.
-        members: the ranks of the group's workers, in order; all of them by default.
+        members: ranks of the group's workers, in order; all ranks by default.
     """
 
     def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:
@@ -172,7 +171,7 @@ class MpiCommunicator(Communicator):
             return self._adopt(SerialCommunicator())
         members = tuple(self._members[rank] for rank in chosen)
         groups = self._ranks.groups
-        if members not in groups:  # it blocks, but all workers have just arrived
+        if members not in groups:  # creation blocks, but all workers have just arrived
             groups[members] = self._comm.Create_group(self._comm.Get_group().Incl(chosen))
         return self._adopt(MpiCommunicator(groups[members], self._ranks, members))
 
@@ -210,7 +209,7 @@ class MpiCommunicator(Communicator):
     def _mean(self, hosts: list[NDArray[Any]], weight: float) -> None:
         weights = np.full((self.size, 1), float(weight))
         arriving = self._exchange([weights[self.rank]] * self.size, list(weights))
-        # each worker averages its own chunk of everybody's vectors, as threads do: the same bits
+        # reduce-scatter by chunks, summed in rank order as in threads.py, so that results are bit-identical
         chunks = [self._chunks(host) for host in hosts]
         parts = [self._parts(index, mine[self.rank]) for index, mine in enumerate(chunks)]
         moving = [each for mine, theirs in zip(chunks, parts, strict=True) for each in self._exchange(mine, theirs)]
@@ -228,11 +227,10 @@ class MpiCommunicator(Communicator):
         return means_of_ranks(self, self._backend, self._reduce)
 
     def _chunks(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return each worker's chunk of a vector."""
         return [vector[len(vector) * r // self.size : len(vector) * (r + 1) // self.size] for r in range(self.size)]
 
     def _parts(self, index: int, own: NDArray[Any]) -> list[NDArray[Any]]:
-        """Return all workers' parts of this worker's chunk of vector `index`: `own`, and scratch for the others'."""
+        """Return all workers' parts of this worker's chunk of vector `index`: `own`, and scratch for the others."""
         key = index, len(own), own.dtype.str
         if key not in self._scratch:
             self._scratch[key] = np.empty((self.size, len(own)), own.dtype)
@@ -241,13 +239,13 @@ class MpiCommunicator(Communicator):
         return parts
 
     def _exchange(self, sent: list[NDArray[Any]], received: list[NDArray[Any]]) -> list[Any]:
-        """Start to send each other worker its array of `sent`, and to receive its array of `received`."""
+        """Start sending each other worker its array of `sent`, and receiving its array into `received`."""
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         receiving = [self._comm.Irecv(_bytes(received[rank]), rank, EXCHANGE) for rank in reversed(others)]
         return [*receiving, *(self._comm.Isend(_bytes(sent[rank]), rank, EXCHANGE) for rank in others)]
 
     def _gather(self, array: NDArray[Any], operation: str) -> NDArray[Any]:
-        """Return the arrays of all workers, of one shape and dtype, (size, ...)."""
+        """Gather arrays of the same shape and dtype from all workers, (size, ...)."""
         gathered = np.empty((self.size, *array.shape), array.dtype)
         gathered[self.rank] = array
         rows = [gathered[rank : rank + 1] for rank in range(self.size)]
@@ -259,7 +257,6 @@ class MpiCommunicator(Communicator):
 
 
 def _bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the memory of a contiguous array."""
     if not array.flags.c_contiguous:
-        raise RuntimeError(f"an array of shape {array.shape} and strides {array.strides} is not contiguous")
+        raise RuntimeError(f"array of shape {array.shape} with strides {array.strides} is not contiguous")
     return array.reshape(-1).view(np.uint8)

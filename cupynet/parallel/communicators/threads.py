@@ -1,4 +1,4 @@
-"""Workers that are threads of one process: a barrier with a timeout, and arrays exchanged by reference."""
+"""Workers that are threads of one process and exchange arrays by reference."""
 
 from __future__ import annotations
 
@@ -11,16 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.array import Array
-from cupynet.parallel.communicators.base import LOOK_S, Communicator, PeerFailed, Timeout, timed_out
+from cupynet.parallel.communicators.base import POLL_S, Communicator, PeerFailed, Timeout, timed_out
 from cupynet.parallel.communicators.devices import DeviceMeans, means_on_devices
 
 
-class ThreadTeam:
-    """All threads of a run: their timeout and the first failure.
-
-    Args:
-        timeout_s: how long a worker waits for the others.
-    """
+class ThreadWorld:
+    """State shared by all worker threads: the timeout and the first failure."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -29,58 +25,53 @@ class ThreadTeam:
         self.condition = threading.Condition()
 
     def fail(self, rank: int, error: BaseException) -> None:
-        """Record a worker's failure, if it is the first, and wake the others."""
+        """Record the first failure, and wake the other workers."""
         with self.condition:
             if self.failure is None:
                 self.failure, self.failed_rank = error, rank
             self.condition.notify_all()
 
     def check(self, rank: int) -> None:
-        """Raise PeerFailed, in the worker `rank`, if a worker has failed."""
+        """Raise PeerFailed in worker `rank` if a worker has failed."""
         if self.failure is not None:
             raise PeerFailed(f"worker {rank} stops because worker {self.failed_rank} failed")
 
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
-        """Wait, holding the condition, until `ready()`. Raises PeerFailed or WorkerTimeout.
+        """Wait on the condition, already acquired, until `ready()`. Raises PeerFailed or WorkerTimeout.
 
-        Args:
-            rank: the worker that waits.
-            ready: returns True when the wait is over.
-            whom: the workers it waits for, and the operation; for the error message.
+        whom: the workers and the operation that worker `rank` waits for, for the error message.
         """
         timeout = Timeout(self.timeout_s)
         while not ready():
             self.check(rank)
-            self.condition.wait(LOOK_S)
+            self.condition.wait(POLL_S)
             if timeout.expired() and not ready():
                 self.check(rank)
                 raise timed_out(rank, self.timeout_s, whom)
 
 
 class ThreadGroup:
-    """The shared state of the threads of one group: a barrier, slots for exchanged values, and messages.
+    """Shared state of a group of threads: a barrier, slots for exchanged values, and messages.
 
-    Args:
-        ranks: the ranks of its workers in the whole run, in order.
-        team: all workers of the run.
+    ranks: ranks of its workers in the whole run, in order.
     """
 
-    def __init__(self, ranks: list[int], team: ThreadTeam) -> None:
-        self.ranks, self.size, self.team = ranks, len(ranks), team
+    def __init__(self, ranks: list[int], world: ThreadWorld) -> None:
+        self.ranks, self.size, self.world = ranks, len(ranks), world
         self.slots: tuple[list[Any], list[Any]] = ([None] * self.size, [None] * self.size)
-        self.messages: dict[tuple[int, int], deque[NDArray[Any]]] = {}  # (from, to) -> those not yet received
+        self.messages: dict[tuple[int, int], deque[NDArray[Any]]] = {}  # (from, to) -> pending messages
         self._arrived = self._generation = 0
 
     @classmethod
     def of(cls, size: int, timeout_s: float = 300.0) -> ThreadGroup:
-        """Return all workers of a run."""
-        return cls(list(range(size)), ThreadTeam(timeout_s))
+        """Return a group of all workers of a run."""
+        return cls(list(range(size)), ThreadWorld(timeout_s))
 
-    def meet(self, rank: int) -> None:
-        """Wait until all workers are here."""
-        condition = self.team.condition
+    def barrier(self, rank: int) -> None:
+        """Block until all workers of the group have arrived."""
+        condition = self.world.condition
         with condition:
-            self.team.check(self.ranks[rank])
+            self.world.check(self.ranks[rank])
             self._arrived += 1
             if self._arrived == self.size:
                 self._arrived, self._generation = 0, self._generation + 1
@@ -88,17 +79,13 @@ class ThreadGroup:
                 return
             generation = self._generation
             whom = "the other workers in a collective operation"
-            self.team.wait(self.ranks[rank], lambda: generation != self._generation, whom)
+            self.world.wait(self.ranks[rank], lambda: generation != self._generation, whom)
 
 
 class ThreadCommunicator(Communicator):
-    """A worker that is a thread of this process.
+    """Communicator of a worker that is a thread of this process.
 
-    Means of arrays on the host are computed there, each worker its own part. Those of arrays on GPUs: see devices.py.
-
-    Args:
-        group: the shared state.
-        rank: the worker's number.
+    Each worker averages its own slice of host arrays. For arrays on GPUs, see devices.py.
     """
 
     _on_devices: DeviceMeans | None
@@ -112,32 +99,32 @@ class ThreadCommunicator(Communicator):
         members = sorted((k, rank) for rank, (c, k) in enumerate(asked) if c == color)
         ranks = [rank for _, rank in members]
         first = ranks[0] == self.rank
-        made = ThreadGroup([self.group.ranks[rank] for rank in ranks], self.group.team) if first else None
+        made = ThreadGroup([self.group.ranks[rank] for rank in ranks], self.group.world) if first else None
         group = self._exchange(made)[ranks[0]]
         return self._adopt(ThreadCommunicator(group, ranks.index(self.rank)))
 
     def barrier(self) -> None:
-        self.group.meet(self.rank)
+        self.group.barrier(self.rank)
 
     def check(self) -> None:
-        self.group.team.check(self.group.ranks[self.rank])
+        self.group.world.check(self.group.ranks[self.rank])
 
     def all_gather(self, vector: NDArray[Any]) -> list[NDArray[Any]]:
         self.traffic.all_gather(vector.nbytes, self.size)
         return [theirs.copy() for theirs in self._exchange(vector.copy())]
 
     def send(self, array: Array, to: int) -> None:
-        message, condition = np.array(self._backend.to_host(array)), self.group.team.condition  # a copy
+        message, condition = np.array(self._backend.to_host(array)), self.group.world.condition  # a copy
         self.traffic.message(message.nbytes)
         with condition:
             self.group.messages.setdefault((self.rank, to), deque()).append(message)
             condition.notify_all()
 
     def recv(self, array: Array, source: int) -> None:
-        team, ranks = self.group.team, self.group.ranks
-        with team.condition:
+        world, ranks = self.group.world, self.group.ranks
+        with world.condition:
             messages = self.group.messages.setdefault((source, self.rank), deque())
-            team.wait(ranks[self.rank], lambda: bool(messages), f"worker {ranks[source]} in recv")
+            world.wait(ranks[self.rank], lambda: bool(messages), f"worker {ranks[source]} in recv")
             message = messages.popleft()
         self._put(array, message)
 
@@ -146,7 +133,7 @@ class ThreadCommunicator(Communicator):
         total = sum(w for _, w in contributions)
         if total > 0:
             shares = [w / total for _, w in contributions]
-            # each worker averages its part of all workers' vectors, which shares the work and keeps the bits
+            # reduce-scatter by slices: parallel, and summed in rank order
             for i, host in enumerate(hosts):
                 start, stop = (len(host) * r // self.size for r in (self.rank, self.rank + 1))
                 self._backend.mean_in_place([theirs[i][start:stop] for theirs, _ in contributions], shares)
@@ -156,8 +143,8 @@ class ThreadCommunicator(Communicator):
         return means_on_devices(self._exchange, self.rank, self._backend, self._reduce)
 
     def _exchange(self, value: Any) -> list[Any]:
-        """Return every worker's value by reference, in rank order."""
-        # two alternating sets of slots: before a worker reuses one, all others have read it
+        """Gather every worker's value by reference, in rank order."""
+        # double buffering: a slot is reused only after all workers have read it
         slots = self.group.slots[self._turn]
         self._turn = 1 - self._turn
         slots[self.rank] = value

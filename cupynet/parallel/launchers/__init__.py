@@ -1,1 +1,1 @@
-"""Launchers: what runs one task on every worker."""
+"""Launchers start the workers and run a function on each of them."""

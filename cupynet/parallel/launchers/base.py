@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 
 class Launcher:
-    """Runs the same task on every worker, each with its communicator. Use it as a context manager.
+    """Runs a function on every worker. Use it as a context manager.
 
     After a failure no further task can run.
 
     Args:
-        timeout_s: how long a worker waits for the others, and `close` waits for a running task, in seconds.
+        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
 
     Attributes:
-        workers: the number of workers.
-        first: the lowest rank in this process.
-        sharing: the number of workers that share this process's cores.
+        workers: number of workers.
+        first: lowest rank in this process.
+        sharing: number of workers that share this process's cores.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -48,17 +48,17 @@ class Launcher:
     def run(self, task: Callable[[Communicator], T]) -> T | None:
         """Run `task(communicator)` on every worker. Return rank 0's result in the process of rank 0, None elsewhere.
 
-        The first worker that raises stops the others at their next exchange or check, and its exception is raised here.
+        If a worker raises, the others stop at their next exchange or check, and its exception is raised here.
 
         Raises:
-            RuntimeError: after a failure or `close`, and during another task.
+            RuntimeError: called after a failure or `close`, or during another task.
         """
         if not self._running.acquire(blocking=False):
-            raise RuntimeError("these workers are busy: a task cannot begin in the middle of another")
+            raise RuntimeError("these workers are busy: wait for the running task before starting another one")
         try:
             if not self._usable:
                 raise RuntimeError(
-                    "these workers have failed, been interrupted or closed: create a new ParallelWrapper"
+                    "these workers have failed, been interrupted or closed. Create a new ParallelWrapper"
                 )
             self._inside = {threading.get_ident()}
             return self._run(task)
@@ -75,10 +75,10 @@ class Launcher:
         return not self._running.locked()
 
     def close(self) -> None:
-        """Release the resources that the workers share, unless there was a failure. A second call has no effect.
+        """Release the shared resources, unless there was a failure. A second call has no effect.
 
-        A running task ends with a RuntimeError at the next exchange or check of a worker. `close` waits at most
-        `timeout_s` for it to end. If a thread of the task calls it, it returns at once.
+        A running task ends with a RuntimeError at a worker's next exchange or check. `close` waits up to `timeout_s`
+        for that, but returns at once if a thread of the task calls it.
         """
         usable, self._usable = self._usable, False
         if self._running.acquire(blocking=False):
@@ -88,7 +88,7 @@ class Launcher:
             finally:
                 self._running.release()
             return
-        self._interrupt(RuntimeError("these workers were closed in the middle of a task: close them when it is done"))
+        self._interrupt(RuntimeError("these workers were closed during a task. Close them after it has ended"))
         if threading.get_ident() not in self._inside and self._running.acquire(timeout=self.timeout_s):
             self._running.release()
 
@@ -100,11 +100,11 @@ class Launcher:
         raise NotImplementedError
 
     def _release(self) -> None:
-        """Release the resources that the workers share. No task is running."""
+        """Release the shared resources. Called when no task is running."""
         raise NotImplementedError
 
 
 def note_worker(error: BaseException, rank: int) -> None:
-    """Name the worker in the traceback of an unexpected error."""
+    """Add the worker's rank to the traceback of an unexpected error."""
     if not isinstance(error, CupynetError) and not getattr(error, "__notes__", None):
         annotate(error, f"worker {rank}")

@@ -1,8 +1,8 @@
-"""The job that mpiexec started, and the launcher that makes this process one of its workers.
+"""MPI launcher: makes this process one of the workers of an MPI job.
 
-A rank that fails notifies the others. They receive the notice while they wait, raise `PeerFailed` and end too. At the
-end of the program every rank waits for all others, so that one rank reports the failure and all exit with its code. If
-a rank does not arrive, the others abort the job.
+A rank that fails notifies the others, which raise `PeerFailed` while they wait. At the end of the program all ranks
+wait for each other, so that one rank reports the failure and all exit with its code. If a rank does not arrive, the
+others abort the job.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from cupynet.parallel.launchers.base import Launcher, note_worker
 
 T = TypeVar("T")
 
-START_S = 60.0  # for all ranks to start MPI
-ABORT_S = 5.0  # for MPI to abort the job
-DRAIN_S = 0.5  # for mpiexec to read the last output
+START_S = 60.0  # timeout of MPI startup
+ABORT_S = 5.0  # timeout of MPI_Abort
+DRAIN_S = 0.5  # time for mpiexec to read the last output
 
 log = logging.getLogger(__name__)
 
 
 class MpiJob:
-    """All ranks of this job, seen from this one. Get it by `job()`.
+    """The MPI job of this process. Use `job()` to get it.
 
     Attributes:
-        rank, size: this process's number, and the number of processes.
-        exit_code: of all ranks, after `speaks`.
-        seats: the number of each rank on its machine.
-        on_machine: the number of ranks on this rank's machine.
-        sharing: the number of ranks that share this rank's cores, including itself.
-        library: the name of the MPI library, such as `MPICH`.
+        rank, size: rank of this process, and number of ranks.
+        exit_code: exit code of all ranks, set by `speaks`.
+        seats: local rank of each rank.
+        on_machine: number of ranks on this machine.
+        sharing: number of ranks that share this rank's cores, including itself.
+        library: name of the MPI library, such as `MPICH`.
     """
 
     def __init__(self) -> None:
@@ -68,18 +68,18 @@ class MpiJob:
             self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
 
     def communicator(self) -> Communicator:
-        """Return a communicator of all ranks, which counts what it sends from 0."""
+        """Return a communicator of all ranks with a new traffic counter."""
         return SerialCommunicator() if self.size == 1 else MpiCommunicator(self._comm, self.ranks)
 
     def agree(self, settings: Mapping[str, object]) -> None:
-        """Raise ConfigError, on every rank, if the ranks were given different settings."""
+        """Raise ConfigError on every rank if the ranks have different settings."""
         given = [json.loads(text) for text in self._gather(json.dumps(settings, default=repr))]
         for rank, each in enumerate(given):
             for key in given[0] | each:
                 first, other = given[0].get(key, "missing"), each.get(key, "missing")
                 if first != other:
                     raise ConfigError(
-                        f"is {json.dumps(first)} on rank 0, {json.dumps(other)} on rank {rank}: all ranks must have "
+                        f"is {json.dumps(first)} on rank 0 but {json.dumps(other)} on rank {rank}. All ranks must have "
                         "the same settings and version of cupynet",
                         setting=key,
                     )
@@ -89,22 +89,21 @@ class MpiJob:
         return self._gather(text)[0]
 
     def first_word(self, text: str) -> str:
-        """Return the first text that is not empty, by rank, on every rank; "" if all are."""
+        """Return the first text, by rank, that is not empty; "" if all are empty."""
         return next(filter(None, self._gather(text)), "")
 
     def _gather(self, text: str) -> list[str]:
-        """Return every rank's text."""
         content = text.encode(errors="surrogateescape")  # a path may contain any bytes
         texts = self.communicator().all_gather(np.frombuffer(content, np.uint8))
         return [each.tobytes().decode(errors="surrogateescape") for each in texts]
 
     def announce(self, error: BaseException) -> None:
-        """Notify the other ranks that this one failed with `error`, unless it stops because of another rank."""
+        """Notify the other ranks that this one failed with `error`, unless another rank caused it."""
         if not isinstance(error, PeerFailed):
             self.ranks.announce(exit_code(error))
 
     def speaks(self, error: BaseException) -> bool:
-        """Return True if this rank, which ends with `error`, is the one to report it: the lowest that failed.
+        """Return True if this rank should report the error that ends it: the lowest rank that failed does.
 
         Waits for the other ranks, and sets `exit_code`.
         """
@@ -116,13 +115,13 @@ class MpiJob:
         return first == self.rank and not isinstance(error, PeerFailed)
 
     def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        """Take the place of sys.excepthook: one rank shows the exception, and all leave with its exit code."""
+        """Replacement of sys.excepthook: one rank prints the exception, and all exit with its exit code."""
         if self.speaks(error):
             self._excepthook(kind, error, traceback)
         raise SystemExit(self.exit_code)
 
     def _leave(self) -> None:
-        """End MPI at the end of the program, or abort the job if a rank does not arrive."""
+        """Finalize MPI at the end of the program, or abort the job if a rank does not arrive."""
         if self._mpi.Is_finalized():
             return
         if self._met is None:
@@ -144,16 +143,16 @@ class MpiJob:
         _drain()
         with _limited(ABORT_S):
             self._mpi.COMM_WORLD.Abort(code)
-        os._exit(code)  # it returns if mpiexec cannot be reached
+        os._exit(code)  # Abort returns if mpiexec cannot be reached
 
 
 @contextmanager
 def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
-    """End this process if a call to MPI that blocks does not return in time.
+    """Kill this process if a blocking MPI call does not return in time.
 
-    Such a call holds the interpreter's lock, so only the thread of faulthandler can do it.
+    Such a call holds the GIL, so only faulthandler's thread can do it.
 
-    file: where to print the traceback; nowhere by default.
+    file: file descriptor for the traceback; None discards it.
     """
     with open(os.devnull, "w") as nowhere:
         faulthandler.dump_traceback_later(seconds, exit=True, file=nowhere if file is None else file)
@@ -164,10 +163,10 @@ def _limited(seconds: float, file: int | None = None) -> Iterator[None]:
 
 
 def job() -> MpiJob:
-    """Return this process's job, and start MPI if that has not been done.
+    """Return this process's job, starting MPI if necessary.
 
     Raises:
-        ConfigError: MPI cannot be used, or MPI and the launcher disagree about the rank of this process.
+        ConfigError: MPI is unavailable, or disagrees with the launcher about the rank of this process.
     """
     found = _start()
     wrong = disagreement(found.rank, found.size, found.library)
@@ -180,15 +179,13 @@ def job() -> MpiJob:
 
 @cache
 def _start() -> MpiJob:
-    """Start MPI.
+    """Start MPI. If that fails, this process kills itself when its program ends.
 
-    Raises:
-        ConfigError: MPI cannot be used. This process then kills itself at the end of its program, because mpiexec does
-            not notice if a rank leaves before it has started MPI, and the others would wait for it.
+    mpiexec does not notice that a rank leaves before it has started MPI, and the other ranks would wait for it.
     """
     process = started()
     try:
-        with _limited(START_S + 2 * bool(process and process.rank), file=2):  # rank 0 fails first, and mpiexec ends all
+        with _limited(START_S + 2 * bool(process and process.rank), file=2):  # rank 0 first, so that one rank reports
             return MpiJob()
     except BaseException:
         if process is not None:
@@ -197,26 +194,26 @@ def _start() -> MpiJob:
 
 
 def _die() -> None:
-    """End this process by a signal, so that mpiexec ends the others."""
+    """Kill this process by a signal, so that mpiexec ends the others."""
     _drain()
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _drain() -> None:
-    """Give mpiexec time to read the last output: at an abort it may drop the rest."""
+    """Wait until mpiexec has read the last output, which it may drop on an abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     time.sleep(DRAIN_S)
 
 
 class MpiLauncher(Launcher):
-    """Makes this process one of the workers, as many as there are ranks.
+    """Makes this process one of the workers of an MPI job, one per rank.
 
-    After a failure nothing more can be run, and the whole job ends when this program does.
+    After a failure nothing more can be run, and the whole job ends with this program.
 
     Args:
-        timeout_s: how long a worker waits for the others, and `close` waits for a running task, in seconds. It also
-            applies at the end of the program, so it must be longer than the work of a single rank after the last fit.
+        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task. It also
+            applies at the end of the program, so it must exceed the time that a rank works alone after the last fit.
     """
 
     def __init__(self, timeout_s: float = 300.0) -> None:

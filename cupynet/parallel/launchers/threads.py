@@ -1,4 +1,4 @@
-"""The launcher of workers that are threads of this process."""
+"""Thread launcher: workers are threads of this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from cupynet.core.checks import integer
-from cupynet.parallel.communicators.base import LOOK_S, Communicator, PeerFailed, SerialCommunicator, Timeout
+from cupynet.parallel.communicators.base import POLL_S, Communicator, PeerFailed, SerialCommunicator, Timeout
 from cupynet.parallel.communicators.threads import ThreadCommunicator, ThreadGroup
 from cupynet.parallel.launchers.base import Launcher, note_worker
 
@@ -17,19 +17,19 @@ T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 5.0  # how long the others may take to notice that a worker failed
-WAKE_S = 0.2  # how often the waiting main thread lets Python run signal handlers
-INTERRUPTED = -1  # the failed rank if the caller of `run` or `close` ended the task
+GRACE_S = 5.0  # time for the other workers to notice a failure
+WAKE_S = 0.2  # how often the main thread wakes up to let Python run signal handlers
+INTERRUPTED = -1  # takes the place of the failed rank if the caller of `run` or `close` ended the task
 
 
 class ThreadLauncher(Launcher):
-    """Workers in threads, which are started for each task. A single worker runs in the calling thread.
+    """Runs workers in threads, started for each task. A single worker runs in the calling thread.
 
-    A worker that hangs is abandoned; if it wakes up, its thread ends.
+    A worker that hangs is abandoned; its thread ends if it wakes up.
 
     Args:
-        workers: the number of threads.
-        timeout_s: how long a worker waits for the others, and `close` waits for a running task, in seconds.
+        workers: number of threads.
+        timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -45,7 +45,7 @@ class ThreadLauncher(Launcher):
 
     def _interrupt(self, error: BaseException) -> None:
         self._alone.failure = error
-        self._group.team.fail(INTERRUPTED, error)
+        self._group.world.fail(INTERRUPTED, error)
 
     def _release(self) -> None:
         if self.workers > 1:
@@ -54,7 +54,7 @@ class ThreadLauncher(Launcher):
     def _run(self, task: Callable[[Communicator], T]) -> T | None:
         if self.workers == 1:
             return task(self._alone)
-        team, results = self._group.team, dict[int, T]()
+        world, results = self._group.world, dict[int, T]()
 
         def work(communicator: ThreadCommunicator) -> None:
             self._inside.add(threading.get_ident())
@@ -63,7 +63,7 @@ class ThreadLauncher(Launcher):
             except BaseException as error:
                 if not isinstance(error, PeerFailed):
                     note_worker(error, communicator.rank)
-                    team.fail(communicator.rank, error)
+                    world.fail(communicator.rank, error)
 
         threads = [
             threading.Thread(target=work, args=[each], name=f"cupynet worker {each.rank}", daemon=True)
@@ -72,26 +72,25 @@ class ThreadLauncher(Launcher):
         try:
             for thread in threads:
                 thread.start()
-            # The system may deliver a signal to any thread, but Python runs its handler in the main thread alone, and
-            # not while that thread is blocked.
+            # Python runs signal handlers only in the main thread, and not while it is blocked.
             for thread in threads:
-                while thread.is_alive() and team.failure is None:
+                while thread.is_alive() and world.failure is None:
                     thread.join(WAKE_S)
-        except BaseException as error:  # a KeyboardInterrupt: the workers must stop too
-            team.fail(INTERRUPTED, error)
+        except BaseException as error:  # such as KeyboardInterrupt; the workers must stop too
+            world.fail(INTERRUPTED, error)
             self._stop(threads)
             raise
-        if team.failure is not None:
+        if world.failure is not None:
             self._stop(threads)
-            log.info("worker %d failed; the others were stopped", team.failed_rank)
-            raise team.failure
+            log.info("worker %d failed; the others were stopped", world.failed_rank)
+            raise world.failure
         return results[0]
 
     def _stop(self, threads: list[threading.Thread]) -> None:
-        """After a failure, abort collectives on devices, and wait for the workers for a grace period.
+        """Abort device collectives after a failure, and wait for the workers for a grace period.
 
-        Every NCCL rank must be aborted, and a worker that is blocked on its device cannot do so itself. Each rank is
-        aborted in a separate thread, because one abort may wait for another.
+        Every NCCL rank must be aborted, and a worker blocked on its device cannot do so itself. Each abort has a thread
+        of its own, because one may wait for another.
         """
         aborts = [threading.Thread(target=_abandon, args=[each], daemon=True) for each in self._communicators]
         for thread in aborts:
@@ -99,7 +98,7 @@ class ThreadLauncher(Launcher):
         timeout = Timeout(GRACE_S)
         for thread in (*aborts, *threads):
             while thread.is_alive() and not timeout.expired():
-                thread.join(LOOK_S)
+                thread.join(POLL_S)
 
 
 def _abandon(communicator: Communicator) -> None:

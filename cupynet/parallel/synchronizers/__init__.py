@@ -1,1 +1,1 @@
-"""Synchronizers: what keeps replicas together."""
+"""Synchronization methods for data-parallel training."""

@@ -1,10 +1,10 @@
-"""Parameter averaging: replicas train alone and are averaged from time to time.
+"""Parameter averaging: replicas train independently and are averaged periodically (local SGD).
 
-An average weights each replica by the samples it has seen since the last one. With frequency 1 and a linear optimizer
-(SGD, momentum, Nesterov, without clipping) W replicas therefore equal one on the concatenated batch, also with short
-batches and a last round with fewer workers.
+Each replica is weighted by the number of samples since the last averaging step. With frequency 1 and a linear optimizer
+(SGD, momentum, Nesterov, without clipping), W replicas therefore equal one replica on the concatenated batch. This also
+holds for short batches and for a last iteration with fewer workers.
 
-Buffers (running statistics) are averaged with the weights, always exactly; an outer step moves only weights.
+Buffers (running statistics) are averaged with the weights in full precision. An outer step changes only weights.
 """
 
 from __future__ import annotations
@@ -27,22 +27,23 @@ UNMEASURED: Spread = (math.nan, {})
 
 
 class ParameterAveraging(Synchronizer):
-    """Every k iterations all replicas get the weighted mean of their weights (local SGD; Deeplearning4j's AVERAGING).
+    """Replaces the weights of all replicas by their weighted mean every k iterations (local SGD).
 
-    A single replica is never averaged: nothing is sent, and there is no outer step.
+    This is Deeplearning4j's AVERAGING. A single replica is never averaged: nothing is sent, and there is no outer step.
 
     Args:
-        averaging_frequency: k, for averages after iterations k, 2k, 3k ... of the whole training; or `epoch`, or `end`;
-            or a schedule such as `PostLocal` or `Adaptive`. Replicas are always averaged at the end of a fit, and at
-            the end of an evaluated epoch (except with `end`, which allows an evaluation only at the end of the fit).
+        averaging_frequency: k, to average after iterations k, 2k, 3k ... of the whole training; or `epoch`, or `end`;
+            or a schedule such as `PostLocal` or `Adaptive`. Replicas are always averaged at the end of a fit and before
+            an evaluation. With `end`, evaluation is possible only at the end of the fit.
         average_updaters: True to average the optimizer state with the weights.
-        report_score: True to compute `Average.score`, which reads the losses from the device once per average.
-        measure_every: measure the drift at the first average in each period of this many iterations, and at
-            averages that end an epoch or a fit; 0: never (unless the schedule depends on it).
+        report_score: True to compute `Average.score`, which reads the losses from the device at each averaging step.
+        measure_every: measure the drift at the first averaging step in each period of this many iterations, and at the
+            end of an epoch or a fit. 0: never, unless the schedule depends on it.
         transfer_dtype: `full` sends weights in their own precision. `half` sends their differences from the last
-            average in 16 bits, see `half_mean`. Replicas are bit-identical afterwards with both. Optimizer vectors
-            without negative values, such as means of squares, have none afterwards either.
-        outer_optimizer: takes a step after every average: `slowmo`, `diloco`, or an `OuterOptimizer`. None: no step.
+            average in 16 bits, see `half_mean`. Both leave all replicas bit-identical, and keep nonnegative optimizer
+            vectors, such as means of squares, nonnegative.
+        outer_optimizer: takes a step after every averaging step: `slowmo`, `diloco`, or an `OuterOptimizer`; None for
+            no outer step.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -67,9 +68,9 @@ class ParameterAveraging(Synchronizer):
         self.measure_every = integer("measure_every", measure_every, 0)
         self.transfer_dtype = one_of("transfer_dtype", transfer_dtype, TRANSFER_DTYPES)
         self.outer_optimizer = outer_optimizer_of(outer_optimizer)
-        self._tally = Tally()  # since the last average
+        self._tally = Tally()  # since the last averaging step
         self._measured = -1  # index of the last `measure_every` period with a measurement
-        self._common: list[Array] = []  # the shared vectors after the last average, if they are needed
+        self._common: list[Array] = []  # the shared vectors after the last averaging step, if needed
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
         super().start(replica, communicator)
@@ -140,19 +141,19 @@ class ParameterAveraging(Synchronizer):
         return float(state["tally"]["samples"]), {**state, "tally": Tally().state()}
 
     def _average(self, replica: ReplicaView, iteration: int | None) -> Average:
-        """Average. iteration: the one just trained; None at the end of an epoch or of the fit."""
+        """Average the replicas. iteration: the last one (from 0); None at the end of an epoch or fit."""
         score = self._tally.gather(replica, self.communicator, iteration)
         measure = self._measure(iteration)
         if self.communicator.size == 1:
             average = Average(score, 0.0 if measure else math.nan)
         else:
-            average = Average(score, *self._meet(replica, measure=measure))
+            average = Average(score, *self._synchronize(replica, measure=measure))
         self._tally.clear()
         self.schedule.averaged(average.drift)
         return average
 
     def _measure(self, iteration: int | None) -> bool:
-        """Return True if the average after `iteration` measures the drift."""
+        """Return True if the averaging step after `iteration` measures the drift."""
         if self.schedule.measures:
             return True
         if not self.measure_every or iteration is None:
@@ -162,8 +163,7 @@ class ParameterAveraging(Synchronizer):
         self._measured = iteration // self.measure_every
         return True
 
-    def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
-        """Average the replicas, take the outer optimizer's step and publish the weights."""
+    def _synchronize(self, replica: ReplicaView, *, measure: bool) -> Spread:
         own = replica.params.master.copy() if measure else None
         self._mean(self.shared(replica), self._tally.samples, exact=replica.params.running)
         samples, mean = self._tally.samples, replica.params.master
@@ -175,7 +175,7 @@ class ParameterAveraging(Synchronizer):
         return found
 
     def _mean(self, vectors: list[Array], weight: float, exact: Sequence[Array] = ()) -> None:
-        """Overwrite the vectors with their mean over the workers; `exact`: those never sent in half precision."""
+        """Overwrite the vectors with their mean over the workers. exact: vectors always sent in full precision."""
         if self.transfer_dtype == "full":
             parts = [part for vector in vectors for part in self._replica.params.trained(vector)]
             self.communicator.allreduce_mean([*parts, *exact], weight)
@@ -196,17 +196,17 @@ class ParameterAveraging(Synchronizer):
                 state[...] = self._replica.backend.xp.maximum(state, floor)
 
     def _remember(self, replica: ReplicaView) -> None:
-        """Keep the common vectors of all replicas."""
         for common, vector in zip(self._common, self.shared(replica), strict=False):
             common[...] = vector
 
 
 def spread(communicator: Communicator, replica: ReplicaView, own: Array, mean: Array, weight: float) -> Spread:
-    """Return the largest relative distance of a replica from the mean, of all weights and by layer.
+    """Return the largest relative distance of a replica from the mean: of all weights, and by layer.
 
     Args:
-        own, mean: this replica's weights, and the mean of all, (P,).
-        weight: of this replica in the mean; replicas without weight are ignored. `UNMEASURED` if only one has a weight.
+        own, mean: (P,) weights of this replica, and their mean over all replicas.
+        weight: this replica's weight in the mean. Replicas of weight 0 are ignored; if only one remains, the result is
+            `UNMEASURED`.
     """
     layers: dict[str, list[tuple[Array, Array]]] = {}
     for (name, mine), (_, common) in zip(replica.params.views(own), replica.params.views(mean), strict=True):

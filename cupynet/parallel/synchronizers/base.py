@@ -1,8 +1,8 @@
 """The base class of synchronizers.
 
-The constructor takes settings only, so that a configuration can name it; `start` binds it to a replica. It keeps what
-is needed between fits (residuals, momentum). Every method is called on every worker in every round, with a batch or
-without one, because each may contain collective operations.
+The constructor takes only settings; `start` binds the synchronizer to a replica. State such as residuals and momentum
+persists between fits. All workers call every method in every iteration, even without a batch, because methods may
+contain collectives.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
 
 @dataclass(frozen=True)
 class Average:
-    """The findings of one average; the same on every worker.
+    """Statistics of one averaging step, identical on all workers.
 
     Attributes:
-        score: the mean loss of all samples that the replicas trained on since the last average; NaN if unknown.
-        drift: the largest relative distance |w_r - mean| / |mean| of a replica that counts in the mean; NaN if it
-            was not measured.
-        drift_by_layer: the same for the weights of each layer, by its name; empty if it was not measured.
+        score: mean loss over all samples since the last averaging step; NaN if unknown.
+        drift: largest relative distance |w_r - mean| / |mean| over replicas with nonzero weight; NaN if not measured.
+        drift_by_layer: the same for the weights of each layer, by layer name; empty if not measured.
     """
 
     score: float
@@ -38,7 +37,7 @@ class Average:
     drift_by_layer: Mapping[str, float] = field(default_factory=dict)
 
     def over(self, stages: Communicator) -> Average:
-        """Return the average over all stages. Its drift is the largest of a stage, an upper bound of the whole."""
+        """Return the average over all stages. Its drift is the largest of any stage, an upper bound of the total."""
         if stages.size == 1 or math.isnan(self.drift):
             return self
         own = json.dumps([self.drift, {name: float(apart) for name, apart in self.drift_by_layer.items()}])
@@ -48,11 +47,10 @@ class Average:
 
 
 class Synchronizer:
-    """Keeps replicas together. The base class does nothing: it is for a single replica.
+    """Base class of synchronization methods. The base class does nothing and is for a single replica.
 
-    A subclass overrides `before_update`, `after_update` or `finish`, and `state` and `restore` if it has a state, and
-    the other methods only if needed. Example: average the gradients in every iteration, so that all replicas stay
-    identical.
+    A subclass overrides `before_update`, `after_update` or `finish`; if it has state, also `state` and `restore`.
+    Example: average the gradients in every iteration, so that replicas stay identical.
 
         class GradientMean(Synchronizer):
             def before_update(self, replica, samples):
@@ -60,14 +58,13 @@ class Synchronizer:
 
     Attributes:
         communicator: connects this replica to the others; exists after `start`.
-        schedule: decides when replicas are averaged; None: `after_update` acts in every iteration.
+        schedule: decides when replicas are averaged; None if `after_update` acts in every iteration.
         average_updaters: True if identical replicas have identical optimizer state.
-        shares_gradients: True if `before_update` shares gradients. All replicas then move in every round, also one
-            without a batch; they have one loss scale, and the gradient norm is computed again before clipping. False if
-            each replica makes its own steps. True by default in a class with a `before_update`, unless a base class
-            sets it.
-        may_run_ahead: True if nothing looks at the replica before an average is due, so that a GPU may run several
-            rounds ahead of the host; before it looks, it then calls `replica.complete()`.
+        shares_gradients: True if `before_update` shares gradients. Then all replicas, even those without a batch,
+            update in every iteration; they share one loss scale; and the gradient norm is recomputed before clipping.
+            By default, True in a class with a `before_update`, unless a base class sets it.
+        may_run_ahead: True if a GPU may run several iterations ahead of the host, because the replica is read only when
+            an average is due, after `replica.complete()`.
     """
 
     communicator: Communicator
@@ -84,40 +81,42 @@ class Synchronizer:
 
     @property
     def averaging_frequency(self) -> int | str | None:
-        """Iterations between averages, or `epoch`, or `end`; None if there is no such rule."""
+        """Iterations between averaging steps, or `epoch`, or `end`; None if there is no fixed frequency."""
         return None if self.schedule is None else self.schedule.averaging_frequency
 
     @property
     def evaluates(self) -> bool:
-        """True if every epoch can be evaluated, because replicas are identical then."""
+        """True if every epoch can be evaluated, because replicas are identical at that time."""
         return self.schedule is None or self.schedule.evaluates
 
     def check(self, workers: int, stages: int = 1) -> None:
-        """Check the number of replicas and of the stages of each, before anything is started. Overrides call `super`.
+        """Validate the number of replicas and of stages per replica before anything is started.
+
+        Overrides must call `super().check`.
 
         Raises:
-            ConfigError: the base class itself with several workers; or stages and a schedule that measures replicas,
-                on which they would decide differently and wait for each other forever.
+            ConfigError: the base class is used with several workers, or stages are combined with an adaptive schedule.
+                The stages would measure different drifts, disagree about the schedule and deadlock.
         """
         if type(self) is Synchronizer and workers > 1:
             raise ConfigError(
-                f"Synchronizer itself is for a single worker, and there are {workers}: use ParameterAveraging or "
+                f"Synchronizer itself supports a single worker, but there are {workers}. Use ParameterAveraging or "
                 "another subclass"
             )
         if stages > 1 and self.schedule is not None and self.schedule.measures:
             raise ConfigError(
-                f"{type(self).__name__} averages when its measurements say so, and each stage of a pipeline measures "
-                "something else: use a number of iterations"
+                f"{type(self).__name__} uses an adaptive schedule, which pipelines do not support because each stage "
+                "measures its own drift. Use a number of iterations"
             )
 
     def start(self, replica: ReplicaView, communicator: Communicator) -> None:
-        """Bind to a worker's replica. Called once."""
+        """Bind to a replica. Called once."""
         self.communicator = communicator
 
     def begin(self, replica: ReplicaView) -> None:
         """Called before a fit, and before an evaluation outside a fit.
 
-        Replicas that should be identical get the weights of rank 0, which the user may have changed.
+        Broadcasts the weights of rank 0, which the user may have changed, if replicas should be identical.
         """
         if self.identical and self.communicator.size > 1:
             for vector in (*self.shared(replica), *replica.params.running):
@@ -125,21 +124,21 @@ class Synchronizer:
             replica.params.publish()
 
     def shared(self, replica: ReplicaView) -> list[Array]:
-        """Return the flat vectors (P,), besides the buffers, that are equal on identical replicas."""
+        """Return the flat vectors (P,), apart from buffers, that are equal on identical replicas."""
         return [replica.params.master, *(replica.optimizer_state.values() if self.average_updaters else ())]
 
     def before_update(self, replica: ReplicaView, samples: int) -> None:
-        """Called after the gradients of a round.
+        """Called after the gradients of an iteration are computed.
 
-        samples: the size of this worker's batch; 0 without one, and the gradients are zero.
+        samples: this worker's batch size; 0 without a batch, with zero gradients.
         """
 
     def after_update(self, replica: ReplicaView, iteration: int) -> Average | None:
-        """Called after iteration `iteration` (from 0). Return the average, if any; the same on every worker."""
+        """Called after iteration `iteration` (from 0). Return the average, if any; it is the same on every worker."""
         return None
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
-        """Called at the end of an `epoch`, of an epoch to be evaluated (`evaluation`) and of a `fit`.
+        """Called at the end of each epoch (`epoch`), before each evaluation (`evaluation`) and at the end of a `fit`.
 
         Return the average, if any. After a `fit` all replicas must be identical.
         """
@@ -147,23 +146,23 @@ class Synchronizer:
 
     @property
     def identical(self) -> bool:
-        """True if all replicas hold the same weights now, so that each of them is the model."""
+        """True if all replicas currently hold the same weights."""
         return True
 
     def __str__(self) -> str:
-        """Describe the method in a few words."""
-        return f"kept together by {type(self).__name__}"
+        """Return a short description of the method."""
+        return f"synchronized by {type(self).__name__}"
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: numbers, and arrays on the host, by name."""
+        """Return the state for a checkpoint: numbers and host arrays, by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore what `state` returned."""
 
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
-        """Return a replica's weight in the mean of all, and its state once all have become that mean.
+        """Return this replica's averaging weight, and its state after averaging.
 
-        Called when a run resumes with another number of workers. state: what that replica's `state` returned.
+        Called when a run resumes with another number of workers. state: this replica's result of `state`.
         """
         return 1.0, dict(state)

@@ -1,4 +1,4 @@
-"""Elastic averaging: replicas are pulled towards a common centre but stay different."""
+"""Elastic averaging: replicas are pulled towards a common center but stay different."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from cupynet.parallel.synchronizers.base import Average
 from cupynet.parallel.synchronizers.replica_view import ReplicaView, Tally
 from cupynet.parallel.synchronizers.schedule import AveragingSchedule, Moment
 
-SHARE = 0.9  # of the way to the mean that the centre moves by default; beta in the paper
+SHARE = 0.9  # pull times workers by default; beta in the paper
 
 
 class ElasticAveraging(ParameterAveraging):
-    """Every k iterations replicas and a centre attract each other (synchronous EASGD, Zhang et al. 2015, 1412.6651).
+    """Elastic averaging: every k iterations, replicas and a center attract each other.
 
-    Each replica moves by the fraction `pull` of its distance towards the centre. The centre moves by `pull` x workers
-    towards the mean of the replicas, weighted by the samples since the last pull. Replicas stay different until the end
-    of a fit or of an evaluated epoch. Then, after one last pull, all adopt the centre, which is bit-identical on all
-    workers. Buffers are not pulled: the centre gets their mean, weighted by the samples since replicas last adopted it.
+    Synchronous EASGD of Zhang et al. 2015 (1412.6651). Each replica moves towards the center by the fraction `pull` of
+    their distance. The center moves towards the mean of the replicas by the fraction `pull` x workers. The mean is
+    weighted by the samples since the last step. Replicas stay different until an evaluation or the end of a fit. Then,
+    after one last step, all adopt the center, which is bit-identical on all workers. Buffers are not pulled. They are
+    averaged when replicas adopt the center, weighted by the samples since the last time.
 
     Args:
-        averaging_frequency, report_score, measure_every, transfer_dtype: see `ParameterAveraging`; `half` sends
-            differences from the centre.
-        pull: alpha of the paper, at most 1 / workers; by default 0.9 / workers, as there.
-        average_updaters: True to average the optimizer state when all replicas adopt the centre.
+        averaging_frequency, report_score, measure_every, transfer_dtype: see `ParameterAveraging`. `half` sends
+            differences from the center.
+        pull: alpha of the paper, at most 1 / workers; 0.9 / workers by default.
+        average_updaters: True to average the optimizer state when all replicas adopt the center.
 
     Raises:
-        ConfigError: an argument is invalid; in `check`, if the centre would overshoot the mean.
+        ConfigError: an argument is invalid, or in `check`, `pull` exceeds 1 / workers.
     """
 
     def __init__(
@@ -53,14 +54,14 @@ class ElasticAveraging(ParameterAveraging):
             transfer_dtype=transfer_dtype,
         )
         self.pull = None if pull is None else number("pull", pull, above=0, also=", or null for 0.9 / workers")
-        self._alpha = self.pull or 0.0  # 0: unknown before `start`
-        self._apart = Tally(losses=False)  # since all replicas adopted the centre
+        self._alpha = self.pull or 0.0  # set in `start`
+        self._apart = Tally(losses=False)  # since all replicas adopted the center
 
     def check(self, workers: int, stages: int = 1) -> None:
         super().check(workers, stages)
         if self.pull is not None and workers > 1 and self.pull * workers > 1:
             raise ConfigError(
-                f"must be at most {1 / workers:g} with {workers} workers: the centre moves {workers} times as far, and "
+                f"must be at most 1 / workers, which is {1 / workers:g} with {workers} workers. Otherwise the center "
                 "would overshoot the mean of the replicas",
                 setting="pull",
                 value=f"{self.pull:g}",
@@ -71,7 +72,7 @@ class ElasticAveraging(ParameterAveraging):
         self._apart = replica.tally(losses=False)
         self._alpha = SHARE / communicator.size if self.pull is None else self.pull
         if communicator.size > 1:
-            self._common = [replica.params.master.copy()]  # the centre
+            self._common = [replica.params.master.copy()]  # the center
 
     def finish(self, replica: ReplicaView, moment: Moment) -> Average | None:
         replica.complete()
@@ -94,7 +95,7 @@ class ElasticAveraging(ParameterAveraging):
 
     def __str__(self) -> str:
         pull = f"{self._alpha:.3g}" if self._alpha else "0.9 / workers"
-        return f"pulled to a centre by {pull} {self.schedule}{', sent as half' * (self.transfer_dtype == 'half')}"
+        return f"pulled to a center by {pull} {self.schedule}{', sent as half' * (self.transfer_dtype == 'half')}"
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "apart": self._apart.rounds, "seen": self._apart.samples}
@@ -106,13 +107,12 @@ class ElasticAveraging(ParameterAveraging):
     def merge(self, state: Mapping[str, Any]) -> tuple[float, dict[str, Any]]:
         return float(state["seen"]), {**super().merge(state)[1], "apart": 0, "seen": 0}
 
-    def _meet(self, replica: ReplicaView, *, measure: bool) -> Spread:
-        """Pull replica and centre towards each other."""
-        own, (centre,) = replica.params.master, self._common
+    def _synchronize(self, replica: ReplicaView, *, measure: bool) -> Spread:
+        own, (center,) = replica.params.master, self._common
         mean: Array = own.copy()
         self._mean([mean], self._tally.samples)
         found = spread(self.communicator, replica, own, mean, self._tally.samples) if measure else UNMEASURED
-        own += self._alpha * (centre - own)
-        centre += self._alpha * self.communicator.size * (mean - centre)
+        own += self._alpha * (center - own)
+        center += self._alpha * self.communicator.size * (mean - center)
         replica.params.publish()
         return found

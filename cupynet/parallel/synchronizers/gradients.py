@@ -31,27 +31,27 @@ _encoding = encoding  # the constructor's argument has its name
 
 
 class GradientSharing(Synchronizer):
-    """All replicas make the same step in every iteration.
+    """Exchanges gradients in every iteration, so that all replicas make the same step.
 
-    Without an encoding each optimizer gets the mean of the gradients over all samples of the round. This equals one
-    replica on the concatenated batch with any optimizer, and with clipping. A worker without a batch makes the same
+    Without an encoding, each optimizer gets the mean gradient over all samples of the iteration. This equals one
+    replica on the concatenated batch for any optimizer, with or without clipping. Workers without a batch make the same
     step.
 
-    With an encoding (Deeplearning4j's SHARED_GRADIENTS) each optimizer makes an update from its own gradients, and its
-    large elements are sent to all (see `ThresholdEncoding`). Weights are bit-identical on all replicas; optimizer state
-    (momentum) differs. Residuals are kept across epochs and fits, and not added to the weights at the end of a fit. The
-    host encodes: with a GPU the weights are copied both ways in every iteration.
+    With an encoding (Deeplearning4j's SHARED_GRADIENTS), each optimizer computes an update from its own gradients and
+    sends the large elements to all workers (see `ThresholdEncoding`). Weights are bit-identical on all replicas, but
+    optimizer state (momentum) differs. Residuals persist across epochs and fits and are not added to the weights at the
+    end of a fit. The host encodes, so with a GPU the weights are copied both ways in every iteration.
 
-    Buffers (running statistics) are averaged in every iteration too, exactly, weighted by samples. A single replica
-    shares nothing.
+    Buffers (running statistics) are averaged in every iteration in full precision, weighted by samples. A single
+    replica sends nothing.
 
     Args:
-        encoding: None for the exact gradients; `threshold`, or a `ThresholdEncoding`.
-        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does with updates: steps then grow with the
+        encoding: None for exact gradients; `threshold`, or a `ThresholdEncoding`.
+        reduce: `mean`, weighted by samples; or `sum`, as Deeplearning4j does for updates, where steps grow with the
             number of workers.
-        transfer_dtype: precision in which exact gradients are sent: `full`, their own; `half`, 16 bits, see
-            `half_mean`. Not with an encoding.
-        report_score: compute `Average.score` (reads the losses from the device).
+        transfer_dtype: precision in which exact gradients are sent: `full`, their own, or `half`, 16 bits (see
+            `half_mean`). `half` cannot be combined with an encoding.
+        report_score: True to compute `Average.score`, which reads the losses from the device.
         score_every: iterations between scores.
 
     Raises:
@@ -99,12 +99,10 @@ class GradientSharing(Synchronizer):
             self._remember(replica)
 
     def _remember(self, replica: ReplicaView) -> None:
-        """Keep the common weights, from which the next updates are computed."""
         self._common[...] = replica.backend.to_host(replica.params.master)
 
     @property
     def _encoder(self) -> ThresholdEncoding | None:
-        """The encoding; None for a single replica."""
         return self.encoding if self.communicator.size > 1 else None
 
     def shared(self, replica: ReplicaView) -> list[Array]:
@@ -149,7 +147,6 @@ class GradientSharing(Synchronizer):
         return 1.0, {**state, "tally": Tally().state()}
 
     def _share_gradients(self, params: Params, samples: int) -> None:
-        """Overwrite the gradients (P,) with those of all workers, and the buffers with their mean."""
         grad, together = params.grad, self.transfer_dtype == "full" and self.reduce == "mean"
         finite, weight = is_finite(grad), samples if self.reduce == "mean" else 1
         if self.transfer_dtype == "full":
@@ -166,14 +163,13 @@ class GradientSharing(Synchronizer):
             grad *= self.communicator.size
 
     def _share_updates(self, replica: ReplicaView, encoder: ThresholdEncoding) -> None:
-        """Replace this worker's own update by those that all workers sent."""
         params, common = replica.params, self._common
         np.subtract(replica.backend.to_host(params.master), common, out=self._update)
         message = encoder.encode(self._update, self._samples).vector()
         sent = [Message.of(each) for each in self.communicator.all_gather(message)]
         refuse_divergence([each.finite for each in sent], self._next - 1)
         total = sum(each.samples for each in sent)
-        for each in sent:  # in rank order, so that the sums are the same everywhere
+        for each in sent:  # in rank order, so that all workers compute the same sums
             if each.samples:  # a worker without a batch sends nothing
                 each.add_to(common, each.samples / total if self.reduce == "mean" else 1.0)
         if params.running:
@@ -182,7 +178,6 @@ class GradientSharing(Synchronizer):
         params.publish()
 
     def _score(self, replica: ReplicaView, iteration: int | None) -> Average:
-        """Return the score of all replicas since the last one."""
         score = self._tally.gather(replica, self.communicator, iteration)
         self._tally.clear()
         return Average(score, math.nan)

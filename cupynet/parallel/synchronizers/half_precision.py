@@ -1,4 +1,4 @@
-"""Means of vectors that are sent in half precision."""
+"""Averaging with half-precision transfer."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from cupynet.backend.array import Array
 from cupynet.parallel.communicators.base import Communicator
 
 TRANSFER_DTYPES = ("full", "half")
-RESOLUTION = 2.0**-10  # of a mean in 16 bits, which is rounded twice
-LARGEST = 15  # a magnitude below 2^15 is finite in 16 bits; so is the mean of several
-SHIFTS = 120  # factors are powers of two that single precision has
+RESOLUTION = 2.0**-10  # relative error of a 16-bit mean, which is rounded twice
+LARGEST = 15  # float16 holds magnitudes below 2^15, and means of them, without overflow
+SHIFTS = 120  # largest exponent of a scale factor, representable in single precision
 
 
 def half_mean(communicator: Communicator, deltas: list[Array], weight: float) -> None:
-    """Overwrite each vector with the weighted mean over the workers, sent in 16 bits; the same bits on all of them.
+    """Overwrite each vector with the weighted mean over the workers, sent in 16 bits and bit-identical on all.
 
-    For vectors that are small if replicas agree, such as gradients or differences from common weights. The 11 bits are
-    too few for the weights themselves. Each vector is multiplied by a power of two, so that the largest magnitude on
-    any worker just fits; values of 2^-39 of that or less are lost. Sums are made in double precision.
+    For vectors that are small if replicas agree, such as gradients or differences from common weights. The 11-bit
+    significand is too short for the weights themselves. Each vector is scaled by a power of two so that the largest
+    magnitude on any worker just fits. Values below 2^-39 of it are lost. Sums are computed in double precision.
 
     Args:
-        deltas: flat vectors, finite, see `Communicator.allreduce_mean`; empty for a stage without weights.
+        deltas: finite flat vectors, see `Communicator.allreduce_mean`; empty for a stage without weights.
         weight: see `Communicator.allreduce_mean`.
     """
     own = [float(abs(delta).max()) if len(delta) else 0.0 for delta in deltas]

@@ -1,7 +1,7 @@
-"""Outer optimizers: a step after each average.
+"""Outer optimizers: an optimizer step after each averaging step.
 
-The difference of an average from the last common weights, delta = mean - common, is treated like a gradient. A step
-along it with its own rate and momentum can compensate for infrequent averages.
+The difference between the mean and the last common weights, delta = mean - common, takes the place of a gradient. A
+learning rate and momentum for this step can compensate for infrequent averaging.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from cupynet.parallel.synchronizers.replica_view import ReplicaView, by_name, ta
 class OuterOptimizer:
     """Computes new common weights from the old ones and the mean; the same on every worker.
 
-    There is one outer step for each average. The optimizer's learning rate is already contained in the deltas, and so
-    in their momentum.
+    The deltas, and thus their momentum, already contain the learning rate of the replicas.
     """
 
     def start(self, replica: ReplicaView) -> None:
-        """Allocate the state for these weights. Called once."""
+        """Allocate the state for the weights of `replica`. Called once."""
 
     def step(self, common: Array, mean: Array) -> None:
-        """Overwrite `mean`, (P,), with the new common weights; `common`: those before the last period."""
+        """Overwrite `mean`, (P,), with the new common weights. common: the last common weights, (P,)."""
         raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: arrays on the host, by name."""
+        """Return the state for a checkpoint: host arrays, by name."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -36,10 +35,10 @@ class OuterOptimizer:
 
 
 class SlowMo(OuterOptimizer):
-    """u = mu · u + (mean - common); common += rate · u: slow momentum (Wang et al. 2019, 1910.00643).
+    """Slow momentum (Wang et al. 2019, 1910.00643): u = mu · u + (mean - common); common += rate · u.
 
-    The paper divides u by the replicas' learning rate. Here u includes it, as in `Momentum`, which is equivalent for a
-    constant rate. Rate 1 and momentum 0 give the mean.
+    The paper divides u by the learning rate of the replicas. Here u includes it, as in `Momentum`, which is equivalent
+    for a constant learning rate. Rate 1 and momentum 0 give the mean.
 
     Args:
         learning_rate: the factor on u.
@@ -69,7 +68,7 @@ class SlowMo(OuterOptimizer):
         mean += common
 
     def _move(self, velocity: Array, delta: Array) -> None:
-        """Overwrite `delta` with the step at rate 1."""
+        """Overwrite `delta` with the step for a learning rate of 1."""
         velocity *= self.momentum
         velocity += delta
         delta[...] = velocity
@@ -82,12 +81,13 @@ class SlowMo(OuterOptimizer):
 
 
 class DiLoCo(SlowMo):
-    """u = mu · u + delta; common += rate · (delta + mu · u): Nesterov's momentum (Douillard et al. 2023, 2311.08105).
+    """Nesterov momentum (Douillard et al. 2023, 2311.08105): u = mu · u + delta; common += rate · (delta + mu · u).
+
+    The defaults are from the paper, for hundreds of averaging steps far apart. With a few dozen, use less momentum.
 
     Args:
         learning_rate: the factor on the step.
-        momentum: mu. The defaults are those of the paper, for hundreds of averages far apart; with a few dozen use
-            less momentum.
+        momentum: mu.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -106,7 +106,7 @@ NAMES: dict[str, type[OuterOptimizer]] = {"slowmo": SlowMo, "diloco": DiLoCo}
 
 
 def outer_optimizer_of(value: str | OuterOptimizer | None) -> OuterOptimizer | None:
-    """Return the optimizer of that name with its defaults, or the given one. ConfigError."""
+    """Return the optimizer of that name with its defaults, or the given one."""
     if isinstance(value, str):
         return NAMES[one_of("outer_optimizer", value, tuple(NAMES))]()
     return (

@@ -1,4 +1,4 @@
-"""What synchronizers use of a replica: its vectors, their form in checkpoints, and tallies of its rounds."""
+"""The interface of replicas for synchronizers, checkpoints of flat vectors, and counts of samples and losses."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from cupynet.parallel.communicators.base import Communicator
 
 
 class ReplicaView(Protocol):
-    """The weights and optimizer state of one worker: of a whole model, or of a stage."""
+    """The weights and optimizer state of one worker, for a whole model or one stage."""
 
     @property
     def backend(self) -> Backend:
-        """The backend of the vectors."""
+        """Backend of the vectors."""
 
     @property
     def params(self) -> Params:
-        """Weights and gradients, flat (P,) vectors, and the buffers, another one."""
+        """Flat vectors (P,) of weights and gradients, and a vector of buffers."""
 
     @property
     def optimizer_state(self) -> Mapping[str, Array]:
-        """Name -> (P,) vector of the optimizer."""
+        """Optimizer vectors (P,) by name."""
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a tally to which the replica adds its rounds from now on. losses: True to sum losses too."""
+        """Return a tally to which the replica adds its iterations from now on. losses: True to sum losses too."""
 
     def complete(self) -> None:
-        """Wait for rounds that run ahead of the host, so that tallies are up to date."""
+        """Wait for iterations that run ahead of the host, so that tallies are up to date."""
 
 
 def by_name(replica: ReplicaView, vector: Array) -> dict[str, NDArray[Any]]:
-    """Return copies on the host of the parts of a (P,) vector, on the host or the device, by parameter names."""
+    """Split a (P,) vector by parameter name, and copy the parts to the host."""
     return copies(replica.backend, replica.params.views(vector))
 
 
 def take_by_name(replica: ReplicaView, vector: Array, saved: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite a (P,) vector with the result of `by_name`, in any precision."""
+    """Overwrite a (P,) vector with the result of `by_name`, converting the precision."""
     overwrite(replica.backend, replica.params.views(vector), saved)
 
 
 def copies(backend: Backend, views: Iterable[tuple[str, Array]]) -> dict[str, NDArray[Any]]:
-    """Copy arrays, on the host or the device, to the host. Return them by name."""
+    """Copy arrays to the host. Return them by name."""
     return {name: np.array(backend.to_host(view)) for name, view in views}
 
 
 def overwrite(backend: Backend, views: Iterable[tuple[str, Array]], saved: Mapping[str, NDArray[Any]]) -> None:
-    """Overwrite arrays with the result of `copies`, in any precision."""
+    """Overwrite arrays with the result of `copies`, converting the precision."""
     for name, view in views:
         part = saved[name]
         if part.shape != view.shape:
@@ -63,12 +63,12 @@ def overwrite(backend: Backend, views: Iterable[tuple[str, Array]], saved: Mappi
 
 
 def is_finite(*vectors: Array) -> bool:
-    """Return True if every element is finite. One pass over each vector, no temporary vector."""
+    """Return True if every element is finite. Makes one pass over each vector, without a temporary."""
     return all(math.isfinite(float(vector.sum())) for vector in vectors)
 
 
 def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
-    """Return |vector - mean| / |mean| of a vector that is given in parts, each with that of the mean."""
+    """Return |vector - mean| / |mean|. pairs: parts of the vector with the same parts of the mean."""
     apart = length = 0.0
     for vector, mean in pairs:
         apart += float(backend.squared_norm(vector - mean))
@@ -77,36 +77,36 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
 
 
 def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
-    """Raise DivergedError on every worker if any replica is not finite: it must not be averaged into the others.
+    """Raise DivergedError on every worker if any replica is not finite, before it is averaged into the others.
 
     Args:
-        finite: by replica.
-        iteration: the one that was just trained; None at the end of an epoch.
+        finite: true or false, by replica.
+        iteration: the last one (from 0); None at the end of an epoch.
     """
     bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
     if bad:
         when = "at the end of an epoch" if iteration is None else f"after iteration {iteration + 1}"
         raise DivergedError(
-            f"{what} {', '.join(bad)} is not finite {when} and was not averaged into the others: lower learning_rate, "
+            f"{what} {', '.join(bad)} is not finite {when} and was not averaged into the others. Lower learning_rate, "
             "or train in a wider dtype"
         )
 
 
 class Tally:
-    """Counts of the rounds of a replica since the last `clear`. The replica adds each round.
+    """Counts samples and losses of a replica since the last `clear`. The replica adds each iteration.
 
-    On a GPU a replica may run ahead of the host. Its rounds are then added later, at the latest by `complete`.
+    On a GPU a replica may run ahead of the host. Its iterations are then added later, at the latest by `complete`.
 
     Args:
-        complete: the function that waits for rounds that run ahead.
+        complete: waits for iterations that run ahead.
         losses: True to sum losses too.
 
     Attributes:
-        rounds: number of rounds; the same on every worker.
+        rounds: number of iterations; the same on every worker.
         samples: number of samples of this replica.
-        scored: number of samples whose losses this worker has.
-        losses: the sum of those losses: a number, or 0-d on the device.
-        hits: the number of those samples whose highest score is at the label, likewise; not part of `state`.
+        scored: number of samples whose losses are on this worker.
+        losses: sum of these losses: a number, or 0-d on the device.
+        hits: number of these samples that are classified correctly, likewise; not part of `state`.
     """
 
     def __init__(self, complete: Callable[[], None] = lambda: None, *, losses: bool = True) -> None:
@@ -117,15 +117,15 @@ class Tally:
         self.hits: Array = 0
 
     def add(self, rounds: int, samples: int, losses: Array | None, hits: Array = 0) -> None:
-        """Add rounds. losses, hits: sums over their samples; None if another worker has them."""
+        """Add iterations. losses, hits: sums over their samples; losses is None if another worker has them."""
         self.rounds, self.samples = self.rounds + rounds, self.samples + samples
         if self._sums and samples and losses is not None:
             self.scored, self.losses, self.hits = self.scored + samples, self.losses + losses, self.hits + hits
 
     def gather(self, replica: ReplicaView, communicator: Communicator, iteration: int | None) -> float:
-        """Return the mean loss of all samples of all replicas since the last average; NaN if no worker has it.
+        """Return the mean loss over the samples of all replicas since the last `clear`; NaN if no worker has it.
 
-        iteration: the one that was just trained; None at the end of an epoch or of the fit.
+        iteration: the last one (from 0); None at the end of an epoch or fit.
 
         Raises:
             DivergedError: on every worker, if any replica is not finite.

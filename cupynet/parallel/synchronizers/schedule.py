@@ -1,7 +1,7 @@
 """Averaging schedules: every k iterations, at the end of each epoch, once at the end, or adaptive.
 
-Every worker has its own schedule. All schedules reach the same decision, because they depend only on iterations,
-moments and measurements that the workers share. Deciding needs no communication.
+Each worker has its own schedule. They all make the same decisions without communication, because they depend only on
+iterations and measurements that all workers share.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ MOMENTS = ("epoch", "end")
 class AveragingSchedule:
     """Decides when replicas are averaged.
 
-    A subclass chooses the iterations. Replicas are always averaged at the end of a fit and of an evaluated epoch.
+    Subclasses choose the iterations. Replicas are always averaged at the end of a fit and before an evaluation.
 
     Attributes:
-        averaging_frequency: iterations between averages, or `epoch`, or `end`; None if the schedule has no single one.
-        measures: True if every average must measure the drift, because the schedule depends on it.
+        averaging_frequency: iterations between averaging steps, or `epoch`, or `end`; None if it is not fixed.
+        measures: True if the schedule needs the drift of every averaging step.
     """
 
     averaging_frequency: int | str | None = None
     measures = False
 
     def after(self, iteration: int) -> bool:
-        """Return True if an average follows iteration `iteration` (from 0). Called once after each."""
+        """Return True to average after iteration `iteration` (from 0). Called once per iteration."""
         raise NotImplementedError
 
     def at(self, moment: Moment) -> bool:
-        """Return True if replicas that have trained since the last average are averaged at this moment."""
+        """Return True to average at this moment, if replicas have trained since the last averaging step."""
         return moment != "epoch"
 
     @property
     def evaluates(self) -> bool:
-        """Return True if every epoch can be evaluated, because an evaluation causes an average."""
+        """True if every epoch can be evaluated, because replicas are averaged before an evaluation."""
         return self.at("evaluation")
 
     def averaged(self, drift: float) -> None:
-        """Take note of an average and its drift; NaN if it was not measured."""
+        """Called after an averaging step. drift: NaN if it was not measured."""
 
     def ended(self, moment: Moment) -> None:
-        """Take note that a moment has passed, with its average if there was one."""
+        """Called after a moment has passed, with or without an averaging step."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""
@@ -78,7 +78,7 @@ class Every(AveragingSchedule):
 
 
 class AtMoments(AveragingSchedule):
-    """Averages after every epoch, or once at the end of a fit. Until then replicas differ and cannot be evaluated.
+    """Averages after every epoch, or once at the end of a fit. In between, replicas differ and cannot be evaluated.
 
     Args:
         averaging_frequency: `epoch` or `end`.
@@ -101,8 +101,9 @@ class PostLocal(AveragingSchedule):
     """Averages in every iteration of the first epochs, then less often (post-local SGD, Lin et al. 2018, 1808.07217).
 
     Args:
-        epochs: the number of epochs with an average in every iteration. The end of a fit counts as the end of an epoch.
-        averaging_frequency: iterations between later averages, or `epoch`, or `end`, or another schedule.
+        epochs: number of epochs with an averaging step in every iteration. The end of a fit counts as the end of an
+            epoch.
+        averaging_frequency: iterations between later averaging steps, or `epoch`, or `end`, or another schedule.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -113,7 +114,7 @@ class PostLocal(AveragingSchedule):
         self.later = averaging_schedule(averaging_frequency)
         self.measures = self.later.measures
         self._complete = 0
-        self._rounds = 0  # of the epoch that is not complete
+        self._rounds = 0  # iterations of the incomplete epoch
 
     def __str__(self) -> str:
         epochs = f"{self.epochs} epoch{'s are' if self.epochs != 1 else ' is'} complete"
@@ -152,19 +153,19 @@ class PostLocal(AveragingSchedule):
 
 
 class Adaptive(AveragingSchedule):
-    """Adapt the period to a target drift of the replicas, after Jiang & Agrawal 2020.
+    """Adapts the averaging period to a target drift of the replicas (Jiang & Agrawal 2020).
 
-    Each average measures the drift (`Average.drift`). The next period is longer if it was below the target,
-    at most twice as long, and shorter if it was above, at least half as long. An average at a moment before the end of
-    a period may shorten it, but not lengthen it.
+    Each averaging step measures the drift (`Average.drift`). The next period grows by at most a factor of two if the
+    drift was below the target, and shrinks by at most a factor of two if it was above. An averaging step before the end
+    of a period can only shorten it.
 
     Args:
-        target: the relative distance of a replica from the mean, at an average.
+        target: relative distance of a replica from the mean at an averaging step.
         initial_period: the first period, in iterations.
         max_period: the longest period, in iterations.
 
     Attributes:
-        period: in iterations, not rounded; the next average is made after its integer part.
+        period: current period in iterations, rounded down for use.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -179,7 +180,7 @@ class Adaptive(AveragingSchedule):
             "Adaptive initial_period", initial_period, 1, most=self.max_period, why="`max_period`"
         )
         self.period = float(self.initial_period)
-        self._rounds = 0  # since the last average
+        self._rounds = 0  # iterations since the last averaging step
 
     def __str__(self) -> str:
         return f"every {self.initial_period} to {self.max_period} iterations, to be about {100 * self.target:g} % apart"
@@ -190,7 +191,7 @@ class Adaptive(AveragingSchedule):
 
     def averaged(self, drift: float) -> None:
         whole, self._rounds = self._rounds >= int(self.period), 0
-        if math.isnan(drift):  # only one replica had a batch: nothing to learn
+        if math.isnan(drift):  # only one replica had a batch
             return
         factor = min(max(self.target / max(drift, 1e-30), 0.5), 2.0 if whole else 1.0)
         self.period = min(max(self.period * factor, 1.0), float(self.max_period))
@@ -203,7 +204,7 @@ class Adaptive(AveragingSchedule):
 
 
 def averaging_schedule(averaging_frequency: int | str | AveragingSchedule) -> AveragingSchedule:
-    """Return the schedule for a number of iterations, `epoch` or `end`, or the given schedule. ConfigError."""
+    """Return the schedule for a number of iterations, `epoch` or `end`, or the given schedule."""
     if isinstance(averaging_frequency, AveragingSchedule):
         return averaging_frequency
     if not isinstance(averaging_frequency, str):

@@ -1,11 +1,11 @@
 """Threshold encoding of updates: values below a threshold are accumulated until they reach it.
 
 As in Deeplearning4j's SHARED_GRADIENTS (after Strom 2015, "Scalable distributed DNN training using commodity GPU cloud
-computing"): a worker's updates are added to its residual; each weight whose residual has reached the threshold t is
-sent as +t or -t, which is subtracted from the residual.
+computing"), a worker adds its updates to a residual. For each weight whose residual has reached the threshold t, +t or
+-t is sent and subtracted from the residual.
 
-A message is a vector of int32: the threshold (the bits of a float32), the number of samples, a flag that the sender is
-finite, and a list with i + 1 for each weight i that grows by t, -(i + 1) for one that shrinks.
+A message is an int32 vector: the threshold (the bits of a float32), the number of samples, a flag that is 1 if the
+update is finite, and a list with i + 1 for each weight i to increase by t and -(i + 1) for each to decrease.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from cupynet.core.checks import instance, integer, number, one_of
 from cupynet.core.errors import ConfigError
 from cupynet.parallel.synchronizers.replica_view import is_finite
 
-HEADER = 3  # words
-DECAY = 0.5 ** (1 / 20)  # twenty steps halve a threshold
-INITIAL = 1e-3  # from Deeplearning4j's 1e-4 it takes 66 iterations to grow to this, too many for short trainings
-EPSILON = 1e-30  # the smallest threshold, so that residuals of 0 are never sent
+HEADER = 3  # int32 values
+DECAY = 0.5 ** (1 / 20)  # halves the threshold in twenty steps
+INITIAL = 1e-3  # Deeplearning4j's 1e-4 takes 66 iterations to grow to this, too long for short trainings
+EPSILON = 1e-30  # smallest threshold, so that residuals of 0 are never sent
 
 
 class Message(NamedTuple):
     """A worker's encoded update.
 
     Attributes:
-        samples: the number of samples of the update.
+        samples: number of samples of the update.
         finite: True if the update is finite.
         threshold: t.
-        body: the list of weights, see above.
+        body: list of weights, see above.
     """
 
     samples: int
@@ -47,24 +47,24 @@ class Message(NamedTuple):
         return cls(samples, bool(finite), float(np.int32(bits).view(np.float32)), vector[HEADER:])
 
     def vector(self) -> NDArray[np.int32]:
-        """Return the message as a vector."""
+        """Encode the message as a vector."""
         bits = int(np.float32(self.threshold).view(np.int32))
         return np.concatenate([np.array([bits, self.samples, self.finite], np.int32), self.body])
 
     def add_to(self, weights: NDArray[Any], factor: float) -> None:
-        """Add the steps, times `factor`, to weights (P,)."""
+        """Add the updates, times `factor`, to weights (P,)."""
         step = weights.dtype.type(self.threshold * factor)
         weights[abs(self.body) - 1] += np.where(self.body > 0, step, -step)
 
 
 class Threshold:
-    """Base class of rules for the threshold; each worker has its own.
+    """Base class of threshold rules. Each worker has its own.
 
     Args:
         initial: the first threshold.
 
     Attributes:
-        threshold: of the next message.
+        threshold: threshold of the next message.
     """
 
     def __init__(self, initial: float, argument: str = "initial") -> None:
@@ -72,7 +72,7 @@ class Threshold:
         self.threshold = self.initial
 
     def sent(self, share: float) -> None:
-        """Choose the next threshold after a message with this share of all weights."""
+        """Choose the next threshold. share: the fraction of all weights in the last message."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: numbers by name."""
@@ -104,12 +104,12 @@ class FixedThreshold(Threshold):
 
 
 class TargetSparsity(Threshold):
-    """Lower the threshold after a message with less than a given fraction of the weights; raise it after one with more.
+    """Lowers the threshold if less than the target fraction of the weights was sent, and raises it otherwise.
 
     Args:
-        target: that share, 0 to 1.
+        target: target fraction of the weights, 0 to 1.
         initial: the first threshold.
-        decay: the factor by which it is lowered, and the divisor by which it is raised.
+        decay: factor by which the threshold is lowered, and divisor by which it is raised.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -128,12 +128,12 @@ class TargetSparsity(Threshold):
 
 
 class AdaptiveThreshold(Threshold):
-    """Lower the threshold if too few weights were sent, raise it if too many were.
+    """Lowers the threshold if too few weights were sent, and raises it if too many were.
 
     Args:
         initial: the first threshold.
-        min_fraction, max_fraction: the shares of the weights, 0 to 1, between which it does not change.
-        decay: the factor by which it is lowered, and the divisor by which it is raised.
+        min_fraction, max_fraction: range of the fraction of weights, 0 to 1, in which the threshold stays the same.
+        decay: factor by which the threshold is lowered, and divisor by which it is raised.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -162,16 +162,16 @@ class AdaptiveThreshold(Threshold):
 
 
 class ThresholdEncoding:
-    """Encodes a worker's updates as messages, and keeps the residual.
+    """Encodes a worker's updates as messages and keeps the residual.
 
     Args:
-        algorithm: the rule for the threshold; `AdaptiveThreshold()` by default.
-        clip_residual_every: iterations after which residuals are clipped to `clip_residual` thresholds, so that stale
-            updates do not persist; 0 for never.
-        clip_residual: in thresholds.
+        algorithm: rule for the threshold; `AdaptiveThreshold()` by default.
+        clip_residual_every: iterations between clipping residuals to `clip_residual` thresholds, so that stale updates
+            do not persist; 0 for never.
+        clip_residual: largest residual, in thresholds.
 
     Attributes:
-        residual: the unsent part of the updates, (P,), on the host; exists after `start`.
+        residual: unsent updates, (P,), on the host; exists after `start`.
 
     Raises:
         ConfigError: an argument is invalid.
@@ -190,17 +190,17 @@ class ThresholdEncoding:
         return str(self.algorithm)
 
     def start(self, length: int, weights: int, dtype: Any) -> None:
-        """Allocate the residual: `length` < 2^31 values, of which `weights` are weights and the others padding."""
+        """Allocate the residual: `length` < 2^31 values, of which `weights` are weights and the rest is padding."""
         self.residual: NDArray[Any] = np.zeros(length, dtype)
         self._weights = weights
 
     def encode(self, update: NDArray[Any], samples: int) -> Message:
-        """Add an update (P,) to the residual and extract the message from it; empty without samples."""
+        """Add an update (P,) to the residual and return the message to send; it is empty if samples is 0."""
         if not samples:
             return Message(0, True, 0.0, np.empty(0, np.int32))
         residual, finite = self.residual, is_finite(update)
         residual += update
-        threshold = float(np.float32(self.algorithm.threshold))  # as the others will read it
+        threshold = float(np.float32(self.algorithm.threshold))  # as the receivers decode it
         body = _take(residual, residual.dtype.type(threshold))
         self._encoded += 1
         if self.clip_residual_every and self._encoded % self.clip_residual_every == 0:
@@ -211,7 +211,7 @@ class ThresholdEncoding:
         return Message(samples, finite, threshold, body)
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, besides `residual`: numbers by name."""
+        """Return the state for a checkpoint, apart from `residual`: numbers by name."""
         return {"encoded": self._encoded, "algorithm": self.algorithm.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -221,7 +221,7 @@ class ThresholdEncoding:
 
 
 def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
-    """Take a step out of every residual of at least a step; return the list of these weights."""
+    """Subtract a step from every residual of at least a step; return the list of these weights."""
     places = np.flatnonzero(abs(residual) >= step)
     values = residual[places]
     grows = values > 0
@@ -230,7 +230,7 @@ def _take(residual: NDArray[Any], step: Any) -> NDArray[np.int32]:
 
 
 def encoding(value: str | ThresholdEncoding | None) -> ThresholdEncoding | None:
-    """Return the encoding called `threshold` with its defaults, or the given one, or None. ConfigError."""
+    """Return the encoding called `threshold` with its defaults, the given one, or None."""
     if isinstance(value, str):
         one_of("encoding", value, ("threshold",))
         return ThresholdEncoding()

@@ -138,7 +138,7 @@ def test_ranks_that_share_a_gpu_average_on_the_host() -> None:
 
 @standin
 def test_all_ranks_need_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl, "missing", lambda: "NCCL is not installed")
+    monkeypatch.setattr(nccl, "unavailable_reason", lambda: "NCCL is not installed")
     assert created_means([0, 1], "auto") == [None] * 2
     with refused("reduce", "nccl"):
         created_means([0, 1], "nccl")

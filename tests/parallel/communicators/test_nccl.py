@@ -36,7 +36,9 @@ def gpu() -> CupyBackend:
     return backend
 
 
-def connected(backend: CupyBackend, hand: nccl.Hand = lambda own: own, rank: int = 0, size: int = 1) -> NcclSum:
+def connected(
+    backend: CupyBackend, hand: nccl.BroadcastBytes = lambda own: own, rank: int = 0, size: int = 1
+) -> NcclSum:
     made = nccl.connect(hand, rank, size, backend, lambda opened: None)
     assert made is not None
     return made
@@ -50,7 +52,7 @@ def vectors(dtype: str, seed: int) -> list[np.ndarray[Any, Any]]:
 
 @pytest.fixture
 def backend(devices: str) -> Iterator[CupyBackend]:
-    if why := nccl.missing():
+    if why := nccl.unavailable_reason():
         pytest.skip(why)
     made = gpu()
     yield made

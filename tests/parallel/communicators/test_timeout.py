@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cupynet.parallel import Communicator, ThreadLauncher, WorkerTimeout
-from cupynet.parallel.communicators.base import LOOK_S, Timeout
+from cupynet.parallel.communicators.base import POLL_S, Timeout
 from cupynet.parallel.launchers import threads as launch
 from tests.support.mpi import ROOT, mpiexec, needs_mpi
 
@@ -24,7 +24,7 @@ def test_time_in_which_the_process_was_suspended_counts_little(monkeypatch: pyte
     now = 1000.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     timeout, expired = Timeout(1.0), []
-    for pause in (3600, 3600, 0.05, 3600, *[LOOK_S] * 7):
+    for pause in (3600, 3600, 0.05, 3600, *[POLL_S] * 7):
         now += pause
         expired.append(timeout.expired())
     assert expired == [False] * 10 + [True]
