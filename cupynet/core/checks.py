@@ -81,11 +81,11 @@ def flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def one_of(name: str, value: Any, names: Iterable[str]) -> str:
-    """Return `value` if it is one of `names`."""
+def one_of(name: str, value: Any, names: Iterable[str], also: str = "") -> str:
+    """Return `value` if it is one of `names`. also: the end of the message, such as ", or a number"."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
-        raise ConfigError(f"must be one of {', '.join(known)}{guess(value, known)}", name, shown(value, str))
+        raise ConfigError(f"must be one of {', '.join(known)}{also}{guess(value, known)}", name, shown(value, str))
     return value
 
 

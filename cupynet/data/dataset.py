@@ -201,8 +201,8 @@ def image_array(where: str, images: Any) -> Array:
             f"{where}: images must be (S, H, W, C) or (S, H, W), integers from 0 to 255 or floating-point numbers that "
             f"are already scaled, got {found}{VECTORS * (array.ndim == 2)}"
         )
-    if floating and not np.isfinite(array).all():
-        raise ConfigError(f"{where}: images contain numbers that are not finite")
+    if floating:
+        _check_finite(f"{where}: image", array)
     if not floating and array.dtype != np.uint8 and array.size and not 0 <= array.min() <= array.max() <= 255:
         raise ConfigError(f"{where}: images of integers must be from 0 to 255, got {array.min()} .. {array.max()}")
     check_layout(where, array.shape)
@@ -224,8 +224,7 @@ def label_array(where: str, labels: Any) -> Array:
     """
     array = on_host(labels)
     if array.dtype.kind == "f" and array.ndim in (1, 2):
-        if not np.isfinite(array).all():
-            raise ConfigError(f"{where}: targets contain numbers that are not finite")
+        _check_finite(f"{where}: target", array)
         return np.ascontiguousarray(array if array.ndim == 2 else array[:, np.newaxis], dtype=np.float32)
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
@@ -237,6 +236,13 @@ def label_array(where: str, labels: Any) -> Array:
         f"{where}: labels must be class numbers (S,), integers from 0, or one-hot (S, O), or floating-point targets "
         f"(S, T), got {array.shape} of {array.dtype}"
     )
+
+
+def _check_finite(what: str, array: Array) -> None:
+    """Raise ConfigError, beginning with `what`, with the number of the first sample that is not finite."""
+    finite = np.isfinite(array).all(axis=tuple(range(1, array.ndim)))  # (S,)
+    if not finite.all():
+        raise ConfigError(f"{what} {finite.argmin()} is not finite ({(~finite).sum():,} in all)")
 
 
 def is_one_hot(array: Array) -> bool:

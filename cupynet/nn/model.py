@@ -221,7 +221,7 @@ class Model:
     def replicate(self, backend: Backend) -> Model:
         """Return the same network with the same weights on another backend."""
         replica = Model(self._description, self.input, backend, self.seed, self.loss, needs_dx=self._needs_dx)
-        replica.load_weights(self.weights())
+        replica.restore_weights(self.weights())
         replica.pixels, replica.class_names = self.pixels, self.class_names
         replica.trained_on = self.trained_on
         replica.set_learning_rate_factors(self.params.rates)
@@ -245,7 +245,7 @@ class Model:
             needs_dx=names[0] != next(iter(whole)),
         )
         weights = self.weights()
-        part.load_weights({name: weights[name] for name in part.weights()})
+        part.restore_weights({name: weights[name] for name in part.weights()})
         own = part.params.places
         part.set_learning_rate_factors({name: rate for name, rate in self.params.rates.items() if name in own})
         return part
@@ -267,7 +267,8 @@ class Model:
             The names that do not fit, of the model and of `weights`; none if `strict`.
 
         Raises:
-            ConfigError: a name is missing or unknown, or a shape differs; or nothing fits. Nothing is loaded.
+            ConfigError: a name is missing or unknown, or a shape differs, or nothing fits; or a number is not finite.
+                Nothing is loaded.
             DataError: the file cannot be read.
         """
         if isinstance(weights, Model):
@@ -280,13 +281,22 @@ class Model:
                 f"these weights belong to another network: missing {unmatched.missing}, unknown {unmatched.unexpected} "
                 "(in both if a shape differs). Use strict=False to load the others"
             )
+        fitting = {name: weights[name] for name in weights.keys() - set(unmatched.unexpected)}
+        with self.backend.activated():
+            for name, weight in fitting.items():
+                if not self.backend.xp.isfinite(self.backend.asarray(weight, self.backend.policy.accumulate)).all():
+                    raise ConfigError(f"weights '{name}' contain numbers that are not finite")
+        self.restore_weights(fitting)
+        return unmatched
+
+    def restore_weights(self, weights: Mapping[str, Any]) -> None:
+        """Load weights and buffers of this network by name, finite or not."""
         arrays = {name: p.master for name, p in self.params.named()}
         arrays |= {name: buffer.data for name, buffer in self.params.named_buffers()}
         with self.backend.activated():
-            for name in arrays.keys() - set(unmatched.missing):
-                arrays[name][...] = self.backend.asarray(weights[name], arrays[name].dtype)
+            for name, weight in weights.items():
+                arrays[name][...] = self.backend.asarray(weight, arrays[name].dtype)
         self.params.publish()
-        return unmatched
 
     def save(self, path: PathLike) -> None:
         """Write the model to one safetensors file: layers, loss, weights, pixel scale and class names.
@@ -330,7 +340,7 @@ class Model:
         name, dtype, device, options = state["backend"]
         backend = create_backend(name, dtype, device, **options)
         Model.__init__(self, network, input, backend, seed, loss, needs_dx=needs_dx)
-        self.load_weights(state["weights"])
+        self.restore_weights(state["weights"])
         self.set_learning_rate_factors(state["rates"])
         vars(self).update(state["more"])
 

@@ -14,7 +14,9 @@ from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
 
 
-def recompute_statistics(wrapper: ParallelWrapper, x: Examples, y: Array = None, *, batch_size: int = 128) -> None:
+def recompute_statistics(
+    wrapper: ParallelWrapper, x: Examples, y: Array = None, *, batch_size: int | None = None
+) -> None:
     """Recompute the running mean and variance of every `BatchNorm` on training images; nothing else changes.
 
     Use it after stochastic weight averaging, or after loading or changing weights. As `update_bn` of PyTorch it makes

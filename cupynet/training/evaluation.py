@@ -22,7 +22,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.files import for_json
 from cupynet.core.notebook import html_table
 from cupynet.core.terminal import printable
-from cupynet.core.wording import one_line, percent
+from cupynet.core.wording import counted, one_line, percent
 from cupynet.training.metrics import CLASS_FIGURES, Metric, Metrics, metrics_of, ranks
 
 FEW_CLASSES = 25  # up to which the confusion matrix is printed, and written to the history
@@ -263,6 +263,10 @@ class Evaluation:
             *(f" {label + ':':<17}{value:.4f}" for label, value in (figures | self.metrics).items()),
             "Precision, recall & F1: macro-averaged (all classes count alike)",
         ]
+        rows = self.per_class()
+        for figure, reason in (("precision", "never predicted"), ("recall", "without samples")):
+            if left_out := sum(math.isnan(row[figure]) for row in rows):
+                lines.append(f"{figure.capitalize()} leaves out {counted(left_out, 'class')} {reason}")
         if self.undecided.any():
             lines.append(
                 f"Warning: {self.undecided.sum()} of {self.samples} samples have NaN scores and count as wrong"

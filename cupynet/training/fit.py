@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -12,11 +12,12 @@ from cupynet.backend import FRACTIONS, PixelScale
 from cupynet.backend.array import Array, layout_hint
 from cupynet.core.checks import integer, number, one_of
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.wording import shown
+from cupynet.core.wording import one, shown
 from cupynet.data import Dataset, Labelled, Loader, Shards, as_loader, read_pairs, split_off
 from cupynet.data.dataset import balanced_weights, dense, is_one_hot, on_host, weight_array
 from cupynet.nn import Loss, Model, check_output
 from cupynet.parallel import Communicator
+from cupynet.training.metrics import Metric, metrics_of
 
 Examples: TypeAlias = Loader | Dataset | Shards | tuple[Array, Array] | Iterable[Any] | Array
 ClassWeight: TypeAlias = Mapping[int, float] | str | None
@@ -49,10 +50,13 @@ class Fit:
 
 def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Array, Array]:
     """Return the arguments `x` and `y` of `ParallelWrapper.fit` as one. ConfigError."""
+    if isinstance(x, Loader | Dataset | Shards):
+        if y is not None:
+            raise ConfigError(f"{one(type(x).__name__)} has its own. Remove this argument", "y")
+        return x
     if y is not None:
         return x, y
-    pair = isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple)
-    if isinstance(x, Loader | Dataset | Shards) or pair:
+    if isinstance(x, tuple | list) and len(x) == 2 and not isinstance(x[0], tuple):
         return x  # type: ignore[return-value]
     if hasattr(x, "shape"):
         raise ConfigError("is missing: pass the labels too, as in fit(images, labels)", "y")
@@ -61,7 +65,7 @@ def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Ar
 
 def loader_of(
     data: Examples,
-    batch_size: int,
+    batch_size: int | None,
     model: Model,
     pixels: PixelScale,
     *,
@@ -72,10 +76,13 @@ def loader_of(
     """Return a loader of training data that match the model. ConfigError.
 
     Args:
+        batch_size: None for that of a `Loader`, else 128.
         pixels: the scale of the images, if `data` is a pair.
         sample_weight, class_weight: see `ParallelWrapper.fit`.
     """
     data, outputs = examples(data), model.output.features
+    if isinstance(data, Loader) and batch_size is not None:
+        raise ConfigError(f"the Loader has its own, {data.batch_size}", "batch_size", shown(batch_size))
     if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
         if model.loss.applies != "softmax" and outputs == 1 and labels.dtype.kind in "biu":
@@ -83,7 +90,8 @@ def loader_of(
         elif model.loss.applies == "softmax" and is_one_hot(labels) and labels.shape[1] == outputs:
             labels = labels.argmax(axis=1)
         data = images, labels
-    loader = as_loader(data, batch_size, shuffle=shuffle, classes=outputs, pixels=pixels)
+    size = 128 if batch_size is None else batch_size
+    loader = as_loader(data, size, shuffle=shuffle, classes=outputs, pixels=pixels)
     loader = weighted(loader, sample_weight, class_weight)
     check_data(loader, model)
     return loader
@@ -127,12 +135,18 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     return factors
 
 
-def evaluation_loader(data: Examples, batch_size: int, model: Model, pixels: PixelScale | None) -> Loader:
+def evaluation_loader(data: Examples, batch_size: int | None, model: Model, pixels: PixelScale | None) -> Loader:
     """Return a loader of evaluation data that match the model. ConfigError.
 
-    pixels: the scale of the training images; None if unknown.
+    Args:
+        data: also (x, y, sample_weight).
+        batch_size: see `loader_of`.
+        pixels: the scale of the training images; None if unknown.
     """
-    loader = loader_of(data, batch_size, model, pixels or FRACTIONS, shuffle=False)
+    weights = None
+    if isinstance(data, tuple) and len(data) == 3 and not isinstance(data[0], tuple):
+        *data, weights = data
+    loader = loader_of(data, batch_size, model, pixels or FRACTIONS, shuffle=False, sample_weight=weights)
     if pixels is not None:
         check_pixels(loader.dataset, pixels)
     return loader
@@ -160,7 +174,8 @@ def held_out_of(
     if len(named) > 1:
         raise ConfigError("pass only one of validation_split, validation_data and evaluate_on", named[1])
     for data in (each for each in (validation_data, evaluate_on) if each is not None):
-        held_out = evaluation_loader(data, loader.batch_size, model, loader.dataset.pixels)
+        size = None if isinstance(data, Loader) else loader.batch_size
+        held_out = evaluation_loader(data, size, model, loader.dataset.pixels)
         return loader, held_out, "validation" if evaluate_on is None else "test"
     if not fraction:
         return loader, None, "validation"
@@ -173,6 +188,16 @@ def held_out_of(
 def classifies(dataset: Labelled, loss: Loss) -> bool:
     """Return True if the data have classes, False if they have numbers to predict."""
     return not isinstance(dataset, Dataset) or dataset.labels.ndim == 1 or loss.applies == "softmax"
+
+
+def check_metrics(metrics: Sequence[Metric], loader: Loader | None, loss: Loss) -> None:
+    """Refuse metrics that do not fit the data to evaluate. ConfigError."""
+    if loader is None:
+        return
+    kind = classifies(loader.dataset, loss)
+    metrics_of(metrics, classifies=kind)
+    if not kind and "auc" in metrics and not np.isin(loader.dataset.labels, (0, 1)).all():
+        raise ConfigError("needs classes, or targets that are 0 or 1", "metrics", "auc")
 
 
 def check_data(loader: Loader, model: Model) -> None:

@@ -41,7 +41,8 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
     """
     if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
-    of_classes = [] if classifies is False else [*CLASS_FIGURES, *ALIASES, "top_5_accuracy"]
+    figures = [each for each in CLASS_FIGURES if each != "top_n_accuracy"]
+    of_classes = [] if classifies is False else [*figures, *ALIASES, "top_5_accuracy"]
     of_numbers = [] if classifies else [*NUMBER_FIGURES]
     found: dict[str, Metric] = {}
     for each in metrics:

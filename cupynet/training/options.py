@@ -308,7 +308,7 @@ class CheckedOptions:
             raise ConfigError(reason, name)
         if (monitor := getattr(part, "monitor", None)) is not None:
             figures = evaluation_of(1, self.options.metrics, classifies=data.classifies).figures()
-            one_of(f"{name}.monitor", monitor, figures)
+            one_of(f"{name}.monitor", monitor, figures, ", or a metric that is listed in `metrics`")
 
 
 @contextmanager

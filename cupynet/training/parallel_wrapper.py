@@ -52,15 +52,15 @@ from cupynet.training.fit import (
     ClassWeight,
     Examples,
     Fit,
+    check_metrics,
     check_same_data,
-    classifies,
     evaluation_loader,
     examples,
     held_out_of,
     loader_of,
 )
 from cupynet.training.graph_replica import replica_of
-from cupynet.training.metrics import Metric, metrics_of
+from cupynet.training.metrics import Metric
 from cupynet.training.options import CheckedOptions, FitData, TrainingOptions
 from cupynet.training.pipeline_stage import Stage
 from cupynet.training.replica import Replica
@@ -208,7 +208,7 @@ class ParallelWrapper:
         y: Array = None,
         *,
         epochs: int = 1,
-        batch_size: int = 128,
+        batch_size: int | None = None,
         sample_weight: Array = None,
         class_weight: ClassWeight = None,
         validation_split: float = 0.0,
@@ -235,13 +235,13 @@ class ParallelWrapper:
                 of one output, also integers: numbers to predict with `mean_squared_error` or `huber`, from 0 to 1 with
                 `binary_cross_entropy` and `hinge`, or probabilities of the classes with `softmax`.
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
-            batch_size: samples of a batch of one worker; not used for a `Loader`.
+            batch_size: samples of a batch of one worker, 128 by default. A `Loader` has its own.
             sample_weight: (S,) factor of each sample's loss. The mean of a batch is over its number of samples.
-                Evaluation has no weights.
             class_weight: {class: factor of its samples' losses}, 1 by default; or `balanced`, with which all classes
                 count alike, as in scikit-learn. Multiplied with `sample_weight`.
             validation_split: fraction of the samples, drawn at random and copied by each fit, to evaluate on instead.
-            validation_data: data to evaluate on, (x, y) or as `x`, recorded as validation.
+            validation_data: data to evaluate on, recorded as validation: as `x`, or (x, y), or (x, y, sample_weight),
+                where the weights are factors in the loss, not in other figures.
             evaluate_on: like `validation_data`, but recorded as test.
             evaluate_every: epochs between evaluations; the last epoch is always evaluated.
 
@@ -258,6 +258,7 @@ class ParallelWrapper:
         weights = {"sample_weight": sample_weight, "class_weight": class_weight}
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
+        check_metrics(self.options.metrics, held_out, self.model.loss)
         unfinished = [each for each in self._trainers if each is not None and each.plan.unfinished]
         fit = Fit(loader, integer("epochs", epochs, 0 if unfinished else 1), held_out, evaluate_every, split)
         self._checked.check_data(self.model.network, FitData.of(fit, self.model.loss))
@@ -283,10 +284,7 @@ class ParallelWrapper:
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
-        """Context of a fit. At its end, clear stop requests and close the progress bar and the profile.
-
-        If the fit diverged, notify callbacks.
-        """
+        """Context of a fit. Notify callbacks if it diverges; clear stop requests, close progress bar and profile."""
         try:
             yield
         except CupynetError as error:
@@ -302,7 +300,7 @@ class ParallelWrapper:
                     if isinstance(callback, Progress | Profile):
                         callback.close()
 
-    def evaluate(self, x: Examples, y: Array = None, *, batch_size: int = 128) -> Evaluation:
+    def evaluate(self, x: Examples, y: Array = None, *, batch_size: int | None = None) -> Evaluation:
         """Evaluate in parallel over the replicas; `x` and `y` as for `fit`. After Ctrl-C the wrapper remains usable.
 
         Returns:
@@ -316,7 +314,7 @@ class ParallelWrapper:
         pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         known = pixels if pixels != FRACTIONS else None
         loader = evaluation_loader(examples(x, y), batch_size, self.model, known)
-        metrics_of(self.options.metrics, classifies=classifies(loader.dataset, self.model.loss))
+        check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader)
         found: list[Evaluation] = []  # one from each worker of this process, all equal
 

@@ -82,7 +82,8 @@ def test_weights_of_another_network_are_refused_and_change_nothing() -> None:
     before = model.weights()
     changed = {name: value + 1 for name, value in before.items()}
     renamed = {("extra.bias" if name == "output.bias" else name): value for name, value in changed.items()}
-    for wrong in (renamed, {**changed, "output.weight": np.zeros((3, 6), np.float32)}):
+    spoilt = changed["output.weight"] * np.array(np.inf, np.float32)
+    for wrong in (renamed, {**changed, "output.weight": np.zeros((3, 6))}, {**changed, "output.weight": spoilt}):
         with pytest.raises(ConfigError, match=r"output\."):
             model.load_weights(wrong)
         assert equal(model.weights(), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from fractions import Fraction
 from typing import Any
 
@@ -107,6 +108,15 @@ def test_stats_report() -> None:
     rows = [line.split(" | ") for line in matrix.splitlines() if " | " in line]
     assert rows == [[" 2 1 1", "0  cat"], [" 1 2 0", "1  d\ufffdog"], [" 0 0 1", "2  eel"]]
     assert len(Evaluation(FEW_CLASSES + 1).stats().split("\n\n")) == 2  # without a matrix
+
+
+def test_the_report_says_which_averages_leave_out_classes() -> None:
+    def notes(evaluation: Evaluation) -> list[str]:
+        return re.findall(r"leaves out.*", evaluation.stats())
+
+    found = Evaluation(4)
+    found.add(np.eye(4)[[0, 1, 1, 3]], [0, 0, 1, 2], np.zeros(4))  # of 2 no prediction, of 3 no sample
+    assert len(notes(found)) == 2 and not notes(small())
 
 
 def test_bad_arguments_are_refused() -> None:

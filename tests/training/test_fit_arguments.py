@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Loader, Model, ParallelWrapper
+from cupynet import Dataset, Loader, Model, ParallelWrapper
 from cupynet.backend import PixelScale, blas
+from cupynet.core.errors import ConfigError
 from cupynet.data import read_pairs
 from tests.support.refusals import refused
 from tests.support.training import fingerprint, on_backends, small_dataset, small_model
@@ -132,6 +133,26 @@ def test_rows_say_what_was_evaluated() -> None:
     assert whole.epochs["epoch"] == [1, 2]
 
 
+def test_validation_losses_are_weighted() -> None:
+    def losses(*validation: Any) -> list[float]:
+        with ParallelWrapper(small_model(), 1) as wrapper:
+            history = wrapper.fit(Loader(DATA, 8), validation_data=validation)
+        return history.epochs["validation_loss"] + history.epochs["validation_accuracy"]
+
+    (first, accuracy), (half, same) = losses(X, Y), losses(X, Y, np.full(60, 0.5))
+    assert half == pytest.approx(first / 2) and same == accuracy
+    assert losses(X, Y, np.arange(60) < 9)[0] == pytest.approx(losses(X[:9], Y[:9])[0] * 9 / 60)
+
+
+def test_the_first_image_that_is_not_finite_is_named() -> None:
+    spoilt = X / 255
+    spoilt[[7, 40]] = np.nan
+    with pytest.raises(ConfigError, match=r"image 7 .*2 in all"):
+        Dataset("floats", spoilt, Y, 3)
+    with pytest.raises(ConfigError, match="target 4 "):
+        Dataset("floats", X, np.where(np.arange(60) == 4, np.inf, 1.0), 1)
+
+
 @pytest.mark.parametrize(
     ("data", "options", "setting"),
     [
@@ -151,6 +172,10 @@ def test_rows_say_what_was_evaluated() -> None:
         (([(X[0], 0), (X[0, :4], 1)] * 2,), {}, ""),
         ((X, np.eye(4)[Y]), {}, ""),
         ((X * np.nan, Y), {}, ""),
+        ((Loader(DATA, 8),), {"batch_size": 8}, "batch_size"),
+        ((X, Y), {"batch_size": 0}, "batch_size"),
+        ((DATA, Y), {}, "y"),
+        ((X, Y), {"validation_data": (X, Y, np.ones(3))}, "sample_weight"),
         (({"image": X, "label": Y},), {}, ""),
         (([[1, 2], [3]], [0, 1]), {}, ""),
         ((X.reshape(60, -1) / 255, Y), {}, ""),
@@ -167,7 +192,7 @@ def test_other_data_are_refused_before_anything_changes(
 
 
 def test_images_of_floats_are_not_augmented() -> None:
-    from cupynet import Dataset, Shift
+    from cupynet import Shift
 
     with refused("augment"):
         Loader(Dataset("floats", X / 255, Y, 3), 8, augment=[Shift(1)])

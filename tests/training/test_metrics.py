@@ -161,6 +161,7 @@ BAD: dict[str, Any] = {
     "unknown": ["acuracy"],
     "twice": [hits, hits],
     "no class": ["top_0_accuracy"],
+    "no number": ["top_n_accuracy"],
     "a name that is taken": [auc, "auc"],
 }
 
@@ -172,14 +173,20 @@ def test_bad_metrics_are_refused(metrics: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "y", "metrics"), [("huber", np.ones((8, 3)), ["macro_f1"]), ("softmax", np.ones(8, int), ["r2"])]
+    ("loss", "y", "metrics"),
+    [
+        ("huber", np.ones((8, 3)), ["macro_f1"]),
+        ("softmax", np.ones(8, int), ["r2"]),
+        ("huber", np.full((8, 3), 0.7), ["auc"]),
+    ],
 )
 def test_metrics_of_the_other_task_are_refused(loss: str, y: Any, metrics: list[Metric]) -> None:
     x = np.ones((8, 4, 3))
     with wrapped(0, 3, loss, *metrics) as wrapper:
-        for call in (wrapper.fit, wrapper.evaluate):
+        for call in (lambda: wrapper.fit(x, y, validation_data=(x, y)), lambda: wrapper.evaluate(x, y)):
             with refused("metrics"):
-                call(x, y)
+                call()
+    assert not wrapper.history.epochs
 
 
 def test_a_monitor_must_be_a_figure() -> None:

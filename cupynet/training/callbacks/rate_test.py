@@ -117,7 +117,7 @@ def find_rate(
     lowest: float = 1e-6,
     highest: float = 10.0,
     iterations: int = 200,
-    batch_size: int = 128,
+    batch_size: int | None = None,
     optimizer: Optimizer | None = None,
     **wrapper: Any,
 ) -> RateTest:
@@ -133,7 +133,7 @@ def find_rate(
         data: as for `ParallelWrapper.fit`.
         lowest, highest: the first and the last rate.
         iterations: the number of rates.
-        batch_size: for `data` other than a `Loader`.
+        batch_size: see `ParallelWrapper.fit`.
         optimizer: Nesterov(0.01, 0.9) by default. Its own rate, or schedule, is not used.
         wrapper: other arguments of `ParallelWrapper`.
 
