@@ -81,8 +81,10 @@ def loader_of(
         sample_weight, class_weight: see `ParallelWrapper.fit`.
     """
     data, outputs = examples(data), model.output.features
-    if isinstance(data, Loader) and batch_size is not None:
-        raise ConfigError(f"the Loader has its own, {data.batch_size}", "batch_size", shown(batch_size))
+    if isinstance(data, Loader) and batch_size not in (None, data.batch_size):
+        raise ConfigError(
+            f"the Loader has batches of {data.batch_size}. Remove this argument", "batch_size", shown(batch_size)
+        )
     if isinstance(data, tuple | list):
         images, labels = data[0], on_host(data[1])
         if model.loss.applies != "softmax" and outputs == 1 and labels.dtype.kind in "biu":

@@ -172,7 +172,7 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
         (([(X[0], 0), (X[0, :4], 1)] * 2,), {}, ""),
         ((X, np.eye(4)[Y]), {}, ""),
         ((X * np.nan, Y), {}, ""),
-        ((Loader(DATA, 8),), {"batch_size": 8}, "batch_size"),
+        ((Loader(DATA, 8),), {"batch_size": 9}, "batch_size"),
         ((X, Y), {"batch_size": 0}, "batch_size"),
         ((DATA, Y), {}, "y"),
         ((X, Y), {"validation_data": (X, Y, np.ones(3))}, "sample_weight"),
