@@ -1,7 +1,4 @@
-"""Web pages of runs, and the charts on them.
-
-A page depends on nothing but the run's folder: this package reads files, and computes nothing else.
-"""
+"""HTML reports of runs and comparisons. This package only reads files from the folders of runs."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ __all__ = ["ReportPage"]
 
 
 def __getattr__(name: str) -> object:
-    """Load `ReportPage` when it is first used: it is a callback of training, and pages need nothing of that."""
+    """Load `ReportPage` on first use, so that writing a report does not import the training code."""
     if name != "ReportPage":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from cupynet.reporting.callback import ReportPage

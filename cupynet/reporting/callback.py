@@ -1,4 +1,4 @@
-"""The callback that writes the page of a run when the run ends."""
+"""The callback that writes the HTML report at the end of a run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ log = logging.getLogger(__name__)
 
 
 class ReportPage(Callback):
-    """Writes `report.html` and `curves.png` into the folder of a run at its end, also after an error.
+    """Writes `report.html` and `curves.png` into the folder of a run when it ends, even after an error.
 
-    The results are saved first. If the page cannot be written, the callback logs one warning, and the run ends as
-    usual. `cupynet report RUN` writes it at any time.
+    The results are saved first. If writing fails, the callback logs a warning and the run ends as usual.
+    `cupynet report RUN` writes the report at any time.
 
     Args:
-        enabled: False for no page.
+        enabled: False to disable the report.
     """
 
     last = True
@@ -38,15 +38,15 @@ class ReportPage(Callback):
         run, self._run = self._run, None
         error = sys.exc_info()[1]
         if run is None or not self.enabled or not isinstance(error, Exception | None):
-            return  # a KeyboardInterrupt or SystemExit ends the process at once
+            return  # exit at once on KeyboardInterrupt and SystemExit
         try:
-            from cupynet.reporting.page import write_page  # imports Jinja and, for charts, matplotlib
+            from cupynet.reporting.page import write_page  # imports Jinja and matplotlib
 
             _, missing = write_page(run.folder, over=True, error=error)
             if missing:
                 log.info("%s", missing)
         except ConfigError:
-            return  # nothing was written into the folder: there is no history and there are no results
+            return  # the folder has neither a history nor results
         except Exception as failure:
             reason = one_line(failure) or type(failure).__name__
-            log.warning("report.html cannot be written (%s); cupynet report %s writes it", reason, run)
+            log.warning("cannot write report.html (%s). To write it later: cupynet report %s", reason, run)

@@ -1,6 +1,6 @@
-"""Line charts: as SVG in a page, with its colours and fonts, and as a PNG file.
+"""Line charts as SVG for pages, with their colors and fonts, and as PNG files.
 
-The only file that uses matplotlib, which is imported when something is drawn: `pip install 'cupynet[plots]'`.
+This is the only file that uses matplotlib, which is imported on first use: `pip install 'cupynet[plots]'`.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Any
 from cupynet.core.checks import finite
 from cupynet.reporting.folder import RunData
 
-# The colours of the light page (templates/style.css); in an SVG they become its variables. They can be distinguished
-# with a colour vision deficiency (Okabe and Ito 2008, "Color universal design"). The last is for lines in the
-# background.
+# Colors of the light page (templates/style.css); in an SVG they are replaced by CSS variables. They can be
+# distinguished with a color vision deficiency (Okabe and Ito 2008, "Color universal design"). The last is for lines in
+# the background.
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#b0518b", "#c98500", "#7d8793")
 BACKGROUND = len(PALETTE) - 1
 INK, MUTED, GRID = "#1c2128", "#5b6470", "#dde1e6"
-MAX_POINTS = 400  # of a line; a chart is about 500 pixels wide
-LARGEST = 1e100  # absolute value that is drawn: matplotlib fails near the largest float
-MAX_WORKERS = 64  # lines for workers
-MAX_LAYERS = 5  # lines for layers: those with the largest drift
-MAX_METRICS = 24  # columns of other figures of evaluations
-SPLITS = (("test", 1), ("validation", 3))  # evaluated data, and their colours
+MAX_POINTS = 400  # per line; a chart is about 500 pixels wide
+LARGEST = 1e100  # largest absolute value drawn: matplotlib fails near the largest float
+MAX_WORKERS = 64  # lines of workers
+MAX_LAYERS = 5  # lines of layers, those with the largest drift
+MAX_METRICS = 24  # columns of other metrics
+SPLITS = (("test", 1), ("validation", 3))  # evaluated data, and their colors
 SIZE = (5.6, 2.9)  # inches of 72 units
-LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches: labels of seven characters, and the name of the axis
+LEFT, RIGHT, BOTTOM = 0.66, 0.12, 0.52  # margins in inches, for tick labels of seven characters and the axis label
 STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",  # text stays text
+    "svg.fonttype": "none",  # keep text as text
     "font.size": 10.5,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
@@ -48,8 +48,8 @@ STYLE: dict[str, Any] = {
     "text.usetex": False,
     "grid.color": GRID,
 }
-MISSING = "charts need matplotlib: pip install 'cupynet[plots]'"
-SECONDS = (  # parts of an epoch's time: key, name, colour
+MISSING = "Charts require matplotlib: pip install 'cupynet[plots]'"
+SECONDS = (  # parts of an epoch's time: key, name, color
     ("compute_s", "computing", 0),
     ("averaging_s", "averaging", 1),
     ("data_s", "data", 2),
@@ -63,18 +63,18 @@ class Line:
     """A line of a chart.
 
     Attributes:
-        name: its entry in the legend; None for no entry.
-        x, y: coordinates of the points; a y that is None or not finite leaves a gap.
-        colour: index into the palette.
+        name: entry in the legend; None for no entry.
+        x, y: coordinates of the points. A y that is None or not finite leaves a gap.
+        color: index into the palette.
         width: in points.
-        dashed: draw a dashed line.
-        points: mark each point.
+        dashed: True for a dashed line.
+        points: True to mark each point.
     """
 
     name: str | None
     x: Sequence[float]
     y: Sequence[float | None]
-    colour: int = 0
+    color: int = 0
     width: float = 1.8
     dashed: bool = False
     points: bool = False
@@ -82,14 +82,14 @@ class Line:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a common axis.
+    """Lines in common axes.
 
     Attributes:
         title, x_label, y_label: labels with units.
-        lines: those without a finite value are left out.
-        log: the vertical axis is logarithmic if all values are positive.
-        zero: the vertical axis begins at zero.
-        stacked: the lines add up, and the areas between them are filled.
+        lines: lines without a finite value are omitted.
+        log: use a logarithmic y-axis if all values are positive.
+        zero: start the y-axis at zero.
+        stacked: stack the lines and fill the areas between them.
         note: a sentence below the chart.
     """
 
@@ -104,17 +104,17 @@ class Chart:
 
     @property
     def shown(self) -> list[Line]:
-        """The lines that have a finite value."""
+        """Lines with a finite value."""
         return [line for line in self.lines if any(finite(value) is not None for value in line.y)]
 
     @property
     def legend(self) -> list[tuple[str, int, bool]]:
-        """Name, colour and dashing of the lines with a name."""
-        return [(line.name, line.colour, line.dashed) for line in self.shown if line.name]
+        """Name, color and dashing of the named lines."""
+        return [(line.name, line.color, line.dashed) for line in self.shown if line.name]
 
 
 def figures(charts: Iterable[Chart]) -> tuple[list[tuple[Chart, str]], str]:
-    """Return the charts that have data, with their SVG, and the reason if they cannot be drawn."""
+    """Return the charts that have data with their SVG, and the reason if they cannot be drawn."""
     try:
         shown = enumerate(chart for chart in charts if chart.shown)
         return [(chart, svg(chart, f"chart{index}")) for index, chart in shown], ""
@@ -123,7 +123,7 @@ def figures(charts: Iterable[Chart]) -> tuple[list[tuple[Chart, str]], str]:
 
 
 def svg(chart: Chart, name: str) -> str:
-    """Draw a chart as an `<svg>` element. name: unique in its page. ImportError without matplotlib."""
+    """Draw a chart as an `<svg>` element. name: unique within the page. Raises ImportError without matplotlib."""
     with _style():
         text = io.StringIO()
         _figure([chart], 0.32).savefig(text, format="svg", transparent=True)
@@ -131,7 +131,7 @@ def svg(chart: Chart, name: str) -> str:
 
 
 def png(charts: Sequence[Chart]) -> bytes:
-    """Draw charts side by side as a picture on white paper. ImportError without matplotlib."""
+    """Draw charts side by side as PNG on white. Raises ImportError without matplotlib."""
     with _style():
         figure, content = _figure(charts, 0.62), io.BytesIO()
         for chart, axes in zip(charts, figure.axes, strict=True):
@@ -142,9 +142,9 @@ def png(charts: Sequence[Chart]) -> bytes:
 
 
 def thinned(x: Sequence[float], y: Sequence[float | None], most: int = MAX_POINTS) -> tuple[list[float], list[float]]:
-    """Return at most `most` points of a line: means of neighbours, NaN if none is finite. The last x is kept.
+    """Reduce a line to at most `most` points by averaging neighbors. Keeps the last x; NaN if no value is finite.
 
-    Larger values are clipped to `LARGEST`.
+    Values are clipped to `LARGEST`.
     """
     step = max(math.ceil(len(x) / most), 1)
     xs, ys = [], []
@@ -167,13 +167,13 @@ def _style() -> Iterator[None]:
     import matplotlib
 
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # such as a glyph that a font lacks
+        warnings.simplefilter("ignore")  # such as a missing glyph
         yield
 
 
 def _figure(charts: Sequence[Chart], top: float) -> Any:
-    """Draw charts side by side. top: the upper margin in inches; computing margins doubles the time of a chart."""
-    from matplotlib.figure import Figure  # not pyplot, which chooses a window system and keeps every figure
+    """Draw charts side by side. top: upper margin in inches. Automatic margins would double the drawing time."""
+    from matplotlib.figure import Figure  # pyplot would select a window system and keep every figure
 
     (width, height), columns = SIZE, len(charts)
     figure = Figure(figsize=(width * columns, height))
@@ -184,12 +184,11 @@ def _figure(charts: Sequence[Chart], top: float) -> Any:
 
 
 def _draw(chart: Chart, axes: Any) -> None:
-    """Draw a chart on matplotlib's axes."""
     lines = chart.shown
     points = [thinned(line.x, line.y) for line in lines]
     if chart.stacked:
-        colours = [PALETTE[line.colour] for line in lines]
-        axes.stackplot(points[0][0], *(y for _, y in points), colors=colours, linewidth=0)
+        colors = [PALETTE[line.color] for line in lines]
+        axes.stackplot(points[0][0], *(y for _, y in points), colors=colors, linewidth=0)
         axes.margins(x=0)
     else:
         for line, (x, y) in zip(lines, points, strict=True):
@@ -197,7 +196,7 @@ def _draw(chart: Chart, axes: Any) -> None:
                 x,
                 y,
                 label=line.name or "_",
-                color=PALETTE[line.colour],
+                color=PALETTE[line.color],
                 linewidth=line.width,
                 linestyle="--" if line.dashed else "-",
                 marker="o" if line.points or len(x) < 3 else None,
@@ -221,7 +220,7 @@ def _draw(chart: Chart, axes: Any) -> None:
 
 
 def _inline(text: str, name: str, label: str) -> str:
-    """Turn matplotlib's SVG file into an element: no prologue, unique ids, the page's font and colours."""
+    """Turn matplotlib's SVG file into an element of the page, with unique ids and the page's font and colors."""
     text = re.sub(r"<(metadata|style)[^>]*>.*?</\1>", "", text[text.index("<svg") :].strip(), flags=re.DOTALL)
     head = f'role="img" aria-label="{html.escape(label)}"'
     text = re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', lambda found: f"<svg {found[1]} {head}>", text, count=1)
@@ -229,9 +228,9 @@ def _inline(text: str, name: str, label: str) -> str:
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     text = re.sub(r"font-family: [^;\"]*;?", "", text)
     variables = {INK: "ink", MUTED: "muted", GRID: "line"}
-    variables |= {colour: f"c{index}" for index, colour in enumerate(PALETTE)}
-    for colour, variable in variables.items():
-        text = text.replace(colour, f"var(--{variable})")
+    variables |= {color: f"c{index}" for index, color in enumerate(PALETTE)}
+    for color, variable in variables.items():
+        text = text.replace(color, f"var(--{variable})")
     return text.replace("xlink:href", "href")
 
 
@@ -246,19 +245,19 @@ def run_charts(data: RunData) -> list[Chart]:
 
 
 def metrics_of(epochs: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the columns of evaluations other than loss and accuracy."""
+    """Return the columns of evaluation metrics other than loss and accuracy."""
     names = dict.fromkeys(name for row in epochs for name in row if name.startswith(("test_", "validation_")))
     return [name for name in names if name.partition("_")[2] not in ("loss", "accuracy")][:MAX_METRICS]
 
 
 def _values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
-    """Return a value of each row, NaN if it is not a finite number."""
+    """Return a value of each row; NaN if it is not a finite number."""
     return [math.nan if (value := finite(row.get(name))) is None else value for row in rows]
 
 
-def _line(rows: Sequence[dict[str, Any]], key: str, name: str | None, colour: int = 0, **look: Any) -> Line:
-    """Return the line of a value over the iterations."""
-    return Line(name, _values(rows, "iteration"), _values(rows, key), colour, **look)
+def _line(rows: Sequence[dict[str, Any]], key: str, name: str | None, color: int = 0, **look: Any) -> Line:
+    """Return a line of a value over iterations."""
+    return Line(name, _values(rows, "iteration"), _values(rows, key), color, **look)
 
 
 def _loss(data: RunData) -> Chart:
@@ -268,7 +267,7 @@ def _loss(data: RunData) -> Chart:
         name = None if worker else "each worker, by epoch"
         lines.append(Line(name, _values(data.epochs, "iteration"), losses, 4, 1.2, dashed=True))
     lines += [
-        _line(data.reports, "score_after_averaging", "all replicas, since the last average"),
+        _line(data.reports, "score_after_averaging", "all replicas, since the last averaging step"),
         _line(data.epochs, "loss", "training, by epoch", 2, points=True),
         _line(data.epochs, "validation_loss", "validation", 3, width=2.0, points=True),
         _line(data.epochs, "test_loss", "test", 1, width=2.0, points=True),
@@ -278,19 +277,19 @@ def _loss(data: RunData) -> Chart:
 
 def _accuracy(data: RunData) -> Chart:
     lines = []
-    for name, key, colour in (("training", "accuracy", 2), *((each, f"{each}_accuracy", c) for each, c in SPLITS)):
+    for name, key, color in (("training", "accuracy", 2), *((each, f"{each}_accuracy", c) for each, c in SPLITS)):
         shares = [100 * value for value in _values(data.epochs, key)]
-        lines.append(Line(name, _values(data.epochs, "epoch"), shares, colour, 2.0, points=True))
+        lines.append(Line(name, _values(data.epochs, "epoch"), shares, color, 2.0, points=True))
     return Chart("Accuracy", "epoch", "accuracy (%)", lines)
 
 
 def _metrics(data: RunData) -> list[Chart]:
-    """Return a chart for each other figure of evaluations."""
+    """Return a chart for each other metric."""
     drawn, epochs = [], _values(data.epochs, "epoch")
     for name in dict.fromkeys(column.partition("_")[2] for column in metrics_of(data.epochs)):
-        splits = ((split, _values(data.epochs, f"{split}_{name}"), colour) for split, colour in SPLITS)
-        lines = [Line(split, epochs, values, colour, 2.0, points=True) for split, values, colour in splits]
-        drawn.append(Chart(name, "epoch", "value", lines))  # the name is any text: never a label of matplotlib
+        splits = ((split, _values(data.epochs, f"{split}_{name}"), color) for split, color in SPLITS)
+        lines = [Line(split, epochs, values, color, 2.0, points=True) for split, values, color in splits]
+        drawn.append(Chart(name, "epoch", "value", lines))  # names can be any text, so matplotlib must not draw them
     return drawn
 
 
@@ -299,38 +298,38 @@ def _learning_rate(data: RunData) -> Chart:
 
 
 def _drift(data: RunData) -> Chart:
-    """Return the chart of the distance between replicas, overall and in the layers with the largest."""
+    """Return the chart of replica drift: total, and of the layers with the largest drift."""
     rows = [row for row in data.rows if row.get("drift") is not None]
     layers = [row.get("drift_by_layer") or {} for row in rows]
     names = dict.fromkeys(name for row in layers for name in row)
     largest = sorted(names, key=lambda name: -max(row.get(name) or 0.0 for row in layers))[:MAX_LAYERS]
     lines = [
-        Line(name, _values(rows, "iteration"), _values(layers, name), colour, 1.1)
-        for colour, name in enumerate(filter(largest.__contains__, names), 1)
+        Line(name, _values(rows, "iteration"), _values(layers, name), color, 1.1)
+        for color, name in enumerate(filter(largest.__contains__, names), 1)
     ]
     lines.append(_line(rows, "drift", "all weights", width=2.2))
-    note = "The largest distance of a replica from the mean, relative to the mean, before an average."
+    note = "The largest distance of a replica from the mean, relative to the mean, before an averaging step."
     return Chart("Replica drift", "iteration", "relative distance", lines, log=True, note=note)
 
 
 def _throughput(data: RunData) -> Chart:
     lines = [
         _line(data.reports, "images_per_s", "since the last report", BACKGROUND, width=1.2),
-        _line(data.epochs, "images_per_s", "of the epoch", width=2.0, points=True),
+        _line(data.epochs, "images_per_s", "whole epoch", width=2.0, points=True),
     ]
     return Chart("Throughput", "iteration", "images/s, all replicas", lines, zero=True)
 
 
 def _epoch_times(data: RunData) -> Chart:
-    """Return the chart of the time of each epoch by activity, averaged over the workers."""
+    """Return the chart of epoch times by activity, averaged over the workers."""
     epochs = [row for row in data.epochs if row.get("train_s") and row.get("compute_s")]
     numbers, rest = _values(epochs, "epoch"), _values(epochs, "train_s")
     lines = []
-    for key, name, colour in SECONDS if len(epochs) > 1 else ():
+    for key, name, color in SECONDS if len(epochs) > 1 else ():
         means = [fmean(row.get(key) or (0.0,)) for row in epochs]
         rest = [left - mean for left, mean in zip(rest, means, strict=True)]
         if any(means):
-            lines.append(Line(name, numbers, means, colour))
+            lines.append(Line(name, numbers, means, color))
     if lines:
         lines.append(Line(OTHER[0], numbers, [max(left, 0.0) for left in rest], OTHER[1]))
-    return Chart("Where the time of an epoch goes", "epoch", "seconds", lines, zero=True, stacked=True)
+    return Chart("Epoch time by activity", "epoch", "seconds", lines, zero=True, stacked=True)

@@ -1,7 +1,7 @@
-"""Reads the folder of a run: finished, still training or killed, whole or in part.
+"""Reads the folder of a run, even if it is incomplete.
 
-Its files are untrusted and may be of another version. A file that can be read is used; its values are not checked here.
-The page leaves out sections whose values are invalid.
+Files are untrusted and may come from other versions. Values are not checked here; the page omits sections with invalid
+values.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cupynet.core.lock import at_work
 from cupynet.core.wording import one_line
 from cupynet.runs.run import Run
 
-MOST_CHARACTERS = 1 << 20  # of the stored settings that are searched
+MOST_CHARACTERS = 1 << 20  # limit for searching stored settings
 OF_OTHERS = {name for kind in (BenchSettings, PlanSettings, RateSettings, TuneSettings) for name in own_names(kind)}
 OTHER_COMMANDS = re.compile(rf"^({'|'.join(OF_OTHERS - {*own_names(Settings)})}):", re.MULTILINE)
-RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # of a log
+RECORD = re.compile(r"^\d{4}-\d\d-\d\d \S+ (\w+) [\w.]+: (?:job \d+: )?(.*)$", re.MULTILINE)  # a log line
 
 
 @dataclass
@@ -32,14 +32,14 @@ class RunData:
 
     Attributes:
         run: the folder.
-        running: True if a process is training in it now.
-        start: started.json; empty if there is none.
-        summary: summary.json; empty if there is none.
-        rows: the rows of history.jsonl.
+        running: True if a process is training in the folder now.
+        start: started.json; empty if missing.
+        summary: summary.json; empty if missing.
+        rows: rows of history.jsonl.
         reports, epochs: the rows of each kind.
         error: the error that ended the run, or "".
-        code: the exit code of that error; None if it was not stored, as in runs of earlier versions.
-        damaged: the files that could not be read, and why.
+        code: exit code for that error; None if it was not stored, as in earlier versions.
+        damaged: descriptions of unreadable files and sections.
     """
 
     run: Run
@@ -54,7 +54,7 @@ class RunData:
     damaged: list[str] = field(default_factory=list)
 
     def read(self, path: Path, how: Callable[[Path], Any]) -> Any:
-        """Read a file; None if there is none. A file that cannot be read is added to `damaged`."""
+        """Read a file. Return None if it is missing; if it is unreadable, also add it to `damaged`."""
         try:
             return how(path) if is_plain(path) else None
         except (CupynetError, OSError) as error:
@@ -62,7 +62,7 @@ class RunData:
             return None
 
     def section(self, build: Callable[[RunData], Any]) -> Any:
-        """Build a part of the page; None if it fails because of invalid values."""
+        """Build a section of the page, or return None if its values are invalid."""
         try:
             return build(self)
         except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
@@ -71,18 +71,18 @@ class RunData:
             return None
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value of the summary, or of the start if the summary does not have it."""
+        """Return a value from the summary, or else from started.json."""
         found = self.summary.get(name, self.start.get(name))
         return default if found is None else found
 
 
 def read_run(folder: str | Path, *, over: bool = False, error: Exception | None = None) -> RunData:
-    """Read the folder of a run, except weights and pictures.
+    """Read the folder of a run, except weights and images.
 
     Args:
-        folder: the folder of the run.
-        over: True if the run has ended, even if its process still locks the folder.
-        error: the error that ended the run, if its exit code is not stored yet.
+        folder: folder of the run.
+        over: True if the run has ended, even if its process still holds the lock.
+        error: the error that ended the run, if it has not been stored yet.
 
     Raises:
         ConfigError: `folder` is not the folder of a run.
@@ -90,7 +90,7 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
     run = Run(folder)
     found = any(map(is_plain, (run.summary_path, run.started_path, run.history_path)))
     if not found and (not is_plain(run.settings_path) or is_other_command(run)):
-        raise ConfigError(f"{folder}: is not the folder of a run: name one under outputs/")
+        raise ConfigError(f"{folder}: is not the folder of a run. Choose one under outputs/")
     data = RunData(run, running=not over and at_work(run.folder))
     data.start = data.read(run.started_path, read_object) or {}
     data.summary = data.read(run.summary_path, read_object) or {}
@@ -106,7 +106,7 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
 
 
 def is_other_command(run: Run) -> bool:
-    """Return True for the folder of a search, a benchmark, a forecast or a test of learning rates."""
+    """Return True for the folder of another command: tune, bench, plan or find_rate."""
     try:
         with run.settings_path.open(encoding="utf-8", errors="replace") as file:
             return OTHER_COMMANDS.search(file.read(MOST_CHARACTERS)) is not None
@@ -115,16 +115,15 @@ def is_other_command(run: Run) -> bool:
 
 
 def is_plain(path: Path) -> bool:
-    """Return True for a regular file. Reading a pipe or device may never end; a link may leave the folder."""
+    """Return True for a regular file, not a link. Reading a pipe may never end, and a link may leave the folder."""
     return os.path.isfile(path) and not os.path.islink(path)  # False for invalid names
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def _last_error(path: Path) -> str:
-    """Return the error at the end of a log; "" if the last record is not one, as when the run was resumed or killed."""
+    """Return the error in the last record of a log; "" if that is not an error, as after a resume or a kill."""
     *_, (level, text) = [("", ""), *RECORD.findall(read_text(path))]
     return text if level == "ERROR" else ""

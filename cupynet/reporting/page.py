@@ -1,4 +1,4 @@
-"""The page of a run: plain values from its folder for templates/run.html."""
+"""The HTML report of a run: computes the values for templates/run.html."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cupynet.reporting import charts, pictures
 from cupynet.reporting.folder import RunData, read_run, read_text
 from cupynet.reporting.render import render
 
-PICTURED = ("Loss", "Accuracy")  # the charts in curves.png
-MAX_CELLS = 25  # rows of the confusion matrix
-MAX_CLASSES = 200  # rows of the table of classes
+PICTURED = ("Loss", "Accuracy")  # charts in curves.png
+MAX_CELLS = 25  # largest number of classes with a confusion matrix
+MAX_CLASSES = 200  # rows of the class table
 MAX_FILES = 60
 NONE = "–"
 
@@ -33,7 +33,7 @@ def write_page(folder: str | Path, *, over: bool = False, error: Exception | Non
         folder, over, error: see `read_run`.
 
     Returns:
-        The path of the page, and why it has no charts; "" if it has them or there is nothing to draw yet.
+        The path of the page, and why it has no charts; "" if it has charts or there is nothing to draw yet.
 
     Raises:
         ConfigError: `folder` is not the folder of a run.
@@ -54,25 +54,25 @@ def page_values(data: RunData) -> dict[str, Any]:
     sections = (_tiles, _evaluation, _mistakes, _time, _layers, _filters, _settings, _machine, _files)
     found = {build.__name__.strip("_"): data.section(build) for build in sections}
     found |= data.section(_head) or {"title": "a run", "marks": [], "notices": [], "progress": None}
-    found["notices"] += [(f"cannot be read: {text}", "warn") for text in data.damaged]
+    found["notices"] += [(f"unreadable: {text}", "warn") for text in data.damaged]
     started = f" · started {data.start['started']}" if "started" in data.start else ""
     over = f"cupynet · {'/'.join(data.run.folder.resolve().parts[-2:])}{started}"
     now = time.strftime("%Y-%m-%d %H:%M:%S")
-    return {**found, "over": over, "footer": f"Made by cupynet {__version__} at {now} from {data.run}."}
+    return {**found, "over": over, "footer": f"Created by cupynet {__version__} at {now} from {data.run}."}
 
 
 # state --------------------------------------------------------------------------------------------------------------
 
 
 def state(data: RunData) -> tuple[str, str, str]:
-    """Return the state of a run in a word, its kind of mark, and a sentence about it or ""."""
+    """Return the state of a run in a word, the kind of its badge, and a sentence about it or ""."""
     after = f"{_epochs(data)} of {data.start.get('epochs', NONE)} epochs"
     if data.running:
         return "running", "live", f"{after} complete."
-    if not data.summary or _last_iteration(data) > data.summary["iterations"]:  # resumed after it had results
+    if not data.summary or _last_iteration(data) > data.summary["iterations"]:  # resumed since the summary
         if data.error:
             return "diverged" if data.code == DivergedError.exit_code else "failed", "bad", data.error
-        return "killed", "bad", f"The run was killed after {after}: resume={data.run} continues from a checkpoint."
+        return "killed", "bad", f"The run was killed after {after}. To continue from a checkpoint: resume={data.run}"
     reason, stopped = data.get("stop_reason"), data.get("stopped_by")
     if not stopped:
         return "finished", "good", ""
@@ -85,21 +85,20 @@ def _last_iteration(data: RunData) -> int:
 
 
 def _epochs(data: RunData) -> int:
-    """Return the number of complete epochs."""
     return int(data.epochs[-1]["epoch"] if data.epochs else data.summary.get("epochs", 0))
 
 
 def _results(data: RunData) -> dict[str, Any]:
-    """Return the summary; nothing while the run trains, because then the summary predates the resume."""
+    """Return the summary; nothing during training, when it predates the resume."""
     return {} if data.running else data.summary
 
 
 def _accuracy(data: RunData) -> tuple[str, float | None]:
-    """Return the split and the accuracy of the title, from the summary or the last evaluation."""
+    """Return the split and the accuracy for the title, from the summary or the last evaluation."""
     for row in (_results(data), *reversed(data.epochs)):
         for split in ("test", "validation"):
             accuracy = row.get(f"{split}_accuracy")
-            if accuracy is not None or row.get(f"{split}_loss") is not None:  # regression has a loss only
+            if accuracy is not None or row.get(f"{split}_loss") is not None:  # regression has no accuracy
                 return split, accuracy
     return "test", None
 
@@ -112,7 +111,7 @@ def _head(data: RunData) -> dict[str, Any]:
     if data.running:
         title = f"{dataset}: epoch {min(_epochs(data) + 1, asked)}/{asked}"
     marks = [(word, kind)]
-    marks += [(f"fallback data: {dataset}, not the data set asked for", "bad")] if data.get("fallback") else []
+    marks += [(f"fallback data: {dataset} instead of the requested data set", "bad")] if data.get("fallback") else []
     marks += [(text, "plain") for name in ("backend", "dtype") if (text := data.get(name))]
     marks += [(counted(workers, "worker"), "plain")] if (workers := data.get("workers")) else []
     commit, _, changed = (data.get("commit") or "").partition("-")
@@ -130,7 +129,7 @@ def _head(data: RunData) -> dict[str, Any]:
 
 
 def clock(seconds: float) -> str:
-    """Format a duration: 45.2 s, 12:05 min, 3:20 h."""
+    """Format a duration: `45.2 s`, `12:05 min`, `3:20 h`."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -138,7 +137,7 @@ def clock(seconds: float) -> str:
 
 
 def _tiles(data: RunData) -> list[tuple[str, str, str]]:
-    """Return the figures at the top: name, figure, and a remark."""
+    """Return the values at the top of the page: name, value, and a remark."""
     summary, last = _results(data), (data.epochs or [{}])[-1]
     split, accuracy = _accuracy(data)
     loss = summary.get(f"{split}_loss") or last.get(f"{split}_loss")
@@ -158,7 +157,7 @@ def _tiles(data: RunData) -> list[tuple[str, str, str]]:
 
 
 def _metrics(data: RunData, split: str) -> dict[str, Any]:
-    """Return the other figures of the last evaluation, by name."""
+    """Return the other metrics of the last evaluation, by name."""
     row: dict[str, Any] = next((row for row in reversed(data.epochs) if f"{split}_loss" in row), {})
     columns = [name for name in charts.metrics_of([row]) if name.startswith(split)]
     found = {name.partition("_")[2]: finite(row[name]) for name in columns}
@@ -170,18 +169,18 @@ def _shown(value: Any, form: Callable[[Any], str]) -> str:
 
 
 def _time(data: RunData) -> dict[str, Any] | None:
-    """Return the time of each worker by activity, and the times of the run."""
+    """Return the time of each worker by activity, and the total times of the run."""
     spent = data.summary.get("spent") or {}
-    parts = [(spent[key], name, colour) for key, name, colour in charts.SECONDS if any(spent.get(key, ()))]
+    parts = [(spent[key], name, color) for key, name, color in charts.SECONDS if any(spent.get(key, ()))]
     bars = []
     for worker, seconds in enumerate(spent.get("rounds_s", ())[: charts.MAX_WORKERS]):
-        shares = [(name, colour, found[worker] / max(seconds, 1e-9)) for found, name, colour in parts]
+        shares = [(name, color, found[worker] / max(seconds, 1e-9)) for found, name, color in parts]
         shares.append((*charts.OTHER, max(1.0 - sum(share for *_, share in shares), 0.0)))
         bars.append((f"worker {worker}", shares))
     known = (("compile_s", "compiling"), ("train_s", "training"), ("evaluate_s", "evaluating"), ("wall_s", "all"))
     facts = [(name, clock(value)) for key, name in known if (value := data.summary.get(key)) is not None]
     facts += [("sent between workers", amount(sent))] if (sent := data.get("bytes_sent")) else []
-    legend = [(name, colour, False) for _, name, colour in parts] + [(*charts.OTHER, False)]
+    legend = [(name, color, False) for _, name, color in parts] + [(*charts.OTHER, False)]
     return {"bars": bars, "legend": legend, "facts": facts, "advice": data.get("advice")} if facts else None
 
 
@@ -189,7 +188,7 @@ def _time(data: RunData) -> dict[str, Any] | None:
 
 
 def _evaluation(data: RunData) -> dict[str, Any] | None:
-    """Return the confusion matrix and the table of classes, of the test or the last evaluation."""
+    """Return the confusion matrix and the class table of the test, or else of the last evaluation."""
     test = _results(data).get("test")
     row = test or next((row for row in reversed(data.epochs) if "confusion" in row), None)
     if row is None or not row.get("confusion"):
@@ -207,13 +206,13 @@ def _evaluation(data: RunData) -> dict[str, Any] | None:
 
 
 def _class_names(data: RunData, classes: int) -> list[str]:
-    """Return the names of the classes, or their numbers if they have no names."""
+    """Return the names of the classes, or else their numbers."""
     names = data.get("class_names", ())
     return list(map(str, names if len(names) == classes else range(classes)))
 
 
 def _mistakes(data: RunData) -> list[dict[str, Any]]:
-    """Return the most confident mistakes with their images; none if there are not as many images."""
+    """Return the most confident mistakes with their images; empty if any image is missing."""
     test = _results(data).get("test") or {}
     rows, names = test.get("mistakes") or (), _class_names(data, len(test.get("confusion") or ()))
     images, found = (data.read(data.run.examples_path, load_weights) or {}).get("images", ()), []
@@ -229,14 +228,14 @@ def _mistakes(data: RunData) -> list[dict[str, Any]]:
 
 
 def _layers(data: RunData) -> list[list[str]]:
-    """Return the rows of the table of layers; nested layers have an indented name."""
+    """Return the rows of the layer table. Names of nested layers are indented."""
     columns = ("kind", "settings", "output", "parameters", "multiply-adds")
     rows = data.start.get("layers") or ()
     return [[row["layer"].replace("  ", "\u2003"), *(row.get(name, "") for name in columns)] for row in rows]
 
 
 def _filters(data: RunData) -> dict[str, Any] | None:
-    """Return the filters (K_h, K_w, C, O) of the first convolution."""
+    """Return the filters of the first convolution, and their description."""
     weights = data.read(data.run.weights_path, load_weights) or {}
     names = [f"{row['layer']}.weight" for row in data.start.get("layers") or ()]
     name = next((name for name in names if name in weights and weights[name].ndim == 4), "")
@@ -247,7 +246,7 @@ def _filters(data: RunData) -> dict[str, Any] | None:
 
 
 def _settings(data: RunData) -> dict[str, Any]:
-    """Return the overrides, the command that repeats the run, and all settings."""
+    """Return the overrides, the command to repeat the run, and all settings."""
     given = data.start.get("overrides")
     rows = (("seed", "seed"), ("batch size per worker", "batch_size"), ("replicas", "synchronizer"))
     return {
@@ -259,7 +258,7 @@ def _settings(data: RunData) -> dict[str, Any]:
 
 
 def repeat(data: RunData, settings: list[str]) -> str:
-    """Return the command line that repeats this run."""
+    """Return the command line to repeat this run."""
     processes, folder = data.start.get("processes"), data.start.get("config_dir")
     words = [] if processes is None else ["mpiexec", "-n", str(processes)]
     words += ["cupynet", "train"] + ([] if folder is None else [f"--config-dir={folder}"])
@@ -267,7 +266,7 @@ def repeat(data: RunData, settings: list[str]) -> str:
 
 
 def _machine(data: RunData) -> list[tuple[str, str]]:
-    """Return the machine and the versions that the run used."""
+    """Return the machine and the versions used by the run."""
     environment = data.get("environment", {})
     rows = [("devices", ", ".join(dict.fromkeys(data.get("devices", ()))))]
     rows += [(name, environment.get(name)) for name in ("cpu", "cores", "system", "python")]
@@ -280,7 +279,6 @@ def _machine(data: RunData) -> list[tuple[str, str]]:
 
 
 def _files(data: RunData) -> list[tuple[str, str]]:
-    """Return the names and sizes of the files in the folder."""
     rows = []
     for path in sorted(data.run.folder.iterdir())[:MAX_FILES]:
         folder = path.is_dir()

@@ -1,6 +1,6 @@
-"""Pictures in a page: images as PNG, the filters of a layer, a confusion matrix.
+"""Images in a page: examples as PNG, filters of a layer, a confusion matrix.
 
-The colour shows the sign of a number and the opacity its magnitude, so one picture suits light and dark pages.
+Color encodes the sign of a number and opacity its magnitude, so that one image suits light and dark pages.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 POSITIVE, NEGATIVE = (213, 94, 0), (0, 114, 178)
 MAX_FILTERS = 128
-COLOUR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # of PNG, by channels
+COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}  # PNG color type by number of channels
 
 
 class Picture(NamedTuple):
-    """An image within a page: its address, its text, and its size in CSS pixels."""
+    """An image in a page: data URL, alternative text, and size in CSS pixels."""
 
     source: str
     alt: str
@@ -29,14 +29,14 @@ class Picture(NamedTuple):
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """Encode an image (H, W, C) as PNG; 1 to 4 channels: grey, grey and alpha, RGB, RGB and alpha.
+    """Encode an image (H, W, C) as PNG. C: 1 for gray, 2 for gray and alpha, 3 for RGB, 4 for RGBA.
 
     Format: Portable Network Graphics (PNG) Specification, ISO/IEC 15948.
     """
     height, width, channels = pixels.shape
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # the first byte of each row selects no filter
     rows[:, 1:] = pixels.reshape(height, -1)
-    size = struct.pack(">IIBBBBB", width, height, 8, COLOUR_TYPES[channels], 0, 0, 0)
+    size = struct.pack(">IIBBBBB", width, height, 8, COLOR_TYPES[channels], 0, 0, 0)
     parts = ((b"IHDR", size), (b"IDAT", zlib.compress(rows.tobytes(), 6)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(kind, content) for kind, content in parts)
 
@@ -46,22 +46,21 @@ def _chunk(kind: bytes, content: bytes) -> bytes:
 
 
 def picture(pixels: NDArray[np.uint8], alt: str, zoom: float) -> Picture:
-    """Return an image as a picture, scaled by `zoom`."""
     source = "data:image/png;base64," + base64.b64encode(png(pixels)).decode("ascii")
     height, width = (max(round(size * zoom), 1) for size in pixels.shape[:2])
     return Picture(source, alt, width, height)
 
 
 def example(image: NDArray[np.uint8], alt: str) -> Picture:
-    """Return an image (H, W, C) with a longer side of 96 CSS pixels. Without 1, 3 or 4 channels, show the first."""
+    """Scale an image (H, W, C) to 96 CSS pixels on its longer side. If C is not 1, 3 or 4, show the first channel."""
     shown = image if image.shape[2] in (1, 3, 4) else image[:, :, :1]
     return picture(np.ascontiguousarray(shown), alt, 96 / max(image.shape[:2]))
 
 
 def filters(weights: NDArray[Any], name: str) -> Picture | None:
-    """Return the filters of a convolution, (K_h, K_w, C, O), side by side, each relative to its largest weight.
+    """Draw the filters of a convolution, (K_h, K_w, C, O), side by side, each scaled by its largest weight.
 
-    Filters of three channels are shown in RGB, others as the mean over their channels. None if a weight is not finite.
+    Filters with three channels are drawn in RGB, others as the mean over channels. None if a weight is not finite.
     """
     kernel_h, kernel_w, channels, count = weights.shape
     if 0 in weights.shape or not np.isfinite(weights).all():
@@ -70,42 +69,42 @@ def filters(weights: NDArray[Any], name: str) -> Picture | None:
     tiles = np.moveaxis(np.asarray(weights[..., :count], np.float64), 3, 0)  # (O, K_h, K_w, C)
     largest = np.abs(tiles).max(axis=(1, 2, 3), keepdims=True)
     tiles = tiles / np.where(largest == 0, 1, largest)
-    coloured = _in_colour(tiles) if channels == 3 else by_sign(tiles.mean(axis=3))
+    colored = _in_color(tiles) if channels == 3 else by_sign(tiles.mean(axis=3))
     columns = math.ceil(math.sqrt(2 * count))
     rows = math.ceil(count / columns)
-    sheet = np.zeros((rows * columns, kernel_h + 1, kernel_w + 1, 4), np.uint8)  # each with a gap below and beside it
-    sheet[:count, :kernel_h, :kernel_w] = coloured
+    sheet = np.zeros((rows * columns, kernel_h + 1, kernel_w + 1, 4), np.uint8)  # each tile with a gap of one pixel
+    sheet[:count, :kernel_h, :kernel_w] = colored
     sheet = sheet.reshape(rows, columns, kernel_h + 1, kernel_w + 1, 4).swapaxes(1, 2)
     sheet = sheet.reshape(rows * (kernel_h + 1), columns * (kernel_w + 1), 4)[:-1, :-1]
     return picture(sheet, f"filters of {name}", max(min(8, 520 // sheet.shape[1]), 1))
 
 
 def by_sign(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return numbers from -1 to 1 as RGBA: the sign is the colour, the magnitude the opacity."""
-    colour = np.where(values[..., None] > 0, np.array(POSITIVE), np.array(NEGATIVE))
+    """Draw numbers from -1 to 1 as RGBA: color encodes the sign, opacity the magnitude."""
+    color = np.where(values[..., None] > 0, np.array(POSITIVE), np.array(NEGATIVE))
     alpha = np.round(255 * np.clip(np.abs(values), 0.03, 1.0))[..., None]
-    return np.concatenate([colour, alpha], axis=-1).astype(np.uint8)
+    return np.concatenate([color, alpha], axis=-1).astype(np.uint8)
 
 
-def _in_colour(values: NDArray[np.float64]) -> NDArray[np.uint8]:
-    """Return three channels of -1 to 1 as opaque RGBA; 0 is grey."""
+def _in_color(values: NDArray[np.float64]) -> NDArray[np.uint8]:
+    """Draw three channels from -1 to 1 as opaque RGBA; 0 is gray."""
     opaque = np.full((*values.shape[:-1], 1), 255.0)
     return np.concatenate([np.round(127.5 + 127.5 * values), opaque], axis=-1).astype(np.uint8)
 
 
 class Cell(NamedTuple):
-    """A cell of a matrix: its text, the strength of its colour (0..1), the colour in style.css, and its tooltip."""
+    """A cell of a matrix: text, color strength (0..1), name of the color in style.css, and tooltip."""
 
     text: str = ""
     strength: float = 0.0
-    colour: str = "heat"
+    color: str = "heat"
     title: str = ""
 
 
 def confusion(counts: NDArray[np.int64], names: list[str]) -> list[tuple[str, list[Cell]]]:
-    """Return a confusion matrix: for each actual class its name, and a cell for each prediction.
+    """Build a confusion matrix: for each actual class its name, and a cell per predicted class.
 
-    Correct predictions are shaded by their share of the class, mistakes by their share of the most frequent mistake.
+    Correct predictions are shaded by their fraction of the class, mistakes by their fraction of the most frequent one.
     """
     diagonal = np.eye(len(counts), dtype=bool)
     right = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)

@@ -1,4 +1,4 @@
-"""Renders pages from templates/: each is one file that runs no script and requests nothing from the network."""
+"""Renders the templates of pages. A page is a single file without scripts or network requests."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 def render(template: str, **values: Any) -> bytes:
     """Render a template as an HTML page.
 
-    All values are escaped by Jinja. Control and bidirectional characters are replaced in the whole page.
+    Jinja escapes all values. Control and bidirectional characters are replaced in the whole page.
     """
     return printable(_environment().get_template(template).render(values)).encode()
 
 
 @cache
 def _environment() -> Environment:
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # not before a page is made
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # slow to import
 
     return Environment(
         loader=PackageLoader(__package__),

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: a folder for each, which is written atomically and verified before it is used.
+"""Checkpoints on disk: one folder each, written atomically and verified before use.
 
     checkpoints/
         step-00001234/
@@ -6,11 +6,11 @@
             weights.safetensors     arrays; equal arrays of several workers are stored once
             state.safetensors
             manifest.json           size and SHA-256 of the other files, and of itself
-        run.json                    the owner of a folder outside of a run
+        run.json                    owner, if the folder is outside of its run's folder
 
-A checkpoint is written into a folder with a temporary name. Its files and the folder are flushed to disk, the folder is
-renamed, and its parent is flushed. A checkpoint is renamed before it is removed. Every folder called `step-...` is
-therefore complete, even if the machine fails. Leftovers have other names, and the next save removes them.
+A checkpoint is written to a folder with a temporary name. Its files and the folder are flushed to disk, the folder is
+renamed, and its parent is flushed. Before a checkpoint is deleted, it is renamed. Every folder named `step-...` is
+therefore complete, even after a crash of the machine. The next save deletes leftovers, which have other names.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Stored:
     """A verified checkpoint.
 
     Attributes:
-        path: its folder.
-        state: the content of state.json.
-        arrays: arrays by file, without its suffix, and by name.
+        path: folder of the checkpoint.
+        state: content of state.json.
+        arrays: arrays by file (without suffix) and by name.
     """
 
     path: Path
@@ -61,22 +61,23 @@ class Checkpoints:
         self.folder = Path(folder)
 
     def path(self, step: int) -> Path:
-        """Return the folder of the checkpoint after iteration `step`."""
+        """Return the folder of the checkpoint for iteration `step`."""
         return self.folder / step_name(step)
 
     def steps(self) -> list[int]:
-        """Return the iterations of the checkpoints, in order."""
+        """Return the iterations of the checkpoints, sorted."""
         return sorted(checkpoints(self.folder))
 
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
-        """Write the checkpoint of iteration `step`, replacing an existing one; return its folder.
+        """Write the checkpoint for iteration `step`, replacing an existing one; return its folder.
 
         Args:
-            state: the content of state.json.
-            arrays: arrays on the host by file, without its suffix, and by name.
+            step: number of completed iterations.
+            state: content of state.json.
+            arrays: host arrays by file (without suffix) and by name.
 
         Raises:
-            OutputError: it could not be written. Earlier checkpoints are unchanged.
+            OutputError: the checkpoint cannot be written. Earlier checkpoints are unchanged.
         """
         path = self.path(step)
         part = path.with_name(f"{path.name}.tmp-{os.getpid()}")
@@ -96,30 +97,30 @@ class Checkpoints:
             shutil.rmtree(old, ignore_errors=True)
         except (OSError, OutputError) as error:
             why = getattr(error.__cause__ or error, "strerror", error)
-            raise OutputError(f"{path}: the checkpoint cannot be written ({why})") from error
+            raise OutputError(f"{path}: cannot write the checkpoint ({why})") from error
         finally:
             shutil.rmtree(part, ignore_errors=True)
         return path
 
     def keep(self, steps: Collection[int]) -> None:
-        """Remove the checkpoints of all other iterations. OutputError."""
+        """Delete the checkpoints of all other iterations. Raises OutputError."""
         try:
             self.clean()
             for step in set(self.steps()).difference(steps):
                 path = self.path(step)
                 gone = path.with_name(f"{path.name}.tmp-{os.getpid()}")
                 os.rename(path, gone)
-                shutil.rmtree(gone, ignore_errors=True)  # `clean` removes the rest, such as open files on NFS
+                shutil.rmtree(gone, ignore_errors=True)  # `clean` deletes the rest, such as open files on NFS
         except OSError as error:
-            raise OutputError(f"{self.folder}: an old checkpoint cannot be removed ({error.strerror})") from error
+            raise OutputError(f"{self.folder}: cannot delete an old checkpoint ({error.strerror})") from error
 
     def newest(self, *, warn: bool = True) -> Stored | None:
-        """Return the newest undamaged checkpoint; None if there are no checkpoints.
+        """Return the newest undamaged checkpoint, or None if there are no checkpoints.
 
-        warn: log a warning for each damaged one.
+        warn: log a warning for each damaged checkpoint.
 
         Raises:
-            DataError: all are damaged.
+            DataError: all checkpoints are damaged.
         """
         first: DataError | None = None
         for _, place in sorted(checkpoints(self.folder).items(), reverse=True):
@@ -130,20 +131,20 @@ class Checkpoints:
                 if warn:
                     log.warning("%s; trying the previous checkpoint", error)
         if first is not None:
-            raise DataError(f"{self.folder}: all checkpoints are damaged; the newest: {first}")
+            raise DataError(f"{self.folder}: all checkpoints are damaged. The newest: {first}")
         return None
 
     def owner(self) -> str | None:
-        """Return the identity of the run that has claimed this folder; None if no run has. DataError."""
+        """Return the identity of the run that has claimed this folder, or None. Raises DataError."""
         path = self.folder / OWNER
         return str(read_object(path).get("run")) if os.path.lexists(path) else None
 
     def claim(self, run: str) -> None:
-        """Record the identity of the run that owns this folder. OutputError."""
+        """Store the identity of the run that owns this folder. Raises OutputError."""
         write_json(self.folder / OWNER, {"run": run})
 
     def clean(self) -> None:
-        """Remove leftovers of killed processes; restore a checkpoint that was about to be replaced. OSError."""
+        """Delete leftovers of killed processes, and restore a checkpoint whose replacement failed. Raises OSError."""
         if self.folder.is_dir():
             for entry in self.folder.iterdir():
                 match = STEP.fullmatch(entry.name)
@@ -154,21 +155,21 @@ class Checkpoints:
 
 
 def read(path: str | Path) -> Stored:
-    """Return a checkpoint after comparing its files with its manifest.
+    """Read a checkpoint and verify its files against its manifest.
 
     Raises:
-        DataError: it is missing or damaged. The message names the file, and what was expected and found.
+        DataError: the checkpoint is missing or damaged. The message names the file, and the expected and found digest.
     """
     path = Path(path)
     manifest = path / MANIFEST
     try:
         if path.is_symlink():
-            raise DataError(f"{path}: is not a checkpoint: it is a link")
+            raise DataError(f"{path}: is a symbolic link, not a checkpoint")
         found, files = _digests(path), read_object(manifest).get("files")
         if not isinstance(files, dict) or manifest.read_bytes() != _manifest({"format": FORMAT, "files": files}):
-            raise DataError(f"{manifest}: damaged, or of another version: expected format {FORMAT} and its SHA-256")
+            raise DataError(f"{manifest}: is damaged or from another version; expected format {FORMAT} and its SHA-256")
     except OSError as error:
-        raise DataError(f"{error.filename or path}: cannot be read as a checkpoint ({error.strerror})") from error
+        raise DataError(f"{error.filename or path}: cannot read the checkpoint ({error.strerror})") from error
     for name in sorted(files.keys() | found.keys()):
         expected, own = files.get(name, "no file"), found.get(name, "no file")
         if expected != own:
@@ -182,17 +183,17 @@ def _write_manifest(folder: Path) -> None:
 
 
 def _manifest(content: dict[str, Any]) -> bytes:
-    """Return the bytes of a manifest, including its own digest."""
+    """Encode a manifest with its own digest."""
     own = hashlib.sha256(json.dumps(content).encode()).hexdigest()
     return (json.dumps({**content, "sha256": own}, indent=2) + "\n").encode()
 
 
 def _digests(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the size and SHA-256 of each file but the manifest. Links and pipes are refused. DataError, OSError."""
+    """Return size and SHA-256 of every file except the manifest. Raises DataError for links and pipes, or OSError."""
     found = {}
     for path in sorted(folder.iterdir()):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise DataError(f"{path}: must be a plain file")
+            raise DataError(f"{path}: must be a regular file")
         if path.name != MANIFEST:
             content = path.read_bytes()
             found[path.name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -200,7 +201,6 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def _flush(folder: Path) -> None:
-    """Flush changes of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some file systems do not support it

@@ -1,4 +1,4 @@
-"""The history of a training run as columns, for plots and tables."""
+"""The history of a training run in columns, for plots and tables."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ SHOWN: dict[str, Callable[[Any], str]] = {
     "learning_rate": _form(".3g"),
     "images_per_s": _form(",.0f"),
 }
-EVALUATED = ("validation_", "test_")  # how the columns of an evaluation begin
-# column of an earlier version -> its present name
+EVALUATED = ("validation_", "test_")  # prefixes of evaluation columns
+# column names of earlier versions -> current names
 FORMER = {"divergence": "drift", "divergence_by_layer": "drift_by_layer", "by_layer": "drift_by_layer"}
 
 
 def present(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored row, summary or state with the present names of its columns."""
+    """Rename columns of earlier versions in a stored row, summary or state."""
     return {FORMER.get(name, name): value for name, value in row.items()}
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Name -> list of values, with the names of history.jsonl. A missing value is None.
+    """History as lists of values by name, with the names of history.jsonl. Missing values are None.
 
         history = wrapper.fit(x, y, epochs=5)
         history.plot()
         pandas.DataFrame(history.epochs)
 
     Attributes:
-        epochs: a value for each complete epoch: `epoch`, `loss` and `accuracy` of training, `test_accuracy`,
-            `test_loss`, `learning_rate`, `images_per_s` and others; with validation images `validation_accuracy` and
-            `validation_loss`. Other metrics likewise, as `validation_macro_f1`. Regression has no accuracy, but
+        epochs: one value per complete epoch: training `loss` and `accuracy`, `epoch`, `test_accuracy`, `test_loss`,
+            `learning_rate`, `images_per_s` and others; with validation data also `validation_accuracy` and
+            `validation_loss`. Other metrics have names such as `validation_macro_f1`. Regression has no accuracy, but
             `validation_mean_absolute_error` and `validation_r2`.
-        reports: a value for each report: `iteration`, `loss`, `accuracy`, `learning_rate`, `images_per_s`, `drift` and
+        reports: one value per report: `iteration`, `loss`, `accuracy`, `learning_rate`, `images_per_s`, `drift` and
             others, see `IterationRecord`.
     """
 
@@ -54,13 +54,13 @@ class Columns:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, Any]]) -> Columns:
-        """Return the columns of rows, whose `kind` is epoch or report."""
+        """Build columns from history rows, whose `kind` is epoch or report."""
         kept = list(rows)
         epochs, reports = ([row for row in kept if row.get("kind") == kind] for kind in ("epoch", "report"))
         return cls(_columns(epochs), _columns(reports))
 
     def rows(self) -> tuple[list[str], list[list[str]]]:
-        """Return the main figures of each epoch as a table: its heading, and its rows."""
+        """Return the main values of each epoch as a table: header and rows."""
         names = [name for name in SHOWN if name in self.epochs]
         names += [name for name in self.epochs if name.startswith(EVALUATED) and name not in SHOWN]
         forms = [SHOWN.get(name, _form(".4g")) for name in names]
@@ -77,7 +77,7 @@ class Columns:
         return html_table(*self.rows())
 
     def plot(self) -> Any:
-        """Return a matplotlib figure of loss, accuracy, drift and metrics by epoch. ImportError without matplotlib."""
+        """Plot loss, accuracy, drift and metrics by epoch, and return the matplotlib figure. Raises ImportError."""
         epochs = self.epochs
         panels = {
             "Loss": [name for name in epochs if name in ("loss", "validation_loss", "test_loss")],

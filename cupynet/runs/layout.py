@@ -5,25 +5,25 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-# the settings, the overrides as typed, and the settings of Hydra
+# settings of the run, overrides as typed, and settings of Hydra
 SETTINGS, OVERRIDES, HYDRA = ".hydra/config.yaml", ".hydra/overrides.yaml", ".hydra/hydra.yaml"
-MODEL = "model.safetensors"  # written by a `ParallelWrapper` with `run`, outside of commands
-SUMMARY = "summary.json"  # written when a run ends
-TRIAL = "FAST_DEV_RUN.txt"  # marks the results of a fast_dev_run
+MODEL = "model.safetensors"  # written by a `ParallelWrapper` with `run`, not by commands
+SUMMARY = "summary.json"  # written at the end of a run
+TRIAL = "FAST_DEV_RUN.txt"  # marks results of fast_dev_run
 REOPENED = "unfinished.txt"  # marks a resumed run that has not ended
-FAILED = "failed.json"  # the exit code of a run that failed
+FAILED = "failed.json"  # exit code of a failed run
 CHECKPOINTS = "checkpoints"
-SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep; of a search
+SWEEP, STUDY = "multirun.yaml", "study.db"  # in the folder of a sweep, or of a search
 STEP = re.compile(r"step-(\d{8,})(?:\.(tmp|old)-\d+)?")  # a checkpoint; interrupted saves leave a suffix
 
 
 def step_name(step: int) -> str:
-    """Return the name of the checkpoint after iteration `step`."""
+    """Return the name of the checkpoint for iteration `step`."""
     return f"step-{step:08d}"
 
 
 def checkpoints(folder: Path) -> dict[int, Path]:
-    """Return the checkpoints in a folder by iteration: `step-...`, or `step-....old-...` if a save was interrupted."""
+    """Return the checkpoints in a folder by iteration, including `step-....old-...` left by an interrupted save."""
     found: dict[int, Path] = {}
     for entry in folder.iterdir() if folder.is_dir() else ():
         match = STEP.fullmatch(entry.name)

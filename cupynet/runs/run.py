@@ -1,4 +1,4 @@
-"""A run's folder and its summary."""
+"""The folder of a run and its summary."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ PRUNED = "pruned"  # prefix of `stopped_by` for pruned trials
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The set-up of a run.
+    """Setup of a run.
 
     Attributes:
-        dataset: the name of the data.
-        fallback: True if these data replace data that could not be loaded.
-        stages: number of pipeline stages of each replica.
-        synchronizer: a description.
-        parameters: number of weights of the network.
+        dataset: name of the data set.
+        fallback: True if synthetic data replaced a data set that could not be loaded.
+        stages: pipeline stages per replica.
+        synchronizer: description of the synchronization method.
+        parameters: number of trainable parameters.
         image_shape: (H, W, C).
-        normalize: mean and deviation of pixels by channel, in fractions of 255; None if they were not normalized.
+        normalize: mean and standard deviation of pixels by channel, in fractions of 255; None without normalization.
         class_names: None if the classes have no names.
-        fast_dev_run: batches of each worker in a trial run, whose figures mean nothing; else 0.
-        commit: of the source, with `-dirty` if it was changed; None outside a repository.
-        environment: the machine, its BLAS and versions.
+        fast_dev_run: batches per worker in a smoke test, whose results are meaningless; 0 otherwise.
+        commit: commit of the source, with `-dirty` if there are changes; None outside a repository.
+        environment: machine, BLAS libraries and versions.
     """
 
     dataset: str
@@ -61,18 +61,19 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How training went.
+    """Outcome of training.
 
     Attributes:
         epochs, iterations, images: completed.
-        train_loss: of the last epoch, see `EpochRecord.loss`; None if none was complete.
-        stopped_by: a description of why training ended early; None if it did not.
-        stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the weights are the best.
+        train_loss: loss of the last epoch, see `EpochRecord.loss`; None without a complete epoch.
+        stopped_by: why training ended early; None if it did not.
+        stop_reason: `request`, `signal` or `early`; `diverged` if a value was not finite and the best weights were
+            kept.
         early_stopping: see `EarlyStoppingResult`.
-        drift, drift_by_layer: last measured drift of the replicas from their mean, see `IterationRecord`.
-        left_out: batches left out because their loss or gradient was not finite, see `NonFinite`.
-        skipped_steps: steps whose gradient overflowed 16 bits, see `LossScaler`.
-        advice: one sentence from the times, see `advise`.
+        drift, drift_by_layer: last measured drift of the replicas, see `IterationRecord`.
+        left_out: batches skipped because of a non-finite loss or gradient, see `NonFinite`.
+        skipped_steps: steps skipped because the gradient overflowed 16 bits, see `LossScaler`.
+        advice: a sentence about the measured times, see `advise`.
     """
 
     epochs: int
@@ -94,14 +95,13 @@ class Cost:
     """Times and traffic of a run.
 
     Attributes:
-        images_per_s: training images per second of training rounds, excluding the first 10.
-        wall_s: of the last process; for a resumed run also compilation, training and evaluation in earlier ones.
+        images_per_s: training throughput, excluding the first 10 iterations.
+        wall_s: time of the last process; for a resumed run also compilation, training and evaluation of earlier ones.
         compile_s, train_s, evaluate_s, data_s, averaging_s: see `Clock`.
-        bytes_sent: by all workers to each other.
-        spent: by each worker, see `Spent`.
-        pipeline: with several stages: `layers` of each, `micro_batches`, `work_s` of each for a micro-batch, `bound` of
-            the speed-up over one worker, `speed_up` reached.
-        memory: the memory pool of each device, see `Pools`; None on a CPU.
+        bytes_sent: total of all workers.
+        spent: times by worker, see `Spent`.
+        pipeline: see `Pipeline.speed`; None without a pipeline.
+        memory: memory pool of each device, see `Pools`; None on a CPU.
     """
 
     images_per_s: float
@@ -119,7 +119,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Scores:
-    """The evaluation of the result; test: the whole evaluation on the test set."""
+    """Scores of the trained model. test: the whole evaluation on the test set."""
 
     validation_accuracy: float | None = None
     validation_samples: int | None = None
@@ -131,9 +131,9 @@ class Scores:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The content of summary.json, in which the fields of all parts are at the top level.
+    """The content of summary.json, which holds the fields of all parts at the top level.
 
-    Times end in `_s`, rates in `_per_s`; accuracies are in 0..1. None: not measured, or not finite.
+    Times end in `_s`, rates in `_per_s`; accuracies are between 0 and 1. None means not measured or not finite.
     """
 
     setup: Setup
@@ -142,32 +142,32 @@ class Summary:
     scores: Scores
 
     def flat(self) -> dict[str, Any]:
-        """Return the fields of all parts by name."""
+        """Return the fields of all parts in one dictionary."""
         parts = asdict(self).values()
         return {name: value for part in parts for name, value in part.items()}
 
     @classmethod
     def of(cls, flat: Mapping[str, Any]) -> Summary:
-        """Return the summary of these fields; other keys are ignored.
+        """Build a summary from its fields, ignoring other keys.
 
         Raises:
-            DataError: a field is missing, or has a value of another type. The message names it.
+            DataError: a field is missing or has the wrong type.
         """
         parts, flat = {}, present(flat)
         for name, part in get_type_hints(cls).items():
             missing = [each.name for each in fields(part) if each.default is MISSING and each.name not in flat]
             if missing:
-                raise DataError(f"is not a complete summary, it lacks {', '.join(missing)}")
+                raise DataError(f"incomplete summary: {', '.join(missing)} missing")
             kinds = {key: kind for key, kind in get_type_hints(part).items() if key in flat}
             for key, kind in kinds.items():
                 if not _is_a(flat[key], kind):
-                    raise DataError(f"{key}={shown(flat[key])}: is not a value of a run")
+                    raise DataError(f"{key}={shown(flat[key])}: invalid value in a summary")
             parts[name] = part(**{key: flat[key] for key in kinds})
         return cls(**parts)
 
 
 def _is_a(value: Any, kind: Any) -> bool:
-    """Return True if a value from JSON has an annotated type. Contents of lists and dictionaries are not checked."""
+    """Return True if a JSON value has the annotated type. Items of lists and dictionaries are not checked."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
     allowed = [get_origin(each) or each for each in kinds]
     fits = type(value) in allowed or (type(value) is int and float in allowed)
@@ -179,12 +179,12 @@ class Start:
     """The content of started.json, written at the beginning of a run.
 
     Attributes:
-        setup: its fields are written at the top level.
-        started: local time; of a resumed run, when it first started.
-        epochs: as requested.
-        overrides: of the command line; None if unknown.
+        setup: fields stored at the top level.
+        started: local time of the first start.
+        epochs: requested number of epochs.
+        overrides: command-line overrides; None if unknown.
         config_dir: the value of --config-dir.
-        processes: number of processes started by mpiexec; None without it.
+        processes: number of processes started by mpiexec; None without mpiexec.
         layers: rows of `Model.rows`, by column.
     """
 
@@ -198,18 +198,18 @@ class Start:
 
 
 class Run:
-    """The folder of one run.
+    """The folder of a run.
 
     Attributes:
-        folder: contains `.hydra/`, train.log, the files below, and running.json during the run (lock.py).
+        folder: contains `.hydra/`, train.log, the files below, and during the run, running.json (see lock.py).
         settings_path, started_path, summary_path, weights_path, history_path, report_path, curves_path,
             checkpoints_path: its files.
-        examples_path: the images of the most confident mistakes.
-        trial_path: a file that marks the results of a `fast_dev_run`.
-        reopened_path: a file that marks results from before training was resumed.
-        failed_path: the exit code of a failed run.
+        examples_path: images of the most confident mistakes.
+        trial_path: marks the results of a `fast_dev_run`.
+        reopened_path: marks results from before training was resumed.
+        failed_path: exit code of a failed run.
         saved: True if this object has written results.
-        settings: of the run, nested; None if unknown.
+        settings: nested settings of the run; None if unknown.
     """
 
     def __init__(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
@@ -228,9 +228,9 @@ class Run:
 
     @classmethod
     def of(cls, run: Run | str | Path, *, create: bool = True) -> Run:
-        """Return a run, or the run in a folder. OutputError.
+        """Return a `Run`, or create one for a folder. Raises OutputError.
 
-        create: create the folder if it is missing; False on ranks that do not write.
+        create: create a missing folder. False on ranks that do not write.
         """
         if isinstance(run, Run):
             return run
@@ -242,7 +242,7 @@ class Run:
         return str(self.folder)
 
     def begin(self) -> None:
-        """Remove the results of an earlier run in this folder. OutputError."""
+        """Delete the results of an earlier run in this folder. Raises OutputError."""
         self.tidy()
         results = (self.summary_path, self.weights_path, self.history_path, self.examples_path, self.trial_path)
         marks = (self.started_path, self.reopened_path, self.failed_path)
@@ -252,61 +252,61 @@ class Run:
         Checkpoints(self.checkpoints_path).keep(())
 
     def mark_trial(self, batches: int) -> None:
-        """Mark this run as a smoke test (fast_dev_run). OutputError."""
-        text = f"fast_dev_run={batches}: a test that everything works. The figures are not results.\n"
+        """Mark this run as a smoke test (fast_dev_run). Raises OutputError."""
+        text = f"fast_dev_run={batches}: this run is only a smoke test. Its results are meaningless.\n"
         files.write_whole(self.trial_path, text.encode())
 
     def reopen(self, iteration: int) -> None:
-        """Continue the training of this run from a checkpoint. OutputError.
+        """Prepare the folder to resume training from a checkpoint. Raises OutputError.
 
-        Existing results are marked as out of date until `save`. Later checkpoints are removed.
+        Marks existing results as outdated until `save`, and deletes later checkpoints.
         """
         if self.summary_path.exists():
-            text = "This run has been resumed: summary.json and the weights predate this until the run ends.\n"
+            text = "This run has been resumed. summary.json and the weights are outdated until it ends.\n"
             files.write_whole(self.reopened_path, text.encode())
         self.failed_path.unlink(missing_ok=True)
         store = Checkpoints(self.checkpoints_path)
         store.keep([step for step in store.steps() if step <= iteration])
 
     def tidy(self) -> None:
-        """Remove incomplete files of a killed process. OutputError."""
+        """Delete incomplete files of a killed process. Raises OutputError."""
         try:
             for part in [*self.folder.glob(".*.part"), *self.folder.glob(".hydra/.*.part")]:
                 part.unlink()
             Checkpoints(self.checkpoints_path).clean()
         except OSError as error:
-            raise OutputError(f"{self.folder}: incomplete files cannot be removed ({error})") from error
+            raise OutputError(f"{self.folder}: cannot delete incomplete files ({error})") from error
 
     def started(self) -> str | None:
-        """Return the time of the first start; None if started.json is missing or cannot be read."""
+        """Return the time of the first start, or None if started.json is missing or unreadable."""
         with contextlib.suppress(DataError, KeyError):
             return str(files.read_object(self.started_path)["started"])
         return None
 
     def planned_epochs(self) -> int | None:
-        """Return the epochs that were requested when this run last began; None if that is unknown."""
+        """Return the number of epochs requested at the last start, or None if unknown."""
         with contextlib.suppress(DataError):
             found = files.read_object(self.started_path).get("epochs")
             return found if type(found) is int else None
         return None
 
     def describe(self, start: Start) -> None:
-        """Write started.json. OutputError."""
+        """Write started.json. Raises OutputError."""
         known = asdict(start)
         files.write_json(self.started_path, {**known.pop("setup"), **known})
 
     def fail(self, code: int) -> None:
-        """Store the exit code of a failed run, if training has begun. Ignore an OutputError."""
+        """Store the exit code of a failed run, if training has begun. Ignores an OutputError."""
         if self.started_path.exists():
             with contextlib.suppress(OutputError):
                 files.write_json(self.failed_path, {"exit_code": code})
 
     def save(self, summary: Summary, weights: dict[str, Any], examples: Any = None) -> None:
-        """Write the results, the summary last. OutputError.
+        """Write the results, with the summary last. Raises OutputError.
 
-        examples: (M, H, W, C) uint8, the images of the M most confident mistakes, in their order.
+        examples: (M, H, W, C) uint8, images of the M most confident mistakes, in order.
         """
-        self.summary_path.unlink(missing_ok=True)  # it describes the previous weights
+        self.summary_path.unlink(missing_ok=True)  # belongs to the previous weights
         self.reopened_path.unlink(missing_ok=True)
         files.save_weights(self.weights_path, weights, files.write_whole)
         self.examples_path.unlink(missing_ok=True)
@@ -316,7 +316,7 @@ class Run:
         self.saved = True
 
     def summary(self) -> Summary:
-        """Return the summary. DataError for a missing or damaged file."""
+        """Read the summary. Raises DataError if it is missing or damaged."""
         found = files.read_object(self.summary_path)
         try:
             return Summary.of(found)
@@ -324,25 +324,25 @@ class Run:
             raise DataError(f"{self.summary_path}: {error}") from error
 
     def iterations(self) -> int | None:
-        """Return the iterations of the results; None if there are no readable results."""
+        """Return the iterations of the results, or None without readable results."""
         with contextlib.suppress(DataError):
             return self.summary().outcome.iterations
         return None
 
     def weights(self) -> dict[str, Any]:
-        """Return name -> array of the trained weights. DataError for a missing or damaged file."""
+        """Read the trained weights by name. Raises DataError if the file is missing or damaged."""
         return files.load_weights(self.weights_path)
 
     def history(self) -> list[dict[str, Any]]:
-        """Return the complete rows of history.jsonl. DataError for a missing or damaged file."""
+        """Read the complete rows of history.jsonl. Raises DataError if the file is missing or damaged."""
         files.require_plain(self.history_path)
         try:
-            *lines, _ = self.history_path.read_text(encoding="utf-8").split("\n")  # the last may be half written
+            *lines, _ = self.history_path.read_text(encoding="utf-8").split("\n")  # the last line may be incomplete
             rows = [json.loads(line) for line in lines]
         except (OSError, ValueError, RecursionError) as error:
             raise DataError(f"{self.history_path}: cannot be read ({error})") from error
         return [present(row) for row in rows if isinstance(row, dict)]
 
     def columns(self) -> Columns:
-        """Return the history as columns. DataError."""
+        """Read the history in columns. Raises DataError."""
         return Columns.of(self.history())

@@ -82,7 +82,7 @@ def shown(folder: Path) -> dict[str, Chart]:
 def test_the_curves_of_a_run(tmp_path: Path) -> None:
     drawn = shown(finished(tmp_path))
     assert list(drawn) == [
-        "Loss", "Accuracy", "Learning rate", "Replica drift", "Throughput", "Where the time of an epoch goes",
+        "Loss", "Accuracy", "Learning rate", "Replica drift", "Throughput", "Epoch time by activity",
     ]  # fmt: skip
     assert charts.png([drawn["Loss"], drawn["Accuracy"]]).startswith(b"\x89PNG")
 
@@ -103,7 +103,7 @@ def test_accuracy_is_in_percent(tmp_path: Path) -> None:
 
 
 def test_times_are_means_over_the_workers(tmp_path: Path) -> None:
-    spent = {line.name: line.y[0] for line in shown(finished(tmp_path))["Where the time of an epoch goes"].shown}
+    spent = {line.name: line.y[0] for line in shown(finished(tmp_path))["Epoch time by activity"].shown}
     assert spent == pytest.approx({"computing": 1.5, "averaging": 0.2, "data": 0.01, "other": 0.29})
 
 

@@ -1,1 +1,1 @@
-"""Compares runs: the settings that differ, their results, and which to use."""
+"""Comparison of runs: the settings that differ, the results, and a recommendation."""

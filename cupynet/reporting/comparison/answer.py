@@ -1,4 +1,4 @@
-"""Recommends one of the runs, and notes the limits of the comparison."""
+"""Recommends one of the compared runs, and states the limits of the comparison."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cupynet.reporting.comparison.runs import ComparedRun
 from cupynet.reporting.comparison.table import seconds
 
 CLOSE = 0.001  # accuracy that may be traded for speed
-NOISE = 0.05  # relative differences of training time below this are noise: repetitions differ as much
-MOST_EQUALS = 3  # equally good groups that are named
+NOISE = 0.05  # relative differences of training time below this are noise
+MOST_EQUALS = 3  # number of equally good groups to name
 
 
 class Answer(NamedTuple):
-    """A recommendation, notes on it, and the recommended group; None if there is none."""
+    """A recommendation with caveats, and the recommended group; None if there is none."""
 
     text: str
     notes: list[str]
@@ -25,10 +25,10 @@ class Answer(NamedTuple):
 
 
 def answer(comparison: Comparison) -> Answer:
-    """Recommend the fastest group close to the best accuracy; of equally fast groups, the most accurate."""
+    """Recommend the fastest group close to the best accuracy. Of equally fast groups, choose the most accurate."""
     candidates = comparison.judged
     if not candidates:
-        return Answer("No run has finished: there is nothing to choose from.", [])
+        return Answer("No run has finished, so there is nothing to compare.", [])
     judged = [run for group in candidates for run in group.runs]
     data = sorted({f"{run.summary['dataset']} ({_images(run, comparison.split):,.0f} images)" for run in judged})
     if len(data) > 1:
@@ -43,7 +43,7 @@ def answer(comparison: Comparison) -> Answer:
     why = "the best accuracy" if chosen is best else rival
     text = f"Use {chosen.name}: {_result(chosen)} of training, {why}."
     if len(candidates) == 1:
-        text = f"There is one result, {_result(chosen)} of training: compare more runs to choose."
+        text = f"There is only one result: {_result(chosen)} of training. Compare more runs to get a recommendation."
     notes = _notes(comparison, chosen)
     others = [group.name for group in equal if group is not chosen]
     if others:
@@ -57,31 +57,31 @@ def _result(group: Group) -> str:
 
 
 def _notes(comparison: Comparison, chosen: Group) -> list[str]:
-    """Return what makes the choice doubtful."""
+    """Return caveats about the recommended run."""
     runs, notes, share = comparison.finished, [], chosen.figures["accuracy"]
     images = _images(chosen.runs[0], comparison.split)
     if len(comparison.judged) > 1:
         if len({run.summary["seed"] for run in chosen.runs}) == 1 and images > 0:
-            error = math.sqrt(max(share * (1 - share), 1 / images) / images)  # the standard error of an accuracy
+            error = math.sqrt(max(share * (1 - share), 1 / images) / images)  # standard error of the accuracy
             points = 100 * 2 * math.sqrt(2) * error  # two standard errors of a difference
             notes.append(
-                f"On {images:,.0f} images, differences below {points:.2g} points may be chance: repeat with seed=1,2,3."
+                f"On {images:,.0f} images, differences below {points:.2g} points may be chance. Repeat with seed=1,2,3."
             )
         if comparison.split == "test":
             notes.append(
-                "These are test accuracies: to choose settings, hold out validation images with data.validation."
+                "These are test accuracies. To choose settings, hold out validation images with data.validation."
             )
     if any(run.summary["fallback"] for run in runs):
-        notes.append("Some runs were trained on fallback data, because the requested data were missing.")
+        notes.append("Some runs used fallback data, because the requested data were missing.")
     if len({_origin(run) for run in runs}) > 1:
-        notes.append("The runs were made on different machines, or by different versions of the program.")
+        notes.append("The runs used different machines or versions of the program.")
     return notes
 
 
 def _images(run: ComparedRun, split: str) -> float:
-    """Return the number of images that a run was evaluated on; 0 if it is not known."""
+    """Return the number of images in a run's evaluation; 0 if unknown."""
     test: dict[str, Any] = run.summary["test"] or {}
-    if split == "validation":  # earlier versions have only the setting
+    if split == "validation":  # earlier versions stored only the setting
         return finite(run.summary.get("validation_samples") or run.settings.get("data.validation")) or 0
     return finite(test.get("samples")) or 0
 

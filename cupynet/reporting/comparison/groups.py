@@ -1,4 +1,4 @@
-"""Groups runs that differ only in their seed and in settings without effect, and compares the groups."""
+"""Groups runs that differ only in the seed and in settings without effect, and compares the groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cupynet.core.terminal import printable
 from cupynet.core.wording import one_line
 from cupynet.reporting.comparison.runs import ComparedRun
 
-# settings that do not affect results, and the seed
+# prefixes of settings that do not affect results, and the seed
 IDLE = (
     "seed", "resume", "trusted_modules", "log_every", "metrics",
     *(f"callbacks.{name}" for name in ("history", "progress", "report", "checkpoint")),
@@ -24,15 +24,16 @@ TARGETS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.96, 0.97, 0.975, 0.98, 
 
 @dataclass
 class Group:
-    """Finished runs with equivalent settings, apart from the seed; or a single run without a result.
+    """Finished runs with equivalent settings apart from the seed, or a single run without a result.
 
     Attributes:
         runs: the runs.
         settings: the settings that differ between groups, as text; `ABSENT` if one has no effect in this group.
         figures: means over the runs of `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of
-            training until the target accuracy; of several runs the text `accuracy_range`. Compared with a group of one
-            worker: `speed_up`, the ratio of images/s, and `efficiency`, the speed-up per worker. All only if known.
-        front: True if no other group is both more accurate and faster to train: the Pareto front.
+            training until the target accuracy. `accuracy_range` (text) if there are several runs. `speed_up`, the
+            throughput relative to a group with one worker, and `efficiency`, the speed-up per worker. Unknown ones are
+            omitted.
+        front: True if the group is on the Pareto front: no other is both more accurate and faster to train.
     """
 
     runs: list[ComparedRun]
@@ -46,21 +47,21 @@ class Group:
 
     @property
     def name(self) -> str:
-        """The settings that differ and have an effect in this group, or the name of the first run."""
+        """The settings that differ and have an effect in this group, or else the name of the first run."""
         short, known = shortened(list(self.settings)), self.settings.items()
         return " ".join(f"{short[key]}={value}" for key, value in known if value != ABSENT) or self.runs[0].name
 
 
 @dataclass
 class Comparison:
-    """All runs side by side.
+    """Comparison of all runs.
 
     Attributes:
-        varied: the settings that differ, without the seed.
-        groups: of the finished runs.
-        others: the runs without a result.
-        split: `test` or `validation`: the images whose accuracy is compared.
-        target: the accuracy of `time_to`; None if nothing was evaluated.
+        varied: settings that differ, without the seed.
+        groups: groups of finished runs.
+        others: runs without a result.
+        split: data set of the compared accuracy, `test` or `validation`.
+        target: accuracy of `time_to`; None if nothing was evaluated.
     """
 
     varied: list[str]
@@ -75,14 +76,14 @@ class Comparison:
 
     @property
     def judged(self) -> list[Group]:
-        """The groups with an accuracy."""
+        """Groups with an accuracy."""
         return [group for group in self.groups if "accuracy" in group.figures]
 
 
 def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Comparison:
     """Compare runs.
 
-    target: an accuracy from 0 to 1; None for the highest of `TARGETS` that half of the runs reached.
+    target: accuracy from 0 to 1; None for the highest of `TARGETS` that half of the runs reached.
     """
     done, varied = [run for run in runs if not run.trouble], differing(runs)
     validated = bool(done) and all(run.summary["validation_accuracy"] is not None for run in done)
@@ -97,7 +98,7 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
         if run.trouble:
             comparison.others.append(Group([run], settings, {}))
         else:
-            same = (*settings.values(), SYNCHRONIZER in run.unused)  # a user's synchronizer may do something
+            same = (*settings.values(), SYNCHRONIZER in run.unused)  # custom synchronizers may affect a single worker
             gathered.setdefault(same, Group([], settings, {})).runs.append(run)
     comparison.groups = list(gathered.values())
     for group in comparison.groups:
@@ -108,11 +109,11 @@ def compared(runs: Sequence[ComparedRun], target: float | None = None) -> Compar
 
 
 def differing(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return the settings in which the runs differ, without the seed.
+    """Return the settings that differ between runs, without the seed.
 
-    If runs chose different files of a configuration group, the group is listed, but not the settings in its files that
-    follow from the choice. The same holds for classes and arguments that only one of them has. Of settings with the
-    same values in each run, the first is listed.
+    If runs chose different files of a configuration group, the result contains the group, but not settings that follow
+    from this choice. The same applies to classes and the arguments that only one of them has. Of several settings with
+    the same values in all runs, only the first is returned.
     """
     names = dict.fromkeys(name for run in runs for name in run.choices)
     groups = [name for name in names if _differs(runs, name) and _differ_below(runs, name)]
@@ -135,13 +136,13 @@ def _differs(runs: Sequence[ComparedRun], key: str) -> bool:
 
 
 def _follows(runs: Sequence[ComparedRun], key: str, own: Sequence[str]) -> bool:
-    """Return True for an argument that only some classes have, and that is the same in all their runs."""
+    """Return True for an argument that only some classes have, with the same value in all runs that use them."""
     known, part = [run for run in runs if key in run.settings], key.rpartition(".")[0]
     return f"{part}._target_" in own and len(known) < len(runs) and not _differs(known, key)
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
-    """Return True if the settings of a group differ, not only its chosen files. `experiment` has no settings itself."""
+    """Return True if settings of a group differ, not only its chosen files. `experiment` has no settings of its own."""
     if group == "experiment" or group not in GROUPS:
         return True
     keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IDLE)}
@@ -149,7 +150,7 @@ def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
 
 
 def _text(run: ComparedRun, key: str) -> str:
-    """Return a setting, or the file of a group, as on the command line."""
+    """Return a setting, or the chosen file of a group, as on the command line."""
     value: Any = run.choices[key] if key in run.choices else run.settings.get(key, ABSENT)
     if not isinstance(value, str):
         value = json.dumps(value, default=str, sort_keys=True, separators=(",", ":"))
@@ -169,7 +170,7 @@ def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, A
 
 
 def _add_speed_up(groups: Sequence[Group]) -> None:
-    """Add the speed-up over one worker with the same settings, except for those of `parallel`."""
+    """Add the speed-up over one worker with the same settings, apart from those of `parallel`."""
 
     def others(group: Group) -> dict[str, str]:
         return {key: value for key, value in group.settings.items() if not key.startswith(("workers", "parallel"))}

@@ -1,4 +1,4 @@
-"""compare.html: a comparison as a page, with charts if matplotlib is installed."""
+"""The HTML page of a comparison, with charts if matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cupynet.reporting.comparison.table import FIGURES, columns
 from cupynet.reporting.pictures import Cell
 from cupynet.reporting.render import render
 
-LEFT_OUT = ("run", "state", "folder", "front")  # columns shown in another way
+LEFT_OUT = ("run", "state", "folder", "front")  # columns shown differently
 FORMS = {name: form for name, _, form in FIGURES}
-MAX_LINES = 2 * len(PALETTE)  # of a chart: each colour solid and dashed
+MAX_LINES = 2 * len(PALETTE)  # per chart: each color solid and dashed
 
 
 def compare_page(comparison: Comparison, groups: Sequence[Group], at: Path) -> bytes:
-    """Render the page. groups: in the order of the table; at: the folder of the page, for links to runs."""
+    """Render the page. groups: in the order of the table. at: folder of the page, for relative links."""
     drawn = (
         _curves(comparison, groups, "time", "seconds of training", "train_s"),
         _curves(comparison, groups, "iterations", "iterations", "iteration"),
@@ -61,7 +61,7 @@ def _marks(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Return the best group by each figure: the name of the figure, its value, and the group."""
+    """Return the best group for each figure: name of the figure, value, and group."""
     wanted = (
         (f"best {comparison.split} accuracy", "accuracy", max),
         ("shortest training", "train_s", min),
@@ -81,14 +81,14 @@ def _tiles(comparison: Comparison) -> list[tuple[str, str, str]]:
 
 
 def _link(folder: Path, at: Path) -> str:
-    """Return the relative address of a run's report, or of its folder if it has none."""
+    """Return the relative URL of a run's report, or else of its folder."""
     report = (folder / "report.html").is_file()
     target = Path(os.path.relpath(folder / "report.html" if report else folder, at))
-    return f"./{quote(os.fsencode(target.as_posix()))}{'' if report else '/'}"  # a name may not be valid UTF-8
+    return f"./{quote(os.fsencode(target.as_posix()))}{'' if report else '/'}"  # names need not be valid UTF-8
 
 
 def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: str, value: str) -> Chart:
-    """Return the accuracy of the first run of each group, in the order of the table."""
+    """Return the accuracy curve of the first run of each group, in the order of the table."""
     lines = []
     for place, group in enumerate(groups[:MAX_LINES]):
         shares = [(getattr(each, value), each.accuracy[comparison.split]) for each in group.runs[0].epochs]
@@ -102,15 +102,15 @@ def _curves(comparison: Comparison, groups: Sequence[Group], over: str, label: s
 
 
 def _line(name: str, points: Sequence[tuple[float, float]], place: int, width: float = 1.8) -> Line:
-    """Return the line with number `place` of a chart: each colour solid, then dashed."""
+    """Return line number `place` of a chart. Colors are used solid first, then dashed."""
     x, y = [x for x, _ in points], [y for _, y in points]
     return Line(name, x, y, place % len(PALETTE), width, dashed=place >= len(PALETTE), points=True)
 
 
 def _pareto(comparison: Comparison) -> Chart:
-    """Return accuracy against time: a point for each group, and a line through the Pareto front."""
+    """Return accuracy over training time: a point per group, and a line through the Pareto front."""
     lines = []
-    kinds = (("front: nothing is both better and faster", True, 2, 1.8), ("others", False, 0, 0.0))
+    kinds = (("Pareto front", True, 2, 1.8), ("others", False, 0, 0.0))
     for name, front, place, width in kinds if len(comparison.judged) > 1 else ():
         own = [group.figures for group in comparison.judged if group.front is front]
         points = sorted((figures["train_s"], 100 * figures["accuracy"]) for figures in own)
@@ -119,7 +119,7 @@ def _pareto(comparison: Comparison) -> Chart:
 
 
 def _speed_up(comparison: Comparison) -> Chart:
-    """Return the speed-up over the number of workers, a line for each combination of the other settings."""
+    """Return the speed-up over the number of workers, one line per combination of the other settings."""
     short = shortened([key for key in comparison.varied if key != "workers"])
     series: dict[str, dict[int, float]] = {}
     for group in comparison.groups:
@@ -131,11 +131,11 @@ def _speed_up(comparison: Comparison) -> Chart:
     if lines:
         most = max(max(points) for points in series.values())
         lines.append(Line("ideal", [1, most], [1.0, float(most)], BACKGROUND, 1.0, dashed=True))
-    return Chart("Speed-up over one worker", "workers", "times one worker's images/s", lines, zero=True)
+    return Chart("Speed-up over one worker", "workers", "images/s relative to one worker", lines, zero=True)
 
 
 def _grid(comparison: Comparison) -> dict[str, Any] | None:
-    """Return three figures over two settings, if exactly two varied. The best has the strongest colour."""
+    """Return tables of three figures over two settings, if exactly two varied. The best has the strongest color."""
     if len(comparison.varied) != 2:
         return None
     down, across = shortened(comparison.varied).values()
@@ -160,5 +160,5 @@ def _grid(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def _cell(cells: dict[tuple[str, ...], Cell], row: str, column: str) -> Cell:
-    """Return the cell of two settings, by default an empty one. Either may have no effect together with the other."""
+    """Return the cell for two settings, or an empty cell. Either setting may have no effect in combination."""
     return next((cells[each] for each in ((row, column), (row, ABSENT), (ABSENT, column)) if each in cells), Cell())

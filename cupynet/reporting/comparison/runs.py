@@ -1,6 +1,6 @@
-"""Finds runs in folders, and reads their settings and results, or the reason why there are none.
+"""Finds runs in folders, and reads their settings and results.
 
-The files are untrusted: nothing in them is instantiated or executed, and a damaged file affects only its run.
+Files are untrusted: their contents are never instantiated or executed, and a damaged file affects only its run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Epoch(NamedTuple):
     """An epoch of a run.
 
     Attributes:
-        iteration: the number of complete iterations.
-        train_s: seconds of training so far, without evaluations.
-        accuracy: `test` and `validation` -> accuracy; None if it was not evaluated.
+        iteration: number of completed iterations.
+        train_s: training time so far in seconds, without evaluations.
+        accuracy: accuracy by `test` and `validation`; None if not evaluated.
     """
 
     iteration: float
@@ -40,17 +40,17 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class ComparedRun:
-    """A run.
+    """A run to compare.
 
     Attributes:
-        folder: of the run.
-        name: the part of its path that differs from the other runs.
-        settings: dotted key -> value, of settings with an effect.
-        choices: configuration group -> chosen file, of groups with an effect.
-        unused: the keys of settings without effect.
-        summary: the fields of `Summary`; empty if there are no results.
-        trouble: why there is no result, or why it does not count; "" otherwise.
-        epochs: its history.
+        folder: folder of the run.
+        name: the part of its path that differs from other runs.
+        settings: settings with an effect, by dotted key.
+        choices: chosen file by configuration group, for groups with an effect.
+        unused: keys of settings without effect.
+        summary: fields of `Summary`; empty without results.
+        trouble: why there is no valid result, or "".
+        epochs: history of the run.
     """
 
     folder: Path
@@ -63,13 +63,13 @@ class ComparedRun:
     epochs: list[Epoch]
 
     def lacks(self, key: str) -> bool:
-        """Return True if a setting or group has no effect in this run or is unknown, so it counts as no difference."""
+        """Return True if a setting or group is unknown or has no effect in this run. It is then not compared."""
         if key in config.GROUPS:
             return key not in self.choices
         return key in self.unused or (bool(self.trouble) and key not in self.settings)
 
     def time_to(self, accuracy: float, split: str) -> float | None:
-        """Return the seconds of training until an evaluation reached an accuracy; None if none did."""
+        """Return the training time in seconds until an evaluation reached `accuracy`, or None."""
         return next((each.train_s for each in self.epochs if (each.accuracy[split] or 0.0) >= accuracy), None)
 
 
@@ -77,7 +77,7 @@ def find(paths: Sequence[str]) -> list[ComparedRun]:
     """Read the runs in folders, each run once.
 
     Args:
-        paths: folders of runs or sweeps, folders above them, or patterns.
+        paths: folders of runs or sweeps, folders above them, or glob patterns.
 
     Raises:
         ConfigError: a path contains no run.
@@ -87,9 +87,7 @@ def find(paths: Sequence[str]) -> list[ComparedRun]:
         matches = [path] if os.path.isdir(path) else sorted(glob.glob(path), key=natural)
         runs = [run for match in matches for run in _runs(match)]
         if not runs:
-            raise ConfigError(
-                f"{path}: contains no run: name the folder of a run or of a sweep, such as outputs/latest"
-            )
+            raise ConfigError(f"{path}: contains no run. Choose the folder of a run or sweep, such as outputs/latest")
         for run in runs:
             folders.setdefault(run.resolve(), run)
     found = [Path(os.path.abspath(run)) for run in folders.values()]
@@ -99,12 +97,12 @@ def find(paths: Sequence[str]) -> list[ComparedRun]:
 
 
 def natural(text: str) -> list[Any]:
-    """Return a key for sorting by the numbers in a text, so that job 10 comes after job 9."""
+    """Return a sort key in which numbers compare by value, so that job 10 comes after job 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", text)]
 
 
 def is_run(folder: Path) -> bool:
-    """Return True for the folder of a run. Other commands also store their settings, but no summary."""
+    """Return True for the folder of a run. Other commands store settings too, but no summary."""
     run = Run(folder)
     return is_plain(run.summary_path) or (is_plain(run.settings_path) and not is_other_command(run))
 
@@ -118,7 +116,7 @@ def _runs(folder: str) -> Iterator[Path]:
 
 
 def read(folder: Path, name: str) -> ComparedRun:
-    """Read a run, which may be damaged or incomplete."""
+    """Read a run, even if it is damaged or incomplete."""
     data, trouble = read_run(folder), ""
     settings: dict[str, Any] = {}
     choices: dict[str, str] = {}
@@ -141,7 +139,7 @@ def _in_effect(
 ) -> tuple[dict[str, Any], dict[str, str], frozenset[str]]:
     """Return the settings and chosen files that have an effect in a run, and the keys of the other settings.
 
-    setup: with the run's `workers` and `backend`, which settings may leave open; empty if it has not begun.
+    setup: contains the actual `workers` and `backend`, which settings may leave open; empty if the run has not begun.
     """
     workers, backend = setup.get("workers"), setup.get("backend")
     if not isinstance(workers, int) or not isinstance(backend, str):
@@ -155,14 +153,14 @@ def _in_effect(
 
 
 def _trouble(data: RunData, settings: dict[str, Any], summary: dict[str, Any]) -> str:
-    """Return why there is no result, or why it does not count; "" otherwise."""
+    """Return why there is no valid result, or ""."""
     if not summary:
         return "still training" if data.running else f"failed: {data.error}" if data.error else "unfinished"
     if data.run.reopened_path.exists():
         return "still training" if data.running else "unfinished: its results are from before it was resumed"
     if summary["stop_reason"] in ("signal", "request", "diverged") or str(summary["stopped_by"]).startswith(PRUNED):
         return f"stopped: {one_line(summary['stopped_by'])}"
-    return "a trial with fast_dev_run: its figures are not results" if settings.get("fast_dev_run") else ""
+    return "a smoke test (fast_dev_run) without meaningful results" if settings.get("fast_dev_run") else ""
 
 
 def _epochs(rows: Sequence[dict[str, Any]]) -> list[Epoch]:

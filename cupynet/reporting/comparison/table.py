@@ -1,4 +1,4 @@
-"""A comparison as a table: its columns for the terminal, for files and for the page, and the order of its rows."""
+"""A comparison as a table: columns for the terminal, files and the page, and the order of rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FRONT = "*"
 
 
 def seconds(value: float) -> str:
-    """Format a duration: 12.3 s, 1,234 s."""
+    """Format a duration: `12.3 s`, `1,234 s`."""
     return f"{value:.1f} s" if value < 1000 else f"{value:,.0f} s"
 
 
-# Name, title and format of each figure, the most important first.
+# name, title and format of each figure, most important first
 FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
     ("accuracy", "{split}\naccuracy", percent),
     ("accuracy_range", "over\nruns", str),
@@ -32,7 +32,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
 
 
 def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
-    """Return all columns, with a row for each group, followed by the runs without a result."""
+    """Return all columns, with one row per group, then the runs without a result."""
     rows, short = [*groups, *comparison.others], shortened(comparison.varied)
     names = [row.runs[0].name + f"+{len(row.runs) - 1}" * (len(row.runs) > 1) for row in rows]
     found = [column("run", names, right=False), column("front", [FRONT if row.front else "" for row in rows], title="")]
@@ -51,7 +51,7 @@ def columns(comparison: Comparison, groups: Sequence[Group]) -> list[Column]:
 
 
 def in_order(comparison: Comparison, by: str | None) -> list[Group]:
-    """Return the groups sorted by a column, by default by accuracy. A `-` before the name puts the largest first.
+    """Return the groups sorted by a column, by default by accuracy. A `-` before the name sorts in descending order.
 
     Groups without a value come last. Raises ConfigError.
     """
@@ -61,15 +61,15 @@ def in_order(comparison: Comparison, by: str | None) -> list[Group]:
     if name not in values:
         if by is None:
             return comparison.groups
-        raise ConfigError(f"--sort {by}: there is no such column{nearest(name, values)}")
-    rows = list(zip(comparison.groups, values[name], strict=False))  # those without a result follow
+        raise ConfigError(f"--sort {by}: no such column{nearest(name, values)}")
+    rows = list(zip(comparison.groups, values[name], strict=False))  # runs without a result come after these
     known = [(group, _sortable(value)) for group, value in rows if value is not None]
     known.sort(key=lambda row: row[1], reverse=by is None or by != name)
     return [*(group for group, _ in known), *(group for group, value in rows if value is None)]
 
 
 def _sortable(value: Any) -> tuple[int, float, str]:
-    """Return a key that puts numbers before words."""
+    """Return a sort key that puts numbers before words."""
     try:
         return 0, float(value), ""
     except ValueError:
