@@ -22,11 +22,13 @@ from typing import Any
 
 import numpy as np
 
+# Under AddressSanitizer and UndefinedBehaviorSanitizer; the process must have loaded the former first (LD_PRELOAD).
+SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 INCLUDE = Path(__file__).parent / "include"
 FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "-ffp-contract=off", "-Wall", "-Wextra"]
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
 # a few runs of small kernels: compiling is what takes the time
-OPTIMIZED, SANITIZED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+OPTIMIZED, INSTRUMENTED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or behind `void`
 EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
@@ -90,18 +92,16 @@ class HostKernel:
 
 
 @functools.cache
-def host_library(source: Path | str, sanitized: bool = False, options: tuple[str, ...] = ()) -> dict[str, HostKernel]:
+def host_library(source: Path | str, options: tuple[str, ...] = ()) -> dict[str, HostKernel]:
     """The kernels of a .cu file or of a text by name. They are compiled once for each content and that of the headers.
 
     Args:
         source: the file or the text.
-        sanitized: compile with AddressSanitizer and UndefinedBehaviorSanitizer. The process must have loaded the former
-            first (LD_PRELOAD).
         options: of the compiler of kernels; those for names and folders (-D, -I) mean something here.
     """
     text = source.read_text() if isinstance(source, Path) else source
     given = [option for option in options if option[:2] in ("-D", "-I")]
-    flags = [*FLAGS, *(SANITIZED if sanitized else OPTIMIZED)]
+    flags = [*FLAGS, *(INSTRUMENTED if SANITIZED else OPTIMIZED)]
     folders = [Path(option[2:]) for option in given if option.startswith("-I")]
     folders += [source.parent] if isinstance(source, Path) else []
     headers = [*sorted(INCLUDE.glob("*.h")), *(each for folder in folders for each in sorted(folder.glob("*.cuh")))]

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.standin.errors import Freed, Overrun, Unordered, Unwritten
+from tests.standin.host import SANITIZED
 from tests.standin.order import Access, Label, Line, label
 
 if TYPE_CHECKING:
@@ -76,11 +77,13 @@ class Chunk:
         self.size = rounded(nbytes)
         self.where = label("an allocation")
         self.freed: Label | None = None
-        raw = _unwritten(self.size + 2 * GUARD + UNIT)
-        start = GUARD + -(raw.__array_interface__["data"][0] + GUARD) % UNIT
+        guarded = not SANITIZED or nbytes >= LARGE  # else it ends where its memory ends
+        raw = _unwritten(self.size + 2 * GUARD + UNIT if guarded else nbytes)
+        start = GUARD + -(raw.__array_interface__["data"][0] + GUARD) % UNIT if guarded else 0
         self.memory = raw[start : start + nbytes]
         self.address: int = self.memory.__array_interface__["data"][0]
-        self.guards: tuple[memoryview, ...] = raw[:start].data, raw[start + nbytes : start + self.size + GUARD].data
+        behind = raw[start + nbytes : start + self.size + GUARD]
+        self.guards: tuple[memoryview, ...] = (raw[:start].data, behind.data) if guarded else ()
         for guard in self.guards:
             guard[:] = CANARIES[: len(guard)]
         self.written: NDArray[Any] | None = np.zeros(nbytes, bool)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 from tests.standin import Misuse
 from tests.standin.cublas import GIVES, TAKES
-from tests.standin.errors import BadLaunch, InCapture, Overrun, Unordered, Unwritten, WrongDevice
+from tests.standin.errors import BadLaunch, Overrun, Unordered, Unwritten
 from tests.standin.machine import active
 from tests.standin.planted import caught
 
@@ -129,39 +128,6 @@ def test_a_workspace_is_set_after_the_stream(library: Any, cupy: Any) -> None:
         library.cublasSetWorkspace_v2(product.handle, product.workspace.data.ptr, SIZE + 1)
 
 
-def test_a_handle_is_of_one_device(library: Any, cupy: Any) -> None:
-    product = Product(library)
-    with cupy.cuda.Device(1):
-        stream = cupy.cuda.Stream(non_blocking=True)
-        with caught(WrongDevice):
-            product()
-    with caught(WrongDevice):
-        library.cublasSetStream_v2(product.handle, stream.ptr)
-
-
-def test_a_handle_is_not_for_two_threads_at_once(library: Any) -> None:
-    product, machine = Product(library), active()
-    with machine.lock:
-        other = threading.Thread(target=product)  # waits for the machine while it holds the handle
-        other.start()
-        while not machine.cublas.handles[product.handle].turn.locked():
-            pass
-        with caught(Misuse):
-            product()
-    other.join(10)
-    assert product() == OK
-
-
-def test_products_are_ordered_on_the_stream_of_their_handle(library: Any, cupy: Any) -> None:
-    a, b = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
-    with a:
-        product = Product(library, stream=a)
-        assert product() == OK
-    with caught(Unordered), b:
-        product.c.sum()
-    a.synchronize()
-
-
 def test_two_streams_do_not_share_a_workspace(library: Any, cupy: Any) -> None:
     a, b = (cupy.cuda.Stream(non_blocking=True) for _ in range(2))
     first, second = (Product(library, stream=stream) for stream in (a, b))
@@ -171,11 +137,3 @@ def test_two_streams_do_not_share_a_workspace(library: Any, cupy: Any) -> None:
     with caught(Unordered):
         second()
     cupy.cuda.Device().synchronize()
-
-
-def test_a_handle_is_not_made_while_a_stream_captures(library: Any, cupy: Any) -> None:
-    stream = cupy.cuda.Stream(non_blocking=True)
-    stream.begin_capture()
-    with caught(InCapture):
-        create(library)
-    stream.end_capture()

@@ -1,13 +1,12 @@
-"""Each CUDA kernel by itself, run on the CPU and compared with NumPy in double.
+"""CUDA kernels by themselves, run on the CPU and compared with NumPy in double.
 
-For what the calls of a backend do not reach: vectors of any alignment and length, grids of a few threads, NaN and ties.
-test_sanitized.py runs these tests under sanitizers, which end the process at an access beyond an array: so every array
-ends where its memory ends.
+For what the calls of a backend do not reach: vectors of any alignment and length, NaN, ties and controls of a step.
+test_operations.py compares all the others. test_sanitized.py runs both under sanitizers, which end the process at an
+access beyond an array: so every array ends where its memory ends.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,18 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.backend import RULES, Control, Rule, UpdateScalars, Window, create_backend, philox
-from cupynet.backend.cuda.launch import FOLDER, KINDS, OPTIONS, WIDE, source
+from cupynet.backend import RULES, Control, Rule, UpdateScalars, Window, create_backend
+from cupynet.backend.cuda.launch import KINDS, OPTIONS, WIDE, source
 from cupynet.backend.policy import stored_dtype
-from cupynet.backend.reference import activation as pointwise
 from cupynet.backend.reference.loss import TARGET_LOSSES
 from cupynet.parallel.communicators.base import SerialCommunicator
 from cupynet.training import loss_scaling as scaling
-from tests.standin.host import host_library
+from tests.standin.host import SANITIZED, host_library
 from tests.support.backends import GPU, NO_BFLOAT16, Reference
 from tests.support.pairwise import pairwise
 
-SANITIZED = "CUPYNET_TEST_SANITIZED" in os.environ
 TOLERANCE = {"half": 1e-3, "bfloat16": 8e-3, "float": 1e-6, "double": 1e-14}
 SIZES = [0, 1, 7, 8, 17, 101]
 NULL = np.uint64(0)
@@ -41,7 +38,6 @@ def launches(*sizes: tuple[tuple[int, ...], tuple[int, ...]]) -> dict[str, Any]:
 
 EVERY_KIND = [kind for kind in KINDS if kind != "bfloat16" or not NO_BFLOAT16]
 ONE_AXIS = launches(((1,), (1,)), ((3,), (32,)))
-TWO_AXES = launches(((1, 1), (1, 1)), ((2, 2), (4, 2)))
 IMAGES = launches(((1, 1), (1,)), ((3, 2), (16,)))
 
 
@@ -87,8 +83,6 @@ def place(request: pytest.FixtureRequest) -> Iterator[None]:
 def kernel(file: str, name: str) -> Any:
     if _kernel is not None:
         return _kernel(file, name)
-    if SANITIZED:  # from the file itself, so that the sanitizer names it
-        return host_library(FOLDER / f"{file}.cu", True)[name]
     return host_library(source(file), options=OPTIONS)[name]  # as the stand-in of CuPy compiles it
 
 
@@ -174,33 +168,6 @@ def test_relu_keeps_nan(kind: str, launch: Any, start: int, size: int) -> None:
     equal(dy, expected[1])
 
 
-@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), name=pointwise.NAMES, size=SIZES)
-def test_activations_of_one_value_at_a_time(kind: str, launch: Any, start: int, name: str, size: int) -> None:
-    """NaN stays, and numbers far from zero give none."""
-    case, one = Case(kind, launch), pointwise.POINTWISE[name]
-    how = np.int32(pointwise.NAMES.index(name)), case.number(0.25), np.int64(size)
-    x = case.stored(case.rng.normal(size=size) * np.resize([1, 3, 1e4], size), start)
-    x[::11] = np.nan
-    y = one.forward(np, exact(x), 0.25)
-    kept = case.stored(x if name in pointwise.OF_INPUT else y, 1 - start)
-    dy = case.normal(size, start=start)
-    expected = exact(dy) * one.derivative(np, exact(kept), 0.25)
-    case.run("activation", "pointwise", x, x, *how)
-    case.close(x, y, 4)
-    case.run("activation", "pointwise_backward", dy, kept, *how)
-    case.close(dy, expected, 4)
-
-
-@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), columns=(1, 3, 8, 24), relu=(0, 1))
-def test_a_bias_is_added_to_each_row(kind: str, launch: Any, start: int, columns: int, relu: int) -> None:
-    case = Case(kind, launch)
-    y, bias = case.normal(5, columns, start=start), case.normal(columns)
-    y[2, 0] = np.nan
-    expected = exact(y) + exact(bias)
-    case.run("activation", "add_bias", y, bias, np.int64(5), *ints(columns, relu))
-    case.close(y, np.maximum(expected, 0) if relu else expected)
-
-
 @pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), size=SIZES)
 def test_precisions_are_converted(kind: str, launch: Any, start: int, size: int) -> None:
     case = Case(kind, launch)
@@ -227,15 +194,6 @@ def test_sums_of_vectors_are_those_of_the_host(kind: str, launch: Any, start: in
         case.close(parts[-1], expected)
     else:
         equal(parts[-1], expected.astype(case.storage))
-
-
-@pairwise(kind=WIDE, start=(0, 1), size=SIZES)
-def test_the_squares_of_a_vector_are_added_up(kind: str, start: int, size: int) -> None:
-    case = Case(kind)
-    vector, sums, total = case.normal(size, start=start), case.blank_sums(3), case.blank_sums(1)
-    case.run("reductions", "sum_vector", vector, sums, np.int64(size), np.int32(1), launch=((3,), (32,)))
-    case.run("reductions", "sum_vector", sums, total, np.int64(3), np.int32(0), launch=((1,), (8,)))
-    case.close(total[0], (exact(vector) ** 2).sum(), 10)
 
 
 # updates --------------------------------------------------------------------------------------------------------------
@@ -329,61 +287,12 @@ def test_a_skipped_step_is_undone(kind: str, launch: Any, start: int, go: int, s
     equal(vector, expected)
 
 
-@pairwise(kind=WIDE, launch=ONE_AXIS, start=(0, 1), size=SIZES)
-def test_gradients_are_clipped(kind: str, launch: Any, start: int, size: int) -> None:
-    case = Case(kind, launch)
-    for squared, factor in ((4.0, 1.0), (16.0, 0.5), (np.nan, np.nan)):
-        grad = case.normal(size, start=start)
-        expected = exact(grad) * factor
-        case.run("update", "clip_norm", grad, case.wide([squared]), case.number(2), NULL, np.int64(size))
-        case.close(grad, expected)
-
-
 @pytest.mark.parametrize("kind", WIDE)
 def test_the_clipping_norm_follows_the_loss_scale(kind: str) -> None:
     case = Case(kind)
     grad, controls = case.wide([3.0, 4.0]), controls_of(USED=4, SCALE=8)
     case.run("update", "clip_norm", grad, case.wide([25.0]), case.number(0.5), controls, np.int64(2))
     case.close(grad, [1.2, 1.6])
-
-
-def stretches(size: int) -> Any:
-    """(3, 3): two layers; the second has two stretches, of which one may be empty."""
-    third = size // 3
-    return array([(0, third, 0), (third, third + third // 2, 1), (size - third, size, 1)], np.int64)
-
-
-@pairwise(kind=WIDE, launch=launches(((1, 1), (1,)), ((3, 2), (32,)), ((2, 3), (8,))), size=(0, 3, 17, 101))
-def test_layers_are_clipped_by_their_own_norms(kind: str, launch: Any, size: int) -> None:
-    case, table = Case(kind, launch), stretches(size)
-    grad, blocks = case.normal(size), launch[0][0]
-    expected, norms = exact(grad), np.zeros(2)
-    for start, stop, layer in table.tolist():
-        norms[layer] += (expected[start:stop] ** 2).sum()
-    for start, stop, layer in table.tolist():
-        expected[start:stop] *= min(1.0, 1.0 / max(np.sqrt(norms[layer]), 1e-30))
-    sums, squares = case.blank_sums(3, blocks), case.blank_sums(2)
-    case.run("update", "stretch_squares", grad, table, sums, np.int32(3))
-    case.run("update", "layer_squares", sums, table, squares, *ints(3, blocks, 2), launch=((1,), (32,)))
-    case.close(squares, norms, 4)
-    controls = controls_of(USED=2, SCALE=64)
-    case.run("update", "clip_norms", grad, squares, table, case.number(0.5), controls, np.int32(3))
-    case.close(grad, expected, 4)
-
-
-@pairwise(kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((3, 2), (32,))), go=(None, 1, 0), size=(3, 17, 101))
-def test_trust_ratios_scale_the_steps(kind: str, launch: Any, go: int | None, size: int) -> None:
-    case, table = Case(kind, launch), stretches(size)
-    weight, grad, copy = case.wide(case.rng.normal(size=size)), case.wide(np.ones(size)), case.stored(np.ones(size))
-    expected, expected_copy = exact(weight), np.array(copy)
-    for start, stop, layer in table.tolist() if go != 0 else []:
-        expected[start:stop] -= 0.125 * (2.0, 1.0)[layer]
-        expected_copy[start:stop] = expected[start:stop].astype(case.storage)
-    controls, rate = (NULL, 0.125) if go is None else (controls_of(RATE=0.5, GO=go), 0.25)
-    ratios = case.wide([4.0, 9.0]), case.wide([1.0, 0.0])
-    case.run("update", "trust_weights", weight, grad, copy, *ratios, table, case.number(rate), controls, np.int32(3))
-    case.close_sums(weight, expected)
-    case.close(copy, expected_copy)
 
 
 def steps(kind: str, losses: list[float], squares: list[float], controls: Any, grow_after: int, most: float) -> Any:
@@ -445,104 +354,6 @@ def test_the_loss_scale_stops_growing_at_the_most(kind: str) -> None:
 # rows and columns ----------------------------------------------------------------------------------------------------
 
 
-def softmax(logits: Any) -> Any:
-    powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return powers / powers.sum(axis=1, keepdims=True)
-
-
-ROWS = launches(((1,), (1, 1)), ((2,), (4, 2)), ((1,), (32, 4)))
-OUTPUTS = ((1, 1), (3, 10), (5, 33))
-
-
-@pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS)
-def test_softmax_and_its_derivative(kind: str, launch: Any, shape: tuple[int, int]) -> None:
-    case = Case(kind, launch)
-    y, dy, sizes = case.stored(case.rng.normal(0, 3, shape)), case.normal(*shape), (np.int64(shape[0]), *ints(shape[1]))
-    expected = softmax(exact(y))
-    case.run("reductions", "softmax", y, *sizes)
-    case.close(y, expected, 10)
-    expected = exact(y) * (exact(dy) - (exact(dy) * exact(y)).sum(axis=1, keepdims=True))
-    case.run("reductions", "softmax_backward", dy, y, *sizes)
-    case.close(dy, expected, 10)
-
-
-@pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS, smoothing=(0.0, 0.25), weighted=(False, True), scaled=(0, 1))
-def test_cross_entropy_and_its_gradient(
-    kind: str, launch: Any, shape: tuple[int, int], smoothing: float, weighted: bool, scaled: int
-) -> None:
-    (rows, columns), case = shape, Case(kind, launch)
-    logits, labels = case.stored(case.rng.normal(0, 3, shape)), array(case.rng.integers(0, columns, rows), np.int64)
-    weights = case.wide(case.rng.uniform(0, 2, columns)) if weighted else NULL
-    own = exact(weights) if weighted else np.ones(columns)
-    target = (1 - smoothing) * np.eye(columns)[labels] * own[labels][:, None] + smoothing / columns * own
-    p, losses, gradient = softmax(exact(logits)), case.blank_sums(rows), case.blank(*shape)
-    factor = (case.number(2 / rows), controls_of(SCALE=4)) if scaled else (case.number(8 / rows), NULL)
-    arguments = logits, labels, weights, losses, gradient, case.number(smoothing), *factor, *ints(*shape)
-    case.run("reductions", "softmax_cross_entropy", *arguments)
-    case.close_sums(losses, -(target * np.log(p)).sum(axis=1), 10)
-    case.close(gradient, (target.sum(axis=1, keepdims=True) * p - target) * 8 / rows, 20)
-
-
-@pairwise(kind=EVERY_KIND, launch=launches(((1,), (1,)), ((1,), (32,))), shape=((0, 3), *OUTPUTS), levels=(2, 9))
-def test_hits_are_rows_whose_first_largest_value_is_at_the_label(
-    kind: str, launch: Any, shape: tuple[int, int], levels: int
-) -> None:
-    (rows, columns), case = shape, Case(kind, launch)
-    scores, hits = case.stored(case.rng.integers(-levels, 0, shape)), array([-1], np.int64)
-    labels = array(case.rng.integers(0, columns, rows), np.int64)
-    case.run("reductions", "count_hits", scores, labels, NULL, hits, *ints(rows, columns, 0))
-    assert hits[0] == (exact(scores).argmax(axis=1) == labels).sum()
-    targets = array(case.rng.integers(0, 3, (rows, columns + 1)), np.float32)
-    case.run("reductions", "count_hits", scores, NULL, targets, hits, *ints(rows, columns, columns + 1))
-    assert hits[0] == (exact(scores).argmax(axis=1) == targets[:, :columns].argmax(axis=1)).sum()
-
-
-@pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS, smoothing=(0.0, 0.25), weighted=(0, 1, 2, 3), scaled=(0, 1))
-def test_cross_entropy_of_probabilities_and_its_gradient(
-    kind: str, launch: Any, shape: tuple[int, int], smoothing: float, weighted: int, scaled: int
-) -> None:
-    """Weights of classes, of rows, both or none."""
-    (rows, columns), case, of_rows = shape, Case(kind, launch), weighted % 2
-    logits, weights = case.stored(case.rng.normal(0, 3, shape)), NULL
-    targets = array(case.rng.uniform(0, 1, (rows, columns + of_rows)), np.float32)
-    target = (1 - smoothing) * targets[:, :columns].astype(float) + smoothing / columns
-    if weighted > 1:
-        weights = case.wide(case.rng.uniform(0, 2, columns))
-        target *= exact(weights)
-    target *= targets[:, columns:] if of_rows else 1
-    p, losses, gradient = softmax(exact(logits)), case.blank_sums(rows), case.blank(*shape)
-    factor = (case.number(2 / rows), controls_of(SCALE=4)) if scaled else (case.number(8 / rows), NULL)
-    sizes = ints(*shape, columns + of_rows)
-    case.run(
-        "reductions", "soft_cross_entropy", logits, targets, weights, losses, gradient, case.number(smoothing),
-        *factor, *sizes,
-    )  # fmt: skip
-    case.close_sums(losses, -(target * np.log(p)).sum(axis=1), 10)
-    case.close(gradient, (target.sum(axis=1, keepdims=True) * p - target) * 8 / rows, 20)
-
-
-@pairwise(kind=EVERY_KIND, launch=ROWS, shape=OUTPUTS, loss=tuple(TARGET_LOSSES), scaled=(0, 1), more=(None, 0, 1))
-def test_losses_of_each_output(
-    kind: str, launch: Any, shape: tuple[int, int], loss: str, scaled: int, more: int | None
-) -> None:
-    """Far from their kinks, and where exponentials overflow; more: columns of targets for weights, None for labels."""
-    (rows, columns), case = shape, Case(kind, launch)
-    prediction = case.stored(case.rng.integers(-9, 10, shape) + 0.3)
-    prediction[0, 0] = 1000 if columns > 1 else -1000
-    labels, stride = array(case.rng.integers(0, columns, rows), np.int64), columns + (more or 0)
-    targets = array(case.rng.integers(0, 2, (rows, stride)) / 2, np.float32)
-    target = np.eye(columns)[labels] if more is None else exact(targets[:, :columns])
-    values, slopes = TARGET_LOSSES[loss](np, exact(prediction), target, 0.75)
-    times = exact(targets[:, columns:]) if more else 1
-    given = (labels, NULL) if more is None else (NULL, targets)
-    losses, gradient = case.blank_sums(rows), case.blank(*shape)
-    factor = (case.number(2), controls_of(SCALE=4)) if scaled else (case.number(8), NULL)
-    arguments = prediction, *given, losses, gradient, case.number(0.75), *factor, *ints(*shape, stride)
-    case.run("reductions", f"{loss}_loss", *arguments)
-    case.close_sums(losses, (values * times).mean(axis=1), 10)
-    case.close(gradient, slopes * times * 8, 10)
-
-
 @pytest.mark.parametrize("kind", EVERY_KIND)
 @pytest.mark.parametrize("loss", [None, *TARGET_LOSSES])
 def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) -> None:
@@ -562,58 +373,7 @@ def test_nan_and_invalid_labels_stay_in_their_rows(kind: str, loss: str | None) 
     assert np.isnan(exact(gradient)).all(axis=1).tolist()[1:] == [True, True, False]
 
 
-@pairwise(
-    kind=EVERY_KIND,
-    launch=launches(((1, 1), (1, 1)), ((2, 3), (4, 8)), ((1, 2), (32, 1))),
-    sizes=((1, 1, 1), (7, 3, 2), (20, 40, 20)),
-    add=(0, 1),
-)
-def test_columns_are_added_up_in_parts(kind: str, launch: Any, sizes: tuple[int, int, int], add: int) -> None:
-    (rows, columns, length), case = sizes, Case(kind, launch)
-    values, parts = case.normal(rows, columns), -(-rows // length)
-    expected = [exact(values[i * length : (i + 1) * length]).sum(axis=0) + 5 * add for i in range(parts)]
-    sums = case.wide(np.full((parts, columns), 5.0))
-    counts = np.int64(rows), np.int32(columns), np.int64(length), *ints(parts, add)
-    case.run("reductions", "column_sums", values, sums, *counts)
-    case.close_sums(sums, expected, 10)
-
-
 # images --------------------------------------------------------------------------------------------------------------
-
-
-@pairwise(
-    kind=EVERY_KIND,
-    launch=launches(((1, 1), (1,)), ((2, 2), (8,))),
-    size=(3, 15, 48),
-    start=(0, 1),
-    channels=(1, 3),
-    in_order=(False, True),
-)
-def test_images_are_gathered_and_scaled(
-    kind: str, launch: Any, size: int, start: int, channels: int, in_order: bool
-) -> None:
-    case = Case(kind, launch)
-    images, samples = array(case.rng.integers(0, 256, (4, size)), np.uint8, start), array([3, 0, 3], np.int64)
-    scale, shift = case.wide([1 / 255, 0.5, 2][:channels]), case.wide([0, -1, 7][:channels])
-    chosen = images[:3] if in_order else images[samples]
-    expected = chosen.reshape(3, -1, channels) * exact(scale) + exact(shift)
-    batch, order = case.blank(3, size), NULL if in_order else samples
-    case.run("images", "load_images", images, order, scale, shift, batch, *ints(3, size, channels))
-    case.close(batch, expected.reshape(3, size))
-
-
-WINDOWS: dict[str, tuple[Window, tuple[int, int, int, int]]] = {
-    "one pixel": (Window((1, 1)), (2, 1, 1, 1)),
-    "overlapping": (Window((3, 2), (2, 1)), (2, 7, 5, 3)),
-    "apart": (Window((2, 2), (3, 3)), (1, 8, 8, 8)),
-    "four channels": (Window((2, 3)), (3, 5, 6, 4)),
-    "padded": (Window((3, 3), (2, 2), ((1, 2), (2, 0))), (2, 6, 5, 8)),
-    "gaps": (Window((3, 2), (1, 2), ((1, 2), (0, 3)), (2, 3)), (2, 6, 7, 3)),
-    "gaps, four channels": (Window((2, 3), (2, 1), ((2, 2), (2, 2)), (3, 2)), (1, 5, 6, 4)),
-    "more zeros than image": (Window((4, 4), (1, 2), ((3, 3), (3, 3))), (1, 2, 1, 2)),
-}
-POOLS = {name: case for name, case in WINDOWS.items() if not case[0].dilates}
-Shaped = tuple[Window, tuple[int, int, int, int]]
 
 
 def geometry(window: Window, shape: tuple[int, ...]) -> tuple[np.int32, ...]:
@@ -622,85 +382,11 @@ def geometry(window: Window, shape: tuple[int, ...]) -> tuple[np.int32, ...]:
     return ints(*shape, *window.output(*shape[1:3]), *window.kernel, *window.stride, top, left)
 
 
-@pairwise(kind=EVERY_KIND, launch=IMAGES, start=(0, 1), shaped=WINDOWS)
-def test_windows_become_rows_and_back(kind: str, launch: Any, start: int, shaped: Shaped) -> None:
-    (window, shape), case = shaped, Case(kind, launch)
-    x, dx, sizes = case.normal(*shape, start=start), case.blank(*shape), geometry(window, shape)
-    expected = REFERENCE.im2col(exact(x), window)
-    columns = case.blank(*expected.shape)
-    case.run("conv", "im2col", x, columns, *sizes, *ints(*window.dilation))
-    equal(columns, expected)
-    case.run("conv", "col2im", columns, dx, *sizes, *ints(*window.dilation))
-    case.close(dx, REFERENCE.col2im(expected, shape, window), 4)
-
-
-@pairwise(kind=EVERY_KIND, repeat=(1, 3), launch=IMAGES, shaped=WINDOWS, parts=(1, 3))
-def test_depthwise_convolutions(kind: str, repeat: int, launch: Any, shaped: Shaped, parts: int) -> None:
-    """As a convolution whose filters see all channels, with zeros for the others."""
-    (window, shape), case = shaped, Case(kind, launch)
-    channels, filters = shape[3], shape[3] * repeat
-    x, weight = case.normal(*shape), case.normal(*window.kernel, 1, filters)
-    mask = np.arange(channels)[:, None] == np.arange(filters) // repeat
-    whole, grad = exact(weight) * mask, np.zeros((*window.kernel, channels, filters))
-    y, columns = REFERENCE.conv2d(exact(x), whole, None, window)
-    dy = case.normal(*y.shape)
-    expected = REFERENCE.conv2d_backward(exact(dy), columns, exact(x), whole, grad, None, window, need_dx=True)
-    sizes = *geometry(window, shape), *ints(*window.dilation, repeat)
-    found, dx, sums = case.blank(*y.shape), case.blank(*shape), case.blank_sums(parts, *weight.shape)
-    case.run("conv", "depthwise", x, weight, found, *sizes)
-    case.close(found, y, 10)
-    case.run("conv", "depthwise_input", dy, weight, dx, *sizes)
-    case.close(dx, expected, 10)
-    case.run("conv", "depthwise_weight", x, dy, sums, *sizes, np.int32(parts))
-    case.close_sums(sums.sum(axis=0), (grad * mask).sum(axis=2, keepdims=True), 20)
-
-
-@pairwise(kind=EVERY_KIND, winners=("uint8", "int32"), launch=IMAGES, shaped=POOLS)
-def test_pools_take_the_first_largest_and_the_first_nan(kind: str, winners: str, launch: Any, shaped: Shaped) -> None:
-    (window, shape), case = shaped, Case(kind, launch)
-    x, sizes = case.stored(case.rng.integers(-1, 2, shape)), geometry(window, shape)
-    x[case.rng.random(shape) < 0.1] = np.nan
-    y, won = REFERENCE.max_pool2d(exact(x), window)
-    found, places, dx = case.blank(*y.shape), array(np.ones(y.shape), np.dtype(winners)), case.blank(*shape)
-    kernel("pool", f"max_pool_{kind}_{winners}")(*launch, (x, NULL, found, places, *sizes, np.int32(0)))
-    equal(found, y)
-    equal(places, won)
-    dy = case.stored(case.rng.integers(-3, 4, y.shape))
-    kernel("pool", f"max_pool_backward_{kind}_{winners}")(*launch, (dy, places, dx, *sizes))
-    equal(dx, REFERENCE.max_pool2d_backward(exact(dy), won, shape, window))
-
-
-@pairwise(kind=EVERY_KIND, launch=IMAGES, shaped=POOLS)
-def test_pools_of_means(kind: str, launch: Any, shaped: Shaped) -> None:
-    (window, shape), case = shaped, Case(kind, launch)
-    x, dx, sizes = case.normal(*shape), case.blank(*shape), geometry(window, shape)
-    y = REFERENCE.avg_pool2d(exact(x), window)
-    found, dy = case.blank(*y.shape), case.normal(*y.shape)
-    case.run("pool", "avg_pool", x, found, *sizes)
-    case.close(found, y, 4)
-    case.run("pool", "avg_pool_backward", dy, dx, *sizes)
-    case.close(dx, REFERENCE.avg_pool2d_backward(exact(dy), shape, window), 4)
-
-
 def closed_by_relu(y: Any, won: Any, relu: int, winners: str) -> tuple[Any, Any]:
     """Outputs and winners after a ReLU, which closes windows without a positive output."""
     if not relu:
         return y, won
     return np.maximum(y, 0), np.where(y > 0, won.astype(int), {"uint8": 255, "int32": -1}[winners])
-
-
-@pairwise(kind=EVERY_KIND, relu=(0, 1), winners=("uint8", "int32"))
-def test_max_pools_with_bias_and_relu(kind: str, relu: int, winners: str) -> None:
-    case, window, shape = Case(kind), Window((2, 2), (2, 2)), (2, 5, 4, 3)
-    x, bias = case.stored(case.rng.normal(size=shape) - 1), case.normal(3)
-    x[0, 0, 0, 0] = np.nan
-    biased = (x.astype(case.accumulate) + bias.astype(case.accumulate)).astype(case.storage)
-    y, won = closed_by_relu(*REFERENCE.max_pool2d(exact(biased), window), relu, winners)
-    found, places = case.blank(*y.shape), array(np.ones(y.shape), np.dtype(winners))
-    arguments = x, bias, found, places, *geometry(window, shape), np.int32(relu)
-    kernel("pool", f"max_pool_{kind}_{winners}")((2, 1), (8,), arguments)
-    equal(found, y)
-    equal(places, won)
 
 
 def test_winners_of_windows_with_256_places() -> None:
@@ -749,113 +435,3 @@ def test_small_patches_are_convolved_and_pooled(
     case.run("conv_pool", "conv_pool_weight", x, dy, places, *sums, *sizes, np.int32(parts))
     for of_parts, grad in zip(sums, grads, strict=True):
         equal(of_parts.sum(axis=0), grad)
-
-
-# normalization and random numbers -------------------------------------------------------------------------------------
-
-SHAPES = [(1, 1), (7, 8), (40, 3), (5, 24)]
-EPSILON = 0.25
-
-
-@pairwise(kind=EVERY_KIND, launch=TWO_AXES, shape=SHAPES, length=(3, 100))
-def test_moments_of_parts_are_those_of_all(kind: str, launch: Any, shape: tuple[int, int], length: int) -> None:
-    (rows, columns), case = shape, Case(kind, launch)
-    x, chunks = case.stored(case.rng.normal(size=shape) + 30), -(-rows // length)
-    parts, moments = case.blank_sums(chunks, 2, columns), case.blank_sums(2, columns)
-    sizes = np.int64(rows), np.int32(columns), np.int64(length), np.int32(chunks)
-    case.run("reductions", "moment_parts", x, parts, *sizes)
-    merge = kernel("reductions", f"moment_merge_{case.precise}")
-    merge(launch[0][:1], launch[1], (parts, moments, *sizes))
-    case.close_sums(moments[0], exact(x).mean(axis=0), 4)
-    case.close_sums(moments[1], exact(x).var(axis=0), 60)
-
-
-class Normalized(Case):
-    """Rows and their derivatives, moments and scale of each channel, and x̂ in double."""
-
-    def __init__(self, kind: str, launch: Any, shape: tuple[int, int], start: int = 0) -> None:
-        super().__init__(kind, launch)
-        self.sizes = np.int64(shape[0]), np.int32(shape[1])
-        self.x = self.stored(self.rng.normal(size=shape) + 2, start)
-        self.dy = self.normal(*shape, start=start)
-        self.mean = self.wide(self.rng.normal(size=shape[1]), start)
-        self.variance = self.wide(self.rng.random(shape[1]) + 0.5, start)
-        self.scale, self.shift = (self.normal(shape[1], start=start) for _ in range(2))
-        self.inverse = 1 / np.sqrt(exact(self.variance) + EPSILON)
-        self.normal_x = (exact(self.x) - exact(self.mean)) * self.inverse
-
-
-@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), shape=SHAPES, relu=(0, 1))
-def test_channels_are_normalized(kind: str, launch: Any, start: int, shape: tuple[int, int], relu: int) -> None:
-    case = Normalized(kind, launch, shape, start)
-    y = case.stored(np.zeros(shape), 1 - start)
-    arguments = case.x, case.mean, case.variance, case.scale, case.shift, y, case.number(EPSILON), *case.sizes
-    case.run("norm", "normalize", *arguments, np.int32(relu))
-    expected = case.normal_x * exact(case.scale) + exact(case.shift)
-    case.close(y, np.maximum(expected, 0) if relu else expected, 4)
-
-
-@pairwise(kind=EVERY_KIND, launch=TWO_AXES, shape=SHAPES, relu=(False, True))
-def test_derivatives_of_channels_are_added_up(kind: str, launch: Any, shape: tuple[int, int], relu: bool) -> None:
-    case, output, slope = Normalized(kind, launch, shape), NULL, 1.0
-    if relu:
-        output = case.stored(case.rng.integers(-1, 2, shape))
-        output[::3, 0] = np.nan
-        slope = exact(output) > 0
-    expected, chunks = exact(case.dy) * slope, -(-shape[0] // 16)
-    sums = case.blank_sums(chunks, 2, shape[1])
-    arguments = case.dy, case.x, output, case.mean, case.variance, sums, case.number(EPSILON), *case.sizes
-    case.run("reductions", "normalize_sums", *arguments, np.int64(16), np.int32(chunks))
-    equal(case.dy, expected)
-    case.close_sums(sums.sum(axis=0)[0], expected.sum(axis=0), 20)
-    case.close_sums(sums.sum(axis=0)[1], (expected * case.normal_x).sum(axis=0), 60)
-
-
-@pairwise(kind=EVERY_KIND, launch=ONE_AXIS, start=(0, 1), shape=SHAPES)
-def test_channels_are_differentiated(kind: str, launch: Any, start: int, shape: tuple[int, int]) -> None:
-    case = Normalized(kind, launch, shape, start)
-    sums = case.wide(case.rng.normal(size=(2, shape[1])))
-    expected = exact(case.dy) - exact(sums[0]) / 2 - case.normal_x * sums[1] / 2
-    arguments = case.dy, case.x, case.mean, case.variance, case.scale, sums, case.number(0.5), case.number(EPSILON)
-    case.run("norm", "normalize_backward", *arguments, *case.sizes)
-    case.close(case.dy, exact(case.scale) * case.inverse * expected, 8)
-
-
-@pairwise(kind=EVERY_KIND, launch=TWO_AXES, shape=SHAPES)
-def test_rows_are_normalized_and_differentiated(kind: str, launch: Any, shape: tuple[int, int]) -> None:
-    """The second axis of the grid is for the sums."""
-    case, lines = Normalized(kind, launch, shape), (launch[0][:1], launch[1])
-    y, moments = case.blank(*shape), case.blank_sums(shape[0], 2)
-    mean, inverse = exact(case.x).mean(axis=1), 1 / np.sqrt(exact(case.x).var(axis=1) + EPSILON)
-    x = (exact(case.x) - mean[:, None]) * inverse[:, None]
-    epsilon = case.number(EPSILON), *case.sizes
-    case.run("reductions", "normalize_rows", case.x, case.scale, case.shift, y, moments, *epsilon, launch=lines)
-    case.close(y, x * exact(case.scale) + exact(case.shift), 4)
-    case.close_sums(moments, np.stack([mean, inverse], axis=1), 4)
-
-    chunks, slope = -(-shape[0] // 16), exact(case.dy)
-    sums = case.blank_sums(chunks, 2, shape[1])
-    how = *case.sizes, np.int64(16), np.int32(chunks)
-    case.run("reductions", "normalize_rows_sums", case.dy, case.x, moments, sums, *how)
-    case.close_sums(sums.sum(axis=0)[0], (slope * x).sum(axis=0), 60)
-    case.close_sums(sums.sum(axis=0)[1], slope.sum(axis=0), 20)
-
-    scaled = slope * exact(case.scale)
-    expected = scaled - scaled.mean(axis=1, keepdims=True) - x * (scaled * x).mean(axis=1, keepdims=True)
-    case.run("reductions", "normalize_rows_backward", case.dy, case.x, moments, case.scale, *case.sizes, launch=lines)
-    case.close(case.dy, inverse[:, None] * expected, 8)
-
-
-@pairwise(
-    kind=EVERY_KIND, launch=launches(((1, 1), (1,)), ((2, 2), (32,))), size=(1, 3, 4, 5, 130), in_place=(False, True)
-)
-def test_dropout_equals_the_reference(kind: str, launch: Any, size: int, in_place: bool) -> None:
-    """The integers of backend/philox.py, for samples and epochs of any size."""
-    case, below, key = Case(kind, launch), philox.dropped_below(0.3), 0xFEDCBA9876543210
-    samples, epoch = np.array([3, (1 << 40) + 5, 0]), np.array([7])
-    x = case.normal(3, size)
-    expected = np.where(philox.of_examples(np, samples, epoch, key, size) < below, 0, exact(x) * 2)
-    out = x if in_place else case.blank(3, size)
-    draw = np.uint32(key & philox.MASK), np.uint32(key >> 32), np.uint32(below), case.number(2)
-    case.run("dropout", "dropout", x, out, samples, epoch, *draw, *ints(3, size))
-    equal(out, expected)

@@ -21,12 +21,11 @@ pytestmark = pytest.mark.usefixtures("devices")
 TINY = (48, 1)  # threads of a block, and blocks
 
 
+@pytest.mark.parametrize("dtype", ["float", "half"])
 @pytest.mark.parametrize("operation", COMPARISONS)
-def test_small_launches_equal_the_reference(operation: str) -> None:
-    """One precision: the loops over a grid are the same text in all."""
-    backend = CupyBackend("float", 0, *TINY)
+def test_small_launches_equal_the_reference(operation: str, dtype: str) -> None:
     for seed, shape in enumerate(CHOSEN):
-        compare(operation, backend, shape, seed)
+        compare(operation, CupyBackend(dtype, 0, *TINY), shape, seed)
 
 
 @pytest.mark.parametrize("layer", ["dense", "conv"])

@@ -39,25 +39,36 @@ def under_sanitizers(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False)
 
 
-def test_kernels_stay_within_their_arrays() -> None:
-    """In two precisions: one process, as compiling is what takes the time."""
-    alone = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = under_sanitizers(*alone, "-k", "(half or float) and not bfloat16", "tests/backend/cuda/test_kernels.py")
+@pytest.mark.parametrize("tests", ["test_kernels.py", "test_operations.py::test_small_launches_equal_the_reference"])
+def test_kernels_stay_within_their_arrays(tests: str) -> None:
+    alone = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", "(half or float) and not bfloat16"]
+    done = under_sanitizers(*alone, f"tests/backend/cuda/{tests}")
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert " passed" in done.stdout
 
 
 BEYOND = """
 import numpy as np
+from cupynet.backend.cuda.launch import OPTIONS, source
 from tests.backend.cuda.test_kernels import array, kernel
-x = array(np.ones(100), np.float32, {start})
-kernel("activation", "relu_float")((1,), (32,), (x, np.int64({size})))
+from tests.standin import installed
+{code}
 print("done")
+"""
+OF_HOST = """
+x = array(np.ones(100), np.float32, 1)
+kernel("activation", "relu_float")((1,), (32,), (x, np.int64(104)))
+"""
+OF_STANDIN = """
+with installed():
+    import cupy
+    relu = cupy.RawModule(code=source("activation"), options=OPTIONS).get_function("relu_float")
+    relu((1,), (32,), (cupy.ones(100, np.float32), np.int64(101)))
 """
 
 
-@pytest.mark.parametrize(("start", "size"), [(0, 101), (1, 104)])
-def test_the_sanitizer_finds_an_access_beyond_an_array(start: int, size: int) -> None:
-    done = under_sanitizers("-c", BEYOND.format(start=start, size=size))
+@pytest.mark.parametrize("code", [OF_HOST, OF_STANDIN], ids=["host", "standin"])
+def test_the_sanitizer_finds_an_access_beyond_an_array(code: str) -> None:
+    done = under_sanitizers("-c", BEYOND.format(code=code))
     assert done.returncode != 0 and done.stdout == ""
-    assert "heap-buffer-overflow" in done.stderr and "common.cuh" in done.stderr
+    assert "heap-buffer-overflow" in done.stderr
