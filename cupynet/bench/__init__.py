@@ -1,1 +1,1 @@
-"""Benchmarks: parts of training measured on this machine, PyTorch as the peer, records of GPUs, the cost model."""
+"""Benchmarks of training on this machine, with PyTorch for comparison, and the cost model of `cupynet plan`."""

@@ -1,15 +1,16 @@
-"""A model of data-parallel averaging: how fast replicas are on any number of machines, from measurements on one.
+"""Cost model of data-parallel averaging: predicts throughput on several machines from measurements on one.
 
     iteration = computing + averaging / frequency
 
-Computing is interpolated between one worker alone and a machine with a worker on every core. Averaging is its cost on
-one machine, where workers also wait for each other, plus that of the links between machines. There W workers, c on
-each machine, exchange vectors of n bytes all-to-all, once to sum chunks and once to distribute them, and twice a few
-bytes (Hockney 1994, latency alpha and bandwidth B):
+Computing time is interpolated between a single worker and one worker per core. Averaging time is the cost on one
+machine, including waiting for other workers, plus the cost of links between machines. With W workers, c per machine,
+vectors of n bytes are exchanged all-to-all twice, to sum chunks and to distribute the sums. A few bytes are exchanged
+twice more. With latency alpha and bandwidth B (Hockney 1994):
 
     links = 4 alpha + 2 c (W - c) / W n / B
 
-Workers beyond the cores take turns. Stragglers on other machines are not modelled. Times are seconds, sizes bytes.
+If there are more workers than cores, they take turns. Stragglers on other machines are not modeled. Times are in
+seconds, sizes in bytes.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-EXCHANGES = 4  # the vector's chunks there and back; whether all are finite; whether to stop
+EXCHANGES = 4  # chunks in both directions, the finite check, and the stop consensus
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between two machines: bytes per second in each direction, seconds of an empty message."""
+    """A connection between machines: bytes per second per direction, and the latency of a small message in seconds."""
 
     bandwidth: float
     latency_s: float
 
     @classmethod
     def of(cls, value: str | Mapping[str, float]) -> Link:
-        """Return a link by its name in `LINKS`, or from `bandwidth_gbit_s` and `latency_us`."""
+        """Return a link from its name in `LINKS`, or from `bandwidth_gbit_s` and `latency_us`."""
         if isinstance(value, str):
             return LINKS[value]
         return cls(value["bandwidth_gbit_s"] * 1e9 / 8, value["latency_us"] * 1e-6)
 
 
-# Nominal bandwidths; latencies of a small message between two programs, with the kernel's network stack (Ethernet at 1
-# and 10 Gbit/s) or without (100 Gbit/s with RDMA; NVLink 4, one direction).
+# Nominal bandwidths. Latencies are those of small messages between two programs: through the kernel's network stack for
+# Ethernet at 1 and 10 Gbit/s, without it for RDMA at 100 Gbit/s and NVLink 4 (one direction).
 LINKS = {
     "wan": Link(0.1e9 / 8, 50e-3),
     "1gbe": Link(1e9 / 8, 50e-6),
@@ -52,10 +53,10 @@ class Costs:
 
     Attributes:
         batch_size: images per iteration of a replica.
-        alone_s: an iteration of one worker alone, without averaging.
-        busy_s: an iteration with a worker on every core, without averaging.
-        average_s: one average of these workers.
-        size: bytes that are averaged.
+        alone_s: seconds per iteration of a single worker, without averaging.
+        busy_s: seconds per iteration with one worker per core, without averaging.
+        average_s: seconds per averaging step of these workers.
+        size: bytes to average.
         cores: cores or GPUs of the machine.
     """
 
@@ -69,13 +70,13 @@ class Costs:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The speed of `workers` that are averaged every `frequency` iterations.
+    """Predicted throughput of `workers` that are averaged every `frequency` iterations.
 
     Attributes:
         machines: number of machines.
-        computing_s, averaging_s: seconds of one iteration.
-        images_per_s: of all replicas.
-        efficiency: images_per_s relative to the same number of workers that each run alone.
+        computing_s, averaging_s: seconds per iteration.
+        images_per_s: throughput of all replicas.
+        efficiency: throughput relative to the same number of independent workers.
     """
 
     workers: int
@@ -90,11 +91,11 @@ class Forecast:
 def forecast(
     costs: Costs, link: Link, workers: int, frequency: int, cores: int | None = None, machines: int | None = None
 ) -> Forecast:
-    """Return the speed of `workers`, averaged every `frequency` iterations.
+    """Predict the throughput of `workers` that are averaged every `frequency` iterations.
 
     Args:
-        link: between machines.
-        cores: workers that a machine runs at once; None for as many as the measured machine.
+        link: connection between machines.
+        cores: cores per machine; None for those of the measured machine.
         machines: number of machines; None for as many as the workers need.
     """
     cores = cores or costs.cores

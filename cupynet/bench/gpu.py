@@ -1,11 +1,11 @@
-"""The measurements of one GPU, `cupynet bench gpu=true`, and the record of them.
+"""Measurements of one GPU (`cupynet bench gpu=true`), and their record.
 
-The training step on resident data in float and in half, in turn with PyTorch's on the same network: eager and as a
-CUDA graph, in its own layout and channels_last. Both multiply floats in TF32, or neither does (backend.tf32). PyTorch
-trains half under autocast with a GradScaler, as cupynet keeps its weights in float and scales the loss. Also measured:
-the operations of the step, each launched alone; and training with each precision and with four workers on the device:
-the seconds of an epoch, the accuracy on the test images, and the seconds of training to `TARGET`. If a figure cannot be
-measured, the reason takes its place.
+The training step on resident data is measured in float and half, alternating with PyTorch on the same network: eager
+and as a CUDA graph, in the default memory format and in channels_last. Both use TF32 for float products, or neither
+does (backend.tf32). In half, both keep float weights and scale the loss: PyTorch uses autocast with a GradScaler. Also
+measured are the operations of the step, launched one by one, and training runs with each precision and with four
+workers on the device: time per epoch, test accuracy, and training time to `TARGET`. If a measurement fails, the reason
+is recorded instead.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from cupynet.core.wording import one_line, percent
 if TYPE_CHECKING:
     from cupynet.data import Data
 
-TARGET = 0.99  # accuracy on the test images
-STEP_S = 1.0  # duration of one measurement of the step
+TARGET = 0.99  # test accuracy
+STEP_S = 1.0  # duration of a step measurement in seconds
 PEERS: dict[str, tuple[str, ...]] = {  # variants of PyTorch's step: options of `cupynet.bench.torch_peer`
     "torch": ("--layout", "contiguous"),
     "torch channels_last": ("--layout", "channels_last"),
@@ -39,7 +39,7 @@ RUNS = (("float", 1), ("half", 1), ("bfloat16", 1), ("float", 4), ("half", 4))  
 
 
 def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
-    """Measure everything. Return the record and its file."""
+    """Measure everything. Return the record and the path of its file."""
     one = on_one_device(settings)
     result: Row = {
         **records.where(one.placement.devices[0]),
@@ -50,7 +50,7 @@ def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
         "model": one.model().summary().splitlines(),
         "optimizer": type(one.optimizer).__name__,
         "step_images_per_s": {dtype: steps(settings, dtype) for dtype in ("float", "half")},
-        "operations": attempted(lambda: measure.operations(one, measure.ceiling(one))),
+        "operations": attempted(lambda: measure.operations(one, measure.peak_gflops(one))),
         "training": {
             f"{dtype}, workers={workers}": [
                 attempted(partial(training, settings, data, dtype=dtype, workers=workers, seed=seed))
@@ -63,7 +63,7 @@ def record(settings: BenchSettings, data: Data) -> tuple[Row, Path]:
 
 
 def on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
-    """Return the experiment with one worker on its first device, with changes. Only float uses TF32."""
+    """Return the experiment with one worker on its first device, with `changes`. Only float uses TF32."""
     devices = settings.devices[:1] if settings.devices else [0]
     chosen: dict[str, Any] = {"workers": 1, "devices": devices, **changes}
     made = replace(settings, **chosen)
@@ -71,15 +71,15 @@ def on_one_device(settings: BenchSettings, **changes: Any) -> Experiment:
 
 
 def attempted(measurement: Callable[[], Any]) -> Any:
-    """Return the result, or the reason why there is none."""
+    """Return the result of a measurement, or the reason why it failed."""
     try:
         return measurement()
-    except Exception as error:  # of CuPy, of PyTorch: the other figures are measured all the same
+    except Exception as error:  # whatever CuPy or PyTorch raise; the other measurements continue
         return f"{type(error).__name__}: {one_line(error)}"
 
 
 def steps(settings: BenchSettings, dtype: str) -> dict[str, list[float | str]]:
-    """Measure images per second of the training step on resident data, of cupynet and PyTorch in turn."""
+    """Measure images per second of the training step on resident data, alternating between cupynet and PyTorch."""
     one = on_one_device(settings, dtype=dtype)
     common = ["--dtype", dtype, "--device", f"cuda:{one.placement.devices[0]}", "--seconds", STEP_S]
     common += ["--tf32"] * one.settings.backend.tf32
@@ -90,7 +90,7 @@ def steps(settings: BenchSettings, dtype: str) -> dict[str, list[float | str]]:
 
 
 def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
-    """Train, and evaluate after each epoch. Return the figures of the epochs, and the seconds to `TARGET`, or None."""
+    """Train and evaluate after each epoch. Return the values by epoch, and the seconds to `TARGET` or None."""
     one = on_one_device(settings, **changes)
     with one.wrapper(callbacks=[]) as wrapper:
         wrapper.warm_up(settings.batch_size)
@@ -110,7 +110,7 @@ def training(settings: BenchSettings, data: Data, **changes: Any) -> Row:
 
 
 def table(result: Row) -> list[str]:
-    """Return the record as lines."""
+    """Format the record as lines."""
     lines = [f"{result['device']['name']}, {result['dataset']}, batch of {result['batch_size']}, {result['optimizer']}"]
     lines += ["", f"{'training step on resident data':<44}{'images/s':>12}{'cupynet/it':>12}"]
     for dtype, rates in result["step_images_per_s"].items():
@@ -119,13 +119,13 @@ def table(result: Row) -> list[str]:
             rate = middle(found)
             figures = f"{rate:>12,.0f}{own / rate:>12.2f}" if rate else found[-1]
             lines.append(f"{f'{name}, {dtype}':<44}{figures}")
-    lines += ["", f"{'its operations, each launched alone':<44}{'ms':>12}"]
+    lines += ["", f"{'operations, launched one by one':<44}{'ms':>12}"]
     if isinstance(result["operations"], str):
         lines.append(result["operations"])
     else:
         lines += [f"{row['operation']:<44}{row['ms']:>12.3f}" for row in result["operations"]]
     to_target = f"s to {percent(TARGET, 0)}"
-    lines += ["", f"{'training':<20}{'s an epoch':>12}{'images/s':>12}{'accuracy':>12}{to_target:>12}"]
+    lines += ["", f"{'training':<20}{'s/epoch':>12}{'images/s':>12}{'accuracy':>12}{to_target:>12}"]
     for name, runs in result["training"].items():
         done = [run for run in runs if isinstance(run, dict)]
         if not done:
@@ -140,5 +140,5 @@ def table(result: Row) -> list[str]:
 
 
 def middle(figures: Sequence[float | str]) -> float:
-    """Return the median of those that were measured; 0 if none was."""
+    """Return the median of the successful measurements, or 0."""
     return statistics.median([each for each in figures if not isinstance(each, str)] or [0.0])

@@ -1,6 +1,6 @@
-"""Measurements of training on this machine, shared by `cupynet bench` and `cupynet plan`.
+"""Measurements of training on this machine, for `cupynet bench` and `cupynet plan`.
 
-On a shared machine only ratios within one run are meaningful.
+On a shared machine, compare only ratios within one run.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, Any]
 Key = TypeVar("Key", bound=Hashable)
-LARGE = 2048  # rows and columns of the product that sets the ceiling
-WARM_UP, PROFILED = 3, 50  # untimed steps; steps of which each operation is timed
-PEER_S = 300  # timeout of one measurement of PyTorch, including its start
+LARGE = 2048  # rows and columns of the matrix product that measures peak throughput
+WARM_UP, PROFILED = 3, 50  # untimed steps, and profiled steps
+PEER_S = 300  # timeout of one PyTorch measurement in seconds, including startup
 
 
 def medians(measurements: Mapping[Key, Callable[[], float]], repeats: int) -> dict[Key, float]:
-    """Return the median of each measurement. They alternate, so that drift of the machine affects all of them."""
+    """Return the median of each measurement. They alternate, so that fluctuations of the machine affect all of them."""
     rounds = [{name: measure() for name, measure in measurements.items()} for _ in range(repeats)]
     return {name: statistics.median(each[name] for each in rounds) for name in measurements}
 
 
 def timed(work: Callable[[], object], backend: Backend, seconds: float) -> float:
-    """Return the median seconds of one `work()`, after a warm-up."""
+    """Return the median time of `work()` in seconds, after a warm-up."""
     for _ in range(WARM_UP):
         work()
     backend.synchronize()
@@ -63,13 +63,13 @@ def timed(work: Callable[[], object], backend: Backend, seconds: float) -> float
 # operations -----------------------------------------------------------------------------------------------------------
 
 
-def ceiling(experiment: Experiment) -> float:
-    """Return the GFLOP/s of a large product in the run's precision, on one core."""
+def peak_gflops(experiment: Experiment) -> float:
+    """Return the GFLOP/s of a large matrix product in the run's precision, on one core."""
     from cupynet.backend import blas
 
     with blas.Limit(1):
         backend = experiment.model().backend
-        backend.synchronize()  # the model was made on another stream
+        backend.synchronize()  # the model was created on another stream
         backend.activate()
         a, b, out = (backend.allocate((LARGE, LARGE), backend.policy.compute) for _ in range(3))
         a[...], b[...] = 0.5, 0.25
@@ -77,8 +77,8 @@ def ceiling(experiment: Experiment) -> float:
     return 2 * LARGE**3 / seconds / 1e9
 
 
-def operations(experiment: Experiment, ceiling: float) -> list[Row]:
-    """Profile the training step on resident data, on one core. Return its operations, the slowest first."""
+def operations(experiment: Experiment, peak_gflops: float) -> list[Row]:
+    """Profile the training step on resident data, on one core. Return its operations, slowest first."""
 
     def task(trainer: Trainer) -> list[Row]:
         replica, step = trainer.replica, training_step(experiment, trainer)
@@ -96,11 +96,11 @@ def operations(experiment: Experiment, ceiling: float) -> list[Row]:
     def operation(piece: Row, layer: Layer | None) -> Row:
         name, kind = piece["name"], piece["kind"]
         row = {"operation": f"{name} {kind}" if kind in ("forward", "backward") else name, "ms": piece["mean_ms"]}
-        if layer is not None and layer.multiply_adds():  # backward: for the weights, and for the input if it is needed
+        if layer is not None and layer.multiply_adds():  # backward: weight gradients, and input gradients if needed
             times = 1 + layer.needs_dx if kind == "backward" else 1
             row["mflop"] = 2e-6 * times * layer.multiply_adds() * experiment.settings.batch_size
             row["gflop_per_s"] = row["mflop"] / row["ms"]
-            row["share_of_ceiling"] = row["gflop_per_s"] / ceiling
+            row["share_of_ceiling"] = row["gflop_per_s"] / peak_gflops
         return row
 
     options = replace(experiment.options, workers=1, blas_threads=1)
@@ -112,9 +112,9 @@ def operations(experiment: Experiment, ceiling: float) -> list[Row]:
 
 
 def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0) -> float:
-    """Return images per second of the training step, from each worker's median step.
+    """Return images per second of the training step, from the median step of each worker.
 
-    All workers train at once: resident data, no averaging, one BLAS thread each.
+    All workers train at once on resident data, without averaging, with one BLAS thread each.
     """
 
     def task(trainer: Trainer) -> float:
@@ -123,7 +123,7 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
         rate = experiment.settings.batch_size / timed(step, replica.backend, seconds)
         replica.complete()
         if isinstance(replica, GraphReplica) and replica.graphs.refused:
-            raise ConfigError(f"the step cannot be captured as a graph: {replica.graphs.refused}")
+            raise ConfigError(f"the training step cannot be captured as a CUDA graph: {replica.graphs.refused}")
         return float(trainer.world.gather_numbers(rate).sum())
 
     options = replace(experiment.options, workers=workers, blas_threads=1)
@@ -132,7 +132,7 @@ def step_images_per_s(experiment: Experiment, workers: int, seconds: float = 2.0
 
 
 def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None]:
-    """Return a function that makes one training step on resident random images, as the training loop does."""
+    """Return a function that runs one training step on resident random images, as the training loop does."""
     replica, iterations = trainer.replica, itertools.count()
     backend, size, rng = replica.backend, experiment.settings.batch_size, np.random.default_rng(1)
     pixels = rng.integers(0, 256, (size, *experiment.source.image_shape)).astype(np.uint8)
@@ -141,11 +141,11 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
     images = backend.load_images(pixels, samples)
     batch = Batch(index=0, epoch=0, images=images, labels=labels, samples=samples, steady=True)
     replica.optimizer.learning_rate.begin_fit(0, 10**6, epoch=10**6, epochs=1)
-    replica.begin(lambda iteration: batch)  # lets a GPU run ahead, as in training between averages
+    replica.begin(lambda iteration: batch)  # lets a GPU run ahead, as between averaging steps
     measure = trainer.statistics.clock.measure
 
     def step() -> None:
-        with np.errstate(over="ignore", invalid="ignore"):  # always the same batch: it may diverge
+        with np.errstate(over="ignore", invalid="ignore"):  # may diverge, because the batch is always the same
             with measure("compute", "forward and backward"):
                 found = replica.gradient(batch)
             with measure("compute", "update"):
@@ -155,7 +155,7 @@ def training_step(experiment: Experiment, trainer: Trainer) -> Callable[[], None
 
 
 def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Data, images: int) -> float:
-    """Return images per second of the whole training loop, including loading, averaging and logging."""
+    """Return images per second of the training loop, including loading, averaging and logging."""
     epochs = -(-images // len(data.train))
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -169,15 +169,15 @@ def loop_images_per_s(experiment: Experiment, options: TrainingOptions, data: Da
 
 
 def torch_network(experiment: Experiment) -> str:
-    """Return the source of the PyTorch module to measure: see `torch_source`.
+    """Return the source of the PyTorch module to measure, see `torch_source`.
 
     Raises:
-        ConfigError: a layer, the loss or the optimizer has no equivalent.
+        ConfigError: a layer, the loss or the optimizer has no equivalent in PyTorch.
     """
     model, optimizer = experiment.model(), type(experiment.optimizer).__name__
     if optimizer not in OPTIMIZERS or type(model.loss) is not SoftmaxNLL:
         raise ConfigError(
-            f"PyTorch is measured only with softmax cross-entropy and one of {', '.join(OPTIMIZERS)}, not with "
+            f"PyTorch can be measured only with softmax cross-entropy and one of {', '.join(OPTIMIZERS)}, not with "
             f"{type(model.loss).__name__} and {optimizer}",
             setting="peers",
             value="torch",
@@ -186,9 +186,9 @@ def torch_network(experiment: Experiment) -> str:
 
 
 def torch_images_per_s(experiment: Experiment, *options: object) -> float:
-    """Return images per second of PyTorch's training step, measured in a process of its own. ConfigError.
+    """Return images per second of PyTorch's training step, measured in a separate process. Raises ConfigError.
 
-    options: of `cupynet.bench.torch_peer`, besides the network, the optimizer and the batch size.
+    options: further options of `cupynet.bench.torch_peer`.
     """
     with tempfile.TemporaryDirectory() as folder:
         network = Path(folder) / "network.py"
@@ -205,8 +205,8 @@ def torch_images_per_s(experiment: Experiment, *options: object) -> float:
         try:
             done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=PEER_S)
         except subprocess.TimeoutExpired:
-            raise ConfigError(f"PyTorch takes more than {PEER_S} s", "peers", "torch") from None
+            raise ConfigError(f"PyTorch did not finish within {PEER_S} s", "peers", "torch") from None
     if done.returncode:
-        reason = done.stderr.strip().rpartition("\n")[2] or f"it ended with status {done.returncode}"  # killed: silent
-        raise ConfigError(f"PyTorch could not be measured: {reason}", "peers", "torch")
+        reason = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"  # no output if killed
+        raise ConfigError(f"the PyTorch measurement failed: {reason}", "peers", "torch")
     return float(done.stdout)

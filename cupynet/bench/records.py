@@ -1,4 +1,4 @@
-"""Records of measurements (gpu-...) and tests (gpu-tests-...) on a GPU: `outputs/records/gpu-<device>-<date>.json`."""
+"""Records of GPU measurements (gpu-...) and GPU tests (gpu-tests-...) in `outputs/records/`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RECORDS = Path("outputs/records")
 
 
 def where(device: int = 0) -> dict[str, Any]:
-    """Return the device, CUDA versions, commit, machine and date. Call after `gpus.probe` has returned None."""
+    """Return device, CUDA versions, commit, machine and date. Requires that `gpus.probe` has returned None."""
     there = gpus.inventory()
     return {
         "device": there["devices"][device],
@@ -27,7 +27,7 @@ def where(device: int = 0) -> dict[str, Any]:
 
 
 def write(record: dict[str, Any], kind: str = "gpu") -> Path:
-    """Write a record into a new file, whose name begins with `kind`. Return its path."""
+    """Write a record to a new file whose name begins with `kind`. Return its path."""
     name = re.sub(r"[^a-z0-9]+", "-", record["device"]["name"].lower()).strip("-")
     RECORDS.mkdir(parents=True, exist_ok=True)
     stem, number = f"{kind}-{name}-{record['date']}", 1

@@ -1,13 +1,13 @@
-"""PyTorch's training step on the same network, which `cupynet bench` compares with.
+"""Measures PyTorch's training step on the same network, for comparison in `cupynet bench`.
 
     cupynet export RUN --torch-module net.py
     python -m cupynet.bench.torch_peer --network net.py --optimizer Nesterov
 
-Measures forward, backward and update on a resident batch: no loading, shuffling or logging. `--device cuda:0` measures
-on a GPU, where `--tf32` allows TF32 in float products and `--graph` captures the step as a CUDA graph. `--dtype half`
-and `bfloat16` keep the weights in float under autocast, with a GradScaler for half. Prints images per second.
+Measures forward, backward and update on a resident batch, without loading, shuffling or logging, and prints images per
+second. `--device cuda:0` measures on a GPU, with `--tf32` for TF32 in float products and `--graph` to capture the step
+as a CUDA graph. `--dtype half` and `bfloat16` use autocast with float weights, and for half a GradScaler.
 
-The only file that imports torch. It runs in its own process.
+This is the only file that imports torch. It runs in a separate process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextlib import nullcontext
 from typing import Any
 
 WARM_UP = 10  # untimed steps
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # ours -> PyTorch's, at rates at which no training diverges
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # cupynet's -> PyTorch's, at rates that never diverge
     "SGD": ("SGD", {"lr": 0.01}),
     "Momentum": ("SGD", {"lr": 0.01, "momentum": 0.9}),
     "Nesterov": ("SGD", {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
@@ -32,12 +32,10 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {  # ours -> PyTorch's, at r
 
 
 def main() -> None:
-    """Run the command."""
     print(images_per_s(parse()))
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
-    """Parse the options of the command."""
     parser = ArgumentParser(description="Measure PyTorch's training step.")
     parser.add_argument("--network", required=True, help="file written by cupynet export --torch-module")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="Nesterov", help="a class of cupynet.optim")
@@ -53,7 +51,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 
 
 def images_per_s(setup: Namespace) -> float:
-    """Return images per second, from the median step. The host waits for each step, as when cupynet's is measured."""
+    """Return images per second, from the median step. The host waits for each step, as in cupynet's measurement."""
     import torch
 
     torch.set_num_threads(setup.threads)
@@ -77,7 +75,7 @@ def images_per_s(setup: Namespace) -> float:
 
 
 def load_module(path: str) -> Any:
-    """Import the module at `path`, which the caller has just written: this runs its code."""
+    """Import the module at `path`, which runs its code. The caller has just written the file."""
     spec = importlib.util.spec_from_file_location("network", path)
     assert spec is not None and spec.loader is not None, path
     module = importlib.util.module_from_spec(spec)
@@ -86,10 +84,10 @@ def load_module(path: str) -> Any:
 
 
 def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
-    """Create PyTorch's equivalent of an optimizer of ours, in its fastest implementation.
+    """Create PyTorch's equivalent of an optimizer of cupynet, in its fastest implementation.
 
-    On a GPU that is a single kernel. It can be captured in a CUDA graph: it counts steps and reads what a GradScaler
-    finds on the device.
+    On a GPU, the fused optimizers can be captured in a CUDA graph, because they keep the step count and a GradScaler's
+    results on the device.
     """
     import torch
 
@@ -101,7 +99,7 @@ def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
 
 
 def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
-    """Return the network, and the function that makes a training step on a resident batch."""
+    """Return the network, and a function that runs a training step on a resident batch."""
     import torch
     from torch import nn
 
@@ -113,7 +111,7 @@ def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
     images = torch.rand(setup.batch, channels, height, width, device=device).to(memory_format=memory_format)
     labels = torch.randint(0, module.OUTPUTS, (setup.batch,), device=device)
     narrow = torch.bfloat16 if setup.dtype == "bfloat16" else torch.float16
-    scaler = torch.amp.GradScaler(device.type, enabled=setup.dtype == "half")  # does nothing if it is not enabled
+    scaler = torch.amp.GradScaler(device.type, enabled=setup.dtype == "half")  # does nothing if disabled
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -127,7 +125,7 @@ def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
 
 
 def captured(network: Any, step: Callable[[], None]) -> Callable[[], None]:
-    """Capture a step as a CUDA graph, after a warm-up on another stream, as PyTorch's documentation does."""
+    """Capture a step as a CUDA graph, after a warm-up on another stream as recommended by PyTorch's documentation."""
     import torch
 
     side = torch.cuda.Stream()
@@ -136,7 +134,7 @@ def captured(network: Any, step: Callable[[], None]) -> Callable[[], None]:
         for _ in range(WARM_UP):
             step()
     torch.cuda.current_stream().wait_stream(side)
-    network.zero_grad(set_to_none=True)  # so that the gradients are allocated in the graph's own memory
+    network.zero_grad(set_to_none=True)  # so that gradients are allocated in the graph's memory pool
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         step()

@@ -68,7 +68,7 @@ def bench(prepared: Bench, folder: Path) -> None:
         record, path = gpu.record(settings, experiment.load())
         print("\n".join(gpu.table(record)), f"written to {path}", sep="\n")
         return
-    ceiling = measure.ceiling(experiment)
+    ceiling = measure.peak_gflops(experiment)
     rates = images_per_s(prepared)
     result = {
         "backend": experiment.backend_name,

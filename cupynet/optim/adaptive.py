@@ -1,7 +1,6 @@
-"""Adaptive optimizers: each weight's step depends on the size of its past gradients.
+"""Adaptive optimizers, which scale each weight's step by the size of its past gradients.
 
-Running means begin at zero. If the paper corrects that bias, the correction depends on the number of iterations of the
-whole training, see `Optimizer.numbers`.
+Moving averages start at zero. Bias corrections depend on the iteration of the whole training, see `Optimizer.numbers`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from cupynet.optim.optimizers import ElementwiseOptimizer, Numbers, fraction, po
 
 @dataclass(eq=False, repr=False)
 class Adam(ElementwiseOptimizer):
-    """Adam (Kingma & Ba 2015), with epsilon outside of the root, as in PyTorch and Deeplearning4j.
+    """Adam (Kingma & Ba 2015), with epsilon outside the square root, as in PyTorch and Deeplearning4j.
 
         m += (1 - beta1) · (g - m);    v += (1 - beta2) · (g² - v)
         w -= lr · m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon)
@@ -26,9 +25,9 @@ class Adam(ElementwiseOptimizer):
     t counts iterations from 1.
 
     Args:
-        beta1, beta2: decay rates of the means of gradients and of their squares.
+        beta1, beta2: decay rates of the moving averages of gradients and of squared gradients.
         epsilon: keeps steps finite if gradients are almost zero.
-        learning_rate and the others: see `Optimizer`.
+        learning_rate and others: see `Optimizer`.
     """
 
     capturable = True
@@ -52,7 +51,7 @@ class AdamW(Adam):
 
     Args:
         weight_decay: see `Optimizer`.
-        learning_rate and the others: see `Adam`.
+        learning_rate and others: see `Adam`.
     """
 
     capturable = True
@@ -61,9 +60,9 @@ class AdamW(Adam):
 
 
 class AMSGrad(Adam):
-    """Adam that divides by the largest mean of squares so far (Reddi et al. 2018), corrected as in PyTorch.
+    """Adam with the maximum of past second moments (Reddi et al. 2018), with bias correction as in PyTorch.
 
-    For its arguments see `Adam`.
+    See `Adam` for the arguments.
     """
 
     capturable = True
@@ -71,9 +70,9 @@ class AMSGrad(Adam):
 
 
 class AdaMax(Adam):
-    """Adam that divides by u = max(beta2 · u, |g| + epsilon) in place of the root of a mean (Kingma & Ba 2015).
+    """Adam with u = max(beta2 · u, |g| + epsilon) as the denominator (Kingma & Ba 2015).
 
-    For its arguments see `Adam`.
+    See `Adam` for the arguments.
     """
 
     capturable = True
@@ -85,15 +84,15 @@ class AdaMax(Adam):
 
 @dataclass(eq=False, repr=False)
 class Nadam(Adam):
-    """Adam with Nesterov's momentum (Dozat 2016), whose beta1 grows with the iterations t as in PyTorch and Keras.
+    """Adam with Nesterov momentum (Dozat 2016). As in PyTorch and Keras, beta1 grows with the iteration t.
 
         mu_t = beta1 · (1 - 0.96^(t · momentum_decay) / 2);    m and v as in Adam
         w -= lr · (mu_(t+1) · m / (1 - mu_1 ... mu_(t+1)) + (1 - mu_t) · g / (1 - mu_1 ... mu_t))
              / (sqrt(v / (1 - beta2^t)) + epsilon)
 
     Args:
-        momentum_decay: how fast mu grows to beta1; with 0 it stays beta1/2.
-        learning_rate and the others: see `Adam`.
+        momentum_decay: how fast mu grows to beta1; with 0 it stays at beta1/2.
+        learning_rate and others: see `Adam`.
     """
 
     capturable = True
@@ -104,7 +103,7 @@ class Nadam(Adam):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.momentum_decay = number("Nadam momentum_decay", self.momentum_decay, minimum=0)
-        self._product = (0, 1.0)  # iterations, and the product of mu over as many
+        self._product = (0, 1.0)  # number of iterations, and the product of their mu
 
     def numbers(self, iteration: int) -> Numbers:
         t = iteration + 1
@@ -116,7 +115,7 @@ class Nadam(Adam):
         return float(self.beta1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay)))
 
     def _product_of(self, t: int) -> float:
-        """Return mu_1 ... mu_t, continued from the last call if that was for a smaller t."""
+        """Return mu_1 ... mu_t. Continues from the last call if that was for a smaller t."""
         known, product = self._product if self._product[0] <= t else (0, 1.0)
         for each in range(known + 1, t + 1):
             product *= self._mu(each)
@@ -126,11 +125,11 @@ class Nadam(Adam):
 
 @dataclass(eq=False, repr=False)
 class AdaGrad(ElementwiseOptimizer):
-    """w -= lr · g / (sqrt(sum of g²) + epsilon) (Duchi et al. 2011).
+    """AdaGrad (Duchi et al. 2011): w -= lr · g / (sqrt(sum of g²) + epsilon).
 
     Args:
         epsilon: keeps the first steps finite.
-        learning_rate and the others: see `Optimizer`.
+        learning_rate and others: see `Optimizer`.
     """
 
     capturable = True
@@ -144,12 +143,12 @@ class AdaGrad(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class RMSProp(ElementwiseOptimizer):
-    """s += (1 - decay) · (g² - s); w -= lr · g / (sqrt(s) + epsilon) (Tieleman & Hinton 2012).
+    """RMSProp (Tieleman & Hinton 2012): s += (1 - decay) · (g² - s); w -= lr · g / (sqrt(s) + epsilon).
 
     Args:
-        decay: decay rate of the mean of squares.
+        decay: decay rate of the moving average of squared gradients.
         epsilon: keeps steps finite if gradients are almost zero.
-        learning_rate and the others: see `Optimizer`.
+        learning_rate and others: see `Optimizer`.
     """
 
     capturable = True
@@ -164,16 +163,16 @@ class RMSProp(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class AdaDelta(ElementwiseOptimizer):
-    """The gradient times the ratio of the root mean squares of past steps and past gradients (Zeiler 2012).
+    """Scales the gradient by the ratio of the RMS of past steps to the RMS of past gradients (Zeiler 2012).
 
         s += (1 - rho) · (g² - s);    d = sqrt(u + epsilon) / sqrt(s + epsilon) · g;    u += (1 - rho) · (d² - u)
         w -= lr · d
 
     Args:
-        learning_rate: a factor on the steps, 1 in the paper.
-        rho: decay rate of both means.
+        learning_rate: factor on the steps, 1 in the paper.
+        rho: decay rate of both moving averages.
         epsilon: determines the size of the first steps.
-        the others: see `Optimizer`.
+        others: see `Optimizer`.
     """
 
     capturable = True
@@ -187,7 +186,7 @@ class AdaDelta(ElementwiseOptimizer):
 
 
 def _correction(beta: float, iteration: int) -> float:
-    """Return the bias correction of a mean that began at zero, after this iteration (from 0)."""
+    """Return the bias correction of a moving average after this iteration (from 0)."""
     return 1 / (1 - beta ** (iteration + 1))
 
 
@@ -197,12 +196,12 @@ class LAMB(Adam):
 
         r = m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + epsilon) + weight_decay · w;    w -= lr · |w| / |r| · r
 
-    The trust ratio |w| / |r| is one if |w| or |r| is zero. Biases, and other parameters without weight decay, take
-    Adam's steps, as in the authors' implementation.
+    The trust ratio |w| / |r| is 1 if |w| or |r| is zero. Parameters without weight decay, such as biases, take Adam's
+    steps, as in the authors' implementation.
 
     Args:
-        epsilon: 1e-6, as in that implementation.
-        learning_rate and the others: see `Adam`.
+        epsilon: 1e-6 by default, as in the authors' implementation.
+        learning_rate and others: see `Adam`.
     """
 
     capturable = True

@@ -1,4 +1,4 @@
-"""Schedules over the iterations or epochs of the whole training, as in Deeplearning4j."""
+"""Learning-rate schedules over the iterations or epochs of the whole training, as in Deeplearning4j."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cupynet.optim.schedules import Schedule
 
 
 class Counted(Schedule):
-    """A function of n, the number of iterations or complete epochs of the whole training before this iteration.
+    """A function of n, the number of iterations or completed epochs since the beginning of training.
 
     Args:
         by: the unit of n, `iteration` or `epoch`.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, by: str) -> None:
@@ -29,9 +29,9 @@ class Counted(Schedule):
         self._stop, self._epoch, self._epochs = stop, epoch, epochs
 
     def __call__(self, iteration: int) -> float:
-        """Return the rate at `iteration`, by epoch only after `begin_fit`.
+        """Return the learning rate at `iteration`. With `by="epoch"`, requires `begin_fit`.
 
-        Epochs are counted back from the end of the fit: its first epoch may be the rest of an interrupted one.
+        Epochs are counted back from the end of the fit, because its first epoch may continue an interrupted one.
         """
         if self.by == "iteration":
             return self.rate(iteration)
@@ -44,12 +44,12 @@ class Counted(Schedule):
 
 
 class StepDecay(Counted, name="step"):
-    """initial · factor^floor(n / every).
+    """Decay by a factor at regular intervals: initial · factor^floor(n / every).
 
     Args:
         initial: the learning rate at the beginning.
-        factor: on the learning rate at each step.
-        every: iterations or epochs of each step.
+        factor: factor on the learning rate at each step.
+        every: iterations or epochs per step.
         by: the unit of n, `iteration` or `epoch`.
     """
 
@@ -66,7 +66,7 @@ class StepDecay(Counted, name="step"):
 
 
 class PiecewiseConstant(Counted, name="piecewise_constant"):
-    """Given rates, each starting at an iteration or epoch.
+    """Constant learning rates, each starting at an iteration or epoch.
 
     Args:
         rates: first iteration or epoch -> learning rate. It must contain 0.
@@ -77,7 +77,9 @@ class PiecewiseConstant(Counted, name="piecewise_constant"):
         super().__init__(by)
         if not isinstance(rates, Mapping) or 0 not in rates:
             raise ConfigError(
-                "must be a mapping such as {0: 0.1, 500: 0.01}, with 0 in it", "PiecewiseConstant rates", shown(rates)
+                "must be a mapping that contains 0, such as {0: 0.1, 500: 0.01}",
+                "PiecewiseConstant rates",
+                shown(rates),
             )
         found = {
             integer("PiecewiseConstant rates from", n, 0): number("PiecewiseConstant rates", rate, above=0)
@@ -90,7 +92,7 @@ class PiecewiseConstant(Counted, name="piecewise_constant"):
 
 
 class ExponentialDecay(Counted, name="exponential"):
-    """initial · gamma^n.
+    """Exponential decay: initial · gamma^n.
 
     Args:
         initial: the learning rate at the beginning.
@@ -110,11 +112,11 @@ class ExponentialDecay(Counted, name="exponential"):
 
 
 class InverseTimeDecay(Counted, name="inverse_time"):
-    """initial / (1 + gamma · n)^power.
+    """Inverse-time decay: initial / (1 + gamma · n)^power.
 
     Args:
         initial: the learning rate at the beginning.
-        gamma, power: how fast it falls.
+        gamma, power: how fast the learning rate falls.
         by: the unit of n, `iteration` or `epoch`.
     """
 
@@ -131,12 +133,12 @@ class InverseTimeDecay(Counted, name="inverse_time"):
 
 
 class SigmoidDecay(Counted, name="sigmoid"):
-    """initial / (1 + exp(-gamma · (n - middle))).
+    """Sigmoid decay: initial / (1 + exp(-gamma · (n - middle))).
 
     Args:
-        initial: the highest learning rate: the first if gamma is below 0, else the limit.
-        gamma: the steepness.
-        middle: the iteration or epoch with half of `initial`; Deeplearning4j's stepSize.
+        initial: the highest learning rate. With gamma < 0 training starts at it, otherwise it is the limit.
+        gamma: steepness.
+        middle: iteration or epoch at which the learning rate is half of `initial`; Deeplearning4j's stepSize.
         by: the unit of n, `iteration` or `epoch`.
     """
 

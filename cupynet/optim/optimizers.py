@@ -1,7 +1,7 @@
 """The base class of optimizers, SGD and momentum. Adaptive optimizers are in adaptive.py.
 
-An optimizer sees `Params`, never layers: its state is flat vectors like the weights, and is averaged and saved like
-them.
+Optimizers work on the flat vectors of `Params` and know nothing about layers. Their state consists of such vectors too,
+and is averaged and saved like the weights.
 """
 
 from __future__ import annotations
@@ -23,42 +23,43 @@ Numbers: TypeAlias = "tuple[float, float, float, float]"
 
 
 def fraction(default: float, **options: Any) -> Any:
-    """Return a field of an optimizer for a number of at least 0 and below 1. options: of `dataclasses.field`."""
+    """Declare an optimizer argument in [0, 1). options: passed to `dataclasses.field`."""
     return field(default=default, metadata={"check": partial(number, minimum=0, below=1)}, **options)
 
 
 def positive(default: float) -> Any:
-    """Return a field of an optimizer for a number above 0."""
+    """Declare an optimizer argument above 0."""
     return field(default=default, metadata={"check": partial(number, above=0)})
 
 
 def limit() -> Any:
-    """Return a field of an optimizer for a number above 0, or None for no limit, the default."""
+    """Declare an optimizer argument above 0, or None (the default) for no limit."""
     return field(default=None, metadata={"check": partial(number, above=0, also=", or null")})
 
 
 @dataclass(eq=False, repr=False)
 class Optimizer(Described):
-    """Base class of optimizers: learning rate, penalties, clipping, and the loop over the segments of the weights.
+    """Base class of optimizers: learning rate, penalties, clipping, and the loop over segments of the weights.
 
-    Penalties apply to weights, not to biases and other parameters that are declared with `decay=False`. Gradients are
-    clipped before penalties are added: by the norm of all, then by that of each layer, then by value.
+    Penalties apply to weights, but not to biases and other parameters declared with `decay=False`. Gradients are
+    clipped before penalties are added: by global norm, then by layer norm, then by value.
 
     Args:
-        learning_rate: a number; or a `Schedule`, its name (`cosine`, `one_cycle`, `step` ...), or a mapping with its
-            name and arguments, {"name": "cosine", "initial": 0.1}. The highest rate of a named schedule is by default
-            that of the optimizer. Stored as a `Schedule`.
-        l2: the factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
-        max_grad_norm: the largest norm of the gradient of all weights; a larger one is scaled down. None: no limit.
-        l1: the factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
-        weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), times the learning rate; not together with l2.
-        clip_layer_norm: like `max_grad_norm`, for the gradient of each layer, weights and biases together.
-        clip_value: the largest magnitude of a value in a gradient; larger ones are clipped to it.
+        learning_rate: a number; a `Schedule`; the name of a schedule (`cosine`, `one_cycle`, `step` ...); or a mapping
+            with its name and arguments, {"name": "cosine", "initial": 0.1}. A named schedule uses the optimizer's
+            default as its highest rate, unless one is given. Stored as a `Schedule`.
+        l2: factor of the penalty l2/2 · |w|², whose gradient is l2 · w.
+        max_grad_norm: maximum norm of the gradient of all weights; None for no limit.
+        l1: factor of the penalty l1 · |w|_1, whose gradient is l1 · sign(w).
+        weight_decay: decoupled weight decay (Loshchilov & Hutter 2019), multiplied by the learning rate. Cannot be
+            combined with l2.
+        clip_layer_norm: maximum norm of the gradient of each layer, weights and biases together.
+        clip_value: maximum magnitude of each element of the gradient.
 
     Attributes:
-        state: name -> flat (P,) vector; exists after `init`.
-        capturable: True if `update` launches the same operations in every step and uses no host values besides its
-            arguments, so that it can be captured in a graph. Not inherited.
+        state: flat (P,) vectors by name; exists after `init`.
+        capturable: True if `update` launches the same operations in every step and uses no host values apart from its
+            arguments, so that it can be captured in a CUDA graph. Not inherited.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
@@ -85,14 +86,14 @@ class Optimizer(Described):
             if value is not each.default and "check" in each.metadata:
                 setattr(self, each.name, each.metadata["check"](f"{owner} {each.name}", value))
         if self.l2 and self.weight_decay:
-            reason = f"shrinks the weights as weight_decay={self.weight_decay:g} does: set one of them to 0"
+            reason = f"has the same purpose as weight_decay={self.weight_decay:g}. Set one of them to 0"
             raise ConfigError(reason, f"{owner} l2", f"{self.l2:g}")
         self.factors = self.constants()
         self.state: dict[str, Array] = {}
         self._layers: Layers | None = None  # for `clip_layer_norm`
 
     def constants(self) -> tuple[float, float, float]:
-        """Return the factors of the rule, computed from the arguments; by default those of the class."""
+        """Return the constants of the rule, computed from the arguments. By default, return the class attribute."""
         return self.factors
 
     def init(self, params: Params, backend: Backend) -> None:
@@ -109,16 +110,14 @@ class Optimizer(Described):
     def numbers(self, iteration: int) -> Numbers:
         """Return the values that change in each iteration: the learning rate, and up to three values of the rule.
 
-        They depend only on the iteration, which is the same on all replicas even if one had no batch or skipped it.
+        They depend only on the iteration, so that all replicas agree, even one that had no batch or skipped a step.
         """
         return self.learning_rate(iteration), 1.0, 1.0, 1.0
 
     def step(self, params: Params, iteration: int, squared_norm: Array | None = None) -> None:
-        """Update the weights by the gradients, set the gradients to zero, and publish the weights to the layers.
+        """Update the weights, set the gradients to zero, and publish the weights to the layers.
 
-        Args:
-            squared_norm: 0-d, of the whole gradient if `params` hold a part of it, for `max_grad_norm`; by default
-                that of `params.grad`.
+        squared_norm: 0-d, squared norm of the whole gradient, if `params` hold only a part of the model.
         """
         self.move(params, self.numbers(iteration), 1.0 / self.backend.loss_scale, squared_norm)
 
@@ -129,9 +128,9 @@ class Optimizer(Described):
         scale: float = 1.0,
         squared_norm: Array | None = None,
     ) -> None:
-        """Do the work of `step`, with these `numbers` and the factor `scale` on the gradients; `squared_norm` is 0-d.
+        """Do the work of `step`, with `numbers` and a factor `scale` on the gradients.
 
-        In a step that runs ahead of the host, all are 1, and the operations read the values on the device, see
+        In a step that runs ahead of the host, all of them are 1 and operations read the values on the device, see
         `Recorder.steered`.
         """
         if self.max_grad_norm is not None:
@@ -152,16 +151,16 @@ class Optimizer(Described):
             params.publish()
 
     def update(self, params: Params, segment: Segment, scalars: UpdateScalars) -> bool | None:
-        """Update one segment of the weights. Return True if the copy that layers read (`params.stored`) is updated too.
+        """Update one segment of the weights. Return True if `params.stored`, the copy that layers read, is updated too.
 
-        A subclass applies all of `scalars` (scale, clip, l1, l2, decay) and sets the gradient to zero, as
+        Subclasses must apply all of `scalars` (scale, clip, l1, l2, decay) and set the gradient to zero, as
         `ElementwiseOptimizer` does.
         """
         raise NotImplementedError
 
 
 class ElementwiseOptimizer(Optimizer):
-    """An optimizer that updates each weight independently. Its state is the vectors of its rule.
+    """Base class of optimizers that update each weight independently, by a rule. Its vectors are the state.
 
     Attributes:
         rule: see `cupynet.backend.update_rules`.
@@ -181,7 +180,6 @@ class ElementwiseOptimizer(Optimizer):
         return True
 
     def _by(self, rule: Rule, params: Params, segment: Segment, scalars: UpdateScalars, *, stored: bool = True) -> None:
-        """Update a segment of the weights by a rule."""
         part = segment.part
         states = [self.state[name][part] for name in rule.states]
         copy = params.stored(part) if stored else None
@@ -189,7 +187,7 @@ class ElementwiseOptimizer(Optimizer):
 
 
 class SGD(ElementwiseOptimizer):
-    """w -= lr · g. For its arguments see `Optimizer`."""
+    """Stochastic gradient descent: w -= lr · g. See `Optimizer` for the arguments."""
 
     capturable = True
     rule = RULES["sgd"]
@@ -197,11 +195,11 @@ class SGD(ElementwiseOptimizer):
 
 @dataclass(eq=False, repr=False)
 class Momentum(ElementwiseOptimizer):
-    """v = mu · v - lr · g; w += v (Polyak 1964). The learning rate is inside the velocity.
+    """SGD with momentum (Polyak 1964): v = mu · v - lr · g; w += v. The velocity includes the learning rate.
 
     Args:
         momentum: mu.
-        learning_rate and the others: see `Optimizer`.
+        learning_rate and others: see `Optimizer`.
     """
 
     capturable = True
@@ -213,9 +211,9 @@ class Momentum(ElementwiseOptimizer):
 
 
 class Nesterov(Momentum):
-    """v = mu · v - lr · g; w += mu · v - lr · g (Sutskever et al. 2013).
+    """SGD with Nesterov momentum (Sutskever et al. 2013): v = mu · v - lr · g; w += mu · v - lr · g.
 
-    Deeplearning4j's Nesterovs, torch's nesterov=True. For its arguments see `Momentum`.
+    Equals Nesterovs of Deeplearning4j and nesterov=True of PyTorch. See `Momentum` for the arguments.
     """
 
     capturable = True

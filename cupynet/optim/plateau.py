@@ -1,4 +1,4 @@
-"""The schedule that lowers the learning rate when evaluations stop improving."""
+"""A schedule that reduces the learning rate when evaluations stop improving."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ BETTER = {"loss": -1, "accuracy": 1}
 
 
 class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
-    """Multiplies the rate by `factor` after more than `patience` evaluations in a row without improvement.
+    """Multiplies the learning rate by `factor` after more than `patience` evaluations without improvement.
 
     A further fit continues with the reduced rate.
 
     Args:
         initial: the learning rate at the beginning.
-        factor: on the learning rate at each reduction.
-        patience: evaluations in a row without improvement that are tolerated.
-        monitor: `loss` or `accuracy` of the validation images.
-        min_delta: an improvement must be larger than this.
+        factor: factor on the learning rate at each reduction.
+        patience: number of evaluations without improvement to tolerate.
+        monitor: `loss` or `accuracy` of the validation data.
+        min_delta: smallest change that counts as an improvement.
         cooldown: evaluations to ignore after a reduction.
         least: the lowest learning rate.
 
@@ -28,7 +28,7 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         rate: the current learning rate.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is invalid.
     """
 
     highest = "initial"

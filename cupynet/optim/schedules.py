@@ -1,6 +1,6 @@
-"""Learning-rate schedules: the base class, and the schedules that span a fit.
+"""Learning-rate schedules: the base class, and schedules over a fit.
 
-Schedules that count from the beginning of training are in counted.py; the one that uses evaluations is in plateau.py.
+Schedules over the whole training are in counted.py, and the one that depends on evaluations is in plateau.py.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.shared_options import learning_rate_scale
 from cupynet.core.wording import shown
 
-NAMES: dict[str, type[Schedule]] = {}  # of the schedules that can be chosen by name
+NAMES: dict[str, type[Schedule]] = {}  # schedules that can be chosen by name
 
 
 class Schedule(Described):
-    """A function from iterations to learning rates. An iteration is one update of each replica.
+    """A function from iterations to learning rates. In each iteration, every replica makes one update.
 
-    `begin_fit` sets the iterations of a fit, `on_evaluation` passes the result of an evaluation. Both are the same on
-    all workers.
+    `begin_fit` sets the iterations of a fit, `on_evaluation` passes the result of an evaluation. Both get the same
+    values on all workers.
 
     Attributes:
-        monitor: the validation metric that it uses; None if it uses none.
-        highest: name of the constructor argument that is, or contains, the highest rate; None if there is none.
+        monitor: name of the monitored validation metric, or None.
+        highest: name of the constructor argument that is, or contains, the highest rate, or None.
     """
 
     monitor: str | None = None
     highest: str | None = None
 
     def __init_subclass__(cls, name: str = "", **named: Any) -> None:
-        """Register a schedule under a name, as in `class Mine(Schedule, name="mine")`."""
+        """Register the schedule under a name, as in `class Mine(Schedule, name="mine")`."""
         super().__init_subclass__(**named)
         if name:
             NAMES[name] = cls
 
     @property
     def needs_validation(self) -> bool:
-        """True if a fit must evaluate validation images after each epoch."""
+        """True if validation data must be evaluated after each epoch."""
         return self.monitor is not None
 
     def __call__(self, iteration: int) -> float:
@@ -49,19 +49,19 @@ class Schedule(Described):
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         """Begin a fit over the iterations start <= i < stop, counted over the whole training.
 
-        Called before the first iteration of each fit. A second fit begins where the first ended; a resumed fit keeps
-        its start.
+        Called before the first iteration of each fit. A second fit starts at the end of the first. A resumed fit keeps
+        its original start.
 
         Args:
             epoch: iterations per epoch; 0 if unknown.
-            epochs: complete epochs of the whole training at `stop`.
+            epochs: completed epochs of the whole training at `stop`.
         """
 
     def on_evaluation(self, figure: float) -> None:
-        """Use the monitored figure of an evaluated epoch."""
+        """Called with the monitored metric after an epoch was evaluated."""
 
     def state(self) -> dict[str, float]:
-        """Return what a checkpoint must hold to continue exactly, besides the arguments of the next `begin_fit`."""
+        """Return the state for a checkpoint, apart from the arguments of the next `begin_fit`."""
         return {}
 
     def restore(self, state: dict[str, float]) -> None:
@@ -69,7 +69,7 @@ class Schedule(Described):
 
 
 class Constant(Schedule, name="constant"):
-    """The learning rate `value` throughout."""
+    """A constant learning rate."""
 
     highest = "value"
 
@@ -80,11 +80,11 @@ class Constant(Schedule, name="constant"):
         return self.value
 
 
-class Spanning(Schedule):
-    """A schedule over a fit, which restarts in each further fit.
+class FitSchedule(Schedule):
+    """Base class of schedules over a fit, which restart in each fit.
 
     Attributes:
-        start, stop: the span, set by `begin_fit`.
+        start, stop: iterations of the fit, set by `begin_fit`.
     """
 
     start: int
@@ -94,27 +94,27 @@ class Spanning(Schedule):
         self.start, self.stop = start, stop
 
     def done(self, iteration: int) -> tuple[int, int]:
-        """Return the number of iterations of the span before this one, and before the last one.
+        """Return the number of iterations from the start of the fit to `iteration`, and to its last iteration.
 
-        Iterations outside the span count as its first or last.
+        Iterations outside the fit count as its first or last.
         """
         last = max(self.stop - self.start - 1, 1)
         return min(max(iteration - self.start, 0), last), last
 
 
-class OneCycle(Spanning, name="one_cycle"):
-    """One cycle over a fit: half a cosine up to `peak`, then another down to almost zero.
+class OneCycle(FitSchedule, name="one_cycle"):
+    """One cycle over a fit: half a cosine up to `peak`, then half a cosine down to almost zero.
 
-    Smith & Topin 2018, "Super-convergence".
+    From Smith & Topin 2018, "Super-convergence".
 
     Args:
         peak: the highest learning rate.
-        warmup: the fraction of the fit in which the rate rises.
+        warmup: fraction of the fit in which the rate rises.
         start_divisor: the first learning rate is peak / start_divisor.
-        end_divisor: the last one is peak / end_divisor.
+        end_divisor: the last learning rate is peak / end_divisor.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is invalid.
     """
 
     highest = "peak"
@@ -137,17 +137,17 @@ class OneCycle(Spanning, name="one_cycle"):
         return _cosine(self.peak, self.peak / self.end_divisor, (done - rising) / (last - rising))
 
 
-class Cosine(Spanning, name="cosine"):
+class Cosine(FitSchedule, name="cosine"):
     """Cosine annealing over a fit, or with warm restarts (Loshchilov & Hutter 2017, SGDR).
 
     Args:
         initial: the learning rate at the beginning.
-        end: the learning rate in the last iteration of the fit. A cycle before a restart ends just above it.
+        end: the learning rate in the last iteration of the fit. Cycles before a restart end slightly above it.
         cycle: iterations of the first cycle; None for a single cycle over the whole fit.
-        growth: each cycle is this many times longer than the one before.
+        growth: factor by which each cycle is longer than the one before.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is invalid.
     """
 
     highest = "initial"
@@ -158,7 +158,7 @@ class Cosine(Spanning, name="cosine"):
         self.cycle = None if cycle is None else integer("Cosine cycle", cycle, 1, ", or null")
         self.growth = integer("Cosine growth", growth, 1)
         if self.growth > 1 and self.cycle is None:
-            raise ConfigError("needs several cycles: set cycle too", "Cosine growth", shown(growth))
+            raise ConfigError("requires several cycles. Set cycle too", "Cosine growth", shown(growth))
 
     def __call__(self, iteration: int) -> float:
         done, length = self.done(iteration)
@@ -169,8 +169,8 @@ class Cosine(Spanning, name="cosine"):
         return _cosine(self.initial, self.end, done / length)
 
 
-class Polynomial(Spanning, name="polynomial"):
-    """end + (initial - end) · (1 - progress)^power over a fit. (Deeplearning4j's PolySchedule rises and breaks off.)
+class Polynomial(FitSchedule, name="polynomial"):
+    """Polynomial decay over a fit: end + (initial - end) · (1 - progress)^power.
 
     Args:
         initial: the learning rate at the beginning.
@@ -178,7 +178,7 @@ class Polynomial(Spanning, name="polynomial"):
         end: the learning rate in the last iteration of the fit.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is invalid.
     """
 
     highest = "initial"
@@ -193,8 +193,8 @@ class Polynomial(Spanning, name="polynomial"):
         return float(self.end + (self.initial - self.end) * (1 - done / last) ** self.power)
 
 
-class Around(Schedule):
-    """A schedule that changes the rates of another one."""
+class ScheduleWrapper(Schedule):
+    """Base class of schedules that modify the rates of another schedule."""
 
     def __init__(self, inner: Schedule) -> None:
         self.schedule = instance(f"{type(self).__name__} schedule", inner, Schedule, "OneCycle(0.2)")
@@ -213,15 +213,15 @@ class Around(Schedule):
         self.schedule.restore(state)
 
 
-class Scaled(Around):
-    """Another schedule times a factor.
+class Scaled(ScheduleWrapper):
+    """Multiplies another schedule by a factor.
 
     Args:
-        schedule: the other one.
-        factor: above 0.
+        schedule: the other schedule.
+        factor: the factor, above 0.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is invalid.
     """
 
     def __init__(self, schedule: Schedule, factor: float) -> None:
@@ -232,18 +232,18 @@ class Scaled(Around):
         return self.factor * self.schedule(iteration)
 
 
-class Warmup(Around, name="warmup"):
-    """Linear warm-up at the beginning of training, then another schedule (Goyal et al. 2017).
+class Warmup(ScheduleWrapper, name="warmup"):
+    """Linear warm-up at the beginning of training, followed by another schedule (Goyal et al. 2017).
 
-    The other schedule begins after the warm-up: its iterations and epochs are counted from there.
+    The iterations and epochs of the other schedule are counted from the end of the warm-up.
 
     Args:
         steps: iterations of the warm-up.
         then: a learning rate, or a schedule.
-        start: the first learning rate, as a fraction of that at the end of the warm-up.
+        start: the first learning rate, as a fraction of the rate at the end of the warm-up.
 
     Raises:
-        ConfigError: an argument is not valid.
+        ConfigError: an argument is invalid.
     """
 
     highest = "then"
@@ -252,7 +252,7 @@ class Warmup(Around, name="warmup"):
         super().__init__(schedule("Warmup then", then))
         self.steps = integer("Warmup steps", steps, 1)
         self.first = number("Warmup start", start, above=0, below=1)
-        self._epochs: int | None = None  # complete epochs at the end of the warm-up; None before the first `begin_fit`
+        self._epochs: int | None = None  # completed epochs at the end of the warm-up; None before the first `begin_fit`
 
     def begin_fit(self, start: int, stop: int, epoch: int = 0, epochs: int = 0) -> None:
         if epoch and (start < self.steps or self._epochs is None):  # epochs of a later fit may differ in length
@@ -273,13 +273,13 @@ class Warmup(Around, name="warmup"):
 
 
 def scale_factor(scale: str | float, workers: int) -> float:
-    """Return the factor on the learning rate for W workers.
+    """Return the learning-rate factor for W workers.
 
-    `none`: 1. `linear`: W, because the gradient is the mean over W times as many examples (Goyal et al. 2017). `sqrt`:
-    the square root of W, by which the noise of that mean is reduced. A number is returned unchanged.
+    `none`: 1. `linear`: W, because the gradient is the mean over W times as many samples (Goyal et al. 2017). `sqrt`:
+    the square root of W, by which the noise of this mean is reduced. A number is returned unchanged.
 
     Raises:
-        ConfigError: unknown rule.
+        ConfigError: the rule is unknown.
     """
     rule = learning_rate_scale("learning_rate_scale", scale)
     if isinstance(rule, str):
@@ -288,20 +288,21 @@ def scale_factor(scale: str | float, workers: int) -> float:
 
 
 def _cosine(start: float, end: float, progress: float) -> float:
-    """Return the value between start and end, along half a cosine, at a progress of 0..1."""
+    """Interpolate along half a cosine from start to end. progress: 0 to 1."""
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Schedule:
-    """Return a number as a constant schedule, a name or a mapping with a name as that schedule, a schedule as it is.
+    """Convert a learning rate to a `Schedule`.
 
     Args:
-        owner: the class of the optimizer or schedule, for messages.
-        learning_rate: such as 0.1, "cosine", or {"name": "step", "every": 1000, "factor": 0.5}.
-        highest: the highest rate of a named schedule that does not give it.
+        owner: class of the optimizer or schedule, for messages.
+        learning_rate: a number, such as 0.1; a name, such as "cosine"; a mapping, such as {"name": "step", "every":
+            1000, "factor": 0.5}; or a `Schedule`, which is returned unchanged.
+        highest: highest rate of a named schedule, if `learning_rate` does not set it.
 
     Raises:
-        ConfigError: it is anything else.
+        ConfigError: the learning rate is invalid.
     """
     name = f"{owner} learning_rate"
     if isinstance(learning_rate, Schedule):
