@@ -107,7 +107,8 @@ class EpochRecord:
             then. NaN if there were none.
         losses: the same of each worker's own samples, in rank order. NaN for a worker without samples, and for all
             stages of a pipeline but the last.
-        accuracy: the training accuracy: the share of these samples whose highest score was at the label, 0..1.
+        accuracy: the training accuracy: the share of these samples whose highest score was at the label, 0..1; or of
+            outputs on the right side of 1/2, with `binary_cross_entropy` and targets. NaN for other targets.
         learning_rate: of the last iteration.
         drift, drift_by_layer: as last measured since the last report, see `IterationRecord`.
     """

@@ -44,13 +44,14 @@ class Graphs:
     def __init__(self, backend: Backend, recorder: Recorder) -> None:
         self._backend, self._recorder = backend, recorder
         self._launchers: dict[tuple[str, Shape], Callable[[], None]] = {}  # by name and the shape of labels
-        self._workspace: Workspace | None = None  # of the thread that captured the graphs
+        self._origin: tuple[Workspace, bool] | None = None  # of the graphs
         self.refused, self.singly = "", False
 
-    def begin(self) -> None:
-        """Drop graphs that another thread captured: they use the buffers of its workspace."""
-        if self._workspace is not self._backend.workspace:
-            self._workspace, self._launchers = self._backend.workspace, {}
+    def begin(self, *, classifies: bool) -> None:
+        """Drop graphs of another thread, which use the buffers of its workspace, and graphs that count other hits."""
+        origin = self._backend.workspace, classifies
+        if self._origin != origin:
+            self._origin, self._launchers = origin, {}
 
     def run(self, name: str, shape: Shape, work: Callable[[Shape], None]) -> None:
         """Run `work(shape)`: one by one the first time, with capture the second time, then by launching the graph."""
@@ -160,7 +161,7 @@ class GraphReplica(Replica):
         super().begin()
         self._reload = reload
         self._rounds, self._launched, self._scale = 0, [], None
-        self.graphs.begin()
+        self.graphs.begin(classifies=self.classifies)
 
     def gradient(self, batch: Batch | None) -> Step:
         """See `Replica.gradient`. If rounds run ahead, `update` launches this too."""

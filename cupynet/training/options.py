@@ -218,7 +218,7 @@ class FitData:
         batch_size: examples in a worker's batch.
         augmented: True if images are augmented.
         validates: True if validation images are evaluated during training.
-        classifies: False for regression.
+        classifies: False for targets; `binary`: True if these are 0 or 1.
         shards: the data, if each worker has its own shard.
     """
 
@@ -228,14 +228,15 @@ class FitData:
     validates: bool = False
     shards: Shards | None = None
     classifies: bool = True
+    binary: bool = False
 
     @classmethod
     def of(cls, fit: Fit, loss: Loss) -> FitData:
         """Describe the data of a fit with this loss."""
         train, validates = fit.train, fit.evaluate_on is not None and fit.split == "validation"
         shards = train.dataset if isinstance(train.dataset, Shards) else None
-        kind = classifies(train.dataset, loss)
-        return cls(len(train.dataset), train.batch_size, bool(train.augment), validates, shards, kind)
+        kind, binary = classifies(train.dataset, loss), loss.applies == "sigmoid"
+        return cls(len(train.dataset), train.batch_size, bool(train.augment), validates, shards, kind, binary)
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,7 +308,8 @@ class CheckedOptions:
             )
             raise ConfigError(reason, name)
         if (monitor := getattr(part, "monitor", None)) is not None:
-            figures = evaluation_of(1, self.options.metrics, classifies=data.classifies).figures()
+            kind = {"classifies": data.classifies, "binary": data.binary}
+            figures = evaluation_of(1, self.options.metrics, **kind).figures()
             one_of(f"{name}.monitor", monitor, figures, ", or a metric that is listed in `metrics`")
 
 

@@ -93,7 +93,7 @@ class Stage(Replica):
         y, derivative = model.forward(x, context)
         shape, handed = y.shape, []
         if self.last:
-            self.hits = self.hits + backend.hits(y, batch.labels[part])
+            self.hits = self.hits + self._hits(y, batch.labels[part])
             losses, dy = model.loss(backend, y, batch.labels[part])
             dy *= share  # the gradient of the mean over the whole batch
             handed.append(dy)

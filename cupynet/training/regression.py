@@ -19,27 +19,34 @@ from cupynet.training.metrics import NUMBER_FIGURES, Floats, Metric
 MOST_POINTS = 500  # kept for the plot
 
 
-def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool) -> Evaluation:
+def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, binary: bool) -> Evaluation:
     """Return an evaluation without samples, of classes or of targets. ConfigError."""
-    return Evaluation(classes, metrics=metrics) if classifies else RegressionEvaluation(classes, metrics)
+    return Evaluation(classes, metrics=metrics) if classifies else RegressionEvaluation(classes, metrics, binary=binary)
 
 
 class RegressionEvaluation(Evaluation):
     """Errors of predictions, over any number of batches, workers and merges. Figures of classes are NaN.
 
+    With `binary` there is an accuracy: the share of the predictions on the same side of 1/2 as their targets, as Keras'
+    binary accuracy.
+
     Means and squared deviations of the targets are merged as by Chan, Golub and LeVeque (1979), so R2 does not lose
     digits if the targets are far from zero. The order of batches changes figures in their last bits.
     """
 
-    FIGURES = SHOWN = NUMBER_FIGURES
+    FIGURES: tuple[str, ...] = NUMBER_FIGURES
+    SHOWN: tuple[str, ...] = NUMBER_FIGURES
 
-    def __init__(self, targets: int, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(self, targets: int, metrics: Sequence[Metric] = (), *, binary: bool = False) -> None:
         """targets: numbers to predict for each example, T; metrics: see `TrainingOptions`."""
+        if binary:
+            self.FIGURES = self.SHOWN = ("accuracy", *NUMBER_FIGURES)
         super().__init__(1, 1, metrics, columns=integer("RegressionEvaluation targets", targets, 1))
         self.classes, self.targets = 0, targets
         self._samples = 0
-        # rows of (T,): the sums of absolute and of squared errors, the means of the targets, their squared deviations
-        self._errors, self._squares, self._means, self._deviations = np.zeros((4, targets))
+        # rows of (T,): the sums of absolute and of squared errors, and of hits; the means of the targets, their squared
+        # deviations
+        self._errors, self._squares, self._hits, self._means, self._deviations = np.zeros((5, targets))
         self._points: Floats = np.empty((0, 1 + 2 * targets))  # sample, targets, predictions
 
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
@@ -58,14 +65,18 @@ class RegressionEvaluation(Evaluation):
         self._extra.add(score, target)
         self.loss_sum += float(loss.sum())
         mean, error = target.mean(axis=0), score - target
-        self._merge(len(loss), abs(error).sum(axis=0), (error**2).sum(axis=0), mean, ((target - mean) ** 2).sum(axis=0))
+        hits = ((score > 0.5) == (target > 0.5)).sum(axis=0)
+        sums = abs(error).sum(axis=0), (error**2).sum(axis=0), hits
+        self._merge(len(loss), *sums, mean, ((target - mean) ** 2).sum(axis=0))
         if samples is not None:
             self._keep(np.column_stack([np.asarray(samples, np.float64), target, score]))
 
-    def _merge(self, samples: int, errors: Floats, squares: Floats, means: Floats, deviations: Floats) -> None:
+    def _merge(
+        self, samples: int, errors: Floats, squares: Floats, hits: Any, means: Floats, deviations: Floats
+    ) -> None:
         """Add the sums of other samples."""
         whole, apart = self._samples + samples, means - self._means
-        self._errors, self._squares = self._errors + errors, self._squares + squares
+        self._errors, self._squares, self._hits = self._errors + errors, self._squares + squares, self._hits + hits
         self._deviations = self._deviations + deviations + apart**2 * (self._samples * samples / whole)
         self._means = self._means + apart * (samples / whole)
         self._samples = whole
@@ -76,15 +87,15 @@ class RegressionEvaluation(Evaluation):
         self._points = whole[np.argsort(whole[:, 0], kind="stable")[:MOST_POINTS]]
 
     def pack(self) -> Floats:
-        sums = self._errors, self._squares, self._means, self._deviations
+        sums = self._errors, self._squares, self._hits, self._means, self._deviations
         return np.concatenate([self._extra.pack(), [self._samples, self.loss_sum], *sums, self._points.reshape(-1)])
 
     def merge(self, packed: Floats) -> None:
         rest = self._extra.merge(packed)
         self.loss_sum += float(rest[1])
-        sums, points = np.split(rest[2:], [4 * self.targets])
+        sums, points = np.split(rest[2:], [5 * self.targets])
         if rest[0]:
-            self._merge(int(rest[0]), *sums.reshape(4, self.targets))
+            self._merge(int(rest[0]), *sums.reshape(5, self.targets))
         self._keep(points.reshape(-1, self._points.shape[1]))
 
     @property
@@ -94,10 +105,11 @@ class RegressionEvaluation(Evaluation):
 
     @property
     def accuracy(self) -> float:
-        """NaN, as there are no classes."""
-        return np.nan
+        """The share of the outputs that are right, 0..1; NaN unless `binary`."""
+        binary = self._samples and "accuracy" in self.FIGURES
+        return float(self._hits.mean() / self._samples) if binary else np.nan
 
-    top_n_accuracy = precision = recall = f1 = accuracy
+    top_n_accuracy = precision = recall = f1 = property(lambda self: np.nan)
 
     @property
     def mean_absolute_error(self) -> float:

@@ -81,7 +81,8 @@ class Replica:
         losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
             pipeline that has none; of several batches, after `complete`, if rounds run ahead of the host.)
         hits: the number of their samples whose highest score is at the label, likewise.
-        classifies: False for regression, when hits mean nothing and are counted as NaN.
+        classifies: False for targets. Then hits are outputs on the right side of 1/2 with `binary_cross_entropy`; with
+            other losses they mean nothing, and are counted as NaN.
         groups: the communicators of this worker.
         clock: receives the seconds of waiting for other stages and for rounds that run ahead.
         check: checks each step before it is used.
@@ -158,8 +159,19 @@ class Replica:
         return step
 
     def _count(self, rounds: int, samples: int) -> None:
+        hits = self.hits
+        if not self.classifies:
+            hits = hits / self.whole.output.features if self._binary else math.nan
         for tally in self._tallies:
-            tally.add(rounds, samples, self.losses, self.hits if self.classifies else math.nan)
+            tally.add(rounds, samples, self.losses, hits)
+
+    @property
+    def _binary(self) -> bool:
+        return not self.classifies and self.whole.loss.applies == "sigmoid"
+
+    def _hits(self, logits: Array, labels: Array) -> Array:
+        """Return the hits of a part of a batch, see `hits`."""
+        return (self.backend.binary_hits if self._binary else self.backend.hits)(logits, labels)
 
     def backpropagate(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
@@ -187,7 +199,7 @@ class Replica:
         hits: Array = 0
         for part in parts(whole, self.accumulation_steps):
             logits, backward = model.forward(images[part], context_of(part))
-            found = backend.hits(logits, labels[part])
+            found = self._hits(logits, labels[part])
             losses, *handed = model.loss(backend, logits, labels[part])
             del logits
             if self.accumulation_steps > 1:

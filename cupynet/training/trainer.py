@@ -358,8 +358,9 @@ class Trainer:
         interrupted: not empty as soon as the rest is to be left out; stages of a pipeline complete it all the same.
         """
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
-        kind = classifies(loader.dataset, self.replica.whole.loss)
-        own, whole = (evaluation_of(classes, self.metrics, classifies=kind) for _ in range(2))
+        loss = self.replica.whole.loss
+        kind, binary = classifies(loader.dataset, loss), loss.applies == "sigmoid"
+        own, whole = (evaluation_of(classes, self.metrics, classifies=kind, binary=binary) for _ in range(2))
         quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")  # non-finite values appear in the loss
         with quiet, clock.measure("evaluate", "evaluation"), self.feeds.of_evaluation(loader) as feed:
             try:

@@ -569,6 +569,12 @@ def hits(backend: Backend, call: Call, shape: Shape) -> Results:
     return {"hits": found[0], "hits of targets": found[1]}
 
 
+def binary_hits(backend: Backend, call: Call, shape: Shape) -> Results:
+    """Weights in the last column do not matter."""
+    logits, wanted = call.stored(shape.batch, shape.outputs), targets(backend, call, shape)
+    return {"binary hits": backend.asarray(backend.binary_hits(logits, wanted)).reshape(1)}
+
+
 def clip_norm(backend: Backend, call: Call, shape: Shape) -> Results:
     grad = call.wide(shape.height * 16)
     others = 4.0 if shape.need_dx else 0.0  # of other vectors that are clipped together with this one
@@ -583,13 +589,13 @@ COMPARISONS: dict[str, Callable[[Backend, Call, Shape], Results]] = {
         max_pool2d, max_pool2d_backward, avg_pool2d, avg_pool2d_backward, fused_pair, add, relu, relu_backward,
         softmax, softmax_backward, pointwise, pointwise_backward, softmax_cross_entropy, channel_moments,
         track_moments, normalize, normalize_sums, normalize_backward, normalize_rows, normalize_rows_backward,
-        dropout, target_loss, mean_in_place, weighted_sum, squared_norm, total, hits, clip_norm,
+        dropout, target_loss, mean_in_place, weighted_sum, squared_norm, total, hits, binary_hits, clip_norm,
         move_weights, squared_norms, clip_norms, trust_weights,
     )
 }  # fmt: skip
 
 # Moving numbers about: exactly the reference's, in every precision.
-EXACT = {"hits", "im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
+EXACT = {"hits", "binary_hits", "im2col", "max_pool2d", "relu", "relu_backward", "dropout"}
 
 # Not operations on numbers: tested on their own in tests/backend/test_backends.py and test_workspace.py, and
 # in tests/data/test_feed.py.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Loader, Model, ParallelWrapper, Pipeline
+from cupynet import EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
 from cupynet.backend import create_backend
 from cupynet.data import Dataset
 from cupynet.nn import Dense, Image, Loss, SoftmaxNLL
@@ -93,6 +93,24 @@ def test_graphs_are_captured_for_each_kind_of_labels() -> None:
             for data in (DATA, WEIGHTED, Dataset("soft", X, SOFT, 3), DATA):
                 both.fit(Loader(data, 8, seed=3), epochs=2)
     assert_close(models[0], models[1], 1e-5)
+
+
+@on_backends("numpy", "numba", "cupy")
+@pytest.mark.parametrize(("outputs", "options"), [(1, {}), (3, {}), (3, {"pipeline": Pipeline(2)})])
+def test_the_accuracy_of_targets_0_and_1_is_the_share_of_right_outputs(
+    backend: str, outputs: int, options: dict[str, Any]
+) -> None:
+    y = (NUMBERS[:, :outputs] > 0).astype(np.float32)
+    model = Model([Dense(4), Dense(outputs)], (8, 8, 1), backend, 1, "binary_cross_entropy")
+    model.freeze("*")
+    stopping = EarlyStopping("accuracy")
+    with ParallelWrapper(model, 2, callbacks=[stopping], devices=[0] if backend == "cupy" else None, **options) as both:
+        history = both.fit(X, y, epochs=3, batch_size=8, sample_weight=WEIGHTS, validation_data=(X, y))
+        right = ((both.predict(X) > 0.5) == (y > 0.5)).mean()
+        assert both.evaluate(X, y).accuracy == pytest.approx(right)
+    assert 0 < right < 1 and history.epochs["validation_accuracy"] == pytest.approx([right] * 3)
+    assert history.epochs["accuracy"] == pytest.approx([right] * 3)
+    assert stopping.result is not None and stopping.result.best_score == pytest.approx(right)
 
 
 # what fit accepts -----------------------------------------------------------------------------------------------------

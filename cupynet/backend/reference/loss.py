@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import ModuleType
 
+import numpy as np
+
 from cupynet.backend.array import Array
 from cupynet.backend.device import Device
 from cupynet.core.errors import ConfigError
@@ -66,6 +68,15 @@ class LossOps(Device):
         """
         own = labels if labels.ndim == 1 else labels[:, : scores.shape[1]].argmax(axis=1)
         return (scores.argmax(axis=1) == own).sum()
+
+    def binary_hits(self, logits: Array, targets: Array) -> Array:
+        """Return how many logits (N, T) are above 0 if their target (N, T) is above 1/2, and not if not, see `hits`."""
+        n, outputs = logits.shape
+        scores = self.borrow((n, outputs, 2), logits.dtype)
+        wanted = self.borrow((n, outputs, 2), np.float32)
+        scores[..., 0], scores[..., 1] = 0, logits
+        wanted[..., 0], wanted[..., 1] = 0.5, targets[:, :outputs]  # without the weights of examples
+        return self.hits(scores.reshape(-1, 2), wanted.reshape(-1, 2))
 
     def softmax_cross_entropy(
         self, logits: Array, labels: Array, smoothing: float = 0.0, weights: tuple[float, ...] | None = None
