@@ -1,8 +1,8 @@
 """Measurements of one GPU (`cupynet bench gpu=true`), and their record.
 
-The training step on resident data is measured in float and half, alternating with PyTorch on the same network: eager
-and as a CUDA graph, in the default memory format and in channels_last. Both use TF32 for float products, or neither
-does (backend.tf32). In half, both keep float weights and scale the loss: PyTorch uses autocast with a GradScaler. Also
+The training step on resident data is measured in float and half, alternating with PyTorch on the same network: eager,
+as a CUDA graph, and compiled and captured, in the default memory format and in channels_last. Both use TF32 for float
+products, or neither does (backend.tf32). In half, both keep float weights and scale the loss: PyTorch uses autocast with a GradScaler. Also
 measured are the operations of the step, launched one by one, and training runs with each precision and with four
 workers on the device: time per epoch, test accuracy, and training time to `TARGET`. If a measurement fails, the reason
 is recorded instead.
@@ -34,6 +34,8 @@ PEERS: dict[str, tuple[str, ...]] = {  # variants of PyTorch's step: options of 
     "torch channels_last": ("--layout", "channels_last"),
     "torch, CUDA graph": ("--layout", "contiguous", "--graph"),
     "torch channels_last, CUDA graph": ("--layout", "channels_last", "--graph"),
+    "torch, compiled, CUDA graph": ("--layout", "contiguous", "--compile", "--graph"),
+    "torch channels_last, compiled, CUDA graph": ("--layout", "channels_last", "--compile", "--graph"),
 }
 RUNS = (("float", 1), ("half", 1), ("bfloat16", 1), ("float", 4), ("half", 4))  # precision, workers on the device
 

@@ -5,7 +5,7 @@
 
 Measures forward, backward and update on a resident batch, without loading, shuffling or logging, and prints images per
 second. `--device cuda:0` measures on a GPU, with `--tf32` for TF32 in float products and `--graph` to capture the step
-as a CUDA graph. `--dtype half` and `bfloat16` use autocast with float weights, and for half a GradScaler.
+as a CUDA graph. `--compile` compiles the network with torch.compile. `--dtype half` and `bfloat16` use autocast with float weights, and for half a GradScaler.
 
 This is the only file that imports torch. It runs in a separate process.
 """
@@ -47,6 +47,7 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser.add_argument("--device", default="cpu", help="cpu, or cuda:0, cuda:1 ...")
     parser.add_argument("--tf32", action="store_true", help="on a GPU: use tensor cores for float products")
     parser.add_argument("--graph", action="store_true", help="on a GPU: capture the step as a CUDA graph")
+    parser.add_argument("--compile", action="store_true", help="compile the network, which needs a C++ compiler")
     return parser.parse_args(arguments)
 
 
@@ -107,6 +108,7 @@ def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
     memory_format = torch.channels_last if setup.layout == "channels_last" else torch.contiguous_format
     height, width, channels = module.INPUT_SHAPE
     network = module.network().to(device, memory_format=memory_format)
+    forward = torch.compile(network) if setup.compile else network
     optimizer = create_optimizer(setup.optimizer, network.parameters(), on_gpu=device.type == "cuda")
     images = torch.rand(setup.batch, channels, height, width, device=device).to(memory_format=memory_format)
     labels = torch.randint(0, module.OUTPUTS, (setup.batch,), device=device)
@@ -116,7 +118,7 @@ def training_step(setup: Namespace) -> tuple[Any, Callable[[], None]]:
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
         with nullcontext() if setup.dtype == "float" else torch.autocast(device.type, narrow):
-            loss = nn.functional.cross_entropy(network(images), labels)
+            loss = nn.functional.cross_entropy(forward(images), labels)
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -98,10 +98,23 @@ def images_per_s(prepared: Bench) -> dict[str, float]:
         loop = partial(measure.loop_images_per_s, experiment, options, data, settings.images)
         measurements[f"loop, workers={workers}"] = loop
         measurements[f"bare step, workers={workers}"] = partial(measure.step_images_per_s, experiment, workers)
-        for layout in ("channels_last", "contiguous") if settings.peers == "torch" else ():
-            peer = partial(measure.torch_images_per_s, experiment, "--threads", workers, "--layout", layout)
-            measurements[f"torch {layout}, workers={workers}"] = peer
+        for name, setup in torch_setups(settings).items():
+            peer = partial(measure.torch_images_per_s, experiment, "--threads", workers, *setup)
+            measurements[f"{name}, workers={workers}"] = peer
     return measure.medians(measurements, settings.repeats)
+
+
+def torch_setups(settings: BenchSettings) -> dict[str, tuple[str, ...]]:
+    """Return options of `cupynet.bench.torch_peer` by name. In 16 bits, measure both autocast and float."""
+    if settings.peers != "torch":
+        return {}
+    layouts: dict[str, tuple[str, ...]] = {
+        f"torch {layout}": ("--layout", layout) for layout in ("channels_last", "contiguous")
+    }
+    if settings.dtype not in ("half", "bfloat16"):
+        return layouts
+    narrow = {f"{name} autocast": (*setup, "--dtype", settings.dtype) for name, setup in layouts.items()}
+    return layouts | narrow
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:

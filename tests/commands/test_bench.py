@@ -52,6 +52,12 @@ def test_ratios() -> None:
     }
 
 
+@pytest.mark.parametrize("dtype, setups", [("float", 2), ("bfloat16", 4)])
+def test_in_16_bits_pytorch_is_measured_with_and_without_autocast(dtype: str, setups: int) -> None:
+    found = bench.torch_setups(settings_of_command("bench", BenchSettings, "peers=torch", f"dtype={dtype}"))
+    assert len(found) == setups and sum("--dtype" in options for options in found.values()) == setups - 2
+
+
 def test_accumulation_is_refused() -> None:
     with refused("accumulation_steps", "2"):
         bench.prepare(settings_of_command("bench", BenchSettings, "accumulation_steps=2"))
@@ -146,13 +152,17 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_peers_are_measured_in_turn_on_the_gpu(asked: list[tuple[Any, ...]]) -> None:
-    """In both layouts and as a graph."""
+    """In both layouts, as a graph, and compiled."""
     found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "float")
-    assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0, 2500.0]
+    assert found["cupynet"] == [2000.0] * 2 and found["torch"] == [500.0, 3500.0]
     common = ("--dtype", "float", "--device", "cuda:3", "--seconds", bench_gpu.STEP_S, "--tf32")
     contiguous, channels_last = ("--layout", "contiguous"), ("--layout", "channels_last")
-    layouts = [contiguous, channels_last, (*contiguous, "--graph"), (*channels_last, "--graph")]
-    assert asked == [(*layout, *common) for layout in layouts] * 2
+    variants = [
+        (*layout, *more)
+        for more in ((), ("--graph",), ("--compile", "--graph"))
+        for layout in (contiguous, channels_last)
+    ]
+    assert asked == [(*variant, *common) for variant in variants] * 2
 
 
 def test_the_reason_is_recorded_for_a_peer_that_fails(asked: list[tuple[Any, ...]]) -> None:
