@@ -5,7 +5,8 @@
 
 Measures forward, backward and update on a resident batch, without loading, shuffling or logging, and prints images per
 second. `--device cuda:0` measures on a GPU, with `--tf32` for TF32 in float products and `--graph` to capture the step
-as a CUDA graph. `--compile` compiles the network with torch.compile. `--dtype half` and `bfloat16` use autocast with float weights, and for half a GradScaler.
+as a CUDA graph. `--compile` compiles the network with torch.compile. `--dtype half` and `bfloat16` use autocast with
+float weights, and for half a GradScaler.
 
 This is the only file that imports torch. It runs in a separate process.
 """
