@@ -187,12 +187,6 @@ def test_wrong_arguments_are_refused(kind: Any, arguments: tuple[float, ...], na
         kind(*arguments)
 
 
-def test_only_augmentations_are_accepted() -> None:
-    shift: Any = Shift  # the class
-    with refused("augment"):
-        Loader(DATA, 8, augment=[shift])
-
-
 def test_an_augmentation_that_changes_the_size_is_refused() -> None:
     class Crop(Augmentation):
         def __call__(self, images: Any, draws: SampleRNG) -> Any:

@@ -95,13 +95,6 @@ def test_mirrors_are_tried_in_order(mirror: Mirror, tmp_path: Path, impatient: N
     assert mirror.requests == ["/a/" + NAME, "/b/" + NAME, "/c/" + NAME, "/d/" + NAME]
 
 
-def test_the_next_file_does_not_start_with_a_bad_mirror(mirror: Mirror, tmp_path: Path, impatient: None) -> None:
-    mirror.offer({"one": GOOD, "two": GOOD}, "/good/")
-    mirror.replies["/slow/one"] = mirror.hang()
-    get(tmp_path, mirror.url + "slow/", mirror.url + "good/", names=("one", "two"))
-    assert mirror.requests == ["/slow/one", "/good/one", "/good/two"]
-
-
 def test_a_slow_mirror_is_waited_for(mirror: Mirror, tmp_path: Path) -> None:
     """The time-out limits silence, not the whole download."""
     step = len(GOOD) // 20

@@ -126,24 +126,12 @@ def test_each_shard_has_an_order_of_its_own(tmp_path: Path) -> None:
     assert len(orders) == 3
 
 
-def test_one_shard_has_the_order_of_the_whole(tmp_path: Path) -> None:
-    data = numbered_dataset(30)
-    sharded, plain = Loader(write_shards(data, tmp_path, 1), 4), Loader(data, 4)
-    assert sharded.deal(1) == plain.deal(1)
-    assert samples_of(batches_of(sharded, 3)) == samples_of(batches_of(plain, 3))
-
-
 def test_there_are_as_many_workers_as_shards(tmp_path: Path) -> None:
     loader = Loader(write_shards(numbered_dataset(30), tmp_path, 3), 4)
     with refused(""):
         loader.rounds(2)
     with refused(""):
         batches_of(loader, 0, 0, 4)
-
-
-def test_without_shuffling_the_order_is_that_of_the_data_set() -> None:
-    loader = Loader(numbered_dataset(10), 4, shuffle=False)
-    assert samples_of(batches_of(loader, 7)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
 @pytest.mark.parametrize("ahead", [0, 3])

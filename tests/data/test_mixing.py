@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,12 @@ import pytest
 
 from cupynet import CutMix, Loader, MixUp, Model, ParallelWrapper
 from cupynet.backend import create_backend
-from cupynet.data import Augmentation, BatchFeed, Dataset, HorizontalFlip, SampleRNG, Shards, Shift
+from cupynet.data import Augmentation, BatchFeed, Dataset, HorizontalFlip, SampleRNG, Shift
 from cupynet.data.augment import Mixing, augmentations
 from cupynet.nn import Dense, Loss
 from cupynet.optim import SGD
 from cupynet.training.graph_replica import GraphReplica
 from tests.support.refusals import refused
-from tests.support.shards import save
 from tests.support.training import on_backends, small_dataset, small_model
 
 LEVELS = np.arange(50) % 5
@@ -42,13 +40,6 @@ def batches(data: Any, *augment: Augmentation, workers: int = 1, backend: str = 
                 found |= dict(zip(batch.samples.tolist(), zip(images, labels, strict=True), strict=True))
         where.deactivate()
     return [np.stack([found[sample][kind] for sample in sorted(found)]) for kind in range(2)]
-
-
-@every_part
-@pytest.mark.parametrize("workers", [2, 4])
-def test_batches_are_the_same_bits_for_any_number_of_workers(part: Mixing, workers: int) -> None:
-    for one, other in zip(batches(DATA, Shift(), part), batches(DATA, Shift(), part, workers=workers), strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 @every_part
@@ -88,13 +79,6 @@ def test_other_images_are_changed_by_the_augmentations_before(part: Mixing) -> N
         np.testing.assert_array_equal(one, other)
 
 
-@every_part
-def test_epochs_and_samples_differ(part: Mixing) -> None:
-    first, second = batches(DATA, part), batches(DATA, part, epoch=3)
-    assert (first[1] != second[1]).any(axis=1).mean() > 0.7
-    assert len({*map(bytes, first[1])}) > 25
-
-
 def test_targets_and_weights_are_mixed_too() -> None:
     numbers = np.random.default_rng(0).normal(0, 1, (50, 2)).astype(np.float32)
     weighted = Dataset("numbers", PLAIN.images, numbers, 2, weights=40 * LEVELS)
@@ -116,19 +100,6 @@ def test_shares_have_the_moments_of_the_beta_distribution(alpha: float) -> None:
     shares = MixUp(alpha).drawn(SampleRNG(1, 2, np.arange(20000), 0), 20000, (1, 1, 1))[1][:, 0, 0]
     assert shares.mean() == pytest.approx(0.5, abs=0.01)
     assert shares.var() == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.03)
-
-
-def test_workers_mix_images_of_their_shards(tmp_path: Path) -> None:
-    """Each worker's images have one level."""
-    images = np.full((40, 4, 4, 1), 51, np.uint8)
-    for rank in range(2):
-        samples = np.arange(rank, 80, 2)
-        save(tmp_path / str(rank), images=images * (rank + 1), labels=samples % 5, samples=samples)
-    for rank in range(2):
-        loader = Loader(Shards(tmp_path), 5, augment=["mixup"])
-        for batch in loader.epoch(0, create_backend("numpy"), rank, 2):
-            np.testing.assert_allclose(batch.images, 0.2 * (rank + 1), atol=1e-6)
-            assert batch.labels.shape == (len(batch), 5)
 
 
 @every_part

@@ -63,22 +63,6 @@ def test_a_class_without_test_images_does_not_shift_the_others(folder: Path) -> 
     assert ImageFolder(folder).load().test.labels.tolist() == [label for label in SMALL.test_labels if label]
 
 
-def test_jpeg_is_read_and_hidden_files_are_ignored(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "mine", SMALL, "jpg")
-    (folder / "train" / ".DS_Store").touch()
-    (folder / "train" / "class-3" / ".thumbnails").mkdir()
-    data: Any = ImageFolder(folder).load()
-    difference = data.train.images[..., 0].astype(int) - SMALL.train_images
-    assert 0 < np.abs(difference).mean() < 8  # JPEG forgets a little
-
-
-def test_another_size_and_more_channels(folder: Path) -> None:
-    source = ImageFolder(folder, size=(4, 16), channels=3)
-    assert source.image_shape == (4, 16, 3)
-    images = checked(source).train.images
-    np.testing.assert_array_equal(images[..., 0], images[..., 2])
-
-
 def test_a_picture_is_resized_without_turning() -> None:
     bright_columns = np.repeat(np.array([[0, 250]], np.uint8), 4, axis=1)[..., None]  # (1, 8, 1)
     found = resized(bright_columns, 4, 6)
@@ -235,10 +219,6 @@ def test_transparent_pixels_are_white(mode: str, channels: int | None, folder: P
     assert source.changed()
 
 
-def test_pictures_without_transparency_have_not_changed(folder: Path) -> None:
-    assert not ImageFolder(folder).changed()
-
-
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test_white_drawings_on_a_transparent_ground_are_refused(mode: str, folder: Path) -> None:
     path = folder / "train" / "class-2" / "white.png"
@@ -247,3 +227,12 @@ def test_white_drawings_on_a_transparent_ground_are_refused(mode: str, folder: P
         ImageFolder(folder, channels=1).load()
     Image.fromarray(np.zeros((8, 8, 4), np.uint8)).save(path)  # nothing is drawn
     assert len(ImageFolder(folder, channels=1).load().train) == 61
+
+
+def test_jpeg_is_read_and_hidden_files_are_ignored(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "mine", SMALL, "jpg")
+    (folder / "train" / ".DS_Store").touch()
+    (folder / "train" / "class-3" / ".thumbnails").mkdir()
+    data: Any = ImageFolder(folder).load()
+    difference = data.train.images[..., 0].astype(int) - SMALL.train_images
+    assert 0 < np.abs(difference).mean() < 8  # JPEG forgets a little

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import logging
-import time
 from argparse import Namespace
 from contextlib import nullcontext
 from pathlib import Path
@@ -51,17 +50,11 @@ def test_the_folder_of_the_data(tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch
     check_is(MNIST().load(), tiny)
 
 
-def test_a_download_is_kept(tiny: TinyMNIST, offered: Mirror) -> None:
-    check_is(MNIST(tiny.root, fallback=None).load(), tiny)
-    assert sorted(offered.requests) == sorted("/" + name for name in NAMES)
-    check_is(MNIST(tiny.root, fallback=None).load(), tiny)
-    assert len(offered.requests) == 4
-
-
-def test_only_missing_files_are_downloaded(tiny: TinyMNIST, offered: Mirror) -> None:
-    tiny.write(*NAMES[:3])
-    check_is(MNIST(tiny.root).load(), tiny)
-    assert offered.requests == ["/" + NAMES[3]]
+def test_missing_files_are_downloaded_once(tiny: TinyMNIST, offered: Mirror) -> None:
+    tiny.write(NAMES[0])
+    for _ in range(2):
+        check_is(MNIST(tiny.root, fallback=None).load(), tiny)
+    assert sorted(offered.requests) == sorted("/" + name for name in NAMES[1:])
 
 
 def test_the_command_downloads_and_checks_files_for_another_machine(
@@ -90,29 +83,6 @@ def test_unpacked_files_are_found(tiny: TinyMNIST, offered: Mirror, dotted: bool
     assert offered.requests == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_mirror_that_serves_other_data_is_rejected(tiny: TinyMNIST, offered: Mirror, name: str) -> None:
-    bit_changed = tiny.raw[name][:-1] + bytes([tiny.raw[name][-1] ^ 1])
-    offered.offer({name: gzip.compress(bit_changed)})
-    with data_error(offered.url + name):
-        MNIST(tiny.root, fallback=None).load()
-    assert not (tiny.folder / name).exists()
-
-
-def test_the_time_for_silent_mirrors_is_limited(tiny: TinyMNIST, offered: Mirror) -> None:
-    offered.replies = {"/" + name: offered.hang() for name in NAMES}
-    began = time.monotonic()
-    with data_error(offered.url):
-        MNIST(tiny.root, fallback=None, timeout_s=0.4).load()
-    assert time.monotonic() - began < 10
-
-
-def warning(caplog: pytest.LogCaptureFixture) -> str:
-    (record,) = caplog.records
-    assert (record.levelno, record.name) == (logging.WARNING, "cupynet.data.sources.downloaded")
-    return record.getMessage()
-
-
 def test_without_files_and_network_the_data_are_synthetic(
     tiny: TinyMNIST, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,24 +99,11 @@ def three_of_four(tiny: TinyMNIST) -> Path:
     return tiny.root
 
 
-def a_file_instead(tiny: TinyMNIST) -> Path:
-    tiny.root.mkdir()
-    tiny.folder.touch()
-    return tiny.root
-
-
-def one_too_deep(tiny: TinyMNIST) -> Path:
-    tiny.write()
-    return tiny.folder
-
-
 @pytest.mark.parametrize(
     ("unusable", "by"),
     [
         (lambda tiny: tiny.root / "typo", "folder"),
         (three_of_four, "CUPYNET_DATA"),
-        (a_file_instead, "folder"),
-        (one_too_deep, "CUPYNET_DATA"),
     ],
 )
 def test_an_explicit_folder_has_no_fallback(
@@ -165,12 +122,9 @@ def test_an_explicit_folder_has_no_fallback(
 
 def test_an_explicit_fallback_is_a_wish(tiny: TinyMNIST, caplog: pytest.LogCaptureFixture) -> None:
     assert MNIST(tiny.root / "typo", "synthetic", limit=1).load().fallback
-    assert str(tiny.root / "typo") in warning(caplog)
-
-
-def test_an_unknown_home_folder_is_refused() -> None:
-    with data_error("~no-such-user/x"):
-        MNIST("~no-such-user/x").load()
+    (record,) = caplog.records
+    assert (record.levelno, record.name) == (logging.WARNING, "cupynet.data.sources.downloaded")
+    assert str(tiny.root / "typo") in record.getMessage()
 
 
 @pytest.mark.parametrize("others", [NAMES, NAMES[:2]])
@@ -183,9 +137,7 @@ def test_a_damaged_file_never_falls_back(tiny: TinyMNIST, others: list[str], cap
     assert damaged.read_bytes() == b"<html>" and not caplog.records
 
 
-@pytest.mark.parametrize(
-    ("value", "offline"), [("1", True), ("true", True), ("yes", True), ("", False), ("0", False), (" No ", False)]
-)
+@pytest.mark.parametrize(("value", "offline"), [("1", True), ("true", True), ("", False), (" No ", False)])
 def test_offline_never_tries(
     tiny: TinyMNIST, offered: Mirror, monkeypatch: pytest.MonkeyPatch, value: str, offline: bool
 ) -> None:
@@ -240,11 +192,3 @@ def test_a_fashion_or_kmnist_file_compressed_again_is_refused(kind: Any, placed:
 def test_fashion_and_kmnist_have_no_fallback(kind: Any, tmp_path: Path) -> None:
     with data_error(tmp_path / kind.name):
         kind(tmp_path).load()
-
-
-def test_the_size_of_a_download_is_limited(placed: TinyMNIST, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KMNIST, "mirrors", (mirror.url,))
-    (placed.root / "kmnist" / NAMES[0]).unlink()
-    mirror.offer({NAMES[0]: bytes(90_001)})
-    with data_error(NAMES[0], 90_000):
-        KMNIST(placed.root).load()

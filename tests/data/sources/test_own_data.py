@@ -8,13 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from cupynet.core.files import load_weights
 from cupynet.runs.checkpoints import Checkpoints, read
 from tests.support.commands import SMALL, run, run_folder
 from tests.support.data_errors import data_error
-from tests.support.mirrors import NAMES
 from tests.support.resumed_runs import resumed, same, trained
 from tests.support.user_files import Parts, digits, write_idx, write_npz, write_pictures
 
@@ -114,28 +112,6 @@ def test_a_run_on_other_limited_images_is_not_resumed(tmp_path: Path) -> None:
     of_version_0_1_0(tmp_path / "run")
     with data_error("limit=100"):
         resumed(tmp_path / "run", "epochs=2")
-
-
-def test_a_run_on_transparent_pictures_that_were_black_is_not_resumed(tmp_path: Path) -> None:
-    folder = write_pictures(tmp_path / "mine", digits(60, 30))
-    for path in folder.rglob("*.png"):
-        with Image.open(path) as opened:
-            ink = opened.copy()
-        Image.merge("LA", (Image.new("L", ink.size), ink)).save(path)
-    trained(tmp_path / "run", "data=folder", f"data.folder={folder}", *SHORT)
-    of_version_0_1_0(tmp_path / "run")
-    with data_error("transparent"):
-        resumed(tmp_path / "run", "epochs=2")
-
-
-def test_a_damaged_file_ends_the_command_before_training(tmp_path: Path) -> None:
-    folder = tmp_path / "data" / "mnist"
-    folder.mkdir(parents=True)
-    for name in NAMES:
-        (folder / name).write_text("<!DOCTYPE html>\n<title>Sign in to the network</title>")
-    _, stderr = run(tmp_path, "data=mnist", f"data.folder={folder.parent}", code=65)
-    assert str(folder / NAMES[0]) in stderr and stderr.count("\n") == 1
-    assert {each.name for each in run_folder(tmp_path).iterdir()} == {".hydra", "train.log"}
 
 
 FAILING = """

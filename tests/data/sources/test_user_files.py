@@ -62,21 +62,6 @@ def test_only_headers_and_training_labels_are_read_before_load(
     assert read == ["train_labels"]
 
 
-@pytest.mark.parametrize("way", ["idx", "npz", "folder"])
-def test_validation_must_leave_images_to_train_on(way: str, tmp_path: Path) -> None:
-    source = WAYS[way](tmp_path, SMALL)
-    source.validation = 60
-    for use in (source.check, source.load):
-        with refused("validation", "60"):
-            use()
-
-
-@pytest.mark.parametrize(("kind", "what"), [(IdxFiles, "folder"), (NpzFile, "file"), (ImageFolder, "folder")])
-def test_the_path_is_required(kind: Any, what: str) -> None:
-    with refused(what, "null"):
-        kind()
-
-
 @pytest.mark.parametrize(("way", "validation"), [("idx", 15), ("npz", 0)])
 def test_a_limit_keeps_some_of_each_class_of_sorted_files(way: str, validation: int, tmp_path: Path) -> None:
     source = WAYS[way](tmp_path, SMALL)
@@ -92,14 +77,6 @@ def test_a_limit_keeps_some_of_each_class_of_sorted_files(way: str, validation: 
         assert places == sorted(places)
     if validation:
         np.testing.assert_array_equal(data.validation.images, whole.validation.images)
-
-
-@pytest.mark.parametrize("packed", [True, False])
-def test_names_of_unpacked_files_may_have_a_dot(packed: bool, tmp_path: Path) -> None:
-    folder = write_idx(tmp_path / "mine", SMALL, packed)
-    for path in folder.iterdir():
-        path.rename(path.with_name(path.name.replace("-idx", ".idx")))
-    np.testing.assert_array_equal(IdxFiles(folder).load().test.labels, SMALL.test_labels)
 
 
 PAIRS: dict[str, Callable[[Path, Any, Any], Any]] = {
@@ -181,13 +158,6 @@ def test_wrong_idx_files_are_refused_and_left_alone(tmp_path: Path, name: str) -
     with data_error("mine"):
         checked(IdxFiles(tmp_path / "mine"))
     assert path.read_bytes() == content
-
-
-def test_a_missing_idx_file_is_named(tmp_path: Path) -> None:
-    folder = write_idx(tmp_path / "mine", SMALL)
-    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
-    with data_error(folder / "t10k-labels-idx1-ubyte.gz"):
-        IdxFiles(folder)
 
 
 def test_the_number_of_classes_can_be_given(tmp_path: Path) -> None:
