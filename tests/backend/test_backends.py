@@ -11,21 +11,8 @@ import pytest
 
 from cupynet.backend import BACKENDS, DtypePolicy, PixelScale, create_backend, select_backend
 from cupynet.backend import select as selection
-from tests.support.backends import every_backend, every_dtype, needs_bfloat16
+from tests.support.backends import every_backend, needs_bfloat16
 from tests.support.refusals import refused
-
-
-@every_backend
-@every_dtype
-def test_pixels_become_fractions(name: str, dtype: str) -> None:
-    backend = create_backend(name, dtype)
-    images = np.arange(256, dtype=np.uint8).reshape(4, 8, 4, 2)
-    batch = backend.load_images(images, np.array([3, 0, 3]))
-    assert (batch.shape, batch.dtype) == ((3, 8, 4, 2), backend.policy.storage)
-    expected = images[[3, 0, 3]] / 255
-    np.testing.assert_allclose(backend.to_host(batch), expected, rtol=1e-3 if dtype == "half" else 1e-6)
-    assert float(batch.max()) == 1.0 and float(batch.min()) == 0.0
-    assert backend.workspace.on_loan == 0  # a prefetcher's thread loads: nothing is borrowed
 
 
 @every_backend

@@ -10,7 +10,6 @@ import pytest
 from cupynet.backend import create_backend
 from cupynet.core.errors import ConfigError
 from cupynet.nn import Conv2D, Flat, Image, InputType, Params
-from cupynet.nn.activation import ACTIVATIONS
 from cupynet.nn.pool import same_padding
 from tests.support.backends import every_backend
 from tests.support.gradients import check_layer
@@ -37,12 +36,6 @@ def test_gradients_for_every_geometry(
     channels, filters, groups = sizes
     layer = Conv2D(filters, kernel, stride, padding, "tanh", dilation=dilation, groups=groups)
     check_layer(layer, Image(*image, channels))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gradients_with_activation_and_bias(activation: str, bias: bool) -> None:
-    check_layer(Conv2D(3, 3, padding=1, activation=activation, bias=bias), Image(5, 4, 2))
 
 
 def test_weights_of_groups_are_drawn_like_those_of_separate_convolutions() -> None:

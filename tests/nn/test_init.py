@@ -119,12 +119,6 @@ def test_initial_biases(layer: Any) -> None:
     np.testing.assert_array_equal(drawn, weights(layer(4, bias_init=Normal(2.0), init="orthogonal"))["bias"])
 
 
-def test_biases_are_added_and_not_decayed() -> None:
-    model = Model(Dense(2, init="zeros", bias_init=0.5), Flat(3), create_backend("numpy", "double"))
-    assert model.scores(np.ones((1, 3)))[1].tolist() == [[0.5, 0.5]]
-    assert [p.decay for _, p in model.params.named()] == [True, False]
-
-
 @pytest.mark.parametrize(
     "init", [lambda r, s: np.ones(3), lambda r, s: None, lambda r, s: np.full(s, np.nan)], ids=["shape", "none", "nan"]
 )

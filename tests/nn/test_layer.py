@@ -24,7 +24,6 @@ from cupynet.nn import (
     Layer,
     MaxPool2D,
     Model,
-    Params,
     Scope,
     Sequential,
 )
@@ -121,24 +120,6 @@ def test_layers_before_the_first_weights_compute_no_derivative() -> None:
     train_step(model, *examples(model.backend, 2, Image(2, 2, 1)))
     layers = [layer for _, child in model.network.children() for layer in child.walk()]
     assert [layer.calls for layer in layers if isinstance(layer, Spy)] == [0, 0, 1, 1]
-
-
-@every_network
-def test_a_stage_behind_another_gives_its_derivative(kind: str) -> None:
-    """The gradients of its weights are those that it has as the first stage."""
-    backend, found = create_backend("numpy", "double"), []
-    for needs_dx in (False, True):
-        params, network = Params(), small_networks()[kind]
-        output = network.build(SMALL, params.scope(needs_dx=needs_dx), backend)
-        params.allocate(backend, seed=1)
-        x, _ = examples(backend, 3)
-        _, backward = network.forward(x, Context(train=True))
-        dx = backward(backend.asarray(np.ones((3, *output.shape))))
-        assert dx is not None or not needs_dx
-        del dx, _, backward
-        assert backend.workspace.on_loan == 0
-        found.append(np.array(params.grad))
-    np.testing.assert_array_equal(found[0], found[1])
 
 
 # errors --------------------------------------------------------------------------------------------------------------

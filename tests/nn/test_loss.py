@@ -24,7 +24,6 @@ from cupynet.nn import (
     SoftmaxNLL,
 )
 from tests.support.backends import every_backend, every_dtype
-from tests.support.gradients import check_derivative
 from tests.support.refusals import refused
 
 GOLDEN = np.load(Path(__file__).parent.parent / "golden" / "loss.npz")
@@ -86,28 +85,6 @@ def test_losses_of_weighted_targets_are_those_of_pytorch(name: str, dtype: str, 
 
 def test_every_golden_loss_is_compared() -> None:
     assert {each.partition("/")[0] for each in GOLDEN if "/" in each} == LOSSES.keys() | TARGET_LOSSES.keys()
-
-
-@every_target_loss
-@pytest.mark.parametrize("weighted", [False, True])
-def test_gradients_of_targets_are_those_by_differences(kind: str, weighted: bool) -> None:
-    backend, rng = create_backend("numpy", "double"), np.random.default_rng(3)
-    outputs, targets = rng.normal(0, 2, (4, 5)), rng.uniform(0, 1, (4, 5 + weighted))
-    loss = TARGET_LOSSES[kind]
-    _, gradient = computed(loss, backend, outputs, targets)
-    check_derivative(
-        lambda: float(computed(loss, backend, outputs, targets)[0].mean()), backend, outputs, gradient, "z"
-    )
-
-
-@every_backend
-@every_loss
-def test_one_hot_targets_give_the_losses_of_class_numbers(name: str, kind: str) -> None:
-    backend, labels = create_backend(name, "float"), GOLDEN["labels"]
-    expected = computed(LOSSES[kind], backend, GOLDEN["outputs"], labels)
-    found = computed(LOSSES[kind], backend, GOLDEN["outputs"], np.eye(5, dtype=np.float32)[labels])
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * abs(other).max())
 
 
 @every_backend

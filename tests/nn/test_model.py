@@ -148,10 +148,6 @@ def test_predictions_are_made_in_batches(name: str) -> None:
         one_batch.predict(images, 0)
 
 
-def test_no_images_have_no_predictions() -> None:
-    assert small().predict(pixels(0)).shape == (0, 3)
-
-
 def layouts(x: Any) -> dict[str, Any]:
     """The same values (8, 9, 8, 2) in arrays of other layouts."""
     read_only = x.copy()
@@ -292,14 +288,6 @@ def test_parts_one_after_the_other_are_the_whole_network(kind: str) -> None:
     for part in parts:
         x, _ = part.forward(x, INFERENCE)
     np.testing.assert_allclose(x, expected, rtol=1e-12)
-
-
-def test_only_the_last_part_has_the_loss_and_copies_stay_parts() -> None:
-    network = Sequential({"a": Dense(4, "softmax"), "b": Dense(3)})
-    whole = Model(network, Flat(6), create_backend("numpy"))
-    first, last = (whole.part([name], whole.backend) for name in ("a", "b"))
-    assert isinstance(last.loss, SoftmaxNLL) and not isinstance(first.loss, SoftmaxNLL)
-    assert last.replicate(whole.backend).network.needs_dx and not first.replicate(whole.backend).network.needs_dx
 
 
 def test_a_single_image_is_predicted() -> None:

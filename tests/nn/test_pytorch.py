@@ -1,4 +1,4 @@
-"""Layers and their gradients compared with PyTorch's: stored by tests/golden/make_layers.py, and random ones."""
+"""Layers and their gradients compared with PyTorch's, stored by tests/golden/make_layers.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cupynet.backend import create_backend
 from cupynet.nn import Activation, AvgPool2D, Conv2D, Layer, MaxPool2D
@@ -84,53 +82,3 @@ def test_activations(name: str, dtype: str, tolerance: float, kind: str) -> None
 
 def test_every_layer_is_compared() -> None:
     assert GOLDEN.keys() == {"", *LAYERS, *ACTIVATIONS} and len(ACTIVATIONS) == 8
-
-
-# random layers, compared with PyTorch itself where it is installed ----------------------------------------------------
-
-sizes = st.tuples(st.integers(1, 3), st.integers(1, 3))
-extras = st.tuples(st.integers(0, 2), st.integers(0, 2))
-divisions = st.tuples(st.integers(1, 3), st.integers(1, 2), st.integers(1, 2))  # groups, filters and channels of each
-drawing = settings(
-    max_examples=25, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-
-
-@every_backend
-def test_random_convolutions(name: str) -> None:
-    pytest.importorskip("torch")
-    from tests.golden.make_layers import convolution, drawn
-
-    @drawing
-    @given(sizes, sizes, extras, sizes, divisions, extras, st.integers(0, 99))
-    def compared(
-        kernel: Any, stride: Any, padding: Any, dilation: Any, divided: tuple[int, int, int], more: Any, seed: int
-    ) -> None:
-        groups, each, channels = divided
-        extent = [(k - 1) * gap + 1 for k, gap in zip(kernel, dilation, strict=True)]
-        height, width = (max(1, size - 2 * p) + extra for size, p, extra in zip(extent, padding, more, strict=True))
-        arguments = groups * each, kernel, stride, padding, dilation, groups
-        x, weight, bias = drawn(arguments, (height, width, channels * groups), seed)
-        expected = {"x": x, "weight": weight, "bias": bias, **convolution(x, weight, bias, seed, arguments)}
-        layer = Conv2D(groups * each, kernel, stride, padding, dilation=dilation, groups=groups)
-        check(layer, expected, name, "double", 1e-11)
-
-    compared()
-
-
-@every_backend
-@pytest.mark.parametrize(("kind", "layer"), [("max", MaxPool2D), ("avg", AvgPool2D)])
-def test_random_pools(name: str, kind: str, layer: Any) -> None:
-    pytest.importorskip("torch")
-    from tests.golden.make_layers import pool
-
-    @drawing
-    @given(sizes, sizes, extras, extras, st.integers(1, 3), st.integers(0, 99))
-    def compared(kernel: Any, stride: Any, padding: Any, more: Any, channels: int, seed: int) -> None:
-        padding = tuple(min(p, k // 2) for p, k in zip(padding, kernel, strict=True))  # PyTorch takes no more
-        height, width = (k + extra for k, extra in zip(kernel, more, strict=True))
-        x = np.random.default_rng(seed).normal(size=(2, height, width, channels)) - 3
-        expected = {"x": x, **pool(kind, x, seed, (kernel, stride, padding))}
-        check(layer(kernel, stride, padding), expected, name, "double", 1e-11)
-
-    compared()

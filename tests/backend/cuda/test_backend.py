@@ -13,9 +13,7 @@ import pytest
 
 from cupynet.backend import create_backend, select_backend
 from cupynet.backend.cuda.gpus import Pool, limit_pools, pool, probe, trim_pools
-from cupynet.nn import Dense, Image, Model, Sequential
-from tests.standin.errors import Unwritten
-from tests.standin.planted import caught, together
+from tests.standin.planted import together
 
 pytestmark = pytest.mark.standin
 
@@ -64,40 +62,7 @@ def test_a_worker_stays_on_its_stream(cupy: Any) -> None:
     assert len(set(currents)) == 1 and currents[0][0] == 1 and currents[0][1] != cupy.cuda.Stream.null
 
 
-def test_the_caller_and_the_worker_see_each_others_changes_to_weights() -> None:
-    """The owner of a model changes and reads it in a thread of its own, on the null stream."""
-    backend = create_backend("cupy")
-    weights = backend.allocate((3,), np.float32)
-    weights[...] = 1
-    backend.synchronize()
-
-    def train() -> None:
-        backend.activate()
-        weights.__imul__(2)
-
-    assert together(train) == [None]
-    backend.synchronize()  # as a wrapper does before and after its workers train
-    weights += 1
-    backend.synchronize()
-    assert together(lambda: backend.to_host(weights).tolist()) == [[3, 3, 3]]
-
-
-def test_a_model_of_another_device_is_made_and_loaded_by_any_thread(cupy: Any) -> None:
-    """Before a worker has activated its backend: nothing is written from another device."""
-    model = Model(Sequential([Dense(3)]), Image(2, 2, 1), create_backend("cupy", device=1), seed=3)
-    assert model.params.master.device.id == 1 and cupy.cuda.Device().id == 0
-    weights = {name: weight + 1 for name, weight in model.weights().items()}
-    model.load_weights(weights)
-    for name, weight in model.weights().items():
-        np.testing.assert_array_equal(weight, weights[name])
-
-
 # memory ---------------------------------------------------------------------------------------------------------------
-
-
-def test_allocated_memory_is_arbitrary_until_it_is_written() -> None:
-    with caught(Unwritten):
-        create_backend("cupy").allocate((2,), np.float32).sum()
 
 
 def test_buffers_of_the_null_stream_are_not_lent_on_the_workers(cupy: Any) -> None:

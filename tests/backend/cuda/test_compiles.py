@@ -55,14 +55,13 @@ needs_nvrtc = pytest.mark.skipif(
 every_file = pytest.mark.parametrize("file", sorted(path.stem for path in FOLDER.glob("*.cu")))
 
 
-def compiled(text: str, architecture: str, *more: str, headers_in: Path | None = None) -> tuple[bytes, str]:
+def compiled(text: str, architecture: str, *more: str) -> tuple[bytes, str]:
     """Compile a file, once for each text and each version of the compiler and of CUDA's headers.
 
     Args:
         text: of the file.
         architecture: a real one for machine code; a virtual one, such as compute_90, for PTX.
         more: options of the compiler.
-        headers_in: the folder of our headers that it includes; None if it includes none.
 
     Returns:
         The machine code or the PTX, and the messages of the compiler.
@@ -71,10 +70,9 @@ def compiled(text: str, architecture: str, *more: str, headers_in: Path | None =
         ValueError: it does not compile.
     """
     flags = [*OPTIONS, f"-arch={architecture}", "-ftz=true", *more]  # -ftz: as CuPy compiles
-    headers = [] if headers_in is None else [header.read_text() for header in sorted(headers_in.glob("*.cuh"))]
-    key = hashlib.sha256("\0".join([text, *headers, *flags, *compiler()]).encode()).hexdigest()[:20]
-    folders = [f"-I{folder}" for folder in (headers_in, includes()[-1]) if folder is not None]
-    built = once(f"{architecture}-{key}.cubin", lambda made: made.write_bytes(_compiled(text, [*flags, *folders])))
+    key = hashlib.sha256("\0".join([text, *flags, *compiler()]).encode()).hexdigest()[:20]
+    flags.append(f"-I{includes()[-1]}")
+    built = once(f"{architecture}-{key}.cubin", lambda made: made.write_bytes(_compiled(text, flags)))
     log, _, code = built.read_bytes().partition(b"\0")
     return code, log.decode()
 
@@ -117,14 +115,6 @@ def missing(file: str, code: bytes) -> list[str]:
 @every_file
 def test_a_file_compiles(file: str, architecture: str, more: tuple[str, ...]) -> None:
     code, log = compiled(source(file), architecture, *more)
-    assert log == "" and not missing(file, code)
-
-
-@needs_nvrtc
-@every_file
-def test_a_file_compiles_with_its_header_beside_it(file: str) -> None:
-    """As nvcc and editors read it, not assembled into one text as for CuPy."""
-    code, log = compiled((FOLDER / f"{file}.cu").read_text(), "sm_90", QUICKLY, headers_in=FOLDER)
     assert log == "" and not missing(file, code)
 
 
