@@ -66,7 +66,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         return
     print(evaluation.stats(names))
     print(f"{split} accuracy {evaluation.accuracy:.4f}, loss {evaluation.loss!r}")
-    if trained.checkpoint is None and trained.summary is not None:
+    if trained.checkpoint is None and trained.summary is not None and not _chooses_data(overrides):
         scores, loss = trained.summary.scores, evaluation.loss if math.isfinite(evaluation.loss) else None  # as in JSON
         before = scores.test_accuracy if split == "test" else scores.validation_accuracy
         same = evaluation.accuracy == before and (split != "test" or loss == scores.test_loss)
@@ -74,7 +74,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
             print(f"summary.json has no accuracy on {split} images")
         else:
             print("the same as in summary.json" if same else f"summary.json says {before}")
-            reason = "" if same else changed(trained, overrides)
+            reason = "" if same else changed(trained)
             if reason:
                 print(f"the run may have used other test images: {reason}")
 
@@ -125,15 +125,10 @@ def _as_trained(data: dict[str, Any], trained: Trained, names: Sequence[str]) ->
     return {**data, **left_open, **whole}
 
 
-def changed(trained: Trained, overrides: Sequence[str]) -> str:
-    """Return why a run of an earlier version may have had other test images.
-
-    Return "" if it had the same, or if the overrides choose the data.
-    """
+def changed(trained: Trained) -> str:
+    """Return why a run of an earlier version may have had other test images; "" if it had the same."""
     from cupynet.training.checkpointing import found
 
-    if _chooses_data(overrides):
-        return ""
     with suppress(CupynetError):  # it has no checkpoint, or a damaged one
         if found(trained.run.checkpoints_path, warn=False).state.get("data"):
             return ""  # a run of this version

@@ -23,7 +23,7 @@ from cupynet.config.schema import Settings, read
 from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError
 from cupynet.core.settings import flat
-from cupynet.core.wording import written
+from cupynet.core.wording import listed, written
 
 S = TypeVar("S", bound=Settings)
 
@@ -85,15 +85,15 @@ def composed(overrides: Sequence[str], folder: Path | None) -> DictConfig:
             GlobalHydra.instance().initialize(running)
 
 
-def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S]) -> S:
-    """Return the composed configuration as plain, valid values. ConfigError."""
+def settings_of(config: DictConfig, overrides: Sequence[str], schema: type[S], rate: Any = None) -> S:
+    """Return the composed configuration as plain, valid values. ConfigError. rate: see `name_schedule`."""
     try:
         ours = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
         plain = cast("dict[str, Any]", OmegaConf.to_container(ours, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise refusal(error, schema) from error
     refuse_contradictions(config, plain, overrides)
-    name_schedule(plain, overrides)
+    name_schedule(plain, overrides, rate)
     asked = [*map(name_of, overrides), *typed(overrides)]
     for_chosen_classes(plain, asked)
     data = plain.get("data")
@@ -110,27 +110,31 @@ def opened(overrides: Sequence[str]) -> list[str]:
     return [f"++{each}" if each.startswith(f"{RATE}={{") else each for each in overrides]
 
 
-def name_schedule(plain: dict[str, Any], overrides: Sequence[str]) -> None:
+def name_schedule(plain: dict[str, Any], overrides: Sequence[str], rate: Any) -> None:
     """Replace the name of a schedule, `optimizer.learning_rate=cosine`, by its class. ConfigError if there is none.
 
-    The highest rate defaults to the rate of the optimizer's file. If a mapping has a name, its `_target_` and the
-    arguments of that class were merged from the file.
+    The highest rate defaults to `rate`, that of a stored run, or else to that of the optimizer's file. If a mapping has
+    a name, its `_target_` and the arguments of that class were merged from the file.
     """
     optimizer: Any = plain.get("optimizer")
     node = optimizer.get("learning_rate") if isinstance(optimizer, dict) else None
     node = {"name": node} if isinstance(node, str) else node
     if not isinstance(node, dict) or "name" not in node:
         return
-    from cupynet.optim.schedules import NAMES  # imports NumPy, which --help does not need
+    from cupynet.optim.schedules import NAMES, required  # imports NumPy, which --help does not need
 
     kind, by_class = NAMES[one_of(RATE, node["name"], NAMES)], {each.__name__: each for each in NAMES.values()}
     asked = {each.removeprefix(f"{RATE}.").partition(".")[0] for each in typed(overrides) if each.startswith(RATE)}
     before = by_class.get(str(node.get("_target_")).rpartition(".")[2])
     merged = {"name", "_target_", *(arguments(before)[0] if before else ())}
     given = {key: value for key, value in node.items() if key not in merged or key in asked - {"name"}}
+    if missing := [each for each in required(kind) if each not in given]:
+        form = written({"name": node["name"], **dict.fromkeys(required(kind), "...")})
+        raise ConfigError(f"needs {listed(missing, 'and')}: {RATE}={form}", RATE, node["name"])
     if kind.highest is not None and kind.highest not in given:
         kept = [each for each in overrides if re.match(r"\W*(optimizer|experiment)\b", each) and RATE not in each]
-        rate = composed(kept, own_folder()).optimizer.get("learning_rate")
+        if kept or rate is None:
+            rate = composed(kept, own_folder()).optimizer.get("learning_rate")
         while isinstance(rate, Mapping):
             own = by_class.get(str(rate.get("_target_")).rpartition(".")[2])
             rate = None if own is None or own.highest is None else rate.get(own.highest)

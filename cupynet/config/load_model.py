@@ -95,7 +95,7 @@ class Trained:
         self.run, self._trusted = Run(run_of(self.path)), list(trusted_modules)
         if not os.path.isdir(self.path):  # False for invalid names
             raise ConfigError(
-                f"{wording.one_line(self.path)}: there is no such folder. The folders of runs are in outputs/"
+                f"{wording.one_line(self.path)}: there is no such file or folder. The folders of runs are in outputs/"
             )
         named = self.run.folder != self.path
         self.checkpoint = found(checkpoint_of(self.path)) if named else None

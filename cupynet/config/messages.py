@@ -32,6 +32,8 @@ def refusal(error: BaseException, schema: type[Settings]) -> ConfigError:
     key = str(found.full_key)
     if isinstance(found, ConfigKeyError | ConfigAttributeError):
         reason = f"there is no setting '{key}'{_hint(found, key, schema)}"
+    elif "is not a ListConfig" in str(found.msg):
+        return ConfigError(f"must be a list: {key}=[{found.value}]", f"{_file(error)}{key}", str(found.value))
     else:
         reason = one_line((found.msg or str(found)).partition("full_key:")[0])
     return ConfigError(reason, f"{_file(error)}{key}")

@@ -5,6 +5,7 @@ Schedules over the whole training are in counted.py, and the one that depends on
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -292,6 +293,12 @@ def _cosine(start: float, end: float, progress: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
+def required(kind: type[Schedule]) -> list[str]:
+    """Return the constructor arguments of a schedule without a default, except the highest rate."""
+    named = inspect.signature(kind).parameters.values()
+    return [each.name for each in named if each.default is each.empty and each.name != kind.highest]
+
+
 def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Schedule:
     """Convert a learning rate to a `Schedule`.
 
@@ -309,11 +316,15 @@ def schedule(owner: str, learning_rate: Any, highest: float | None = None) -> Sc
         return learning_rate
     named = {"name": learning_rate} if isinstance(learning_rate, str) else learning_rate
     if isinstance(named, Mapping):
-        kind = NAMES[one_of(name, named.get("name"), NAMES)]
+        label = one_of(name, named.get("name", learning_rate), NAMES)
+        kind = NAMES[label]
         given = {} if kind.highest is None or highest is None else {kind.highest: highest}
         try:
             return kind(**given | {str(key): value for key, value in named.items() if key != "name"})
         except TypeError as error:  # an argument is missing, or unknown
-            raise ConfigError(str(error), name, shown(learning_rate)) from error
+            problem = str(error).partition("() ")[2] or str(error)
+            form = {"name": label, **dict.fromkeys(required(kind), ...)}
+            reason = f"'{label}' {problem}. Write {str(form).replace('Ellipsis', '...')}"
+            raise ConfigError(reason, name, shown(learning_rate)) from error
     example = "such as 'cosine' or OneCycle(0.2)"
     return Constant(number(name, learning_rate, above=0, also=f", or a schedule {example}"))

@@ -129,7 +129,8 @@ def test_other_images_than_the_runs_are_refused_unless_chosen(copy: Path, call: 
     summary_of(copy, dataset="mnist")
     found = call(main, copy)
     assert found.code == 65 and "mnist" in found.error and "synthetic" in found.error
-    assert call(main, copy, "data.test=200").code == 0
+    chosen = call(main, copy, "data.test=200")
+    assert chosen.code == 0 and "summary.json" not in chosen.out
 
 
 def test_a_run_without_test_images_is_evaluated_on_its_validation_images(tmp_path: Path, call: Call) -> None:

@@ -231,6 +231,12 @@ def test_an_unknown_schedule_and_wrong_arguments_of_one_are_refused() -> None:
             build(settings_of(f"optimizer.learning_rate={wrong}").optimizer, "optimizer")
 
 
+def test_one_name_in_place_of_a_list_is_refused() -> None:
+    for key, name in (("metrics", "auc"), ("freeze", "conv*")):
+        with refused(key, name):
+            composing.compose([f"{key}={name}"])
+
+
 def test_the_synchronizer_follows_the_settings_of_its_group() -> None:
     found = settings_of("parallel.averaging_frequency=end", "parallel.average_updaters=false").parallel.synchronizer
     assert (found["averaging_frequency"], found["average_updaters"], found["report_score"]) == ("end", False, True)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from cupynet import config
 from cupynet.commands import train
-from cupynet.config import resume
+from cupynet.config import resume, stored
 from cupynet.config.schema import Settings
 from cupynet.core import lock
 from cupynet.core.errors import Interrupted
@@ -25,6 +25,7 @@ from cupynet.runs.run import Run
 from tests.support.commands import QUICK, SMALL, Command, run
 from tests.support.refusals import refused
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, started, trained
+from tests.support.settings import settings_of
 from tests.support.user_files import digits, write_pictures
 
 RUN = Path("outputs/day/run")
@@ -125,6 +126,17 @@ def test_training_further_is_as_in_one_go_or_warns_that_the_schedule_changed(
     assert all((one[name] == other[name]).all() for name in one) == as_in_one_go
     warned = [each for each in caplog.records if isinstance(each.args, tuple) and each.args[:3] == (4, 2, 4)]
     assert bool(warned) != as_in_one_go
+
+
+def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
+    """Without its optimizer: the highest rate is that of the run."""
+    settings = ["optimizer=adam", "optimizer.learning_rate=cosine"]
+    stored.keep(in_folder / "run", settings_of(*settings), settings)
+    before = config.load(in_folder / "run").optimizer
+    for again in (settings, settings[1:], ["++optimizer.learning_rate={name:cosine,initial:0.001}"]):
+        assert config.load(in_folder / "run", again).optimizer == before
+    other = config.load(in_folder / "run", ["optimizer=sgd", *settings[1:]])
+    assert other.optimizer["learning_rate"]["initial"] == 0.1
 
 
 def test_a_resumed_run_keeps_an_automatic_number_of_stages(in_folder: Path) -> None:
