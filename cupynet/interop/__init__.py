@@ -1,4 +1,4 @@
-"""Models for and from other programs: PyTorch, Keras, ONNX. `cupynet export` exports a run."""
+"""Model conversion: import from PyTorch and Keras, export to PyTorch and ONNX."""
 
 from cupynet.interop.keras import import_keras
 from cupynet.interop.onnx import INPUTS, export_onnx, onnx_graph

@@ -1,11 +1,9 @@
-"""Weights from Keras 3, whose axes are in the same order as those of cupynet.
+"""Import of weights from Keras 3, which orders axes like cupynet. This is the only file that imports h5py.
 
-Its files are laid out as in keras/src/saving/saving_lib.py: `layers/<layer>/vars/<number>`. A layer is named by its
-class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. A `.keras`
-archive also has the settings of its layers, which are compared. A `.weights.h5` file has none, so compare them
-yourself: the epsilon of a normalization, for example, is 1e-3 in Keras and 1e-5 in `BatchNorm`.
-
-The only file that imports h5py.
+Keras stores weights as `layers/<layer>/vars/<number>` (keras/src/saving/saving_lib.py). A layer has the name of
+its class and a count (conv2d, conv2d_1, dense). Trained weights are numbered first, then running statistics. A `.keras`
+archive also contains the settings of its layers, which are compared. A `.weights.h5` file does not, so users must
+compare them: the epsilon of a normalization, for example, is 1e-3 in Keras and 1e-5 in `BatchNorm`.
 """
 
 from __future__ import annotations
@@ -32,23 +30,23 @@ from cupynet.nn import Concat, Conv2D, Layer, Model, Residual
 H5_IN_KERAS, CONFIG_IN_KERAS = "model.weights.h5", "config.json"
 MOST_CONFIG = 1 << 24  # bytes
 DROPOUT_STATE = "/seed_generator/"
-CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # here -> Keras
+CLASSES = {"BatchNorm": "BatchNormalization", "LayerNorm": "LayerNormalization"}  # cupynet -> Keras
 
 
 def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
-    """Load the weights of `path`, a `.weights.h5` or `.keras` file of Keras 3; needs h5py (the extra `keras`).
+    """Load the weights of a `.weights.h5` or `.keras` file of Keras 3. Requires h5py (the extra `keras`).
 
     A `Conv2D` with as many groups as channels takes the weights of a `DepthwiseConv2D`, or of a `Conv2D` in `names`.
 
     Args:
-        names: our layer -> layer in the file ("conv1": "conv2d_1"). By default the n-th layer of a class here is the
-            n-th of that class there. Layers in branches must be named: Keras numbers them by their distance to the
-            output.
+        names: layer in the file by layer of the model ("conv1": "conv2d_1"). By default, the n-th layer of a class here
+            corresponds to the n-th layer of that class in the file. Layers in branches must be named, because Keras
+            numbers them by their distance to the output.
 
     Raises:
-        DataError: the file cannot be read; or a weight is missing, has another shape, or belongs to no layer; or a
-            `.keras` archive has layers with other settings, such as epsilon, strides or activation.
-        ConfigError: `names` has unknown layers or lacks ambiguous ones; h5py is not installed.
+        DataError: the file cannot be read; a weight is missing, unexpected, or has another shape; or layers in a
+            `.keras` archive have other settings, such as epsilon, strides or activation.
+        ConfigError: `names` has unknown layers or lacks ambiguous ones, or h5py is not installed.
     """
     names = names or {}
     wanted = weights_of(model, names)
@@ -72,16 +70,16 @@ def import_keras(model: Model, path: PathLike, names: Mapping[str, str] | None =
 
 def _read(variable: Any, shape: tuple[int, ...]) -> Any:
     array = variable[()]
-    if variable.attrs.get("dtype") == "bfloat16":  # stored as pairs of bytes
+    if variable.attrs.get("dtype") == "bfloat16":  # stored as byte pairs
         array = widened(array.tobytes(), array.shape)
     channels = math.prod(array.shape[2:])
     if array.ndim == 4 and shape == (*array.shape[:2], 1, channels):
-        return array.reshape(shape)  # of a DepthwiseConv2D: (K_h, K_w, C, multiplier) -> (K_h, K_w, 1, O)
+        return array.reshape(shape)  # a DepthwiseConv2D: (K_h, K_w, C, multiplier) -> (K_h, K_w, 1, O)
     return array
 
 
 def _keras_names(network: Layer) -> dict[str, str]:
-    """Return Keras' name of each layer: its class in snake case, and the number of earlier layers of this class."""
+    """Return Keras' name of each layer: its class in snake case, with the number of earlier layers of this class."""
     counts: Counter[str] = Counter()
     names = {}
     for layer in network.walk():
@@ -95,9 +93,9 @@ def _keras_names(network: Layer) -> dict[str, str]:
 
 
 def _check_unambiguous(model: Model, wanted: Mapping[str, Weight], names: Mapping[str, str]) -> None:
-    """Refuse to guess which layer of the file is in which of two branches. ConfigError.
+    """Raise ConfigError for layers in branches without a name in the file.
 
-    Layers in sequence have the same order here and there. (keras/src/ops/function.py numbers layers by depth.)
+    Only layers in sequence have the same order in Keras, which numbers layers by depth (keras/src/ops/function.py).
     """
     with_weights = {layer.path for layer, _, _ in wanted.values()}
     for parent in model.network.walk():
@@ -105,24 +103,24 @@ def _check_unambiguous(model: Model, wanted: Mapping[str, Weight], names: Mappin
             unnamed = with_weights.intersection(layer.path for layer in parent.walk()) - set(names)
             if unnamed:
                 raise ConfigError(
-                    f"layer {min(unnamed)!r} is in one of several branches, which Keras numbers in an order of its "
-                    f"own. Name it in the file: names={{{min(unnamed)!r}: 'conv2d_1'}}"
+                    f"layer {min(unnamed)!r} is in one of several branches, whose order in Keras is unknown. "
+                    f"Name it in the file: names={{{min(unnamed)!r}: 'conv2d_1'}}"
                 )
 
 
 @contextmanager
 def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
-    """Open a file of Keras: path within it -> variable, for all layers. ConfigError, DataError."""
+    """Open a Keras file. Yields its variables by path; raises ConfigError or DataError."""
     try:
         import h5py
     except ImportError as error:
-        raise ConfigError("Keras files need h5py, which is not installed: pip install 'cupynet[keras]'") from error
+        raise ConfigError("Keras files require h5py. Install it with pip install 'cupynet[keras]'") from error
     require_plain(path)
     try:
         with h5py.File(_h5(path), "r") as file:
             if "layers" not in file:
                 raise DataError(
-                    f"{path}: has no layers as Keras 3 writes them. Convert a legacy .h5 file in Keras 3: "
+                    f"{path}: is not in the format of Keras 3. Convert a legacy .h5 file in Keras 3: "
                     "keras.models.load_model(path), or model.load_weights(path), and then model.save('digits.keras')"
                 )
             yield dict(_variables(file, h5py, "layers"))
@@ -130,11 +128,11 @@ def _opened(path: PathLike) -> Iterator[dict[str, Any]]:
         if isinstance(error, ConfigError):
             raise
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise DataError(f"{path}: cannot be read as .weights.h5 or .keras of Keras 3 ({reason})") from error
+        raise DataError(f"{path}: cannot be read as .weights.h5 or .keras file of Keras 3 ({reason})") from error
 
 
 def _h5(path: PathLike) -> Any:
-    """Return what HDF5 opens: the file, or the one inside a .keras archive."""
+    """Return the HDF5 file to open, which may be inside a .keras archive."""
     if not zipfile.is_zipfile(path):
         return Path(path)
     with zipfile.ZipFile(path) as archive:
@@ -142,7 +140,7 @@ def _h5(path: PathLike) -> Any:
 
 
 def _config(path: PathLike) -> Any:
-    """Return the content of config.json in a .keras archive, or {} if there is none, as in a .weights.h5 file."""
+    """Return config.json of a .keras archive, or {} if there is none, as in a .weights.h5 file."""
     if not zipfile.is_zipfile(path):
         return {}
     try:
@@ -159,15 +157,15 @@ def _config(path: PathLike) -> Any:
 
 
 def _variables(file: Any, h5py: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays below a group. Links and data in other files are refused. DataError."""
+    """Yield the arrays below a group. Raises DataError for links and data in other files."""
     group = file[place]
     for name in group:
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise DataError(f"{file.filename}: {place}/{name} is a link, which is not followed")
+            raise DataError(f"{file.filename}: {place}/{name} is a link, which is not supported")
         inside = group[name]
         if isinstance(inside, h5py.Group):
             yield from _variables(file, h5py, f"{place}/{name}")
         elif inside.external or inside.is_virtual:
-            raise DataError(f"{file.filename}: {place}/{name} is in another file, which is not read")
+            raise DataError(f"{file.filename}: {place}/{name} is stored in another file, which is not supported")
         else:
             yield f"{place}/{name}", inside

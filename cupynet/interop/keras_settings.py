@@ -1,7 +1,7 @@
-"""Compares the layer settings in `config.json` of a `.keras` archive with those of a model.
+"""Compares layer settings in `config.json` of a `.keras` archive with those of a model.
 
-The same weights fit many networks: another epsilon, stride or activation silently gives other results. Only settings
-that are in the file and affect inference are compared.
+The same weights fit many networks: a different epsilon, stride or activation would silently change the results. Only
+settings that are in the file and affect inference are compared.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ KINDS: dict[type[nn.Layer], str] = {
     nn.Concat: "Concatenate",
 }
 WEIGHTED = ("Conv2D", "Dense", "BatchNormalization", "LayerNormalization")
-# layers that do nothing in inference, and Flatten, which `Dense` includes; also all classes that begin with Random
+# classes without effect in inference, and Flatten, which `Dense` includes; also all classes that begin with Random
 IDLE = (
     *("InputLayer", "Flatten", "Identity", "Dropout", "SpatialDropout2D", "GaussianDropout", "AlphaDropout"),
     *("GaussianNoise", "ActivityRegularization"),
 )
-ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> here, if the names differ
+ACTIVATIONS = {"linear": "identity", "swish": "silu"}  # Keras -> cupynet, if the names differ
 
 
 @dataclass
@@ -48,10 +48,10 @@ class Step:
     """One operation of a network: a layer without its activation, or an activation.
 
     Attributes:
-        kind: the class in Keras.
-        name: the name of the layer in its network.
-        settings: as Keras names them.
-        layer: the layer of the model; None for a step from the file.
+        kind: class name in Keras.
+        name: name of the layer.
+        settings: settings by Keras' names.
+        layer: the layer of the model; None for a step in the file.
     """
 
     kind: str
@@ -65,30 +65,29 @@ class Step:
 
 
 def snake_case(kind: str) -> str:
-    """Return a class name as Keras writes it in names: Conv2D -> conv2d, BatchNormalization -> batch_normalization."""
+    """Convert a class name as Keras does: Conv2D -> conv2d, BatchNormalization -> batch_normalization."""
     words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", kind))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
 def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if the layers in a file have different settings from those of the model.
+    """Raise DataError if settings of layers in a file differ from those of the model.
 
     Args:
-        config: the content of config.json.
-        places: layer of the model -> layer in the weights file whose weights it takes.
+        config: content of config.json.
+        places: layer in the weights file by layer of the model.
     """
     try:
         theirs = [step for step in _theirs(config) if not _only_flattens(step, model.input.shape)]
         if theirs:
             _check_steps(model, list(_ours(model.network)), theirs, places, path)
     except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: its config.json is not that of a Keras 3 model ({one_line(error)})") from error
+        raise DataError(f"{path}: its config.json does not describe a Keras 3 model ({one_line(error)})") from error
 
 
 def _check_steps(
     model: nn.Model, ours: list[Step], theirs: list[Step], places: Mapping[str, str], path: PathLike
 ) -> None:
-    """Compare the steps of both networks. DataError."""
     _check_pixels(model, theirs, path)
     if theirs and theirs[-1].settings.get("activation") == model.loss.applies is not None:
         theirs.pop()  # the loss applies it
@@ -108,26 +107,26 @@ def _check_steps(
 
 
 def _only_flattens(step: Step, shape: tuple[int, ...]) -> bool:
-    """Return True for a Reshape to a vector, or to the input of the model, such as (28, 28) to (28, 28, 1)."""
+    """Return True for a Reshape to a vector, or to the model's input shape, such as (28, 28) to (28, 28, 1)."""
     target = step.settings.get("target_shape", [])
     return step.kind == "Reshape" and (len(target) == 1 or tuple(target) == shape)
 
 
 def _check_in_order(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare the steps of two networks without branches."""
+    """Compare two networks without branches step by step."""
     for number in range(max(len(ours), len(theirs))):
         here, there = (steps[number] if number < len(steps) else None for steps in (ours, theirs))
         if here is None or there is None or here.kind != there.kind:
             raise DataError(
-                f"{path}: its network differs from the model: {there or 'no more layers'} in the file, "
-                f"{here or 'no more layers'} in the model. Build the same network, or save only weights (.weights.h5)."
+                f"{path}: the networks differ: the file has {there or 'no more layers'}, the model has "
+                f"{here or 'no more layers'}. Build the same network, or save only the weights (.weights.h5)."
             )
         if here.kind not in WEIGHTED:
             _check_pair(here, there, path)
 
 
 def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike) -> None:
-    """Compare the steps of networks with branches, in any order, because their order in the file is arbitrary."""
+    """Compare networks with branches in any order, because the order in the file is arbitrary."""
     left = list(theirs)
     for here in ours:
         same = [there for there in left if there.kind == here.kind]
@@ -135,22 +134,24 @@ def _check_together(ours: Sequence[Step], theirs: Sequence[Step], path: PathLike
         if found is None:
             if same:
                 _check_pair(here, same[0], path)
-            raise DataError(f"{path}: {here} is in the model, but not in the file. Build the same network.")
+            raise DataError(f"{path}: the model has {here}, but the file does not. Build the same network.")
         left.remove(found)
     if left:
-        raise DataError(f"{path}: {left[0]} is in the file, but not in the model. Build the same network.")
+        raise DataError(f"{path}: the file has {left[0]}, but the model does not. Build the same network.")
 
 
 def _check_pair(here: Step, there: Step, path: PathLike) -> None:
-    """Raise DataError if two steps of the same kind have different settings."""
+    """Raise DataError if settings of two steps of the same kind differ."""
     found = _differences(here, there)
     if found:
-        each = [f"{name} is {shown(own)} here and {shown(other)} in the file" for name, own, other in found]
-        raise DataError(f"{path}: layer '{here.name}', {there.name!r} there: {listed(each, 'and')}. Use the file's.")
+        each = [f"{name} is {shown(own)}, but {shown(other)} in the file" for name, own, other in found]
+        raise DataError(
+            f"{path}: layer '{here.name}' ({there.name!r} in the file): {listed(each, 'and')}. Use the file's."
+        )
 
 
 def _differences(here: Step, there: Step) -> list[tuple[str, Any, Any]]:
-    """Return (setting, here, there) of the settings that differ."""
+    """Return name, own value and the file's value of settings that differ."""
     assert here.layer is not None
     expected = _resolved(there.settings, here.layer)
     return [(name, here.settings[name], value) for name, value in expected.items()
@@ -164,7 +165,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def _check_pixels(model: nn.Model, theirs: list[Step], path: PathLike) -> None:
-    """Remove a Rescaling at the start, if the model scales pixels in the same way. DataError if it does not."""
+    """Remove an initial Rescaling from `theirs`. Raises DataError if the model scales pixels differently."""
     if theirs[0].kind != "Rescaling":
         return
     settings, pixels = theirs.pop(0).settings, model.pixels
@@ -200,7 +201,7 @@ def _ours(network: nn.Layer) -> Iterator[Step]:
 
 
 def _settings_of(layer: nn.Layer) -> Settings:
-    """Return the settings of a built layer as Keras names them."""
+    """Return the settings of a built layer by Keras' names."""
     found: Settings = {"data_format": "channels_last"}
     if isinstance(layer, nn.Conv2D | nn.MaxPool2D | nn.AvgPool2D):
         size = "kernel_size" if isinstance(layer, nn.Conv2D) else "pool_size"
@@ -223,9 +224,9 @@ def _settings_of(layer: nn.Layer) -> Settings:
 
 
 def _theirs(config: Any, place: str = "") -> Iterator[Step]:
-    """Yield the steps of a model in the file, including nested models, by the names of their weights."""
+    """Yield the steps of a model in the file, including nested models, named like their weights."""
     counts: Counter[str] = Counter()
-    around: Any = None  # a ZeroPadding2D, which becomes the padding of the next convolution
+    around: Any = None  # a ZeroPadding2D, to be merged into the next convolution
     for layer in config.get("config", {}).get("layers", []):
         kind, settings = str(layer["class_name"]), dict(layer.get("config", {}))
         name = snake_case(kind)
@@ -247,7 +248,7 @@ def _theirs(config: Any, place: str = "") -> Iterator[Step]:
 
 
 def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
-    """Yield a layer of the file as steps."""
+    """Split a layer of the file into steps."""
     activation = settings.pop("activation", "linear")
     if kind in ("ReLU", "LeakyReLU", "ELU", "Softmax"):
         activation = {"class_name": kind, "config": settings}
@@ -259,7 +260,7 @@ def _steps(kind: str, name: str, settings: Settings) -> Iterator[Step]:
 
 
 def _activation(given: Any) -> Settings:
-    """Return the name and slope of an activation here. Keras writes a name, a function or a layer."""
+    """Return cupynet's name and slope of an activation, which Keras stores as a name, a function or a layer."""
     if isinstance(given, Mapping):
         kind, settings = str(given.get("class_name")), given.get("config")
         if not isinstance(settings, Mapping):
@@ -275,7 +276,7 @@ def _activation(given: Any) -> Settings:
 
 
 def _resolved(settings: Settings, layer: nn.Layer) -> Settings:
-    """Return settings of the file in the form of `_settings_of`: sizes as pairs, padding in pixels for `layer`."""
+    """Convert settings of the file to the form of `_settings_of`: sizes as pairs, padding in pixels."""
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     if "depth_multiplier" in found:  # DepthwiseConv2D
         channels = layer.input.shape[-1]

@@ -1,4 +1,4 @@
-"""Matching the weights of a model with those of another program's file."""
+"""Matches the weights of a model with those in the file of another program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cupynet.nn import Layer, Model
 
 
 def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> None:
-    """Refuse layers that are not in `known`, which have an equivalent in `target`. ConfigError."""
+    """Raise ConfigError for layers whose type is not in `known`, the types with an equivalent in `target`."""
     for layer in network.walk():
         if type(layer) not in known:
             kind, name = type(layer), layer.path or "network"
@@ -24,7 +24,7 @@ def check_known(network: Layer, known: Collection[type[Layer]], target: str) -> 
 
 
 class Weight(NamedTuple):
-    """A weight or buffer of a model, with its layer, its name within the layer, and its shape."""
+    """A weight or buffer of a model: its layer, its name within the layer, and its shape."""
 
     layer: Layer
     name: str
@@ -34,11 +34,8 @@ class Weight(NamedTuple):
 def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
     """Return all weights and buffers by name.
 
-    Args:
-        names: of layers and weights, which must exist.
-
     Raises:
-        ConfigError: `names` has one that is neither a weight nor a layer of the model.
+        ConfigError: an entry of `names` is neither a weight nor a layer of the model.
     """
     layers = {layer.path: layer for layer in model.network.walk()}
     arrays: dict[str, Any] = {**dict(model.params.named()), **dict(model.params.named_buffers())}
@@ -48,31 +45,31 @@ def weights_of(model: Model, names: Iterable[str] = ()) -> dict[str, Weight]:
         found[name] = Weight(layers[path], own, array.shape)
     for name in names:
         if name not in found and name not in layers:
-            raise ConfigError(f"names: this model has no layer or weight {name!r}, but {', '.join(found)}")
+            raise ConfigError(f"names: the model has no layer or weight {name!r}. It has {', '.join(found)}.")
     return found
 
 
 def take(stored: dict[str, Any], there: str, name: str, path: PathLike) -> Any:
-    """Remove and return the entry `there` of a file, for our weight `name`. DataError."""
+    """Remove and return the entry `there` of a file, for the weight `name`. Raises DataError."""
     if there not in stored:
-        has = ", ".join(sorted(stored)[:8]) or "nothing more"
-        raise DataError(f"{path}: lacks {there!r}, for weight '{name}'. It has {has}. Give its name there in names.")
+        has = ", ".join(sorted(stored)[:8]) or "no other weights"
+        raise DataError(f"{path}: lacks {there!r} for weight '{name}'. It has {has}. Map the weight with names.")
     return stored.pop(there)
 
 
 def check_shape(
     read: Callable[[], Any], found: tuple[int, ...], shape: tuple[int, ...], what: str, path: PathLike
 ) -> Any:
-    """Return `read()` if it has the shape of our weight. Arrays of another size are not read. DataError."""
+    """Return `read()` if its shape is right. Arrays of another size are not even read. Raises DataError."""
     array = read() if math.prod(found) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
-        raise DataError(f"{path}: weight {what}: its shape {tuple(found)} does not fit the {shape} of this network")
+        raise DataError(f"{path}: weight {what} has shape {tuple(found)}, but the network needs {shape}")
     return array
 
 
 def check_all_taken(left: Mapping[str, Any], path: PathLike) -> None:
-    """Refuse a file with weights that belong to no layer. DataError."""
+    """Raise DataError if weights of the file are left over."""
     if left:
         raise DataError(
-            f"{path}: {min(left)!r} belongs to no layer of this model ({len(left)} such): is it from another network?"
+            f"{path}: unexpected weight {min(left)!r} ({len(left)} in total). The file may belong to another network."
         )

@@ -1,11 +1,9 @@
-"""A model as an ONNX graph, in operators of opset 20, of 2023.
+"""Export to ONNX, with operators of opset 20 (2023). This is the only file that imports onnx.
 
-The input is `images` (N, H, W, C) with any N: uint8 of 0 to 255, or float of 0 to 1. The graph includes the scaling
-and normalization of pixels. It returns `logits` (N, O), and `probabilities` if the loss defines them. Inside the graph
-images are (N, C, H, W), but they are flattened in the order H, W, C, so the weights of dense layers are unchanged.
-Normalization uses running statistics, `Dropout` is left out. Everything is computed in float.
-
-The only file that imports onnx.
+The input is `images` (N, H, W, C) with any N: uint8 from 0 to 255, or float from 0 to 1. The graph includes scaling and
+normalization of pixels. Its outputs are `logits` (N, O), and `probabilities` if the loss defines them. In the graph,
+images are (N, C, H, W) but are flattened in the order H, W, C, so that weights of dense layers stay the same.
+Normalization uses running statistics, `Dropout` is omitted, and all computations use float.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.files import PathLike, write_output
 from cupynet.interop.matching import check_known
 
-OPSET, IR_VERSION = 20, 9  # the operators, and the form of the file, of onnx 1.15
+OPSET, IR_VERSION = 20, 9  # as in onnx 1.15
 INPUTS = ("uint8", "float")
 PROBABILITIES: dict[type[Any], tuple[str, dict[str, int]]] = {
     nn.SoftmaxNLL: ("Softmax", {"axis": 1}),
@@ -30,28 +28,28 @@ PROBABILITIES: dict[type[Any], tuple[str, dict[str, int]]] = {
 }
 SIMPLE: dict[str, tuple[str, dict[str, int]]] = {
     **{name: (name.capitalize(), {}) for name in ("relu", "elu", "gelu", "tanh", "sigmoid", "softplus")},
-    "softmax": ("Softmax", {"axis": 1}),  # of channels, or of the features of vectors
+    "softmax": ("Softmax", {"axis": 1}),  # over channels, or over the features of vectors
 }
 
 
 def export_onnx(
     model: nn.Model, path: PathLike, *, input: str = "uint8", metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write the model to `path` as an ONNX file; needs onnx (the extra `onnx`).
+    """Write the model to an ONNX file. Requires onnx (the extra `onnx`).
 
     Args:
-        input: the type of `images`: `uint8`, 0 to 255, or `float`, 0 to 1.
+        input: type of `images`: `uint8` (0 to 255) or `float` (0 to 1).
         metadata: texts to store in the file, by name.
 
     Raises:
-        ConfigError: onnx is not installed, or a layer has no equivalent.
+        ConfigError: onnx is not installed, or a layer has no equivalent in ONNX.
         OutputError: the file cannot be written.
     """
     write_output(path, onnx_graph(model, input=input, metadata=metadata))
 
 
 def onnx_graph(model: nn.Model, *, input: str = "uint8", metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return the contents of the file. ConfigError."""
+    """Return the content of the ONNX file, see `export_onnx`."""
     checks.one_of("input", input, INPUTS)
     check_known(model.network, LAYERS, "ONNX")
     weights = {name: np.asarray(weight, np.float32) for name, weight in model.weights().items()}
@@ -65,15 +63,13 @@ class _Graph:
         try:
             import onnx
         except ImportError as error:
-            raise ConfigError(
-                "export to ONNX needs onnx, which is not installed: pip install 'cupynet[onnx]'"
-            ) from error
+            raise ConfigError("ONNX export requires onnx. Install it with pip install 'cupynet[onnx]'") from error
         self.onnx, self.weights = onnx, weights
         self.nodes: list[Any] = []
         self.constants: dict[str, Any] = {}
 
     def of(self, model: nn.Model, input: str, metadata: Mapping[str, str]) -> bytes:
-        """Return the contents of the file of a model."""
+        """Return the content of the file for a model."""
         make, kinds = self.onnx.helper, self.onnx.TensorProto
         kind = kinds.UINT8 if input == "uint8" else kinds.FLOAT
         logits = self.add("Identity", self.layer(model.network, self.images(model, input)), made="logits")
@@ -95,24 +91,24 @@ class _Graph:
         return content
 
     def add(self, operator: str, *inputs: str, made: str, **attributes: Any) -> str:
-        """Add a node; return the name of its output."""
+        """Add a node. Returns the name of its output."""
         self.nodes.append(self.onnx.helper.make_node(operator, list(inputs), [made], name=made, **attributes))
         return made
 
     def constant(self, name: str, value: Any, kind: Any = np.float32) -> str:
-        """Add a constant; return its name."""
+        """Add a constant. Returns its name."""
         self.constants[name] = np.ascontiguousarray(value, kind)
         return name
 
     def weight(self, layer: nn.Layer, own: str, axes: tuple[int, ...] | None = None) -> str:
-        """Add a weight, with its axes in another order; return its name."""
+        """Add a weight, transposed by `axes`. Returns its name."""
         name = f"{layer.path}.{own}" if layer.path else own
         return self.constant(name, self.weights[name].transpose(axes) if axes else self.weights[name])
 
     def images(self, model: nn.Model, input: str) -> str:
-        """Add the input: pixels scaled as by the model, and channels first; return its name.
+        """Add the input, with pixels scaled as by the model and channels first. Returns its name.
 
-        Names of the form images/Mul cannot be those of a layer.
+        Names such as images/Mul cannot clash with layer names.
         """
         per_pixel = 255.0 if input == "float" else 1.0
         scale = self.constant("images/scale", np.array(model.pixels.scale) * per_pixel)
@@ -125,11 +121,9 @@ class _Graph:
         return x if vectors else self.add("Transpose", x, made="images/Transpose", perm=[0, 3, 1, 2])
 
     def layer(self, layer: nn.Layer, x: str) -> str:
-        """Add a layer; return the name of its output."""
         return LAYERS[type(layer)](self, layer, x)
 
     def activation(self, kind: str, x: str, name: str, slope: float = 0.01) -> str:
-        """Add an activation; return the name of its output."""
         if kind == "identity":
             return x
         if kind == "leaky_relu":
@@ -140,7 +134,7 @@ class _Graph:
         return self.add(operator, x, made=f"{name}/{operator}", **attributes)
 
     def flat(self, layer: nn.Layer, x: str) -> str:
-        """Flatten x, images in the order H, W, C."""
+        """Flatten x, with images in the order H, W, C."""
         if not isinstance(layer.input, nn.Image):
             return x
         name = _name(layer)
@@ -149,7 +143,7 @@ class _Graph:
 
 
 def _name(layer: nn.Layer) -> str:
-    """Return the prefix of the names of a layer's nodes."""
+    """Return the prefix of a layer's node names."""
     return f"/{layer.path or 'network'}"
 
 

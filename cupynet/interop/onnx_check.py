@@ -1,7 +1,4 @@
-"""Comparison of an ONNX graph with its model on the same images.
-
-The only file that imports onnxruntime.
-"""
+"""Compares an ONNX graph with its model. This is the only file that imports onnxruntime."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import numpy as np
 
 from cupynet.nn import Model
 
-TOGETHER = 100  # images
-BOUND = 1e-5  # of the range of the logits, in float
+TOGETHER = 100  # images per batch
+BOUND = 1e-5  # largest acceptable difference relative to the range of the logits, in float
 
 
 def difference(content: bytes, model: Model, images: int = 1000, input: str = "uint8", seed: int = 0) -> float | None:
@@ -19,14 +16,14 @@ def difference(content: bytes, model: Model, images: int = 1000, input: str = "u
     input: see `export_onnx`.
 
     Returns:
-        The largest difference of two logits, relative to the range of all logits; None if onnxruntime is missing.
+        The largest difference of logits, relative to the range of all logits; None if onnxruntime is not installed.
     """
     try:
         import onnxruntime
     except ImportError:
         return None
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors alone
+    options.log_severity_level = 3  # errors only
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     pixels = np.random.default_rng(seed).integers(0, 256, (images, *model.input.shape), np.uint8)
     given = pixels if input == "uint8" else pixels.astype(np.float32) / np.float32(255)

@@ -1,10 +1,10 @@
-"""PyTorch's equivalent of a model: its weights, in both directions, and the source of the module that loads them.
+"""PyTorch equivalents of models: import and export of weights, and the source of an equivalent module.
 
-`LAYERS` maps each layer to its PyTorch modules, with their arguments, and to the names and axes of its weights there.
+`LAYERS` maps each layer type to PyTorch modules, and to the names and axes of its weights there.
 
-Images are (H, W, C) here and (C, H, W) in PyTorch, so a flattened image has its values in another order there. The
-weights of a layer that reads such a vector (the rows of a dense layer, the values of a normalization) are permuted
-accordingly: see `orders`.
+Images are (H, W, C) here and (C, H, W) in PyTorch, so flattened images differ in the order of their values. The weights
+of a layer with a flattened input (rows of a dense layer, values of a normalization) are permuted accordingly, see
+`orders`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.files import PathLike, load_tensors, save_weights
 from cupynet.interop.matching import check_all_taken, check_known, check_shape, take, weights_of
 
-Order = NDArray[np.int64]  # (F,): the index, in our vector, of each value of PyTorch's
-Modules = dict[str, str]  # suffix of the name -> Python expression
+Order = NDArray[np.int64]  # (F,): the index in cupynet's vector of each value in PyTorch's
+Modules = dict[str, str]  # name suffix -> Python expression
 
 
 @dataclass(frozen=True)
 class Equivalent:
-    """PyTorch's equivalent of a layer.
+    """PyTorch equivalent of a layer.
 
     Attributes:
-        modules: returns the modules of a built layer in order. The one with the suffix "" has the layer's name and
-            weights, the others (":pad", ":activation") have no weights.
-        names: our name of a weight -> PyTorch's, if they differ.
-        axes: the permutation of our axes into PyTorch's, for weights with this many axes.
+        modules: returns the modules of a built layer in order. The module with suffix "" has the name and weights of
+            the layer; others (":pad", ":activation") have no weights.
+        names: PyTorch's name by weight name, if they differ.
+        axes: permutation from cupynet's axes to PyTorch's, for weights with this number of axes.
     """
 
     modules: Callable[[Any], Modules]
@@ -86,7 +86,7 @@ def _avg_pool(layer: nn.AvgPool2D) -> Modules:
 
 
 def _padding(window: Window) -> tuple[int, int, int, int]:
-    """Columns left and right, rows above and below: the order of PyTorch's padding layers."""
+    """Return the padding in the order of PyTorch's padding layers: left, right, top, bottom."""
     (top, bottom), (left, right) = window.padding
     return left, right, top, bottom
 
@@ -117,7 +117,7 @@ LAYERS: dict[type[nn.Layer], Equivalent] = {
     nn.Activation: Equivalent(lambda layer: _activation("", layer.name, layer.slope)),
 }
 KNOWN = (*LAYERS, nn.Sequential, nn.Residual, nn.Concat)
-UNCHANGED = Equivalent(lambda layer: {})  # the weights of users' layers keep their names and axes
+UNCHANGED = Equivalent(lambda layer: {})  # weights of custom layers keep their names and axes
 
 
 # weights --------------------------------------------------------------------------------------------------------------
@@ -126,17 +126,17 @@ UNCHANGED = Equivalent(lambda layer: {})  # the weights of users' layers keep th
 def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | None = None) -> None:
     """Load the weights of a PyTorch state dict: `safetensors.torch.save_file(net.state_dict(), path)`.
 
-    Weights of any precision are converted, including bfloat16. Running statistics of batch normalization are loaded
-    too. Files of `torch.save`, which can run code, are not read.
+    Weights of any precision, including bfloat16, are converted. Running statistics of batch normalization are loaded
+    too. Files of `torch.save` are rejected, because they can run code.
 
     Args:
-        names: our name -> PyTorch's name, of layers ("conv1": "features.0") or single weights ("conv1.weight":
-            "features.0.weight"). By default a name is the same in both; `scale`, `shift`, `mean` and `variance` of a
-            normalization are `weight`, `bias`, `running_mean` and `running_var`.
+        names: PyTorch's name by cupynet's name, for layers ("conv1": "features.0") or single weights ("conv1.weight":
+            "features.0.weight"). By default, names are the same, except that `scale`, `shift`, `mean` and `variance` of
+            a normalization are `weight`, `bias`, `running_mean` and `running_var`.
 
     Raises:
-        DataError: the file cannot be read, or a weight is missing, has another shape, or belongs to no layer.
-        ConfigError: `names` contains a layer or weight that the model does not have.
+        DataError: the file cannot be read, or a weight is missing, unexpected, or has another shape.
+        ConfigError: `names` contains an unknown layer or weight.
     """
     try:
         tensors = load_tensors(path)
@@ -159,7 +159,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
 
 
 def _renamed(name: str, names: Mapping[str, str], own: str) -> str:
-    """Return PyTorch's name of a weight: its own entry in `names`, or `own` in that of the nearest enclosing layer."""
+    """Return PyTorch's name of a weight: from its entry in `names`, or from that of the nearest enclosing layer."""
     if name in names:
         return names[name]
     layer = name.rpartition(".")[0]
@@ -178,7 +178,7 @@ def export_torch(model: nn.Model, path: PathLike) -> None:
     `torch_source` writes the matching module.
 
     Raises:
-        ConfigError: a layer has no equivalent.
+        ConfigError: a layer has no equivalent in PyTorch.
         OutputError: the file cannot be written.
     """
     check_known(model.network, KNOWN, "PyTorch")
@@ -194,14 +194,14 @@ def export_torch(model: nn.Model, path: PathLike) -> None:
 
 
 def to_torch(weight: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
-    """Return a weight with PyTorch's axes. order: see `orders`."""
+    """Convert a weight to PyTorch's axes. order: see `orders`."""
     if order is not None and weight.ndim in (1, 2):
         weight = weight[order]
     return weight.transpose(axes) if weight.ndim == len(axes) else weight
 
 
 def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -> Any:
-    """Return a PyTorch tensor with our axes: the inverse of `to_torch`."""
+    """Convert a PyTorch tensor to cupynet's axes: the inverse of `to_torch`."""
     if tensor.ndim == len(axes):
         tensor = tensor.transpose(np.argsort(axes))
     if order is None or tensor.ndim not in (1, 2) or len(tensor) != len(order):
@@ -215,10 +215,10 @@ def from_torch(tensor: Any, axes: tuple[int, ...], order: Order | None = None) -
 
 
 def orders(network: nn.Layer) -> dict[int, Order]:
-    """Return PyTorch's order of values, by `id`, for each layer of a built network that reads a flattened image.
+    """Return PyTorch's order of values, by layer `id`, for each layer of a built network with a flattened input.
 
     Raises:
-        ConfigError: a Residual adds two vectors that PyTorch has in different orders.
+        ConfigError: a Residual adds two vectors whose order differs in PyTorch.
     """
     found: dict[int, Order] = {}
     _output_order(network, None, found)
@@ -226,7 +226,7 @@ def orders(network: nn.Layer) -> dict[int, Order]:
 
 
 def _output_order(layer: nn.Layer, order: Order | None, found: dict[int, Order]) -> Order | None:
-    """Return the order of a layer's output for an input in `order`; None for our own order, and for images."""
+    """Return the order of a layer's output for an input in `order`. None means cupynet's order, or an image."""
     if isinstance(layer, nn.Sequential):
         for _, inner in layer.children():
             order = _output_order(inner, order, found)
@@ -244,14 +244,14 @@ def _output_order(layer: nn.Layer, order: Order | None, found: dict[int, Order])
         through, around = explicit
         if not np.array_equal(through, around):
             raise ConfigError(
-                f"Residual '{layer.path}': adds a flattened image to another vector, which PyTorch has in different "
-                "orders. Flatten before it, and begin it with a Dense."
+                f"Residual '{layer.path}' adds a flattened image to another vector, and PyTorch orders their values "
+                "differently. Flatten before the Residual, and start it with a Dense layer."
             )
         return through
     if isinstance(layer.input, nn.Image) and isinstance(layer, nn.Dense | nn.Flatten):
         image = layer.input
         channels_first = np.arange(image.features).reshape(image.shape).transpose(2, 0, 1).reshape(-1)
-        order = channels_first if image.channels > 1 else None  # the order of one channel is the same
+        order = channels_first if image.channels > 1 else None  # with one channel the order is the same
     if order is not None and isinstance(layer, nn.Dense | nn.BatchNorm | nn.LayerNorm):
         found[id(layer)] = order
     return None if isinstance(layer, nn.Dense) else order
@@ -334,17 +334,17 @@ HELPERS = {"Branches(": BRANCHES, "ChannelNorm(": CHANNEL_NORM, "MaskedAvgPool("
 
 
 def torch_source(model: nn.Model) -> str:
-    """Return the source of a Python file whose `network()` returns the PyTorch module equivalent to `model`.
+    """Return the source of a Python file whose `network()` creates the PyTorch module equivalent to `model`.
 
-    Its modules have the names of the layers, so that `load_state_dict` loads the weights of `export_torch`.
+    Its modules have the names of the layers, so that `load_state_dict` accepts the weights of `export_torch`.
 
     Raises:
-        ConfigError: a layer has no equivalent.
+        ConfigError: a layer has no equivalent in PyTorch.
     """
     check_known(model.network, KNOWN, "PyTorch")
-    orders(model.network)  # refuses sums of vectors that PyTorch has in different orders
+    orders(model.network)  # raises ConfigError for sums that PyTorch cannot represent
     if not isinstance(model.network, nn.Sequential):
-        raise ConfigError("the network is a single layer. Put it into a Sequential.")
+        raise ConfigError("the network is a single layer. Wrap it in a Sequential.")
     network = "".join(f"        {module},\n" for module in _inside(model.network))
     text = HEAD.format(
         input=model.input,
@@ -362,7 +362,7 @@ def _inside(layer: nn.Sequential) -> list[str]:
 
 
 def _named(name: str, layer: nn.Layer) -> list[str]:
-    """Return the modules of a layer, each as a pair of its name and its expression."""
+    """Return the modules of a layer, each as a pair of name and expression."""
     if isinstance(layer, nn.Sequential):
         modules = {"": f"nn.Sequential(OrderedDict([{', '.join(_inside(layer))}]))"}
     elif isinstance(layer, nn.Residual):
