@@ -35,9 +35,9 @@ def main() -> None:
     if name in COMMANDS:
         import_module(f"cupynet.{COMMANDS[name][0]}").main()
     else:
-        from cupynet.core.exits import leave_after
+        from cupynet.core.exits import run_and_exit
 
-        leave_after(lambda: _answer(name))
+        run_and_exit(lambda: _answer(name))
 
 
 def _answer(name: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cupynet.commands.arguments import Arguments
 from cupynet.core.errors import ConfigError
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.files import write_output, write_whole
 from cupynet.core.table import Column, Screen, as_csv, show
 from cupynet.core.terminal import printable
@@ -40,7 +40,7 @@ worker with the same settings, efficiency is the speed-up per worker.
 
 def main() -> None:
     """Run the command."""
-    leave_after(lambda: _compare(_parser().parse_args()))
+    run_and_exit(lambda: _compare(_parser().parse_args()))
 
 
 def _parser() -> Arguments:

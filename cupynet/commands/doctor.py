@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from cupynet.commands.arguments import Arguments
 from cupynet.core.errors import ConfigError, CupynetError, OutputError, exit_code
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.mpiexec import find_mpiexec, started
 from cupynet.core.terminal import printable
 from cupynet.core.wording import amount, one_line
@@ -51,7 +51,7 @@ def main() -> None:
     parser = Arguments("cupynet doctor", "Check what this machine has and lacks for training.", "")
     of_run = "settings of cupynet train for the run to check, such as backend=cupy"
     parser.add_argument("settings", nargs="*", metavar="key=value", help=of_run)
-    leave_after(lambda: diagnose(parser.parse_args().settings))
+    run_and_exit(lambda: diagnose(parser.parse_args().settings))
 
 
 def diagnose(settings: Sequence[str]) -> int:

@@ -7,7 +7,7 @@ import shlex
 
 from cupynet.commands.arguments import Arguments
 from cupynet.core.errors import DataError
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import counted
 
 NAMES = ("mnist", "fashion_mnist", "kmnist", "cifar10")
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument(
         "--to", metavar="DIR", help="the folder to create NAME/ in; $CUPYNET_DATA, else the user's cache"
     )
-    leave_after(lambda: download(parser.parse_args()))
+    run_and_exit(lambda: download(parser.parse_args()))
 
 
 def download(arguments: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from cupynet.commands.arguments import Arguments
 from cupynet.config.resume import name_of
 from cupynet.config.schema import Settings
 from cupynet.core.errors import ConfigError, CupynetError, DataError
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import shown
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_run()
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings to change")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    leave_after(lambda: evaluate(parser.parse_intermixed_args()))
+    run_and_exit(lambda: evaluate(parser.parse_intermixed_args()))
 
 
 class Evaluated(NamedTuple):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cupynet.commands.arguments import Arguments
 from cupynet.core.errors import ConfigError, CupynetError
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.version import __version__
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def main() -> None:
         "--torch-module", type=Path, metavar="FILE", help="Python source of the module for these weights"
     )
     parser.add_trusted_modules()
-    leave_after(lambda: export(parser.parse_args()))
+    run_and_exit(lambda: export(parser.parse_args()))
 
 
 def export(arguments: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from cupynet.commands.arguments import Arguments
 from cupynet.core.checks import integer
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.terminal import printable, say_error
 from cupynet.core.wording import one_line, percent
 
@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--invert", choices=("auto", "yes", "no"), default="auto",
                         help="invert; auto: if the run's images are light on black, and this one is not")  # fmt: skip
     parser.add_trusted_modules()
-    leave_after(lambda: predict(parser.parse_args()))
+    run_and_exit(lambda: predict(parser.parse_args()))
 
 
 def predict(arguments: argparse.Namespace) -> int:

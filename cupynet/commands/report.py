@@ -7,7 +7,7 @@ import webbrowser
 from pathlib import Path
 
 from cupynet.commands.arguments import Arguments
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.terminal import printable, say_error, stdout_is_gone
 
 EXAMPLES = """example:
@@ -23,7 +23,7 @@ def main() -> None:
     )
     parser.add_argument("run_folder", type=Path, help="the folder of a run")
     parser.add_argument("--open", action="store_true", help="show the page in the browser")
-    leave_after(lambda: _report(parser.parse_args()))
+    run_and_exit(lambda: _report(parser.parse_args()))
 
 
 def _report(arguments: argparse.Namespace) -> None:

@@ -37,7 +37,7 @@ from cupynet.config.messages import refusal
 from cupynet.config.schema import AS_RANKS, Settings, TuneSettings
 from cupynet.config.stored import check_downloads, check_outputs, job_overrides, keep, load, overrides_of
 from cupynet.core.errors import ConfigError, CupynetError, Interrupted, OutputError, described, exit_code
-from cupynet.core.exits import BROKEN_PIPE, tell
+from cupynet.core.exits import BROKEN_PIPE, report_error
 from cupynet.core.lock import Hold
 from cupynet.core.logs import Console, quiet
 from cupynet.core.mpiexec import rank, started
@@ -141,7 +141,7 @@ class Entry(Callback):
         try:
             sweep_record.begin(folder)
         except (CupynetError, OSError) as error:
-            raise SystemExit(tell(_as_ours(error, command.schema))) from error
+            raise SystemExit(report_error(_as_ours(error, command.schema))) from error
         command.sweep = folder
 
 
@@ -216,7 +216,7 @@ class _Command(Generic[S, T]):
             sys.argv[1:] = self.arguments = self.read(sys.argv[1:])
             hydra.main(version_base="1.3", config_path=str(conf_folder()), config_name=config_name)(job)()
         except BaseException as error:
-            code = self.tell(_as_ours(error, self.schema))
+            code = self.report_error(_as_ours(error, self.schema))
         of_jobs = self.code
         if self.sweep is not None:
             from cupynet.config import sweep_record
@@ -331,7 +331,7 @@ class _Command(Generic[S, T]):
                 return result, None
             except BaseException as raised:
                 error = raised
-                code = self.tell(error, _log if begun else None, label)
+                code = self.report_error(error, _log if begun else None, label)
                 self.code = code if isinstance(code, int) else 1
         if not begun:
             self.clean_up()
@@ -423,20 +423,20 @@ class _Command(Generic[S, T]):
         for work in postponed:
             work()
 
-    def tell(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
+    def report_error(self, error: BaseException, log: logging.Logger | None = None, label: str = "") -> int | str:
         """Report an error, on one of the ranks; return the exit code."""
         if self.alone or (isinstance(error, SystemExit) and log is None):
-            return tell(error, log, label)
+            return report_error(error, log, label)
         code, log = exit_code(error), None if self.rank else log
         if self.join is None:
-            return code if self.rank else tell(error, log, label)
+            return code if self.rank else report_error(error, log, label)
         try:
             ranks = self.join()
             speaks = ranks.speaks(error)
         except ConfigError:  # MPI cannot be used, at least on this rank
-            return tell(error, log, f"rank {self.rank}: ")
+            return report_error(error, log, f"rank {self.rank}: ")
         if speaks:
-            tell(error, log, f"rank {self.rank}: " if self.rank else label)
+            report_error(error, log, f"rank {self.rank}: " if self.rank else label)
         return ranks.exit_code
 
 

@@ -29,7 +29,7 @@ from cupynet.config.resume import quoted
 from cupynet.core import signals
 from cupynet.core.checks import integer
 from cupynet.core.errors import Interrupted
-from cupynet.core.exits import tell
+from cupynet.core.exits import report_error
 from cupynet.core.logs import WARNING
 from cupynet.core.terminal import UNWRITABLE, folded, printable
 
@@ -89,7 +89,7 @@ class ProcessLauncher(Launcher):
                     if not each.cancelled():
                         sweep_record.ended(self._sweep, each.result())
                 raise SystemExit(
-                    tell(Interrupted.by(stopped, "what its jobs have saved is in their folders"))
+                    report_error(Interrupted.by(stopped, "what its jobs have saved is in their folders"))
                 ) from None
         returned = [JobReturn(overrides=job.overrides, status=JobStatus.COMPLETED) for job in jobs]
         for of_hydra, job in zip(returned, jobs, strict=True):

@@ -1,1 +1,1 @@
-"""What everything else builds on: errors, argument validation, files, locks, signals, the terminal."""
+"""Foundations of the package: errors, argument validation, files, locks, signals, the terminal."""

@@ -1,7 +1,7 @@
-"""Validation of arguments. Each function returns the value in its plain Python type, or raises ConfigError.
+"""Validation of arguments. Each function returns the value as a plain Python type, or raises ConfigError.
 
-The message has the argument, its value and what it must be: `Conv2D filters=0: must be an integer of at least 1`.
-NumPy's scalars are accepted like Python's. A bool is not accepted as a number.
+The message names the argument and its value: `Conv2D filters=0: must be an integer of at least 1`. NumPy scalars are
+accepted like Python's. A bool is not accepted as a number.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ LONGEST = 1 << 63  # integers must fit into 64 bits, as in arrays and files
 def integer(
     name: str, value: Any, minimum: int | None = None, also: str = "", *, most: int = LONGEST - 1, why: str = ""
 ) -> int:
-    """Return `value` as an int of at least `minimum` and at most `most`. NumPy's integers are accepted, bools are not.
+    """Return `value` as an int of at least `minimum` and at most `most`.
 
     Args:
-        also: the end of the message, such as ", or null".
-        why: the reason for `most`.
+        also: end of the message, such as ", or null".
+        why: reason for `most`.
     """
     try:
         number = None if is_bool(value) else operator.index(value)
@@ -41,12 +41,12 @@ def integer(
 
 
 def seed(name: str, value: Any) -> int:
-    """Return `value` as a seed of 64 bits, the size of a Philox key."""
+    """Return `value` as a 64-bit seed, the size of a Philox key."""
     return integer(name, value, 0, most=(1 << 64) - 1)
 
 
 def pair(name: str, value: Any, minimum: int | None = None, also: str = "") -> tuple[int, int]:
-    """Return `value` as (height, width), each of at least `minimum`, from an integer for both or a sequence of two."""
+    """Return `value` as (height, width), each at least `minimum`. value: one integer for both, or a sequence of two."""
     height, width = value if isinstance(value, list | tuple) and len(value) == 2 else (value, value)
     also = f", or a pair of them (height, width){also}"
     return integer(name, height, minimum, also), integer(name, width, minimum, also)
@@ -58,7 +58,7 @@ def number(
 ) -> float:  # fmt: skip
     """Return `value` as a float above `above` or at least `minimum`, and below `below`.
 
-    NaN is refused, and infinity unless `infinite`.
+    NaN is rejected, and so is infinity unless `infinite`.
     """
     try:
         real = math.nan if is_bool(value) or isinstance(value, str | bytes) else float(value)
@@ -75,14 +75,13 @@ def number(
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return `value` as a bool."""
     if not is_bool(value):
         raise ConfigError("must be true or false", name, shown(value))
     return bool(value)
 
 
 def one_of(name: str, value: Any, names: Iterable[str], also: str = "") -> str:
-    """Return `value` if it is one of `names`. also: the end of the message, such as ", or a number"."""
+    """Return `value` if it is one of `names`. also: end of the message, such as ", or a number"."""
     known = list(names)
     if not isinstance(value, str) or value not in known:
         raise ConfigError(f"must be one of {', '.join(known)}{also}{guess(value, known)}", name, shown(value, str))
@@ -90,7 +89,7 @@ def one_of(name: str, value: Any, names: Iterable[str], also: str = "") -> str:
 
 
 def instance(name: str, value: Any, kind: type[T], example: str) -> T:
-    """Return `value` if it is a `kind`. example: for the message."""
+    """Return `value` if it is an instance of `kind`. example: for the message."""
     if isinstance(value, kind):
         return value
     own = f"the class {value.__name__}" if isinstance(value, type) else one(type(value).__name__)
@@ -98,12 +97,12 @@ def instance(name: str, value: Any, kind: type[T], example: str) -> T:
 
 
 def finite(value: Any) -> float | None:
-    """Return `value` as a float if it is a finite number of Python, otherwise None."""
+    """Return `value` as a float if it is a finite Python number, or else None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         return None
     return float(value)
 
 
 def is_bool(value: Any) -> bool:
-    """Return True if `value` is a bool of Python or NumPy."""
+    """Return True for a bool of Python or NumPy."""
     return isinstance(value, bool) or (type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"))

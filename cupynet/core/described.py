@@ -1,4 +1,4 @@
-"""Objects that keep the arguments they were made with, and their description as plain values."""
+"""Objects that store their constructor arguments, and their description as plain values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Call: TypeAlias = "tuple[tuple[Any, ...], dict[str, Any]]"
 
 
 class Described:
-    """Base class of parts that can be described: keeps the arguments of the constructor, unless it is a dataclass."""
+    """Base class of objects that can be described: stores the constructor arguments, except in dataclasses."""
 
     _call: Call = ((), {})
     _made: Mapping[str, Any] = {}  # plain attributes after construction
@@ -29,7 +29,7 @@ class Described:
             cls.__init__ = _keeping(cls.__init__)  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        """Return the call that makes an equal object."""
+        """Return the call that creates an equal object."""
         positional, named = self._call
         if is_dataclass(self):
             defaults = {each.name: each.default for each in fields(self) if each.init}
@@ -39,7 +39,7 @@ class Described:
 
 
 def _keeping(init: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a constructor: keep its arguments. If constructors call one another, the outermost call is kept."""
+    """Wrap a constructor to store its arguments. If constructors are nested, the outermost call is stored."""
 
     @functools.wraps(init)
     def keeping(self: Described, *positional: Any, **named: Any) -> None:
@@ -54,20 +54,20 @@ def _keeping(init: Callable[..., None]) -> Callable[..., None]:
 
 
 def _copied(value: Any) -> Any:
-    """Return a copy of nested lists and mappings, with the same objects in them."""
+    """Copy nested lists and mappings, but not the objects in them."""
     if isinstance(value, dict):
         return {name: _copied(each) for name, each in value.items()}
     return type(value)(map(_copied, value)) if type(value) in (list, tuple) else value
 
 
 def describe(part: Any) -> Any:
-    """Return a part as plain values, from which `cupynet.config.instantiate.build` makes an equal one.
+    """Return an object as plain values, from which `cupynet.config.instantiate.build` creates an equal one.
 
-    A part becomes a mapping of its arguments, and its class as `_target_`.
+    A `Described` object becomes a mapping of its arguments, with its class as `_target_`.
 
     Raises:
-        ConfigError: an argument is neither a part nor a plain value, an attribute was changed after construction, or a
-            class cannot be imported from a module.
+        ConfigError: an argument cannot be described, an attribute was changed after construction, or a class cannot be
+            imported.
     """
     if isinstance(part, Described):
         return {"_target_": _target(type(part)), **{name: describe(value) for name, value in _given(part).items()}}
@@ -80,11 +80,11 @@ def describe(part: Any) -> Any:
         return describe(plain)
     if isinstance(plain, PLAIN):
         return plain
-    raise ConfigError(f"{shown(part)} cannot be saved: use numbers, names, lists, and classes of cupynet")
+    raise ConfigError(f"{shown(part)} cannot be saved. Use numbers, names, lists, and classes of cupynet")
 
 
 def _given(part: Described) -> dict[str, Any]:
-    """Return the arguments of a part by name."""
+    """Return the constructor arguments by name."""
     kind = type(part).__name__
     for name, value in part._made.items():
         if getattr(part, name, value) != value:
@@ -97,15 +97,15 @@ def _given(part: Described) -> dict[str, Any]:
     for name, value in signature.bind(*positional, **named).arguments.items():
         form = signature.parameters[name].kind
         if form is Parameter.VAR_POSITIONAL:
-            raise ConfigError(f"{kind} cannot be saved: its constructor takes *{name}, which have no names")
+            raise ConfigError(f"{kind} cannot be saved, because its constructor takes unnamed arguments (*{name})")
         found |= value if form is Parameter.VAR_KEYWORD else {name: value}
     return found
 
 
 def _target(cls: type) -> str:
-    """Return the name of a class: in its package for classes of cupynet, which is more stable, else in its module."""
+    """Return the name of a class. Classes of cupynet are named by package, which is more stable than the module."""
     if cls.__module__ == "__main__" or "<locals>" in cls.__qualname__:
-        raise ConfigError(f"{cls.__name__} cannot be saved: define it in an importable module")
+        raise ConfigError(f"{cls.__name__} cannot be saved. Define it in an importable module")
     package = ".".join(cls.__module__.split(".")[:2])
     if package.startswith("cupynet.") and getattr(sys.modules.get(package), cls.__name__, None) is cls:
         return f"{package}.{cls.__name__}"

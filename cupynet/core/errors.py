@@ -1,14 +1,14 @@
-"""Errors that cupynet raises on purpose, each with the exit code of a command that ends with it.
+"""Errors raised deliberately by cupynet, with the exit codes of commands.
 
-CupynetError                1   base class of all of them
-├── ConfigError             2   a setting, an argument or a shape that cannot work (also a ValueError)
-├── DivergedError           3   training produced a number that is not finite
-├── DeviceError             1   a GPU that has no memory left, or has failed
-├── DataError              65   a data file is missing, damaged or of another kind
-├── OutputError            74   a result that could not be written
-└── Interrupted       130/143   a signal asked the run to stop
+CupynetError                1   base class
+├── ConfigError             2   invalid setting, argument or shape (also a ValueError)
+├── DivergedError           3   training produced a non-finite number
+├── DeviceError             1   GPU out of memory, or failed
+├── DataError              65   missing, damaged or unsuitable data file
+├── OutputError            74   a result cannot be written
+└── Interrupted       130/143   stopped by a signal
 
-Any other error ends a command with 1 and a traceback; if memory runs out, with 1 and one line.
+Commands exit with 1 after any other error. They print a traceback, or a single line if memory is exhausted.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from collections.abc import Iterator
 
 from cupynet.core.terminal import printable
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # a disk that cannot be written
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)  # the disk cannot be written
 
 
 class CupynetError(Exception):
-    """Base class of cupynet's errors. The text is one line: what is wrong, where, and what to do.
+    """Base class of cupynet's errors. The message is one line: what is wrong, where, and what to do.
 
-    It may quote a file or its name, so control characters in it are replaced.
+    Control characters are replaced, because the message may quote a file or its name.
     """
 
     exit_code = 1
@@ -35,18 +35,18 @@ class CupynetError(Exception):
 
 
 class ConfigError(CupynetError, ValueError):
-    """A setting, an argument or a shape is invalid. Raised before any work is done.
+    """Invalid setting, argument or shape. Raised before any work starts.
 
-    The message is `setting=value: reason`, `setting: reason`, or the reason alone.
+    The message is `setting=value: reason`, `setting: reason`, or only the reason.
 
     Args:
         reason: what is wrong, and what to do.
-        setting: a dotted key, or an argument, with its class in front if it has one (`Conv2D filters`).
-        value: the refused value as text; None to omit it.
+        setting: a dotted key; or an argument, preceded by its class if any (`Conv2D filters`).
+        value: the rejected value as text; None to omit it.
 
     Attributes:
-        owner: the class of the argument; "" if there is none.
-        setting: the argument or key without its class; "" if the error is not about a single one.
+        owner: class of the argument, or "".
+        setting: the argument or key without its class; "" if no single one is at fault.
         value, reason: the arguments.
     """
 
@@ -60,29 +60,29 @@ class ConfigError(CupynetError, ValueError):
 
 
 class DivergedError(CupynetError):
-    """A loss, a gradient or a weight is not finite. Raised before it is averaged into another replica."""
+    """A loss, gradient or weight is not finite. Raised before it is averaged into other replicas."""
 
     exit_code = 3
 
 
 class DeviceError(CupynetError):
-    """A GPU has no memory left, or has failed: says which, with which worker and batch size, and what to do."""
+    """A GPU is out of memory or has failed. The message names the device, the worker, the batch size and a remedy."""
 
 
 class DataError(CupynetError):
-    """A data file is missing, damaged or of another kind. The text says what was expected and found."""
+    """A data file is missing, damaged or unsuitable. The message says what was expected and found."""
 
     exit_code = 65
 
 
 class OutputError(CupynetError):
-    """A result could not be written; what was written before stays intact."""
+    """A result cannot be written. Files written earlier stay intact."""
 
     exit_code = 74
 
 
 class Interrupted(CupynetError):
-    """A signal asked the run to stop: exit code 130 for SIGINT; 143 for SIGTERM, SIGUSR1 and SIGHUP."""
+    """A signal stopped the run. Exit code 130 for SIGINT; 143 for SIGTERM, SIGUSR1 and SIGHUP."""
 
     def __init__(self, signal_number: int, saved: str = "nothing of this run was saved") -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}: {saved}")
@@ -91,14 +91,14 @@ class Interrupted(CupynetError):
 
     @classmethod
     def by(cls, stopped: KeyboardInterrupt, saved: str = "nothing of this run was saved") -> Interrupted:
-        """Convert a KeyboardInterrupt; one that no signal handler raised counts as SIGINT."""
+        """Convert a KeyboardInterrupt. One not raised by a signal handler counts as SIGINT."""
         return cls(signal_of(stopped) or signal.SIGINT, saved)
 
 
 def signal_of(error: BaseException) -> int:
-    """Return the signal whose handler raised `error`, or 0 if it was raised by other code, such as a callback.
+    """Return the signal whose handler raised `error`, or 0 if other code raised it, such as a callback.
 
-    Handlers of cupynet.core.signals pass the signal number as argument; Python's SIGINT handler passes none.
+    Handlers of cupynet.core.signals pass the signal number as an argument; Python's SIGINT handler passes none.
     """
     if not isinstance(error, KeyboardInterrupt):
         return 0
@@ -115,22 +115,22 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def exit_code(error: BaseException) -> int:
-    """Return the exit code of a command whose work ends with `error`."""
+    """Return the exit code of a command that ends with `error`."""
     if isinstance(error, KeyboardInterrupt):
         error = Interrupted.by(error)
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) and error.code else 1  # 0 too: the work is not done
+        return error.code if isinstance(error.code, int) and error.code else 1  # 0 too, because the work is incomplete
     if isinstance(error, OSError) and error.errno in FULL:
         return OutputError.exit_code
     return error.exit_code if isinstance(error, CupynetError) else 1
 
 
 def described(error: BaseException) -> str:
-    """Return the message of an error in one line, with the name of its class in front unless it is a CupynetError."""
+    """Return the message of an error in one line, preceded by its class unless it is a CupynetError."""
     text = " ".join(str(error).split())
     return text if isinstance(error, CupynetError) else f"{type(error).__name__}: {text}"
 
 
 def annotate(error: BaseException, note: str) -> None:
-    """Add a line to an error's traceback: where it happened. Python 3.10 keeps the note but does not print it."""
-    error.__dict__["__notes__"] = [*getattr(error, "__notes__", []), note]  # what add_note does from Python 3.11 on
+    """Add a line to an error's traceback. Python 3.10 stores the note but does not print it."""
+    error.__dict__["__notes__"] = [*getattr(error, "__notes__", []), note]  # as add_note does in Python 3.11

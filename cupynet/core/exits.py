@@ -1,4 +1,4 @@
-"""How a command ends: it reports its error, with a traceback only for a bug, and exits with a code."""
+"""Ends commands: reports the error, with a traceback only for bugs, and exits with its code."""
 
 from __future__ import annotations
 
@@ -16,27 +16,26 @@ from cupynet.core.wording import one_line
 BROKEN_PIPE = 141  # 128 + SIGPIPE, as in shells
 
 
-def leave_after(work: Callable[[], int | None]) -> NoReturn:
-    """Do the work of a command, report its error if it fails, and exit with its code."""
+def run_and_exit(work: Callable[[], int | None]) -> NoReturn:
+    """Run a command, report its error, and exit with its exit code."""
     steady_streams()
     code: int | str = 0
     try:
         code = work() or 0
         sys.stdout.flush()
     except BaseException as error:
-        code = tell(error)
+        code = report_error(error)
     stdout_is_gone()
     raise SystemExit(code)
 
 
-def tell(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
-    """Report the error that ended a job, in its log or on stderr; return the exit code.
+def report_error(error: BaseException, log: logging.Logger | None = None, job: str = "") -> int | str:
+    """Report the error that ended a job, in its log or on stderr. Return the exit code.
 
-    A CupynetError is reported in one line, with its notes. Any other error is reported with its traceback,
-    including a SystemExit or KeyboardInterrupt that a job's callback raised.
+    A CupynetError is reported in one line with its notes. Any other error is reported with its traceback, including a
+    SystemExit or KeyboardInterrupt raised by a callback of the job.
 
-    Args:
-        job: prefix of the line.
+    job: prefix of the line.
     """
     if isinstance(error, SystemExit) and log is None and not job:
         return 0 if error.code is None else error.code
@@ -49,10 +48,10 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
     if isinstance(error, CupynetError):
         line = "; ".join([one_line(error), *notes])
     elif isinstance(error, OSError) and error.errno in FULL:
-        line = f"the output cannot be written: {error.strerror}"
+        line = f"cannot write the output: {error.strerror}"
     elif out_of_memory(error):
         what = "; ".join([one_line(error) or type(error).__name__, *notes])
-        line = f"out of memory ({what}): lower batch_size, workers or prefetch_buffer"
+        line = f"out of memory ({what}). Lower batch_size, workers or prefetch_buffer"
     else:
         unexpected = True
         module = _module_of(error)
@@ -65,7 +64,7 @@ def tell(error: BaseException, log: logging.Logger | None = None, job: str = "")
 
 
 def _module_of(error: BaseException) -> str:
-    """Return the user module that raised an error, directly or in a library it called; "" if cupynet did."""
+    """Return the user module that raised an error, directly or through a library; "" if cupynet raised it."""
     found = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
@@ -77,9 +76,9 @@ def _module_of(error: BaseException) -> str:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if the machine or a GPU has no memory left, or no room for another thread.
+    """Return True if the machine or a GPU is out of memory, or cannot start another thread.
 
-    CuPy's errors are recognized by their names, so that CuPy need not be imported.
+    Recognizes CuPy's errors by name, to avoid importing CuPy.
     """
     said = ("can't start new thread", "cudaErrorMemoryAllocation", "_STATUS_ALLOC_FAILED")
     return (

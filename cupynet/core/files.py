@@ -1,9 +1,10 @@
 """Atomic files: JSON, and weights with a digest.
 
-A file is written under another name, flushed to disk and renamed, so that it is never incomplete.
+A file is written under a temporary name, flushed to disk and renamed, so that it is never incomplete.
 
-Weights are safetensors files, which have no checksum. A SHA-256 over the tensors, in order of name, is therefore the
-only key of the metadata: safetensors writes several keys in no fixed order, and equal weights give equal files.
+Weights are stored as safetensors, which have no checksum. The metadata therefore contains a SHA-256 over the tensors,
+sorted by name. It is the only key, because safetensors writes keys in arbitrary order, and equal weights should give
+equal files.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from safetensors.numpy import save
 from cupynet.core.checks import finite
 from cupynet.core.errors import DataError, OutputError
 
-DESCRIPTION = "cupynet"  # the key of the metadata in files with a description
+DESCRIPTION = "cupynet"  # metadata key in files with a description
 
-_KERAS = "is a file of Keras. import_keras(model, path) loads its weights, if Keras 3 wrote it (.weights.h5, .keras)"
+_KERAS = "is a Keras file. Load its weights with import_keras(model, path), if Keras 3 wrote it (.weights.h5, .keras)"
 _TORCH = (
     "save them with safetensors.torch.save_file(net.state_dict(), path), and load them with import_torch(model, path)"
 )
-FOREIGN = {  # ending -> what such a file is, and how to load its weights
-    ".onnx": f"is an ONNX file, which is written, but not read. Load its weights in PyTorch, {_TORCH}",
-    ".pt": f"is a pickle of PyTorch, which could run code. Load its weights in PyTorch, {_TORCH}",
-    ".pth": f"is a pickle of PyTorch, which could run code. Load its weights in PyTorch, {_TORCH}",
+FOREIGN = {  # suffix -> kind of file, and how to load its weights
+    ".onnx": f"is an ONNX file, which cannot be imported. Load its weights in PyTorch, {_TORCH}",
+    ".pt": f"is a PyTorch pickle, which could run code. Load its weights in PyTorch, {_TORCH}",
+    ".pth": f"is a PyTorch pickle, which could run code. Load its weights in PyTorch, {_TORCH}",
     ".h5": _KERAS,
     ".keras": _KERAS,
 }
@@ -45,11 +46,11 @@ PathLike: TypeAlias = "str | os.PathLike[str]"
 
 
 def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
-    """Write `content`, bytes or pieces of them, to `path`, whole or not at all. OutputError."""
+    """Write `content`, bytes or pieces of bytes, to a file atomically. Raises OutputError."""
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.unlink(missing_ok=True)  # of a killed process of this number, or a link
+        part.unlink(missing_ok=True)  # left by a killed process with the same PID, or a link
         with part.open("xb") as file:
             for piece in [content] if isinstance(content, bytes) else content:
                 file.write(piece)
@@ -59,15 +60,15 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
     except OSError as error:
         raise OutputError(f"{path}: cannot be written ({error.strerror or error})") from error
     finally:
-        with contextlib.suppress(OSError):  # it was renamed, or never created
+        with contextlib.suppress(OSError):  # already renamed, or never created
             part.unlink()
 
 
 def write_output(path: PathLike, content: bytes) -> None:
-    """Write `content` to a path from the user. OutputError.
+    """Write `content` to a path given by the user. Raises OutputError.
 
-    A regular file is written whole or not at all; a link to it is kept. Any other file, such as a device or a pipe with
-    a reader, is written directly, and so is the file of this process's stdout or stderr.
+    A regular file is written atomically, and a link to it is kept. Other files, such as devices and pipes with a
+    reader, are written directly, and so are files that are this process's stdout or stderr.
     """
     try:
         found = os.stat(path)
@@ -81,7 +82,7 @@ def write_output(path: PathLike, content: bytes) -> None:
         return
     try:
         if stream is None:
-            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails for a pipe without a reader, instead of waiting
+            file = os.open(path, os.O_WRONLY | os.O_NONBLOCK)  # fails for a pipe without a reader instead of waiting
             os.set_blocking(file, True)
         else:
             stream.flush()
@@ -91,21 +92,21 @@ def write_output(path: PathLike, content: bytes) -> None:
     except OSError as error:
         if isinstance(error, BrokenPipeError) and stream is not None:
             raise
-        why = "nothing reads it" if error.errno == errno.ENXIO else error.strerror
+        why = "nothing reads from it" if error.errno == errno.ENXIO else error.strerror
         raise OutputError(f"{path}: cannot be written ({why})") from error
 
 
 def _own_stream(file: os.stat_result) -> TextIO | None:
-    """Return stdout or stderr if it is this file, or None."""
+    """Return stdout or stderr if it is this file, or else None."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or not a file
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or not a file
             if os.path.samestat(os.fstat(stream.fileno()), file):
                 return stream
     return None
 
 
 def for_json(value: Any) -> Any:
-    """Return nested values with None instead of numbers that are not finite, which JSON does not have."""
+    """Replace non-finite numbers in nested values by None, because JSON has no such numbers."""
     if isinstance(value, dict):
         return {key: for_json(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -114,12 +115,12 @@ def for_json(value: Any) -> Any:
 
 
 def write_json(path: PathLike, value: Any) -> None:
-    """Write `value` as indented JSON, whole or not at all. OutputError."""
+    """Write `value` as indented JSON, atomically. Raises OutputError."""
     write_whole(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def read_object(path: PathLike) -> dict[str, Any]:
-    """Return the object in a JSON file. DataError."""
+    """Read the object in a JSON file. Raises DataError."""
     require_plain(path)
     try:
         found = json.loads(Path(path).read_bytes())
@@ -131,7 +132,7 @@ def read_object(path: PathLike) -> dict[str, Any]:
 
 
 def digest(weights: dict[str, Any]) -> str:
-    """Return the SHA-256 over name, dtype, shape and bytes of each tensor, in order of name."""
+    """Return the SHA-256 over name, dtype, shape and bytes of each tensor, sorted by name."""
     hasher = hashlib.sha256()
     for name in sorted(weights):
         tensor = np.ascontiguousarray(weights[name])
@@ -143,9 +144,9 @@ def digest(weights: dict[str, Any]) -> str:
 def save_weights(
     path: PathLike, weights: dict[str, Any], write: Callable[[PathLike, bytes], None] = write_output
 ) -> None:
-    """Write `weights`, name -> array on the host, to `path` as safetensors with a digest, whole or not at all.
+    """Write host arrays by name to a safetensors file with a digest, atomically. Raises OutputError.
 
-    Equal weights give equal bytes in any order. OutputError.
+    Equal weights give equal bytes, whatever the order of names.
 
     write: `write_whole` to replace a link instead of following it, as in the folder of a run.
     """
@@ -154,15 +155,15 @@ def save_weights(
 
 
 def load_weights(path: PathLike) -> dict[str, Any]:
-    """Read what `save_weights` wrote to `path`: name -> array.
+    """Read the arrays of a file written by `save_weights`, by name.
 
     Raises:
-        DataError: the file is missing, not safetensors, without a digest, or differs from its digest.
+        DataError: the file is missing, is not safetensors, has no digest, or differs from its digest.
     """
     weights, metadata = _read(path)
     expected = metadata.get("sha256")
     if expected is None:
-        raise DataError(f"{path}: has no SHA-256 of its weights in its metadata: it was not written by save_weights")
+        raise DataError(f"{path}: has no SHA-256 in its metadata, so it was not written by save_weights")
     found = digest(weights)
     if found != expected:
         raise DataError(f"{path}: damaged weights, expected SHA-256 {expected}, found {found}")
@@ -170,7 +171,7 @@ def load_weights(path: PathLike) -> dict[str, Any]:
 
 
 def save_described(path: PathLike, weights: dict[str, Any], description: Mapping[str, Any]) -> None:
-    """Write weights and their description, plain values, to one safetensors file, whole or not at all. OutputError."""
+    """Write weights and a description (plain values) to a safetensors file, atomically. Raises OutputError."""
     ordered = {name: np.asarray(weights[name], order="C") for name in sorted(weights)}
     text = json.dumps(description)
     metadata = {DESCRIPTION: json.dumps({"sha256": _digest_of(ordered, text), "description": text})}
@@ -178,7 +179,7 @@ def save_described(path: PathLike, weights: dict[str, Any], description: Mapping
 
 
 def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Read what `save_described` wrote: name -> array, and the description.
+    """Read a file written by `save_described`: arrays by name, and the description.
 
     Raises:
         DataError: the file is missing, was not written by `save_described`, or is damaged.
@@ -189,7 +190,7 @@ def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
         text, expected = found["description"], found["sha256"]
         description = json.loads(text)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise DataError(f"{path}: does not describe a model. Write such files with Model.save") from error
+        raise DataError(f"{path}: contains no description of a model. Write such files with Model.save") from error
     if _digest_of(weights, text) != expected or not isinstance(description, dict):
         raise DataError(f"{path}: damaged: its content differs from its SHA-256")
     return weights, description
@@ -200,12 +201,12 @@ def _digest_of(weights: dict[str, Any], text: str) -> str:
 
 
 def load_tensors(path: PathLike) -> dict[str, Any]:
-    """Read name -> array from any safetensors file, without a digest; bfloat16 becomes float32. DataError."""
+    """Read the arrays of any safetensors file, without a digest. bfloat16 becomes float32. Raises DataError."""
     return _read(path)[0]
 
 
 def read_weights(path: PathLike) -> dict[str, Any]:
-    """Read name -> array from any safetensors file, and check the digest if it has one. DataError."""
+    """Read the arrays of any safetensors file, and check its digest if there is one. Raises DataError."""
     weights, metadata = _read(path)
     if DESCRIPTION in metadata:
         return load_described(path)[0]
@@ -213,18 +214,18 @@ def read_weights(path: PathLike) -> dict[str, Any]:
 
 
 def widened(data: bytes, shape: Sequence[int]) -> Any:
-    """Convert little-endian bytes of bfloat16 numbers, each the upper half of a float32, to a float32 array."""
+    """Convert little-endian bytes of bfloat16 numbers, the upper halves of float32, to a float32 array."""
     return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32).reshape(shape)
 
 
 def require_plain(path: PathLike) -> None:
-    """Refuse a path that is not a regular file: reading a pipe would wait for ever. A missing file is accepted."""
+    """Raise DataError if a path exists but is not a regular file, because reading a pipe would wait forever."""
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise DataError(f"{path}: must be a plain file")
+        raise DataError(f"{path}: must be a regular file")
 
 
 def require_folder(path: PathLike) -> None:
-    """Create a folder if it is missing, and refuse one in which no file can be written. OutputError."""
+    """Create a folder if necessary. Raises OutputError if files cannot be written in it."""
     try:
         os.makedirs(path, exist_ok=True)
         with TemporaryFile(dir=path):
@@ -234,7 +235,7 @@ def require_folder(path: PathLike) -> None:
 
 
 def _read(path: PathLike) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the tensors of a safetensors file and its metadata. DataError."""
+    """Read the tensors and the metadata of a safetensors file. Raises DataError."""
     require_plain(path)
     try:
         with safe_open(os.fspath(path), framework="numpy") as file:

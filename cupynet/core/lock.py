@@ -1,7 +1,7 @@
-"""Locks on folders: one process at a time in the folder of a run.
+"""Locks on the folders of runs, so that only one process at a time uses a folder.
 
-The system releases a lock when its process ends in any way, so that none is ever stale. On a file system without locks
-a run is unprotected, with a warning.
+The operating system releases a lock when its process ends, so locks are never stale. On a file system without locks, a
+run continues unprotected, with a warning.
 """
 
 from __future__ import annotations
@@ -20,55 +20,55 @@ from cupynet.core.errors import ConfigError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-NAME = "running.json"  # in a run's folder while it runs: the lock, and who holds it
-TIMEOUT_S = 0.5  # `at_work` holds the lock for a moment
+NAME = "running.json"  # in the folder of a run while it runs: the lock file, which also names the process
+TIMEOUT_S = 0.5  # because `at_work` briefly holds the lock
 
 
 class Hold:
-    """This process's lock on a run's folder, until `release`.
+    """A lock on the folder of a run, held by this process until `release`.
 
     Args:
-        folder: must exist.
+        folder: an existing folder.
 
     Attributes:
-        warning: why the folder is not protected; "" if it is.
+        warning: why the folder is not protected, or "".
 
     Raises:
-        ConfigError: another process has the folder, or the file is a pipe.
+        ConfigError: another process uses the folder, or the lock file is not a regular file.
     """
 
     def __init__(self, folder: Path) -> None:
         self.warning = ""
         self._path, self._lock = folder / NAME, _file_lock(folder / NAME)
         if self._path.exists() and not self._path.is_file():  # reading a pipe would never end
-            raise ConfigError(f"{self._path}: must be a plain file: remove it, or name another folder")
+            raise ConfigError(f"{self._path}: must be a regular file. Remove it, or choose another folder")
         try:
             self._lock.acquire(timeout=TIMEOUT_S)
         except TimeoutError:
             who = _holder(self._path)
             raise ConfigError(
-                f"{folder}: a run is in progress there{who}: wait for it, stop it, or name another folder"
+                f"{folder}: another run is using this folder{who}. Wait for it, stop it, or choose another folder"
             ) from None
         except OSError as error:
-            self.warning = f"{self._path}: {error.strerror}: nothing keeps a second run out of this folder"
+            self.warning = f"{self._path}: {error.strerror}. Concurrent runs in this folder will not be detected"
             return
         own = {"pid": os.getpid(), "host": platform.node(), "started": time.strftime("%Y-%m-%d %H:%M:%S")}
-        with contextlib.suppress(OSError):  # a full disk: the lock is held all the same
+        with contextlib.suppress(OSError):  # such as a full disk; the lock is already held
             self._path.write_text(json.dumps(own) + "\n", encoding="utf-8")
 
     def release(self) -> None:
-        """Release the lock; harmless a second time, and in a forked process."""
+        """Release the lock. Does nothing if it is not held, as in a second call or in a forked process."""
         if self._lock.is_locked:
             with contextlib.suppress(OSError):
-                self._path.unlink()  # while it is held: a waiting process notices that the file is gone
+                self._path.unlink()  # while the lock is held, so that a waiting process notices that the file is gone
             self._lock.release()
 
 
 @contextlib.contextmanager
 def exclusive(path: Path, timeout_s: float) -> Iterator[None]:
-    """Context that only one process at a time enters, by a lock file that is removed afterwards.
+    """Context for one process at a time, with a lock file that is removed afterwards.
 
-    After `timeout_s`, or on a file system without locks, a process enters without the lock.
+    After `timeout_s`, or on a file system without locks, the process continues without the lock.
     """
     lock = _file_lock(path)
     with contextlib.suppress(TimeoutError, OSError):
@@ -83,7 +83,7 @@ def exclusive(path: Path, timeout_s: float) -> Iterator[None]:
 
 
 def at_work(folder: Path) -> bool:
-    """Return True if a run is going on in `folder`."""
+    """Return True if a run is in progress in `folder`."""
     path = folder / NAME
     if path.is_symlink() or not path.is_file():
         return False
@@ -92,19 +92,19 @@ def at_work(folder: Path) -> bool:
             return False
     except TimeoutError:
         return True
-    except OSError:  # no locks here, or another user's folder
+    except OSError:  # no lock support, or another user's folder
         return False
 
 
 def _file_lock(path: Path) -> FileLock:
-    """Return an operating-system lock: a lock file would be left behind by a killed process."""
-    from filelock import FileLock  # imported late: --help can do without
+    """Create an operating-system lock. A plain lock file would be left behind by a killed process."""
+    from filelock import FileLock  # not needed for --help
 
     return FileLock(path, thread_local=False, fallback_to_soft=False, poll_interval=0.05)
 
 
 def _holder(path: Path) -> str:
-    """Return the process that the file names, in parentheses after a space; "" if it names none."""
+    """Return the process stored in the lock file as " (process ...)", or "" if unknown."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(4096))

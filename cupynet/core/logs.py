@@ -1,4 +1,4 @@
-"""Handlers and formatters of log records, for the terminal and for files."""
+"""Handlers and formatters of log records for the terminal and for files."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ WARNING = "warning: "  # prefix of warnings on the terminal
 
 
 class Console(logging.Handler):
-    """Prints log records: `[12:30:05] text` on stdout, errors as `cupynet: text` on stderr.
+    """Prints log records to stdout as `[12:30:05] text`, and errors to stderr as `cupynet: text`.
 
     It looks up sys.stdout for every record, because a progress display replaces it temporarily.
 
     Attributes:
-        label: a prefix for the warnings of this process, such as the number of a job.
+        label: prefix of warnings, such as the number of a job.
     """
 
     label = ""
@@ -29,11 +29,11 @@ class Console(logging.Handler):
                 mark = f"{WARNING}{self.label}" if record.levelno >= logging.WARNING else ""
                 print(folded(f"[{_CLOCK.formatTime(record, '%H:%M:%S')}] {mark}{text}"), flush=True)
         except UNWRITABLE:
-            pass  # the run continues, and its log file has the record
+            pass  # the run continues, and the record is in the log file
 
 
 def quiet() -> None:
-    """Show only warnings and errors on the terminal from now on. Log files are not affected."""
+    """Show only warnings and errors on the terminal. Log files are not affected."""
     for name in ("cupynet", "__main__"):
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, Console):
@@ -41,7 +41,7 @@ def quiet() -> None:
 
 
 class LineFormatter(logging.Formatter):
-    """Replaces control characters, so that texts read from files cannot control the terminal."""
+    """Replaces control characters, because texts from files must not control the terminal."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))

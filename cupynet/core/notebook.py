@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 
 def html_table(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> str:
-    """Return a table as HTML."""
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heading)
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
     about = f"<caption>{html.escape(caption)}</caption>" if caption else ""

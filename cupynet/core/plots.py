@@ -8,11 +8,11 @@ from typing import Any
 
 
 def figure(columns: int) -> tuple[Any, list[Any]]:
-    """Return a figure of matplotlib and its axes, side by side. ImportError without matplotlib."""
-    from matplotlib.figure import Figure  # not pyplot, which keeps every figure and may open a window
+    """Create a matplotlib figure with axes side by side. Raises ImportError without matplotlib."""
+    from matplotlib.figure import Figure  # pyplot would keep every figure and may open a window
 
     class Shown(Figure):
-        """A figure that displays in notebooks even without pyplot."""
+        """A figure that notebooks display without pyplot."""
 
         def _repr_png_(self) -> bytes:
             content = io.BytesIO()
@@ -24,7 +24,7 @@ def figure(columns: int) -> tuple[Any, list[Any]]:
 
 
 def lines(axes: Any, title: str, x: Sequence[Any], values: Mapping[str, Sequence[Any]]) -> None:
-    """Draw one line for each name. A value of None is left out."""
+    """Draw one line per name. None values are omitted."""
     for name, row in values.items():
         known = [(at, value) for at, value in zip(x, row, strict=True) if value is not None]
         axes.plot([at for at, _ in known], [value for _, value in known], marker=".", label=name)
@@ -35,7 +35,7 @@ def lines(axes: Any, title: str, x: Sequence[Any], values: Mapping[str, Sequence
 
 
 def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
-    """Draw a confusion matrix (O, O), rows normalized, with its counts if there are at most 15 classes."""
+    """Draw a confusion matrix (O, O) normalized by row, with counts if there are at most 15 classes."""
     totals = values.sum(axis=1, keepdims=True)
     axes.imshow(values / totals.clip(1), cmap="Blues", vmin=0, vmax=1)
     axes.set(xlabel="predicted", ylabel="actual", title="Confusion matrix")
@@ -44,12 +44,12 @@ def matrix(axes: Any, values: Any, names: Sequence[str]) -> None:
     if len(names) <= 15:
         for row, column in zip(*values.nonzero(), strict=True):
             dark = values[row, column] > totals[row, 0] / 2
-            colour = "white" if dark else "black"
-            axes.text(column, row, f"{values[row, column]}", ha="center", va="center", color=colour, fontsize=8)
+            color = "white" if dark else "black"
+            axes.text(column, row, f"{values[row, column]}", ha="center", va="center", color=color, fontsize=8)
 
 
 def against(axes: Any, true: Any, predicted: Any, title: str) -> None:
-    """Draw predicted against true numbers (N,), and the line on which they are equal."""
+    """Plot predicted over true values (N,), and the line of equality."""
     axes.plot(true, predicted, ".", alpha=0.6)
     if len(true):
         axes.axline((float(true[0]), float(true[0])), slope=1, color="grey", linewidth=1)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Flatten nested settings: return the values by dotted keys."""
+    """Flatten nested settings to dotted keys."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         key = f"{above}{name}"

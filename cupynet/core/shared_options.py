@@ -1,6 +1,6 @@
-"""Options of both the settings and the constructors: backends, dtypes, launch limits, scaling of the learning rate.
+"""Options shared by settings and constructors: backends, dtypes, launch limits, learning-rate scaling.
 
-They are in core because settings are read without importing NumPy, which every file of cupynet.backend imports.
+They are in core because settings are read without importing NumPy, which cupynet.backend requires.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCALES = ("none", "linear", "sqrt")  # how the learning rate depends on the numb
 
 
 def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
-    """Return `value`, which must be `auto`, true or false. True requires a GPU."""
+    """Validate a setting that is `auto`, true or false. True requires a GPU."""
     if isinstance(value, str) and value == "auto":
         return value
     if not is_bool(value):
@@ -29,22 +29,22 @@ def on_device(name: str, value: Any, backend: str = "cupy") -> bool | str:
 
 
 def dtype(name: str, value: Any) -> str:
-    """Return the name of a dtype in `DTYPES`, given that name or NumPy's."""
+    """Return the name of a dtype in `DTYPES`. value: that name, or NumPy's."""
     return one_of(name, DTYPE_ALIASES.get(value, value) if isinstance(value, str) else value, DTYPES)
 
 
 def block_size(name: str, value: Any) -> int:
-    """Return `value` as the maximum number of threads of a GPU block: at least a warp."""
+    """Validate the maximum number of threads per GPU block, at least a warp."""
     return integer(name, value, 32, most=1024, why="GPUs allow no more")
 
 
 def grid_size(name: str, value: Any) -> int | None:
-    """Return `value` as the maximum number of blocks of a kernel launch, or None for no limit."""
+    """Validate the maximum number of blocks per kernel launch; None for no limit."""
     return None if value is None else integer(name, value, 1, ", or null for no limit", most=(1 << 31) - 1)
 
 
 def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
-    """Return `value` as a bool: True to use TF32, which needs a GPU and dtype=float."""
+    """Validate the setting for TF32, which requires a GPU and dtype=float."""
     if flag(name, value) and backend != "cupy":
         raise ConfigError(f"requires a GPU, but backend {backend} runs on the CPU. Remove this setting", name, "true")
     if value and DTYPE_ALIASES.get(dtype, dtype) != "float":
@@ -54,7 +54,7 @@ def tf32_products(name: str, value: Any, backend: str, dtype: str) -> bool:
 
 
 def learning_rate_scale(name: str, value: Any) -> str | float:
-    """Return `value`, which must be a name in `SCALES` or a factor above 0."""
+    """Validate a name in `SCALES` or a factor above 0."""
     if isinstance(value, str) and value in SCALES:
         return value
     return number(name, value, above=0, also=f", or one of {', '.join(SCALES)}{guess(value, SCALES)}")

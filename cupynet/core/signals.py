@@ -1,8 +1,8 @@
 """Signals that stop a command.
 
-SIGINT, SIGTERM, SIGUSR1 and SIGHUP are handled alike: a closed terminal and a warning of a scheduler mean the same as
-Ctrl-C. A signal that the process ignores from its start (SIGHUP under nohup) stays ignored. A handler only sets a flag
-or raises KeyboardInterrupt, because it may run between any two instructions of the main thread.
+SIGINT, SIGTERM, SIGUSR1 and SIGHUP are handled in the same way, because a closed terminal or a scheduler's warning
+means the same as Ctrl-C. A signal that is ignored at process start (SIGHUP under nohup) stays ignored. Handlers only
+set a flag or raise KeyboardInterrupt, because they may run between any two instructions of the main thread.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from cupynet.core.errors import Interrupted
 from cupynet.core.mpiexec import rank
 
-LIFELINE = "CUPYNET_LIFELINE"  # environment variable of a process whose stdin is a `lifeline`
+LIFELINE = "CUPYNET_LIFELINE"  # environment variable that marks a process whose stdin is a `lifeline`
 NUMBERS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
 def leave(number: int) -> None:
-    """Raise KeyboardInterrupt(number) in a handler: unlike an Exception, a download does not retry after it."""
+    """Raise KeyboardInterrupt(number) from a handler. Unlike an Exception, it does not make a download retry."""
     raise KeyboardInterrupt(number)
 
 
@@ -48,7 +48,7 @@ def handled(react: Callable[[int], None]) -> Iterator[None]:
 def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
     """Context in which the first Ctrl-C calls `stop`, and the next raises KeyboardInterrupt.
 
-    Yields a list, which contains the first signal afterwards. Does nothing outside the main thread, and where a program
+    Yields a list that contains the first signal afterwards. Does nothing outside the main thread, or if the program
     handles SIGINT itself.
     """
     received: list[int] = []
@@ -72,11 +72,10 @@ def stopping_at_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
 def command(main: Callable[[], None]) -> None:
     """Run `main` as the entry point of the process. A signal ends it with one line and the code of `Interrupted`.
 
-    Until `main` handles signals itself, the handler ends the process, because other code might catch an exception.
-    While the interpreter exits after `main`, a signal ends the process with the code of `main`.
+    Until `main` handles signals itself, the handler exits at once, because other code might catch an exception. While
+    the interpreter shuts down after `main`, a signal exits with the code of `main`.
 
-    Args:
-        main: should import slow modules itself, so that signals are handled during the imports too.
+    main: should import slow modules itself, so that signals are handled during imports too.
     """
     if os.environ.pop(LIFELINE, ""):
         threading.Thread(target=_end_with_parent, name="cupynet-lifeline", daemon=True).start()
@@ -88,7 +87,7 @@ def command(main: Callable[[], None]) -> None:
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else int(left.code is not None)
         raise
-    except KeyboardInterrupt as stopped:  # not reported yet
+    except KeyboardInterrupt as stopped:  # not yet reported
         code = _report(Interrupted.by(stopped))
         raise SystemExit(code) from None
     finally:
@@ -102,7 +101,7 @@ def command(main: Callable[[], None]) -> None:
 
 @contextmanager
 def lifeline() -> Iterator[int]:
-    """Yield the stdin for child processes that stop if this process is killed: a pipe that closes with it."""
+    """Yield a pipe as stdin for child processes. It closes when this process is killed, which makes them stop."""
     theirs, ours = os.pipe()
     try:
         yield theirs
@@ -121,13 +120,13 @@ def _end(number: int) -> None:
 
 
 def _report(error: Interrupted) -> int:
-    """Print the error, on rank 0 alone under mpiexec; return its exit code."""
+    """Print the error, under mpiexec only on rank 0. Return its exit code."""
     if rank() == 0:
         say(f"cupynet: {error}\n")
     return error.exit_code
 
 
 def say(text: str) -> None:
-    """Write to stderr without its buffer, as a signal handler must."""
+    """Write to stderr without buffering, as required in signal handlers."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())

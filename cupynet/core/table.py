@@ -1,4 +1,4 @@
-"""Rows of figures as a table: on a terminal and as CSV."""
+"""Tables on the terminal and in CSV files."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from cupynet.core.terminal import printable
 
 ABSENT = "-"  # a cell without a value
 PIPED = 80  # columns if stdout is not a terminal
-GAP = 2  # between two columns
-FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # the start of a formula; a single minus is not one
+GAP = 2  # spaces between columns
+FORMULA = re.compile(r"\s*[=+@]|\s*-.|[\t\r]")  # start of a formula; a single minus is none
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column.
+    """A column of a table.
 
     Attributes:
         key: name in files.
-        title: heading on a terminal, with its line breaks.
-        cells: text of each row.
-        values: value of each row, for files.
-        right: True to align to the right, as figures are.
+        title: heading on the terminal, with line breaks.
+        cells: text by row.
+        values: value by row, for files.
+        right: True for right alignment, as for numbers.
     """
 
     key: str
@@ -43,25 +43,24 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Width in characters."""
         return max([*map(len, self.title.splitlines()), *map(len, self.cells)], default=0)
 
 
 def column(
     key: str, values: Sequence[Any], form: Callable[[Any], str] = str, title: str | None = None, *, right: bool = True
 ) -> Column:
-    """Make a column from its values. None is shown as `-`, and is empty in files."""
+    """Create a column from values. None is shown as `-`, and is empty in files."""
     cells = [ABSENT if value is None else form(value) for value in values]
     return Column(key, key if title is None else title, cells, values, right)
 
 
 def heading(key: str) -> str:
-    """Return a setting's name as a title; a long one is broken at underscores."""
+    """Return a setting's name as a title. Long names break at underscores."""
     return key if len(key) <= 12 else key.replace("_", "_\n")
 
 
 def shortened(keys: Sequence[str]) -> dict[str, str]:
-    """Map dotted keys to their shortest unambiguous endings, of at least two parts if the key has more than two."""
+    """Map dotted keys to their shortest unambiguous endings, of at least two parts if a key has more than two."""
     found = {}
     for key in keys:
         parts = key.split(".")
@@ -74,7 +73,7 @@ def shortened(keys: Sequence[str]) -> dict[str, str]:
 
 
 class Screen(Console):
-    """A console on stdout, 80 columns wide if that is not a terminal. Raises BrokenPipeError if the reader is gone.
+    """A console on stdout, 80 columns wide if piped. Raises BrokenPipeError if the reader is gone.
 
     Control characters are replaced, because names of runs and errors are untrusted.
     """
@@ -92,9 +91,9 @@ class Screen(Console):
 
 
 def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
-    """Print a table. The last columns are left out if the terminal is too narrow.
+    """Print a table. The last columns are omitted if the terminal is too narrow.
 
-    remedy: where to find them.
+    remedy: where to find the omitted columns.
     """
     ends = accumulate(each.width + GAP for each in columns)
     count = max(sum(end - GAP <= screen.width for end in ends), 1)
@@ -107,20 +106,20 @@ def show(columns: Sequence[Column], screen: Screen, remedy: str) -> None:
         table.add_row(*map(printable, cells))
     screen.print(table)
     if count < len(columns):
-        screen.print(f"no room for {', '.join(each.key for each in columns[count:])}: {remedy}", soft_wrap=True)
+        screen.print(f"omitted columns: {', '.join(each.key for each in columns[count:])}. {remedy}", soft_wrap=True)
 
 
 def as_csv(columns: Sequence[Column]) -> str:
-    """Return comma-separated values, with a line of names first. None is an empty cell.
+    """Format columns as CSV with a header line. None becomes an empty cell.
 
-    A text that a spreadsheet would take for a formula gets an apostrophe before it, because names of runs are not
-    trusted. Numbers are unchanged.
+    Text that a spreadsheet would interpret as a formula is prefixed with an apostrophe, because names of runs are
+    untrusted. Numbers are unchanged.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow([column.key for column in columns])
     writer.writerows(zip(*(map(_no_formula, column.values) for column in columns), strict=True))
-    return text.getvalue().encode(errors="replace").decode()  # a folder's name may not be valid UTF-8
+    return text.getvalue().encode(errors="replace").decode()  # names of folders need not be valid UTF-8
 
 
 def _no_formula(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The terminal: its abilities and its streams. A closed terminal or a full disk does not end a run."""
+"""The terminal and its streams. A closed terminal or a full disk does not end a run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ import textwrap
 import traceback
 from pathlib import Path
 
-# control characters but for newline, line separators, bidirectional controls, halves of surrogate pairs
+# control characters except newline, line separators, bidirectional controls, surrogates
 UNPRINTABLE = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-UNWRITABLE = (OSError, ValueError)  # raised by a stream that is full, broken or closed
+UNWRITABLE = (OSError, ValueError)  # raised by full, broken or closed streams
 
 
 def is_terminal() -> bool:
-    """Return True if stdout is a terminal."""
     return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
 
 
@@ -29,7 +28,7 @@ def can_draw() -> bool:
 
 
 def folded(line: str) -> str:
-    """Wrap a log line at words to the width of the terminal, indented below its time. Piped output stays one line."""
+    """Wrap a log line to the width of the terminal, indented below its time. Piped output is not wrapped."""
     width, indent = shutil.get_terminal_size().columns, " " * len("[12:30:05] ")
     if not can_draw() or "\n" in line or width <= 2 * len(indent):
         return line
@@ -37,16 +36,16 @@ def folded(line: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace every character that could control a terminal or reorder a line by U+FFFD, and a tab by a space.
+    """Replace characters that could control a terminal or reorder a line by U+FFFD, and tabs by spaces.
 
-    For text that was read from a file, such as a run's folder: escape sequences and bidirectional controls in it must
-    reach neither the terminal nor a page.
+    For text from untrusted files: escape sequences and bidirectional controls must reach neither the terminal nor a
+    page.
     """
     return UNPRINTABLE.sub("\ufffd", text.replace("\t", " "))
 
 
 def near(path: Path) -> str:
-    """Return a path relative to the current folder if it is inside; else as it is."""
+    """Return a path relative to the current folder if it is inside, and unchanged otherwise."""
     inside = path.resolve()
     return str(inside.relative_to(Path.cwd())) if inside.is_relative_to(Path.cwd()) else str(path)
 
@@ -54,22 +53,22 @@ def near(path: Path) -> str:
 def steady_streams() -> None:
     """Prepare the standard streams. Every command calls this first.
 
-    Characters that the terminal cannot encode are printed as "?". If native code crashes, the stack of each thread is
-    printed. Streams that the caller closed (`>&-`) are opened on the null device, because otherwise the next file that
-    is opened would get the number of such a stream.
+    Characters that the terminal cannot encode are printed as "?". If native code crashes, the stacks of all threads are
+    printed. Streams closed by the caller (`>&-`) are connected to the null device; otherwise the next opened file would
+    get their number.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open until the process ends
         elif mode == "w" and isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="replace")
-    with contextlib.suppress(io.UnsupportedOperation):  # stderr is not a file: in a notebook, in a test
+    with contextlib.suppress(io.UnsupportedOperation):  # stderr is not a file, as in notebooks and tests
         faulthandler.enable()
 
 
 def say_error(line: str, bug: BaseException | None = None) -> None:
-    """Print `cupynet: line` on stderr, after the traceback of a bug. Do nothing if stderr cannot be written."""
+    """Print `cupynet: line` to stderr, after the traceback of a bug. Does nothing if stderr cannot be written."""
     with contextlib.suppress(*UNWRITABLE):
         if bug is not None:
             print(printable("".join(traceback.format_exception(bug))), end="", file=sys.stderr)
@@ -77,15 +76,14 @@ def say_error(line: str, bug: BaseException | None = None) -> None:
 
 
 def stdout_is_gone(probe: str = "") -> bool:
-    """Return True if the reader of stdout has closed it (`--help | head`). Python then reports no error at exit.
+    """Return True if the reader of stdout has closed it (`--help | head`). Prevents Python's error at exit.
 
-    Args:
-        probe: text to write, in addition to what is still buffered.
+    probe: text to write in addition to buffered output.
     """
     try:
         print(probe, end="", flush=True)
-    except OSError as error:  # other errors, such as a full disk, have been reported
-        with contextlib.suppress(io.UnsupportedOperation):  # stdout is not a file: in a notebook, in a test
+    except OSError as error:  # other errors, such as a full disk, have already been reported
+        with contextlib.suppress(io.UnsupportedOperation):  # stdout is not a file, as in notebooks and tests
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return isinstance(error, BrokenPipeError)
     return False

@@ -1,20 +1,20 @@
-"""Wording of messages: counts, sizes, lists, values on one line, and the nearest known name."""
+"""Formatting for messages: counts, sizes, lists, values, and suggestions of similar names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 
-SHOWN = 80  # characters of a value in a message
+SHOWN = 80  # maximum characters of a value in a message
 
 
 def one_line(text: object) -> str:
-    """Replace every run of white space, including line breaks, by one space."""
+    """Collapse white space, including line breaks, to single spaces."""
     return " ".join(str(text).split())
 
 
 def one(noun: str) -> str:
-    """Return the noun with its indefinite article."""
+    """Prepend the indefinite article to a noun."""
     return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
 
 
@@ -24,10 +24,10 @@ def counted(count: int, noun: str) -> str:
 
 
 def shown(value: object, text_of: Callable[[object], str] = repr) -> str:
-    """Format a value for a message, on one line and with at most `SHOWN` characters."""
+    """Format a value on one line, with at most `SHOWN` characters."""
     try:
         text = one_line(text_of(value))
-    except ValueError:  # an int with more digits than Python prints
+    except ValueError:  # an int with more digits than Python converts
         return f"<{one(type(value).__name__)}, too long to print>"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -53,14 +53,14 @@ def listed(names: Iterable[str], last: str = "or") -> str:
 
 
 def guess(value: object, names: Iterable[str]) -> str:
-    """Return the end of a message about a value that is not in `names`: the most similar name, if there is one."""
+    """Suggest the name most similar to an invalid value, as the end of a message; "" if none is similar."""
     known, text = list(names), shown(value, str)
     match = get_close_matches(text, known, n=1) or get_close_matches(text.lower(), known, n=1)
     return f"; did you mean '{match[0]}'?" if match else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the most similar one, or all names if none is similar."""
+    """Suggest the name most similar to an unknown one, as the end of a message; if none is similar, list all names."""
     names = sorted(known)
     return guess(name, names) or (f"; the names are {listed(names, 'and')}" if 1 < len(names) <= 24 else "")
 
@@ -68,8 +68,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def setting(group: str, name: str, *value: object, python: str = "") -> str:
     """Name a setting as on the command line and in Python: `data.limit=9 (in Python limit=9)`.
 
-    Args:
-        python: how to set it in Python, if not by the argument of the same name.
+    python: how to set it in Python, if not by the argument of the same name.
     """
     here = f"{group}.{name}" + "".join(f"={written(each)}" for each in value)
     return f"{here} (in Python {python or name + ''.join(f'={each!r}' for each in value)})"

@@ -20,7 +20,7 @@ import pytest
 
 from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DivergedError, annotate
-from cupynet.core.exits import out_of_memory, tell
+from cupynet.core.exits import out_of_memory, report_error
 from cupynet.core.logs import Console
 from cupynet.core.terminal import say_error
 from tests.support import warm
@@ -117,7 +117,7 @@ def test_messages_to_a_full_disk_or_a_closed_stream_are_dropped(monkeypatch: pyt
             Console().emit(record(logging.INFO, "text"))
             Console().emit(record(logging.ERROR, "text"))
             say_error("text", ValueError("x"))
-            assert tell(ConfigError("x")) == 2
+            assert report_error(ConfigError("x")) == 2
     with pytest.raises(OSError):
         full.close()
 
@@ -177,14 +177,14 @@ def test_which_errors_mean_out_of_memory(error: Exception, expected: bool) -> No
     ids=lambda value: type(value).__name__,
 )
 def test_an_expected_error_is_one_line(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tell(error) == code
+    assert report_error(error) == code
     assert capsys.readouterr().err.count("\n") == 1
 
 
 @pytest.mark.parametrize("error", [DivergedError("the loss is nan"), MemoryError()], ids=["ours", "memory"])
 def test_an_error_has_its_worker_and_batch_in_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     annotate(error, "worker 1, epoch 2, at batch 7")
-    tell(error)
+    report_error(error)
     (line,) = capsys.readouterr().err.splitlines()
     assert "worker 1, epoch 2, at batch 7" in line
 
@@ -196,10 +196,10 @@ def test_what_a_job_raises_besides_our_errors_is_reported_with_its_traceback(
     errors = {BrokenPipeError(32, "not on stdout"): 1, SystemExit(0): 1, SystemExit(7): 7, KeyboardInterrupt(): 130}
     with signals.handled(signals.leave):
         for error, code in errors.items():
-            assert tell(error, job="job 1: ") == code
+            assert report_error(error, job="job 1: ") == code
             err = capsys.readouterr().err
             assert err.startswith(type(error).__name__) and "SIGINT" not in err  # the traceback of what was not raised
-        assert tell(KeyboardInterrupt(signal.SIGTERM), job="job 1: ") == 143
+        assert report_error(KeyboardInterrupt(signal.SIGTERM), job="job 1: ") == 143
         assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -218,7 +218,7 @@ def test_the_module_of_the_user_is_named_and_cupynet_is_not(
     """An error raised in cupynet is not attributed to the user's module that called it."""
     with pytest.raises(Exception) as caught:
         cause()
-    assert tell(caught.value) == 1
+    assert report_error(caught.value) == 1
     assert (f"(in module {__name__})" in capsys.readouterr().err) == named
 
 

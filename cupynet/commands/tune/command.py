@@ -22,7 +22,7 @@ from cupynet.config.schema import TuneSettings, own_names
 from cupynet.config.search_space import is_continuous, lowest
 from cupynet.core import signals
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.exits import leave_after
+from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import one_line
 from cupynet.runs.layout import STUDY
 
@@ -36,7 +36,7 @@ REFERENCE = re.compile(r"\$\\*\{")  # Hydra removes backslashes: `$\{` becomes `
 
 def main() -> None:
     """Run the command."""
-    signals.command(lambda: leave_after(_command))
+    signals.command(lambda: run_and_exit(_command))
 
 
 def _command() -> None:
