@@ -36,7 +36,7 @@ class Link:
         return cls(value["bandwidth_gbit_s"] * 1e9 / 8, value["latency_us"] * 1e-6)
 
 
-# Nominal bandwidths. Latencies are those of small messages between two programs: through the kernel's network stack for
+# Nominal bandwidths, and latencies of small messages between two programs: through the kernel's network stack for
 # Ethernet at 1 and 10 Gbit/s, without it for RDMA at 100 Gbit/s and NVLink 4 (one direction).
 LINKS = {
     "wan": Link(0.1e9 / 8, 50e-3),
@@ -73,7 +73,6 @@ class Forecast:
     """Predicted throughput of `workers` that are averaged every `frequency` iterations.
 
     Attributes:
-        machines: number of machines.
         computing_s, averaging_s: seconds per iteration.
         images_per_s: throughput of all replicas.
         efficiency: throughput relative to the same number of independent workers.
@@ -95,7 +94,7 @@ def forecast(
 
     Args:
         link: connection between machines.
-        cores: cores per machine; None for those of the measured machine.
+        cores: cores per machine; by default, as many as the measured machine has.
         machines: number of machines; None for as many as the workers need.
     """
     cores = cores or costs.cores

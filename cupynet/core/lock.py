@@ -27,9 +27,6 @@ TIMEOUT_S = 0.5  # because `at_work` briefly holds the lock
 class Hold:
     """A lock on the folder of a run, held by this process until `release`.
 
-    Args:
-        folder: an existing folder.
-
     Attributes:
         warning: why the folder is not protected, or "".
 

@@ -30,9 +30,8 @@ class Column:
     Attributes:
         key: name in files.
         title: heading on the terminal, with line breaks.
-        cells: text by row.
-        values: value by row, for files.
-        right: True for right alignment, as for numbers.
+        cells: texts for the terminal.
+        values: values for files.
     """
 
     key: str

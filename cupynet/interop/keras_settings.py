@@ -1,4 +1,4 @@
-"""Compares layer settings in `config.json` of a `.keras` archive with those of a model.
+"""Compares the layer settings in `config.json` of a `.keras` archive with a model.
 
 The same weights fit many networks: a different epsilon, stride or activation would silently change the results. Only
 settings that are in the file and affect inference are compared.
@@ -71,7 +71,7 @@ def snake_case(kind: str) -> str:
 
 
 def check_settings(model: nn.Model, config: Any, places: Mapping[str, str], path: PathLike) -> None:
-    """Raise DataError if settings of layers in a file differ from those of the model.
+    """Raise DataError if settings of layers differ between a file and the model.
 
     Args:
         config: content of config.json.

@@ -60,7 +60,7 @@ def take(stored: dict[str, Any], there: str, name: str, path: PathLike) -> Any:
 def check_shape(
     read: Callable[[], Any], found: tuple[int, ...], shape: tuple[int, ...], what: str, path: PathLike
 ) -> Any:
-    """Return `read()` if its shape is right. Arrays of another size are not even read. Raises DataError."""
+    """Return `read()` if it has the right shape; arrays of another size are not read. Raises DataError."""
     array = read() if math.prod(found) == math.prod(shape) else None
     if array is None or tuple(array.shape) != shape:
         raise DataError(f"{path}: weight {what} has shape {tuple(found)}, but the network needs {shape}")

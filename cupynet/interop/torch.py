@@ -159,7 +159,7 @@ def import_torch(model: nn.Model, path: PathLike, names: Mapping[str, str] | Non
 
 
 def _renamed(name: str, names: Mapping[str, str], own: str) -> str:
-    """Return PyTorch's name of a weight: from its entry in `names`, or from that of the nearest enclosing layer."""
+    """Return PyTorch's name of a weight, from its entry in `names` or the entry of the nearest enclosing layer."""
     if name in names:
         return names[name]
     layer = name.rpartition(".")[0]

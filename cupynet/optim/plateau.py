@@ -20,7 +20,7 @@ class ReduceOnPlateau(Schedule, name="reduce_on_plateau"):
         factor: factor on the learning rate at each reduction.
         patience: number of evaluations without improvement to tolerate.
         monitor: `loss` or `accuracy` of the validation data.
-        min_delta: smallest change that counts as an improvement.
+        min_delta: an improvement must exceed this.
         cooldown: evaluations to ignore after a reduction.
         least: the lowest learning rate.
 

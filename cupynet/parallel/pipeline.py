@@ -111,8 +111,6 @@ class Pipeline:
         fills and drains at the pace of the faster ones.
 
         Args:
-            layers: layer names of each stage.
-            batch_size: samples of a whole batch.
             compute_s, samples: compute time in seconds and number of samples, by rank.
             round_s: seconds per iteration with whole batches.
         """
@@ -161,7 +159,6 @@ def balance_stages(work: Sequence[float], sent: Sequence[float], stages: int) ->
     Args:
         work: work of each piece.
         sent: data sent after each piece if the next one is in another stage.
-        stages: number of stages, at most the number of pieces.
     """
     before = [0.0, *accumulate(work)]
 

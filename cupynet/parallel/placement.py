@@ -17,7 +17,6 @@ class Placement:
     """The replicas of a run, their pipeline stages and their devices.
 
     Attributes:
-        workers: number of replicas.
         devices: GPU indices; empty on a CPU. Rank r uses devices[r % len(devices)]. With several machines, r is the
             local rank.
         stages: pipeline stages per replica; 1 without a pipeline.

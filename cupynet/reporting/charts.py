@@ -66,8 +66,6 @@ class Line:
         name: entry in the legend; None for no entry.
         x, y: coordinates of the points. A y that is None or not finite leaves a gap.
         color: index into the palette.
-        width: in points.
-        dashed: True for a dashed line.
         points: True to mark each point.
     """
 

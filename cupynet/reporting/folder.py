@@ -31,7 +31,6 @@ class RunData:
     """The contents of a run's folder.
 
     Attributes:
-        run: the folder.
         running: True if a process is training in the folder now.
         start: started.json; empty if missing.
         summary: summary.json; empty if missing.
@@ -80,7 +79,6 @@ def read_run(folder: str | Path, *, over: bool = False, error: Exception | None 
     """Read the folder of a run, except weights and images.
 
     Args:
-        folder: folder of the run.
         over: True if the run has ended, even if its process still holds the lock.
         error: the error that ended the run, if it has not been stored yet.
 

@@ -41,13 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Stored:
-    """A verified checkpoint.
-
-    Attributes:
-        path: folder of the checkpoint.
-        state: content of state.json.
-        arrays: arrays by file (without suffix) and by name.
-    """
+    """A verified checkpoint: the content of state.json, and arrays by file (without suffix) and by name."""
 
     path: Path
     state: dict[str, Any]
@@ -65,14 +59,13 @@ class Checkpoints:
         return self.folder / step_name(step)
 
     def steps(self) -> list[int]:
-        """Return the iterations of the checkpoints, sorted."""
+        """Return the iterations of all checkpoints, sorted."""
         return sorted(checkpoints(self.folder))
 
     def save(self, step: int, state: Mapping[str, Any], arrays: Mapping[str, Mapping[str, Any]]) -> Path:
         """Write the checkpoint for iteration `step`, replacing an existing one; return its folder.
 
         Args:
-            step: number of completed iterations.
             state: content of state.json.
             arrays: host arrays by file (without suffix) and by name.
 

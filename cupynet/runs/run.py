@@ -26,15 +26,13 @@ class Setup:
     """Setup of a run.
 
     Attributes:
-        dataset: name of the data set.
         fallback: True if synthetic data replaced a data set that could not be loaded.
         stages: pipeline stages per replica.
         synchronizer: description of the synchronization method.
         parameters: number of trainable parameters.
         image_shape: (H, W, C).
         normalize: mean and standard deviation of pixels by channel, in fractions of 255; None without normalization.
-        class_names: None if the classes have no names.
-        fast_dev_run: batches per worker in a smoke test, whose results are meaningless; 0 otherwise.
+        fast_dev_run: batches per worker in a smoke test; 0 otherwise.
         commit: commit of the source, with `-dirty` if there are changes; None outside a repository.
         environment: machine, BLAS libraries and versions.
     """
@@ -183,7 +181,6 @@ class Start:
         started: local time of the first start.
         epochs: requested number of epochs.
         overrides: command-line overrides; None if unknown.
-        config_dir: the value of --config-dir.
         processes: number of processes started by mpiexec; None without mpiexec.
         layers: rows of `Model.rows`, by column.
     """

@@ -48,7 +48,7 @@ class Timeout:
 
 
 def timed_out(rank: int, seconds: float, whom: str) -> WorkerTimeout:
-    """Return the error of a worker that waited `seconds` for the workers `whom`."""
+    """Return the error of a worker that waited `seconds` for other workers."""
     return WorkerTimeout(
         f"worker {rank} waited {seconds:g} s for {whom}. "
         f"If they are only slow, increase {setting('parallel', 'timeout_s')}"
@@ -89,12 +89,8 @@ class Communicator:
 
     Subclasses implement `split`, `all_gather`, `send`, `recv` and `_mean`.
 
-    Args:
-        rank: rank of this worker, from 0.
-        size: number of workers.
-
     Attributes:
-        traffic: bytes sent through this communicator and those split from it.
+        traffic: bytes sent through this communicator and communicators split from it.
     """
 
     def __init__(self, rank: int, size: int) -> None:

@@ -47,11 +47,7 @@ def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1)
     Stages in threads are averaged in one group per stage, at different times. NCCL would forbid all other threads of
     the process to allocate device memory meanwhile, so these groups average on one of the devices instead.
 
-    Args:
-        reduce: one of `REDUCES`.
-        backend: name of the backend.
-        processes: True if workers are processes.
-        stages: number of stages per replica.
+    processes: True if workers are processes.
     """
     one_of("reduce", reduce, REDUCES)
     if reduce in ("nccl", "device") and backend != "cupy":
@@ -94,7 +90,7 @@ class Buffers:
     def like_all(self, arrays: Sequence[Array]) -> tuple[list[Array], list[Array]]:
         """Return a buffer for each array, and the flat arrays that contain them, one per dtype.
 
-        Collectives use the flat arrays, because each call has a fixed cost, about that of a few kilobytes.
+        Collectives use the flat arrays, because each call costs as much as sending a few kilobytes.
         """
         key = tuple((array.shape, array.dtype) for array in arrays)
         if key not in self._flat:

@@ -58,9 +58,7 @@ def library() -> Any:
 class Ranks:
     """The state of all ranks: completes operations with them, and knows which have failed or ended.
 
-    Args:
-        mpi: the module mpi4py.MPI.
-        comm: a communicator of all ranks that is used only here.
+    comm: a communicator of all ranks that is used only here.
 
     Attributes:
         timeout_s: seconds to wait for other ranks.
@@ -107,10 +105,10 @@ class Ranks:
     def wait(self, requests: Sequence[Any], whom: str, pause_s: float = LONGEST_PAUSE_S) -> None:
         """Wait until all requests are complete. Raises PeerFailed or WorkerTimeout.
 
-        The longer it has waited, the longer it sleeps between tests, at most `pause_s`. Busy ranks thus get at least
-        seven eighths of a shared core.
+        Pauses grow with the time waited, so that busy ranks get the processor. Each is at most an eighth of that time,
+        and at most `pause_s`.
 
-        whom: the workers and the operation that this rank waits for, for the error message.
+        whom: names the workers and the operation in the error message.
         """
         began, timeout = time.perf_counter(), Timeout(self.timeout_s)
         self._waiting = requests  # kept after an error too, because MPI may still write to their buffers
@@ -151,10 +149,7 @@ class MpiCommunicator(Communicator):
     Each worker averages its own chunk of host arrays. Arrays on GPUs are averaged over NCCL if each process has its own
     GPU (see devices.py), and otherwise on the host.
 
-    Args:
-        comm: the mpi4py communicator of this group.
-        ranks: all ranks of the job.
-        members: ranks of the group's workers, in order; all ranks by default.
+    members: ranks of the group's workers in the job, in order; all ranks by default.
     """
 
     def __init__(self, comm: Any, ranks: Ranks, members: Sequence[int] | None = None) -> None:

@@ -43,10 +43,7 @@ def connect(
     """Create the NCCL communicator of the leaders. Every worker calls it.
 
     Args:
-        broadcast: broadcasts bytes between the workers.
         place: NCCL rank of this worker, or None if it is not a leader.
-        leaders: number of leaders.
-        backend: provides the device and the stream.
         opened: receives the communicator before the first all-reduce, which only `abandon` can end if a leader fails.
     """
     # connect all devices now instead of in the first large all-reduce (NCCL 2.22 and later)
@@ -73,11 +70,7 @@ def connect(
 class NcclSum:
     """NCCL communicator of one device. All are created at the same time, each in its own thread.
 
-    Args:
-        identifier: NCCL's unique ID, created by rank 0.
-        place: NCCL rank.
-        size: number of NCCL ranks.
-        backend: provides the device and the stream.
+    identifier: NCCL's unique ID, created by rank 0.
     """
 
     def __init__(self, identifier: bytes, place: int, size: int, backend: CupyBackend) -> None:

@@ -39,7 +39,7 @@ class ThreadWorld:
     def wait(self, rank: int, ready: Callable[[], bool], whom: str) -> None:
         """Wait on the condition, already acquired, until `ready()`. Raises PeerFailed or WorkerTimeout.
 
-        whom: the workers and the operation that worker `rank` waits for, for the error message.
+        whom: names the workers and the operation in the error message.
         """
         timeout = Timeout(self.timeout_s)
         while not ready():

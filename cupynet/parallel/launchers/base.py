@@ -22,7 +22,6 @@ class Launcher:
         timeout_s: seconds that a worker waits for the others, and that `close` waits for a running task.
 
     Attributes:
-        workers: number of workers.
         first: lowest rank in this process.
         sharing: number of workers that share this process's cores.
 

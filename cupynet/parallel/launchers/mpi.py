@@ -43,12 +43,10 @@ class MpiJob:
     """The MPI job of this process. Use `job()` to get it.
 
     Attributes:
-        rank, size: rank of this process, and number of ranks.
         exit_code: exit code of all ranks, set by `speaks`.
         seats: local rank of each rank.
         on_machine: number of ranks on this machine.
         sharing: number of ranks that share this rank's cores, including itself.
-        library: name of the MPI library, such as `MPICH`.
     """
 
     def __init__(self) -> None:

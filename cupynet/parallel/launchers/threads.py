@@ -89,8 +89,8 @@ class ThreadLauncher(Launcher):
     def _stop(self, threads: list[threading.Thread]) -> None:
         """Abort device collectives after a failure, and wait for the workers for a grace period.
 
-        Every NCCL rank must be aborted, and a worker blocked on its device cannot do so itself. Each abort has a thread
-        of its own, because one may wait for another.
+        Every NCCL rank must be aborted, and a worker blocked on its device cannot do so itself. Each abort runs in a
+        separate thread, because one may wait for another.
         """
         aborts = [threading.Thread(target=_abandon, args=[each], daemon=True) for each in self._communicators]
         for thread in aborts:

@@ -79,9 +79,7 @@ def distance(backend: Backend, pairs: Iterable[tuple[Array, Array]]) -> float:
 def refuse_divergence(finite: Sequence[float], iteration: int | None, what: str = "replica") -> None:
     """Raise DivergedError on every worker if any replica is not finite, before it is averaged into the others.
 
-    Args:
-        finite: true or false, by replica.
-        iteration: the last one (from 0); None at the end of an epoch.
+    iteration: the last one (from 0); None at the end of an epoch.
     """
     bad = [str(rank) for rank, fine in enumerate(finite) if not fine]
     if bad:
@@ -103,8 +101,7 @@ class Tally:
 
     Attributes:
         rounds: number of iterations; the same on every worker.
-        samples: number of samples of this replica.
-        scored: number of samples whose losses are on this worker.
+        scored: number of samples with losses on this worker.
         losses: sum of these losses: a number, or 0-d on the device.
         hits: number of these samples that are classified correctly, likewise; not part of `state`.
     """
@@ -138,7 +135,6 @@ class Tally:
         return sum(total for _, total, _ in gathered) / scored if scored else math.nan
 
     def clear(self) -> None:
-        """Reset all counts."""
         self.rounds = self.samples = self.scored = 0
         self.losses, self.hits = 0.0, 0
 

@@ -1,8 +1,8 @@
 """Threshold encoding of updates: values below a threshold are accumulated until they reach it.
 
 As in Deeplearning4j's SHARED_GRADIENTS (after Strom 2015, "Scalable distributed DNN training using commodity GPU cloud
-computing"), a worker adds its updates to a residual. For each weight whose residual has reached the threshold t, +t or
--t is sent and subtracted from the residual.
+computing"), a worker adds its updates to a residual. When the residual of a weight reaches the threshold t, +t or -t is
+sent and subtracted from the residual.
 
 A message is an int32 vector: the threshold (the bits of a float32), the number of samples, a flag that is 1 if the
 update is finite, and a list with i + 1 for each weight i to increase by t and -(i + 1) for each to decrease.
@@ -26,14 +26,7 @@ EPSILON = 1e-30  # smallest threshold, so that residuals of 0 are never sent
 
 
 class Message(NamedTuple):
-    """A worker's encoded update.
-
-    Attributes:
-        samples: number of samples of the update.
-        finite: True if the update is finite.
-        threshold: t.
-        body: list of weights, see above.
-    """
+    """A worker's encoded update. body: the list of weights, see above."""
 
     samples: int
     finite: bool
@@ -42,12 +35,10 @@ class Message(NamedTuple):
 
     @classmethod
     def of(cls, vector: NDArray[np.int32]) -> Message:
-        """Decode a vector."""
         bits, samples, finite = vector[:HEADER].tolist()
         return cls(samples, bool(finite), float(np.int32(bits).view(np.float32)), vector[HEADER:])
 
     def vector(self) -> NDArray[np.int32]:
-        """Encode the message as a vector."""
         bits = int(np.float32(self.threshold).view(np.int32))
         return np.concatenate([np.array([bits, self.samples, self.finite], np.int32), self.body])
 
@@ -59,9 +50,6 @@ class Message(NamedTuple):
 
 class Threshold:
     """Base class of threshold rules. Each worker has its own.
-
-    Args:
-        initial: the first threshold.
 
     Attributes:
         threshold: threshold of the next message.

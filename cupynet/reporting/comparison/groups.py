@@ -27,7 +27,6 @@ class Group:
     """Finished runs with equivalent settings apart from the seed, or a single run without a result.
 
     Attributes:
-        runs: the runs.
         settings: the settings that differ between groups, as text; `ABSENT` if one has no effect in this group.
         figures: means over the runs of `accuracy`, `loss`, `images_per_s`, `train_s` and `time_to`, the seconds of
             training until the target accuracy. `accuracy_range` (text) if there are several runs. `speed_up`, the
@@ -58,7 +57,6 @@ class Comparison:
 
     Attributes:
         varied: settings that differ, without the seed.
-        groups: groups of finished runs.
         others: runs without a result.
         split: data set of the compared accuracy, `test` or `validation`.
         target: accuracy of `time_to`; None if nothing was evaluated.
@@ -142,7 +140,7 @@ def _follows(runs: Sequence[ComparedRun], key: str, own: Sequence[str]) -> bool:
 
 
 def _differ_below(runs: Sequence[ComparedRun], group: str) -> bool:
-    """Return True if settings of a group differ, not only its chosen files. `experiment` has no settings of its own."""
+    """Return True if settings of a group differ, not only its chosen files. `experiment` has no own settings."""
     if group == "experiment" or group not in GROUPS:
         return True
     keys = {key for run in runs for key in run.settings if key.split(".")[0] == group and not key.startswith(IDLE)}
@@ -170,7 +168,7 @@ def _figures(runs: Sequence[ComparedRun], comparison: Comparison) -> dict[str, A
 
 
 def _add_speed_up(groups: Sequence[Group]) -> None:
-    """Add the speed-up over one worker with the same settings, apart from those of `parallel`."""
+    """Add the speed-up over one worker with the same settings, apart from `parallel` settings."""
 
     def others(group: Group) -> dict[str, str]:
         return {key: value for key, value in group.settings.items() if not key.startswith(("workers", "parallel"))}

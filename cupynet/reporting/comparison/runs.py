@@ -43,14 +43,12 @@ class ComparedRun:
     """A run to compare.
 
     Attributes:
-        folder: folder of the run.
         name: the part of its path that differs from other runs.
         settings: settings with an effect, by dotted key.
         choices: chosen file by configuration group, for groups with an effect.
         unused: keys of settings without effect.
         summary: fields of `Summary`; empty without results.
         trouble: why there is no valid result, or "".
-        epochs: history of the run.
     """
 
     folder: Path
