@@ -166,7 +166,7 @@ def load_weights(path: PathLike) -> dict[str, Any]:
         raise DataError(f"{path}: has no SHA-256 in its metadata, so it was not written by save_weights")
     found = digest(weights)
     if found != expected:
-        raise DataError(f"{path}: damaged weights, expected SHA-256 {expected}, found {found}")
+        raise DataError(f"{path}: the weights are damaged (expected SHA-256 {expected}, found {found})")
     return weights
 
 
@@ -192,7 +192,7 @@ def load_described(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataError(f"{path}: contains no description of a model. Write such files with Model.save") from error
     if _digest_of(weights, text) != expected or not isinstance(description, dict):
-        raise DataError(f"{path}: damaged: its content differs from its SHA-256")
+        raise DataError(f"{path}: is damaged (its content does not match its SHA-256)")
     return weights, description
 
 

@@ -166,7 +166,7 @@ def read(path: str | Path) -> Stored:
     for name in sorted(files.keys() | found.keys()):
         expected, own = files.get(name, "no file"), found.get(name, "no file")
         if expected != own:
-            raise DataError(f"{path / name}: damaged, expected {shown(expected)}, found {shown(own)}")
+            raise DataError(f"{path / name}: is damaged (expected {shown(expected)}, found {shown(own)})")
     arrays = {Path(name).stem: load_weights(path / name) for name in sorted(files) if name.endswith(ARRAYS)}
     return Stored(path, read_object(path / STATE), arrays)
 

@@ -53,7 +53,7 @@ class Launcher:
             RuntimeError: called after a failure or `close`, or during another task.
         """
         if not self._running.acquire(blocking=False):
-            raise RuntimeError("these workers are busy: wait for the running task before starting another one")
+            raise RuntimeError("these workers are busy. Wait for the running task before starting another one")
         try:
             if not self._usable:
                 raise RuntimeError(
