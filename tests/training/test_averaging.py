@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
 from cupynet.optim import SGD, Momentum, Nesterov
-from cupynet.parallel import ParameterAveraging, SlowMo, Synchronizer
-from cupynet.training import ParallelWrapper, Replica, Trainer
-from cupynet.training.fit import Fit
+from cupynet.parallel import ParameterAveraging, SlowMo
+from cupynet.training import Replica
 from tests.support.training import on_backends, small_dataset, small_model, train
 
 on_numpy_and_a_device: pytest.MarkDecorator = on_backends("numpy", "cupy")
@@ -116,32 +114,3 @@ def test_a_thousand_averages_do_not_drift(backend: str) -> None:
     for _ in range(1000):
         mean(parts, [1 / 3] * 3)
     np.testing.assert_array_equal(parts[0], start)
-
-
-def test_weights_spoiled_by_the_last_update_of_an_epoch_are_detected() -> None:
-    class Poison(Replica):
-        def update(self, iteration: int, squared_norm: Any = None) -> None:
-            super().update(iteration, squared_norm)
-            if iteration == 14:
-                self.params.master[5] = np.inf
-
-    trainer = Trainer(Poison(small_model("float"), SGD(0.01)), log_every=0)
-    with pytest.raises(DivergedError):
-        trainer.fit(Fit(Loader(small_dataset(60), 4), 2))
-    assert trainer.iteration == 15
-
-
-def test_gradients_that_a_synchronizer_changes_are_clipped_afterwards() -> None:
-    """Also with a single worker."""
-
-    class Louder(Synchronizer):
-        shares_gradients = True
-
-        def before_update(self, replica: Any, samples: int) -> None:
-            replica.params.grad[...] *= 1000
-
-    model = small_model("double")
-    before = model.params.master.copy()
-    with ParallelWrapper(model, 1, optimizer=SGD(1.0, max_grad_norm=0.01), synchronizer=Louder()) as wrapper:
-        wrapper.fit(Loader(small_dataset(4), 4), epochs=1)
-    assert np.linalg.norm(model.params.master - before) == pytest.approx(0.01)

@@ -111,15 +111,6 @@ def test_predictions_of_images_of_another_range(name: str, caplog: pytest.LogCap
     assert not warned((fractions - np.float32(0.02)) / np.float32(0.015), scale=NORMALIZED)
 
 
-def test_a_model_knows_that_it_was_trained_on_pixels(caplog: pytest.LogCaptureFixture) -> None:
-    data, trained = up_to(255), model()
-    with ParallelWrapper(trained, 1) as wrapper:
-        wrapper.fit(data, batch_size=4)
-    warnings_of(caplog)
-    trained.replicate(create_backend("numpy")).predict(data.images.astype(np.float32))
-    assert len(warnings_of(caplog)) == 1
-
-
 @pytest.mark.parametrize("shift", [0, 1])
 def test_other_data_in_a_restored_fit(shift: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data = up_to(255, samples=24)

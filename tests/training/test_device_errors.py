@@ -9,7 +9,7 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,8 +25,7 @@ from cupynet.core.errors import DeviceError
 from cupynet.data import Loader
 from cupynet.nn import Dense, Image, Model
 from cupynet.optim import Nesterov
-from cupynet.parallel import Communicator, Placement, ThreadLauncher, WorkerTimeout
-from cupynet.parallel.communicators.devices import DeviceMeans
+from cupynet.parallel import Communicator, Placement, ThreadLauncher
 from cupynet.training import Checkpoint, ParallelWrapper, Pools
 from cupynet.training.device_errors import translate_device_errors
 from tests.standin.machine import active
@@ -118,19 +117,6 @@ def test_no_memory_in_a_round_ends_the_run_and_loses_nothing(
         again.fit(loader(), epochs=1)
 
 
-@on_standin
-def test_no_memory_in_an_evaluation_is_reported() -> None:
-    import cupy
-
-    with wrapper() as made:
-        made.fit(loader(64), epochs=1)
-        with cupy.cuda.Device(1):
-            limit_pools([1], cupy.get_default_memory_pool().used_bytes() + (1 << 14))
-        with pytest.raises(DeviceError) as caught:
-            made.evaluate(stripes(600), batch_size=200)
-    assert "batch_size=200" in str(caught.value) and "worker 1" in notes(caught.value)
-
-
 def test_an_allocation_that_fails_names_batch_size_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(*arguments: Any) -> Any:
         raise MemoryError("Unable to allocate 5.6 GiB")
@@ -184,28 +170,6 @@ def test_a_lost_device_ends_the_run(workers: int, devices: list[int], reduce: st
 
 
 @on_standin
-@pytest.mark.parametrize("late_s", [0.0, 0.3])
-def test_a_device_lost_before_a_collective_ends_all_workers(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One device never joins the collective: each rank of it is aborted, and the others stop waiting.
-
-    late_s: lets the other hosts run ahead.
-    """
-    sum_here = DeviceMeans._sum_here
-
-    def lost(self: DeviceMeans, *arguments: Any) -> None:
-        if self.rank == 1 and made.trainer.iteration == 2:
-            active().lose(1)
-            time.sleep(late_s)
-        sum_here(self, *arguments)
-
-    monkeypatch.setattr(DeviceMeans, "_sum_here", lost)
-    made = wrapper()
-    with made, pytest.raises(DeviceError):
-        made.fit(loader(), epochs=2)
-    assert not any(line.stuck for line in active().lines) and workers_have_ended()
-
-
-@on_standin
 def test_an_illegal_address_keeps_its_traceback() -> None:
     """A wrong address is a bug in a kernel, not a failing device."""
     wrong = "cudaErrorIllegalAddress: an illegal memory access was encountered"
@@ -213,78 +177,6 @@ def test_an_illegal_address_keeps_its_traceback() -> None:
     with made, pytest.raises(RuntimeError, match="cudaErrorIllegalAddress") as caught:
         made.fit(loader(), epochs=2)
     assert not isinstance(caught.value, DeviceError) and "worker 1 (cupy, device 1)" in notes(caught.value)
-
-
-# workers that are late or dead ----------------------------------------------------------------------------------------
-
-
-def averaged(task: Callable[[int, Callable[[], float]], None], timeout_s: float = 20.0) -> None:
-    """Run `task(rank, mean)` on two devices; `mean` averages an array over NCCL and reads it."""
-
-    def work(communicator: Communicator) -> None:
-        backend = create_backend("cupy", "double", communicator.rank)
-        backend.activate()
-        communicator.attach(backend, "nccl")
-
-        def mean() -> float:
-            vector = backend.asarray(np.ones(9))
-            communicator.allreduce_mean([vector], 1.0)
-            return float(backend.to_host(vector)[0])
-
-        task(communicator.rank, mean)
-        backend.synchronize()
-
-    with ThreadLauncher(2, timeout_s) as launcher:
-        launcher.run(work)
-
-
-@on_standin
-@pytest.mark.parametrize(("dead", "means"), [(0, 2), (1, 0)])
-def test_a_collective_does_not_wait_for_a_dead_worker(dead: int, means: int) -> None:
-    def task(rank: int, mean: Callable[[], float]) -> None:
-        for _ in range(means):
-            mean()
-        if rank == dead:
-            raise ValueError
-        mean()
-
-    with pytest.raises(ValueError):
-        averaged(task)
-    assert workers_have_ended()
-
-
-@on_standin
-def test_a_worker_that_never_arrives_is_named_in_the_timeout() -> None:
-    def task(rank: int, mean: Callable[[], float]) -> None:
-        mean()
-        time.sleep(2 * rank)
-        mean()
-
-    with pytest.raises(WorkerTimeout, match="worker 0"):
-        averaged(task, timeout_s=0.5)
-
-
-@on_standin
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other workers are connected and wait in their first sum on the device, which no error reaches."""
-    from cupy.cuda import nccl
-
-    connect = nccl.NcclCommunicator
-
-    def connected(size: int, identifier: Any, place: int) -> Any:
-        made = connect(size, identifier, place)
-        if place == rank:
-            kept.append(made)  # its end is never signalled
-            raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: on purpose")
-        return made
-
-    monkeypatch.setattr(nccl, "NcclCommunicator", connected)
-    began = time.monotonic()
-    with pytest.raises(RuntimeError), wrapper(devices=[0, 1]) as made:
-        made.fit(loader(), epochs=1)
-    assert time.monotonic() - began < 15 and workers_have_ended()
-    kept.pop().abort()
 
 
 # pools ----------------------------------------------------------------------------------------------------------------
@@ -314,27 +206,6 @@ def test_one_worker_per_device_trims_its_pool_between_two_barriers(late: int, mo
     with ThreadLauncher(3, 20) as launcher:
         launcher.run(work)
     assert events == ["arrives"] * 3 + [([0], 0, 1), ([1], 0, None)] + ["continues"] * 3
-
-
-@on_standin
-def test_pool_statistics_after_a_fit() -> None:
-    import cupy
-
-    limit_pools([0, 1], None)
-    limit_pools([1], 1 << 28)
-    pinned = [cupy.cuda.alloc_pinned_memory(1 << 20) for _ in range(3)]
-    pinned.clear()
-    pools = Pools([0, 1, 0])
-    with wrapper(3, callbacks=[pools]) as made:
-        made.warm_up(16)
-        made.fit(loader(), epochs=2)
-    first, second = pools.found
-    assert (first["device"], first["rank"], first["limit_bytes"]) == ("cuda:0", 0, None)
-    assert (second["device"], second["rank"], second["limit_bytes"]) == ("cuda:1", 1, 1 << 28)
-    weights = 4 * made.model.params.count
-    for found, workers in ((first, 2), (second, 1)):
-        assert 3 * workers * weights < found["used_bytes"] <= found["held_bytes"] < 1 << 28
-        assert found["pinned_blocks"] >= 3
 
 
 @pytest.mark.usefixtures("devices")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from cupynet.data import Loader
 from cupynet.optim import SGD
-from cupynet.parallel import Average, ParameterAveraging, Pipeline, SerialCommunicator
+from cupynet.parallel import Average, ParameterAveraging, SerialCommunicator
 from cupynet.runs.run import Run
 from cupynet.training import History, ParallelWrapper, Replica
 from cupynet.training.fit import Fit
@@ -92,25 +92,6 @@ def test_the_divergence_by_layer_is_reported_when_measured(tmp_path: Path) -> No
     rows = run.history()
     assert rows[0]["drift_by_layer"] == {"conv1": 0.25, "dense1": None}  # JSON knows no NaN
     assert rows[1]["drift_by_layer"] == {}
-
-
-def test_the_divergence_of_stages_is_that_of_the_whole_network(tmp_path: Path) -> None:
-    """Measured after rounds 4 and 24."""
-
-    def trained(pipeline: Pipeline | None) -> tuple[list[Any], Any]:
-        recorder, averaging = Recorder(), ParameterAveraging(4, measure_every=20)
-        options: dict[str, Any] = {"callbacks": [recorder], "log_every": 5, "pipeline": pipeline}
-        with ParallelWrapper(small_model(), 2, synchronizer=averaging, **options) as wrapper:
-            wrapper.fit(Loader(small_dataset(200), 4), epochs=1)
-            return recorder.reports, wrapper.trainer.statistics.measured
-
-    (one, one_measured), (cut, cut_measured) = trained(None), trained(Pipeline(3))
-    assert not any(report.drift_by_layer for report in cut[1:4])
-    pairs = [(one[0].drift_by_layer, cut[0].drift_by_layer), (one_measured.drift_by_layer, cut_measured.drift_by_layer)]
-    for whole, stages in pairs:
-        assert list(stages) == ["conv1", "dense1", "output"] and stages == pytest.approx(whole, rel=1e-9)
-    assert one_measured.drift <= cut_measured.drift * (1 + 1e-12)
-    assert cut_measured.drift <= max(one_measured.drift_by_layer.values()) * (1 + 1e-12)
 
 
 # waiting counts as averaging, wherever a worker waits -----------------------------------------------------------------

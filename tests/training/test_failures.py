@@ -191,14 +191,6 @@ def test_a_failure_ends_a_fit_with_its_own_error(kind: str, tmp_path: Path) -> N
     end_in_failure(kind, random.Random(kind), tmp_path)
 
 
-@pytest.mark.slow
-def test_a_hundred_failures_at_random_moments_never_hang(tmp_path: Path) -> None:
-    rng = random.Random(17)
-    for number in range(100):
-        (tmp_path / str(number)).mkdir()
-        end_in_failure(list(KINDS)[number % len(KINDS)], rng, tmp_path / str(number))
-
-
 def held() -> tuple[int, list[str], int]:
     """Return the threads, open files and bytes of memory of this process."""
     gc.collect()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +9,8 @@ import numpy as np
 import pytest
 
 from cupynet import Dataset, Loader, Model, ParallelWrapper
-from cupynet.backend import PixelScale, blas
+from cupynet.backend import PixelScale
 from cupynet.core.errors import ConfigError
-from cupynet.data import read_pairs
 from tests.support.refusals import refused
 from tests.support.training import fingerprint, on_backends, small_dataset, small_model
 
@@ -55,10 +53,6 @@ class MapStyle:
         return {"image": X[index], "label": int(Y[index])}
 
 
-def generated() -> Iterator[tuple[Any, int]]:
-    yield from ((image, int(label)) for image, label in zip(X, Y, strict=True))
-
-
 def trained(*data: Any, **options: Any) -> Model:
     model = small_model()
     with ParallelWrapper(model, 2) as wrapper:
@@ -77,41 +71,24 @@ def trained(*data: Any, **options: Any) -> Model:
         (Exchanged(X), Exchanged(Y)),
         ((X, Y),),
         (DATA,),
+        (Loader(DATA, 8, seed=12345),),
         (MapStyle(),),
+        (zip(X, Y, strict=True),),
     ],
-    ids=["grey", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "map-style"],
+    ids=["grey", "column", "one-hot", "lists", "CuPy", "DLPack", "pair", "Dataset", "Loader", "map-style", "iterable"],
 )
 def test_all_kinds_of_data_train_the_same_weights(data: tuple[Any, ...]) -> None:
     assert fingerprint(trained(*data)) == fingerprint(trained(X, Y))
 
 
-def test_an_iterable_of_pairs_is_read_once() -> None:
-    assert fingerprint(trained(generated())) == fingerprint(trained(X, Y))
-
-
-def test_floating_point_images_are_taken_as_scaled() -> None:
-    from_bytes, from_fractions = trained(X, Y), trained(X / 255, Y)
-    for name, weight in from_bytes.weights().items():
-        np.testing.assert_allclose(from_fractions.weights()[name], weight, atol=1e-5)
-
-
 @on_backends("numba", "cupy")
-def test_floating_point_images_train_on_every_backend(backend: str) -> None:
+def test_floating_point_images_are_taken_as_scaled_on_every_backend(backend: str) -> None:
     model, other = small_model("float", backend), small_model("float")
-    for each in (model, other):
+    for each, images in ((model, X / 255), (other, X)):
         with ParallelWrapper(each, 1) as wrapper:
-            wrapper.fit(X / 255, Y, batch_size=8)
+            wrapper.fit(images, Y, batch_size=8)
     for name, weight in other.weights().items():
         np.testing.assert_allclose(model.weights()[name], weight, atol=1e-5)
-
-
-def test_evaluate_and_predict_take_arrays() -> None:
-    with ParallelWrapper(small_model(), 2) as wrapper:
-        wrapper.fit(X / 255, Y, epochs=2, batch_size=8)
-        evaluation = wrapper.evaluate(X / 255, np.eye(3)[Y])
-        predicted = wrapper.predict(X / 255).argmax(axis=1)
-    assert evaluation.samples == len(Y)
-    assert evaluation.accuracy == (predicted == Y).mean()
 
 
 def test_a_part_is_split_off_for_validation() -> None:
@@ -157,6 +134,10 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
     ("data", "options", "setting"),
     [
         ((X,), {}, "y"),
+        ((DATA.take(slice(0)),), {}, ""),
+        ((X, Y), {"epochs": 1.5}, "epochs"),
+        ((X, Y), {"evaluate_every": 0}, "evaluate_every"),
+        ((X, Y), {"batch_size": 0}, "batch_size"),
         ((X, Y), {"validation_split": 1.0}, "validation_split"),
         ((X, Y), {"validation_split": 0.001}, "validation_split"),
         ((X, Y), {"validation_split": 0.5, "validation_data": DATA}, "validation_data"),
@@ -167,7 +148,6 @@ def test_the_first_image_that_is_not_finite_is_named() -> None:
         ((X + 1000.0 * 1j, Y), {}, ""),
         ((X.transpose(0, 3, 1, 2), Y), {}, ""),
         ((X.astype(np.int32) - 300, Y), {}, ""),
-        ((3.5,), {}, ""),
         (([1, 2, 3],), {}, ""),
         (([(X[0], 0), (X[0, :4], 1)] * 2,), {}, ""),
         ((X, np.eye(4)[Y]), {}, ""),
@@ -203,12 +183,6 @@ def test_unscaled_floats_are_warned_of(caplog: pytest.LogCaptureFixture) -> None
     assert [record.levelname for record in caplog.records].count("WARNING") == 1
 
 
-def test_pairs_are_read_in_order() -> None:
-    images, labels = read_pairs(generated())
-    np.testing.assert_array_equal(images, X)
-    np.testing.assert_array_equal(labels, Y)
-
-
 def test_floats_go_with_a_model_of_normalized_pixels() -> None:
     model = small_model()
     with ParallelWrapper(model, 1) as wrapper:
@@ -224,12 +198,3 @@ def test_pixels_are_warned_of_after_training_on_floats(caplog: pytest.LogCapture
     assert not caplog.records
     model.predict(X[:2])
     assert [record.levelname for record in caplog.records] == ["WARNING"]
-
-
-def test_blas_is_limited_only_while_workers_work() -> None:
-    before = blas.threads_now()
-    first, second = ParallelWrapper(small_model(), 2), ParallelWrapper(small_model(), 2)
-    with first, second:
-        first.fit(DATA)
-        second.fit(DATA)
-        assert blas.threads_now() == before

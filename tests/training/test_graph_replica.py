@@ -249,20 +249,6 @@ def test_time_waiting_for_the_device_counts_as_rounds(monkeypatch: pytest.Monkey
     assert clock.rounds_s - clock.warm_s > 6 * slow
 
 
-@on_standin
-def test_training_in_the_callers_thread_restores_its_stream_and_device() -> None:
-    import cupy
-
-    before = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice()
-    for device in (0, 1):
-        model = Model(small_network(), IMAGE, create_backend("cupy", device=device), 1)
-        with ParallelWrapper(model, 1, 3, devices=[device], timeout_s=60) as training:
-            training.fit(Loader(DATA, 8, seed=3), epochs=1)
-            assert cupy.cuda.get_current_stream().ptr != before[0]
-        assert (cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.getDevice()) == before
-        assert np.isfinite(model.predict(DATA.images[:3])).all()
-
-
 @on_devices
 def test_a_fit_in_another_thread_does_not_write_to_borrowed_buffers() -> None:
     """The graphs of the first fit write to buffers that this thread has borrowed since."""

@@ -98,12 +98,3 @@ def test_a_handler_of_the_program_is_left_alone() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert heard == [signal.SIGINT]
-
-
-def test_a_wrapper_closes_itself_when_it_is_dropped() -> None:
-    callback = Interrupts(times=0)
-    wrapper = ParallelWrapper(small_model(), 2, callbacks=[callback])
-    wrapper.fit(DATA, batch_size=4)
-    assert not callback.closed
-    del wrapper
-    assert callback.closed

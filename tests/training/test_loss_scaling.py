@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -21,7 +19,7 @@ from cupynet.parallel import (
     Synchronizer,
     ThresholdEncoding,
 )
-from cupynet.training import Checkpoint, NonFinite, ParallelWrapper, Replica, Trainer
+from cupynet.training import ParallelWrapper, Replica, Trainer
 from cupynet.training import loss_scaling as scaling
 from cupynet.training.fit import Fit
 from cupynet.training.loss_scaling import LossScaler
@@ -30,7 +28,6 @@ from tests.support.training import (
     Poisoned,
     Seen,
     alone,
-    fingerprint,
     network_with,
     on_threads,
     small_dataset,
@@ -69,25 +66,6 @@ def test_the_loss_scale_grows_and_shrinks(monkeypatch: pytest.MonkeyPatch) -> No
     falls = np.flatnonzero(found[1:] < found[:-1])
     assert 0 < len(falls) == trainer.statistics.skipped_steps and (found[falls + 1] == found[falls] / 2).all()
     assert np.isfinite(trainer.params.master).all() and trainer.iteration == 100
-
-
-def test_an_overflow_takes_precedence_over_growth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "GROW_AFTER", 5)
-    found = new_scaler()
-    for _ in range(4):
-        found.skips(overflow=False, failed=False)
-    assert found.skips(overflow=True, failed=False)
-    assert found.scale == 512.0
-
-
-def test_a_skipped_step_changes_no_weight() -> None:
-    poisoned = alone(overflowing(), Nesterov(0.01))
-    poisoned.fit(Fit(LOADER, 2))
-    assert poisoned.statistics.skipped_steps == 2 and scaler_of(poisoned).scale == 256.0
-    guarded = alone(overflowing("float"), Nesterov(0.01), callbacks=[NonFinite("skip")])
-    guarded.fit(Fit(LOADER, 2))
-    for name, weights in poisoned.model.weights().items():
-        np.testing.assert_allclose(weights, guarded.model.weights()[name], atol=0.02)
 
 
 @pytest.mark.parametrize(
@@ -155,16 +133,3 @@ def test_the_loss_scale_resumes_from_its_state(monkeypatch: pytest.MonkeyPatch) 
     for scale in (1024.0, 2048.0):
         after.skips(overflow=False, failed=False)
         assert after.scale == scale
-
-
-def test_a_checkpoint_holds_the_loss_scale(tmp_path: Path) -> None:
-    saving = Checkpoint(every_iterations=24, keep_last=100, path=tmp_path)
-    with ParallelWrapper(overflowing(), 2, 3, callbacks=[saving]) as whole:
-        whole.fit(LOADER, epochs=2)
-        skipped = whole.trainer.statistics.skipped_steps
-    with ParallelWrapper(overflowing(), 2, 3) as again:
-        again.restore(tmp_path / "step-00000024")
-        assert scaler_of(again.trainer).scale < 1024.0
-        again.fit(LOADER, epochs=2 - again.trainer.epoch)
-        assert again.trainer.statistics.skipped_steps == skipped
-    assert fingerprint(again.model) == fingerprint(whole.model)

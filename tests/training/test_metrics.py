@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,7 @@ import pytest
 from cupynet import Dense, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
 from cupynet.data import Dataset
 from cupynet.optim import SGD, ReduceOnPlateau
-from cupynet.reporting import ReportPage
-from cupynet.reporting.charts import run_charts
-from cupynet.reporting.folder import read_run
-from cupynet.runs.history import Columns
-from cupynet.training import Evaluation, History, RegressionEvaluation
+from cupynet.training import RegressionEvaluation
 from cupynet.training.metrics import Metric, auc
 from tests.support.refusals import refused
 
@@ -114,16 +109,6 @@ def test_a_fit_of_numbers_has_no_accuracy(options: dict[str, Any]) -> None:
     assert "validation_r2" in repr(history) and "validation_r2" in history._repr_html_()
 
 
-def test_the_page_of_a_run_shows_numbers(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    with wrapped(1, 2, "huber", largest_error, callbacks=[History(), ReportPage()], run=tmp_path) as wrapper:
-        wrapper.fit(rng.normal(size=(40, 4, 3)), rng.normal(size=(40, 2)), epochs=2, validation_split=0.25)
-    page = (tmp_path / "report.html").read_text(encoding="utf-8")
-    assert "validation r2" in page and "validation largest_error" in page and "cannot be read" not in page
-    titles = [chart.title for chart in run_charts(read_run(tmp_path)) if chart.shown]
-    assert {"Loss", "mean_absolute_error", "r2", "largest_error"} <= {*titles} and "Accuracy" not in titles
-
-
 def test_soft_labels_are_classes() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(40, 4, 3)), rng.dirichlet(np.ones(3), 40)
@@ -209,14 +194,3 @@ def test_a_schedule_cannot_monitor_the_accuracy_of_numbers() -> None:
 def test_a_metric_of_another_shape_is_refused() -> None:
     with wrapped(0, 3, "softmax", lambda scores, targets: scores) as wrapper, refused("metrics"):
         wrapper.evaluate(np.ones((8, 4, 3)), np.zeros(8, int))
-
-
-def test_evaluations_show_their_metrics() -> None:
-    found, numbers = Evaluation(2, metrics=["auc"]), RegressionEvaluation(1)
-    found.add([[0.9, 0.1], [0.2, 0.8]], [0, 1], [0.1, 0.2])
-    numbers.add([[1.5], [2.0]], [[1.0], [2.0]], [0.1, 0.2], [0, 1])
-    for each, name in ((found, "auc"), (numbers, "r2")):
-        assert name in repr(each) and name in each._repr_html_()
-    assert found.to_dict()["metrics"] == {"auc": 1.0} and numbers.to_dict()["r2"] == 0.5
-    numbers.plot()
-    assert Columns.of([{"kind": "epoch", "epoch": 1, "test_auc": 1.0}]).plot() is not None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cupynet.commands.train import prepare, train
+from cupynet.commands.train import prepare
 from cupynet.data import Loader, Shift
 from cupynet.optim import SGD, Adam, ReduceOnPlateau
 from cupynet.parallel import (
@@ -193,20 +192,3 @@ def test_a_refusal_names_the_setting_and_nothing_is_loaded(
     monkeypatch.setattr("cupynet.data.Synthetic.load", lambda source: pytest.fail("the data were loaded"))
     with refused(setting):
         prepare(settings_of(*SMALL, *overrides))
-
-
-def test_options_are_checked_once_for_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Before anything is written."""
-    seen: list[TrainingOptions] = []
-    check = TrainingOptions.check
-
-    def counted(found: TrainingOptions, *arguments: Any, **named: Any) -> CheckedOptions:
-        assert not any(tmp_path.iterdir())
-        seen.append(found)
-        return check(found, *arguments, **named)
-
-    monkeypatch.setattr(TrainingOptions, "check", counted)
-    experiment = prepare(settings_of(*SMALL, "epochs=1", "workers=2"))
-    (tmp_path / "run").mkdir()
-    train(experiment, tmp_path / "run")
-    assert len(seen) == 1

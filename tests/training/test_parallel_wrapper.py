@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import gc
-import signal
 import threading
 import time
 import weakref
@@ -13,19 +12,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from threadpoolctl import threadpool_info
 
 from cupynet.backend import PixelScale, create_backend
-from cupynet.core.errors import ConfigError
 from cupynet.data import Loader
 from cupynet.nn import BatchNorm, Dense, Flatten, Image, Model, Sequential
 from cupynet.optim import SGD
 from cupynet.parallel import ElasticAveraging, ParameterAveraging, Synchronizer, placement
 from cupynet.parallel.launchers import threads as launch
 from cupynet.runs.run import Run
-from cupynet.training import Callback, Checkpoint, History, ParallelWrapper, Trainer
+from cupynet.training import Callback, Checkpoint, ParallelWrapper, Trainer
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
 from tests.support.training import (
@@ -103,40 +100,6 @@ def test_the_first_device_must_be_the_models(monkeypatch: pytest.MonkeyPatch) ->
         ParallelWrapper(model, devices=[1, 0])
 
 
-@pytest.mark.parametrize(
-    "arguments", [{"epochs": 1.5}, {"epochs": 0}, {"evaluate_every": 0}, {"batch_size": 0}, {"validation_split": 1.5}]
-)
-def test_bad_arguments_of_fit_are_refused_and_nothing_is_trained(arguments: dict[str, Any]) -> None:
-    with ParallelWrapper(small_model(), 2) as wrapper, refused(*arguments):
-        wrapper.fit(small_dataset(20), **arguments)
-    assert fingerprint(wrapper.model) == fingerprint(small_model())
-
-
-def test_an_empty_data_set_is_refused() -> None:
-    with ParallelWrapper(small_model(), 2) as wrapper, refused(""):
-        wrapper.fit(small_dataset(20).take(slice(0)))
-
-
-def test_a_wrapper_is_usable_after_a_refused_argument() -> None:
-    odd = np.zeros((4, 9, 9), np.uint8), np.zeros(4, np.int64)
-    with ParallelWrapper(small_model(), 3) as wrapper:
-        for wrong in (wrapper.fit, wrapper.evaluate):
-            with pytest.raises(ConfigError):
-                wrong(odd)
-        wrapper.fit(loader())
-        assert wrapper.trainer.epoch == 1
-
-
-def test_data_may_be_a_loader_a_data_set_or_arrays() -> None:
-    data = small_dataset(40)
-    fingerprints = set()
-    for given in (Loader(data, 8, seed=12345), data, (data.images, data.labels), (data.images[..., 0], data.labels)):
-        with ParallelWrapper(small_model(), 2, 2) as wrapper:
-            wrapper.fit(given, epochs=2, batch_size=8)
-            fingerprints.add(fingerprint(wrapper.model))
-    assert len(fingerprints) == 1
-
-
 def test_data_are_released_after_use() -> None:
     with ParallelWrapper(small_model(), 2, progress="none") as wrapper:
         for use in (wrapper.fit, wrapper.evaluate):
@@ -203,36 +166,11 @@ def test_evaluation_between_two_averages_is_refused(tmp_path: Path, way: Synchro
         assert wrapper.evaluate(loader(60)).samples == 60
 
 
-def test_one_history_for_two_new_run_folders(tmp_path: Path) -> None:
-    history = History()
-    for name in ("a", "b"):
-        with ParallelWrapper(small_model(), 1, callbacks=[history], run=tmp_path / "new" / name) as wrapper:
-            wrapper.fit(small_dataset(20))
-    assert [len(Run(tmp_path / "new" / name).history()) for name in ("a", "b")] == [1, 1]
-
-
 # closing --------------------------------------------------------------------------------------------------------------
 
 
 def blas_threads() -> set[int]:
     return {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
-
-
-def test_a_refused_wrapper_leaves_blas_alone() -> None:
-    before = blas_threads()
-    with refused("timeout_s"):
-        ParallelWrapper(small_model(), 2, timeout_s=0)
-    assert blas_threads() == before
-
-
-def test_a_dropped_wrapper_has_no_threads_and_restores_blas() -> None:
-    before = blas_threads()
-    wrapper = ParallelWrapper(small_model(), 3, blas_threads=1)
-    wrapper.fit(small_dataset(20))
-    del wrapper
-    gc.collect()
-    assert not workers_alive()
-    assert blas_threads() == before
 
 
 class Closing(Callback):
@@ -251,6 +189,16 @@ class Closing(Callback):
         self.log.append(f"{event} {self.name}")
         if self.fails == event:
             raise OSError(event)
+
+
+def test_a_dropped_wrapper_closes_itself() -> None:
+    before, log = blas_threads(), list[str]()
+    wrapper = ParallelWrapper(small_model(), 3, blas_threads=1, callbacks=[Closing("a", log)])
+    wrapper.fit(small_dataset(20))
+    del wrapper
+    gc.collect()
+    assert not workers_alive() and log == ["start a", "close a"]
+    assert blas_threads() == before
 
 
 def test_an_error_during_close_does_not_hide_the_users_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -299,42 +247,21 @@ class Following(Callback):
         self.log.append("closed")
 
 
-def fit_elsewhere(wrapper: ParallelWrapper) -> threading.Thread:
-    """Begin a long fit in another thread, in which it must be refused to continue."""
-
+@pytest.mark.parametrize("workers", [1, 2])
+def test_closing_ends_a_fit_of_another_thread_before_callbacks(workers: int) -> None:
     def fit() -> None:
         with pytest.raises(RuntimeError):
             wrapper.fit(loader(), epochs=1000)
 
-    thread = threading.Thread(target=fit)
-    thread.start()
-    return thread
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_closing_ends_a_fit_of_another_thread_before_callbacks(workers: int) -> None:
-    following = Following()
+    following, thread = Following(), threading.Thread(target=fit)
     wrapper = ParallelWrapper(small_model(), workers, callbacks=[following], progress="none")
-    thread = fit_elsewhere(wrapper)
+    thread.start()
     assert following.begun.wait(60)
     wrapper.close()
     log = list(following.log)
     thread.join(60)
     assert log == following.log
     assert log.index("closed") == len(log) - 1 < 999
-
-
-def test_callbacks_of_a_fit_that_does_not_end_in_time_are_closed_at_its_end() -> None:
-    released = threading.Event()
-    following = Following(lambda: released.wait(60))
-    wrapper = ParallelWrapper(small_model(), 1, callbacks=[following], progress="none", timeout_s=0.01)
-    thread = fit_elsewhere(wrapper)
-    assert following.begun.wait(60)
-    wrapper.close()
-    assert following.log == []
-    released.set()
-    thread.join(60)
-    assert following.log == ["iteration", "closed"]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -357,21 +284,6 @@ def test_a_task_in_the_middle_of_another_is_refused(workers: int) -> None:
     evaluate = At(1, lambda: wrapper.evaluate(small_dataset(20)))
     with ParallelWrapper(small_model(), workers, callbacks=[evaluate]) as wrapper, pytest.raises(RuntimeError):
         wrapper.fit(small_dataset(20))
-
-
-def test_all_workers_end_after_an_interruption() -> None:
-    """Ctrl-C reaches the main thread alone."""
-    main = threading.main_thread().ident
-    assert main is not None
-    interrupt = At(3, lambda: signal.pthread_kill(main, signal.SIGINT))
-    wrapper = ParallelWrapper(small_model(), 2, callbacks=[interrupt])
-    with pytest.raises(KeyboardInterrupt):
-        wrapper.fit(loader(4000), epochs=50)
-    before = fingerprint(wrapper.model)
-    time.sleep(0.1)
-    assert fingerprint(wrapper.model) == before
-    wrapper.close()
-    assert not workers_alive()
 
 
 def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,18 +314,3 @@ def test_a_worker_that_timed_out_does_not_change_the_users_model(monkeypatch: py
         thread.join(20)
         assert not thread.is_alive()
     assert late and fingerprint(wrapper.model) == fingerprint(small_model())
-
-
-# compiling ------------------------------------------------------------------------------------------------------------
-
-
-def test_compiling_is_counted_in_all_processes_of_a_run(tmp_path: Path) -> None:
-    with ParallelWrapper(small_model("float", "numba"), 2) as wrapper:
-        wrapper.fit(small_dataset(20), epochs=1)
-        wrapper.checkpoint(tmp_path)
-        first_s = wrapper.trainer.statistics.clock.compile_s
-    with ParallelWrapper(small_model("float", "numba"), 2) as wrapper:
-        wrapper.restore(tmp_path)
-        assert wrapper.trainer.statistics.clock.compile_s == first_s > 0
-        second_s = wrapper.warm_up(4)
-        assert wrapper.trainer.statistics.clock.compile_s == pytest.approx(first_s + second_s)

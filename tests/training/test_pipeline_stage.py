@@ -15,13 +15,12 @@ import pytest
 
 from cupynet.backend import create_backend
 from cupynet.commands import train as train_command
-from cupynet.core.errors import DivergedError
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Backward, Context, Conv2D, Dense, Model, Sequential, SoftmaxNLL
 from cupynet.optim import SGD, Momentum, Nesterov, OneCycle, Optimizer
 from cupynet.parallel import ParameterAveraging, Pipeline, Synchronizer
 from cupynet.parallel.communicators.threads import ThreadCommunicator
-from cupynet.training import Callback, EarlyStopping, EpochRecord, ParallelWrapper, Trainer, parallel_wrapper
+from cupynet.training import Callback, EpochRecord, ParallelWrapper, Trainer, parallel_wrapper
 from cupynet.training.pipeline_stage import Stage
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.commands import SMALL as SMALL_LENET
@@ -32,7 +31,6 @@ from tests.support.training import (
     KeepState,
     On,
     Recorder,
-    StopAfter,
     fingerprint,
     reported_rows,
     small_dataset,
@@ -129,15 +127,6 @@ def test_hybrid_is_data_parallel_with_the_same_replicas(
 # weights --------------------------------------------------------------------------------------------------------------
 
 
-def test_stages_start_with_the_weights_of_the_whole_network() -> None:
-    model, found = small_model("half", seed=5), dict[str, Any]()
-    model.load_weights({name: weight + 0.25 for name, weight in model.weights().items()})
-    before = model.weights()
-    look = On("on_fit_start", lambda trainer: found.update(trainer.model.weights()), every_rank=True)
-    trained(model, Pipeline(3), callbacks=[look])
-    np.testing.assert_equal(found, before)
-
-
 def test_the_model_has_all_stages_weights_after_each_epoch() -> None:
     model = small_model()
 
@@ -153,35 +142,12 @@ def test_the_model_has_all_stages_weights_after_each_epoch() -> None:
     np.testing.assert_equal(model.weights(), first | second)
 
 
-def test_weights_that_a_callback_changes_at_the_end_are_kept() -> None:
-    def halve(trainer: Trainer) -> None:
-        trainer.model.params.master *= 0.5
-
-    halved = trained(small_model(), Pipeline(2), 2, callbacks=[On("after_finish", halve, every_rank=True)])
-    assert close(halved, 0.5 * trained(small_model(), None, 2))
-
-
 def test_stages_are_evaluated_with_the_weights_that_the_user_loads() -> None:
     model = small_model()
     with ParallelWrapper(model, 2, optimizer=clipped(), pipeline=Pipeline(2)) as wrapper:
         wrapper.fit(LOADER, epochs=3)
         model.load_weights({name: 0 * weight for name, weight in model.weights().items()})
         assert wrapper.evaluate(DATA).loss == pytest.approx(np.log(3))
-
-
-def test_early_stopping_restores_the_best_weights_of_all_stages() -> None:
-    found = []
-    for pipeline in (None, Pipeline(3)):
-        model, held_out = small_model(), small_dataset(50, seed=2)
-        stopping = EarlyStopping("accuracy", patience=1, max_epochs=4)
-        options: dict[str, Any] = {"pipeline": pipeline, "callbacks": [stopping], "timeout_s": 20}
-        with ParallelWrapper(model, 2, 1, optimizer=SGD(0.5), **options) as wrapper:
-            wrapper.fit(Loader(small_dataset(60), 6, seed=3), epochs=9, validation_data=held_out)
-            result: Any = stopping.result
-            assert wrapper.evaluate(held_out).accuracy == result.best_score
-        assert result.best_epoch < result.epochs
-        found.append(model.params.master)
-    assert close(found[1], found[0], 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -235,14 +201,6 @@ def test_reports_and_evaluations_are_those_of_one_replica() -> None:
         assert one.samples == other.samples and one.evaluation is not None and other.evaluation is not None
         np.testing.assert_array_equal(one.evaluation.confusion, other.evaluation.confusion)
         assert other.evaluation.loss == pytest.approx(one.evaluation.loss, rel=1e-10)
-
-
-def test_a_stop_ends_all_stages_after_the_same_round() -> None:
-    stop = StopAfter(4, rank=3)
-    with ParallelWrapper(small_model(), 2, 3, pipeline=Pipeline(2), callbacks=[stop]) as wrapper:
-        wrapper.fit(Loader(small_dataset(400), 4), epochs=1)
-        (iteration,) = {trainer.iteration for trainer in wrapper._trainers if trainer is not None}
-    assert iteration < 50
 
 
 def test_a_run_of_the_command_reports_its_stages(tmp_path: Path) -> None:
@@ -312,22 +270,6 @@ def test_evaluated_batches_do_not_pile_up_before_a_slow_stage(monkeypatch: pytes
     assert len(waiting) == 30 and max(waiting) <= 1
 
 
-def test_warm_up_changes_nothing_and_training_measures_the_stages() -> None:
-    model = small_model("float", "numba")
-    before = fingerprint(model)
-    with ParallelWrapper(model, 2, 1, pipeline=Pipeline(2, 4)) as wrapper:
-        assert wrapper.warm_up(10) > 0
-        assert fingerprint(model) == before
-        wrapper.fit(Loader(small_dataset(200), 10), epochs=2)
-        spent, pipeline = wrapper.trainer.statistics.spent, wrapper.options.pipeline
-        assert spent is not None and pipeline is not None
-        speed = pipeline.speed(wrapper.layers, 10, spent.compute_s, spent.samples, 1.5)
-    assert speed["layers"] == [["conv1", "pool1"], ["dense1", "output"]]
-    assert (speed["micro_batches"], speed["round_s"]) == (4, 1.5)
-    first = (spent.compute_s[0] + spent.compute_s[2]) / 40 / 4  # two replicas, 40 batches in all
-    assert speed["work_s"][0] == pytest.approx(first) and min(speed["work_s"]) > 0
-
-
 def test_waiting_for_another_stage_is_not_counted_as_computing() -> None:
     class Sleeping(SoftmaxNLL):
         """The last stage alone has the loss."""
@@ -391,16 +333,3 @@ def test_a_stage_that_fails_ends_all_with_its_own_error(place: int, backward: bo
     (note,) = getattr(caught.value, "__notes__", [])
     assert f"(stage {place} of 3, " in note and "fuse; numpy, device 0), epoch 1, at batch " in note
     assert any("_pass" in frame.name for frame in caught.traceback)
-
-
-def test_a_stage_that_diverges_ends_the_run() -> None:
-    with (
-        pytest.raises(DivergedError),
-        ParallelWrapper(small_model("float"), 2, 2, optimizer=SGD(1e30), pipeline=Pipeline(2), timeout_s=20) as wrapper,
-    ):
-        wrapper.fit(Loader(small_dataset(200), 4), epochs=3)
-
-
-def test_a_pipeline_is_the_unsplit_network_in_half_precision() -> None:
-    found, whole = (trained(small_model("half"), each, samples=18) for each in (Pipeline(3, 4), None))
-    assert close(found, whole, 2e-3)

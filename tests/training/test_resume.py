@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cupynet.data import Loader
@@ -18,7 +16,6 @@ from tests.guides.extending.gradient_mean import GradientMean
 from tests.support import trainers
 from tests.support.refusals import refused
 from tests.support.training import (
-    KINDS_OF_WAYS,
     WAYS,
     KeepState,
     Recorder,
@@ -75,16 +72,6 @@ def test_training_resumes_bit_for_bit(synchronizer: Synchronizer) -> None:
             assert reported_rows(reported, iteration) == reported_rows(wanted, iteration)
 
 
-@pytest.mark.parametrize("synchronizer", KINDS_OF_WAYS.values(), ids=KINDS_OF_WAYS)
-def test_a_state_holds_only_arrays_and_numbers(synchronizer: Synchronizer) -> None:
-    def leaves(node: dict[str, Any]) -> Iterator[Any]:
-        for value in node.values():
-            yield from leaves(value) if isinstance(value, dict) else [value]
-
-    for state in on_threads(2, lambda communicator: state_of(communicator, synchronizer)):
-        assert {type(value) for value in leaves(state)} <= {int, float, np.ndarray}
-
-
 @pytest.mark.parametrize(("saved", "taken"), [(SGD, Momentum), (Momentum, SGD)])
 def test_a_state_of_another_optimizer_is_refused(saved: type[Optimizer], taken: type[Optimizer]) -> None:
     state = Replica(small_model(), saved(0.1)).state()
@@ -108,11 +95,3 @@ def test_a_state_of_another_synchronizer_is_refused(saved: Synchronizer, workers
             trainer_of(communicator, taken).restore(state)
 
     on_threads(2, task)
-
-
-def test_a_state_of_another_dtype_is_converted() -> None:
-    double = Replica(small_model("double"), Nesterov(0.1))
-    single = Replica(small_model("float", seed=2), Nesterov(0.1))
-    single.restore(double.state())
-    for name, array in single.state()["weights"].items():
-        np.testing.assert_array_equal(array, double.state()["weights"][name].astype(np.float32))

@@ -17,7 +17,7 @@ from cupynet.training.fit import Fit
 from tests.support.refusals import refused
 from tests.support.shards import write_shards
 from tests.support.trainers import trainer_of
-from tests.support.training import RecordingReplica, alone, fingerprint, on_threads, small_dataset, small_model
+from tests.support.training import RecordingReplica, alone, on_threads, small_dataset, small_model
 
 EVERY_ROUND = ParameterAveraging(1)
 
@@ -62,12 +62,6 @@ def test_frequency_1_is_one_replica_on_the_concatenated_rounds(tmp_path: Path) -
         assert sorted(seen) == list(range(61))
 
 
-def test_one_shard_trains_as_the_whole_data_set(tmp_path: Path) -> None:
-    (sharded,) = train(Loader(write_shards(small_dataset(60), tmp_path, 1), 4, seed=3), 1, 2)
-    (whole,) = train(Loader(small_dataset(60), 4, seed=3), 1, 2)
-    assert fingerprint(sharded.model) == fingerprint(whole.model)
-
-
 def joined(shards: Shards) -> Dataset:
     parts = [shards.open(rank) for rank in range(2)]
     images, labels = (np.concatenate([getattr(part, name) for part in parts]) for name in ("images", "labels"))
@@ -91,15 +85,6 @@ def test_the_wrapper_refuses_another_number_before_anything_is_trained(tmp_path:
         with refused("workers"):
             wrapper.fit(shards)
         wrapper.fit(small_dataset(20))  # nothing has broken
-
-
-def test_a_damaged_shard_stops_all_with_its_own_error(tmp_path: Path) -> None:
-    shards = write_shards(small_dataset(60), tmp_path, 3)
-    damaged = tmp_path / "1" / "images.npy"
-    damaged.write_bytes(b"")
-    with ParallelWrapper(small_model(), workers=3) as wrapper, pytest.raises(DataError) as caught:
-        wrapper.fit(shards)
-    assert str(damaged) in str(caught.value)
 
 
 @pytest.mark.parametrize("what", ["train", "evaluate_on"])

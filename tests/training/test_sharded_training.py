@@ -8,13 +8,10 @@ from pathlib import Path
 import pytest
 
 from cupynet.commands.evaluate import evaluated
-from cupynet.commands.train import prepare
-from cupynet.core.errors import ConfigError, CupynetError, DataError
 from tests.support.commands import run_folder
 from tests.support.documentation import run_guide
 from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.resumed_runs import trained
-from tests.support.settings import settings_of
 
 TRAIN = ["data=shards", "data.folder=../shards", "model=mlp", "backend=numpy", "batch_size=32", "epochs=1"]
 
@@ -33,12 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_image_is_trained_on(folder: Path) -> None:
-    summary = json.loads((folder / "threads" / "run" / "summary.json").read_text())
-    found = {key: summary[key] for key in ("dataset", "fallback", "workers", "images", "iterations")}
-    assert found == {"dataset": "shards", "fallback": False, "workers": 4, "images": 300, "iterations": 3}
-
-
 def test_an_evaluation_repeats_the_figures_of_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder / "threads")
     found = evaluated(Path("run")).evaluation
@@ -55,17 +46,3 @@ def test_ranks_and_threads_give_the_same_weights(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     runs = folder / "threads" / "run", run_folder(folder / "ranks")
     assert len({(run / "weights.safetensors").read_bytes() for run in runs}) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"), [(["workers=2"], ConfigError), (["workers=4", "data.folder=nowhere"], DataError)]
-)
-def test_bad_settings_are_refused_and_leave_no_files(
-    arguments: list[str], error: type[CupynetError], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "here").mkdir()
-    (tmp_path / "shards").symlink_to(folder / "shards")
-    monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(error):
-        prepare(settings_of(*TRAIN, *arguments))
-    assert not list((tmp_path / "here").iterdir())

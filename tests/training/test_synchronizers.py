@@ -9,14 +9,12 @@ import pytest
 
 from cupynet.data import Loader
 from cupynet.optim import SGD, Nesterov
-from cupynet.parallel import Average, Communicator, ParameterAveraging, Synchronizer
-from cupynet.training import Callback, ParallelWrapper, Replica, Trainer, parallel_wrapper
-from cupynet.training.fit import Fit
+from cupynet.parallel import Average, ParameterAveraging, Synchronizer
+from cupynet.training import ParallelWrapper, Replica, Trainer, parallel_wrapper
 from tests.guides.extending.gradient_mean import GradientMean
 from tests.support.device_runs import assert_same, train_on_device
 from tests.support.refusals import refused
-from tests.support.trainers import trainer_of
-from tests.support.training import fingerprint, on_threads, small_dataset, small_model, train
+from tests.support.training import fingerprint, small_dataset, small_model, train
 
 
 @pytest.mark.parametrize(("samples", "workers", "clip"), [(61, 3, 0.5), (10, 4, None)])
@@ -78,23 +76,6 @@ def test_the_divergence_is_measured_once_every_few_iterations(measure_every: int
     assert found == measured
 
 
-def test_replicas_start_with_the_weights_of_rank_0() -> None:
-    """Each worker here has its own seed."""
-
-    class First(Callback):
-        every_rank = True
-
-        def on_fit_start(self, trainer: Trainer) -> None:
-            self.weights = fingerprint(trainer.model)
-
-    def task(communicator: Communicator) -> str:
-        first, replica = First(), Replica(small_model(seed=communicator.rank + 1), SGD(0.05))
-        trainer_of(communicator, replica, ParameterAveraging(3), first).fit(Fit(Loader(small_dataset(20), 4), 1))
-        return first.weights
-
-    assert on_threads(3, task) == [fingerprint(small_model(seed=1))] * 3
-
-
 # synchronizers that change gradients ----------------------------------------------------------------------------------
 
 
@@ -135,19 +116,6 @@ def test_a_gpu_does_not_run_ahead_of_what_a_synchronizer_does_in_each_round(
     monkeypatch.setattr(parallel_wrapper, "replica_of", Replica)
     assert_same(captured, train_on_device(workers=2, synchronizer=synchronizer))
     assert not captured["ahead"]
-
-
-def test_a_class_with_a_step_before_updates_shares_gradients_unless_a_base_says_otherwise() -> None:
-    class Silent(Synchronizer):
-        def before_update(self, replica: Any, samples: int) -> None:
-            pass
-
-    class Stating(ParameterAveraging):
-        def before_update(self, replica: Any, samples: int) -> None:
-            pass
-
-    assert Silent.shares_gradients
-    assert not Stating.shares_gradients
 
 
 def test_a_step_before_updates_returns_nothing() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from cupynet.backend.cpu.numba_backend import NumbaBackend
 from cupynet.data import Dataset, Loader
 from cupynet.optim import SGD, Adam, Nesterov, OneCycle
-from cupynet.parallel import Communicator, Groups, ParameterAveraging, SerialCommunicator
+from cupynet.parallel import Communicator, Groups, ParameterAveraging
 from cupynet.training import (
     Callback,
     EpochRecord,
@@ -36,8 +35,6 @@ from tests.support.training import (
     StopAfter,
     alone,
     fingerprint,
-    model_of,
-    on_backends,
     on_threads,
     small_dataset,
     small_model,
@@ -48,27 +45,6 @@ on_standin = pytest.mark.standin
 
 def loader(samples: int = 40, batch_size: int = 4) -> Loader:
     return Loader(small_dataset(samples), batch_size, seed=1)
-
-
-# memory ---------------------------------------------------------------------------------------------------------------
-
-
-@on_backends("numba", "cupy")
-@pytest.mark.usefixtures("no_garbage_collector")
-def test_a_step_leaves_nothing_on_loan_and_allocates_once(backend: str) -> None:
-    model = model_of(SerialCommunicator(), "float", backend)
-    replica, workspace = Replica(model, SGD(0.01)), model.backend.workspace
-    trainer = Trainer(replica, prefetch_buffer=0, log_every=0)
-    allocated = []
-    for batch in loader(50, 8).epoch(0, model.backend):  # the last one is short
-        replica.gradient(batch)
-        replica.update(0)
-        assert workspace.on_loan == 0
-        allocated.append(workspace.allocated_bytes)
-    assert len(set(allocated)) == 1
-    trainer.evaluate(loader(50, 8))
-    assert workspace.on_loan == 0
-    model.backend.deactivate()
 
 
 # times ----------------------------------------------------------------------------------------------------------------
@@ -192,25 +168,6 @@ def test_the_first_request_to_stop_counts() -> None:
         assert wrapper.trainer.stopped == Stop(StopReason.REQUEST, "first")
 
 
-def test_a_stop_ends_all_workers_after_the_same_iteration() -> None:
-    def task(communicator: Communicator) -> Trainer:
-        trainer = Trainer(
-            Replica(model_of(communicator), SGD(0.01)),
-            groups=Groups.of(communicator),
-            synchronizer=ParameterAveraging(2),
-            callbacks=[StopAfter(7, 2, "seen enough, naïvely", StopReason.EARLY)],
-        )
-        trainer.fit(Fit(loader(600, 2), 5))
-        return trainer
-
-    trainers = on_threads(3, task)
-    assert {trainer.stopped for trainer in trainers} == {Stop(StopReason.EARLY, "seen enough, naïvely")}
-    (iteration,) = {trainer.iteration for trainer in trainers}
-    assert 7 <= iteration <= 10
-    assert (trainers[0].epoch, trainers[0].round) == (0, iteration)
-    assert len({fingerprint(trainer.model) for trainer in trainers}) == 1
-
-
 def test_the_stop_of_the_lowest_rank_is_reported() -> None:
     def task(communicator: Communicator) -> Stop | None:
         stops = [StopAfter(3, rank, f"worker {rank}", StopReason(rank)) for rank in (1, 2, 3)]
@@ -302,13 +259,6 @@ def test_an_interrupted_epoch_is_continued() -> None:
     assert sorted(seen) == list(range(20))
 
 
-def test_other_data_after_a_stop_start_a_new_epoch() -> None:
-    trainer = alone(small_model(), SGD(0.01), callbacks=[StopAfter(2)])
-    trainer.fit(Fit(loader(20), 1))
-    trainer.fit(Fit(loader(12), 1))
-    assert (trainer.iteration, trainer.plan.iterations) == (5, 5)
-
-
 def test_a_schedule_spans_each_fit() -> None:
     recorder = Recorder()
     trainer = alone(small_model(), Nesterov(OneCycle(0.1)), callbacks=[recorder], log_every=1)
@@ -321,17 +271,6 @@ def test_a_schedule_spans_each_fit() -> None:
 
 
 # failures -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_failing_worker_is_named_with_its_batch_and_device() -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    wrapper = ParallelWrapper(small_model(), 3, callbacks=[At(3, fail, rank=2)], prefetch_buffer=6)
-    with wrapper, pytest.raises(ZeroDivisionError) as caught:
-        wrapper.fit(Loader(small_dataset(200), 4), epochs=1)
-    assert getattr(caught.value, "__notes__", []) == ["worker 2 (numpy, device 0), epoch 1, at batch 8"]
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("cupynet-prefetch")]
 
 
 def test_a_failed_round_leaves_no_gradient_and_no_stop() -> None:
@@ -362,13 +301,6 @@ def test_data_that_do_not_fit_the_model_are_refused(name: str, images: tuple[int
     data = Dataset("odd", np.zeros((12, *images), np.uint8), np.arange(12) % 3, classes)
     with ParallelWrapper(small_model("float", "numba"), 2) as wrapper, refused(""):
         getattr(wrapper, name)(Loader(data, 4))
-
-
-def test_evaluation_data_that_do_not_fit_are_refused_before_training() -> None:
-    odd = Dataset("odd", np.zeros((12, 8, 8, 3), np.uint8), np.arange(12) % 3, 3)
-    with ParallelWrapper(small_model(), 2) as wrapper, refused(""):
-        wrapper.fit(small_dataset(20), epochs=1, evaluate_on=odd)
-    assert fingerprint(wrapper.model) == fingerprint(small_model())
 
 
 # warm-up --------------------------------------------------------------------------------------------------------------
@@ -410,14 +342,3 @@ def test_warming_up_includes_the_kernels_of_averaging(monkeypatch: pytest.Monkey
         assert warm and wrapper.trainer.world.traffic.bytes_sent == 0
         wrapper.fit(loader(), epochs=1)
     assert averaged == warm
-
-
-@on_backends("numba", "cupy")
-def test_half_learns_as_float_does(backend: str) -> None:
-    losses = []
-    for dtype in ("half", "float"):
-        with ParallelWrapper(small_model(dtype, backend), 1, optimizer=Nesterov(0.05), log_every=5) as wrapper:
-            reported = wrapper.fit(Loader(small_dataset(200), 8, seed=1), epochs=4).reports["loss"]
-        assert reported[-1] < reported[0] / 2
-        losses.append(reported[-1])
-    assert losses[0] == pytest.approx(losses[1], abs=0.05)

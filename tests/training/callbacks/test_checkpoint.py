@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cupynet.core import lock
@@ -90,20 +89,6 @@ def test_the_history_in_memory_continues(tmp_path: Path) -> None:
     assert list(wrapper.history.reports["iteration"]) == [2, 4, 6, 8, 10]
 
 
-def test_stages_and_early_stopping_resume(tmp_path: Path) -> None:
-    def make(folder: str, *callbacks: Callback) -> tuple[ParallelWrapper, EarlyStopping]:
-        stopping = EarlyStopping("loss", patience=9)
-        return wrapper_of(tmp_path / folder, stopping, *callbacks, workers=2, pipeline=Pipeline(2, 2)), stopping
-
-    whole, stopping = make("whole")
-    wanted = fit(whole, 3)
-    fit(make("parts", StopAfter(11))[0], 3)  # stages agree on stops every tenth round, or sooner
-    again, resumed = make("parts")
-    assert fit(again, 3, restore=tmp_path / "parts" / "checkpoints") == wanted
-    assert resumed.result == stopping.result
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-
-
 def test_a_fit_ended_by_early_stopping_does_not_train_again(tmp_path: Path) -> None:
     wanted = fit(wrapper_of(tmp_path, EarlyStopping("loss", max_epochs=1)))
     again = EarlyStopping("loss", max_epochs=1)
@@ -142,15 +127,6 @@ def test_state_shared_by_replicas_is_stored_once(tmp_path: Path) -> None:
     assert set(apart) == {f"{name}@{rank}" for name in names for rank in range(3)}
 
 
-def test_bad_checkpoints_are_refused(tmp_path: Path) -> None:
-    Checkpoints(tmp_path / "odd").save(1, {"workers": []}, {"weights": {"a": np.zeros(2)}})
-    with ParallelWrapper(small_model(), 2) as wrapper, refused(""):
-        wrapper.restore(tmp_path / "nothing")
-    for damaged in ("odd/step-00000099", "odd"):
-        with ParallelWrapper(small_model(), 2) as wrapper, pytest.raises(DataError):
-            wrapper.restore(tmp_path / damaged)
-
-
 @pytest.mark.parametrize(("part", "value"), [("clock", "x"), ("losses", None), ("losses", 10**400)])
 def test_a_forged_number_is_refused_before_training(tmp_path: Path, part: str, value: Any) -> None:
     with ParallelWrapper(small_model(), 2) as one:
@@ -181,19 +157,6 @@ def train(wrapper: ParallelWrapper, restore: Path | str | None = None, epochs: i
         wrapper.fit(FORTY, epochs=epochs, batch_size=4)
 
 
-def saved_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The iteration of each checkpoint that is written from now on, as it is written."""
-    written: list[int] = []
-    save = Checkpoints.save
-
-    def noted(store: Checkpoints, step: int, *content: Any) -> Path:
-        written.append(step)
-        return save(store, step, *content)
-
-    monkeypatch.setattr(Checkpoints, "save", noted)
-    return written
-
-
 def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
     """With wrong labels, the more is learned, the worse: the first is the best. Each run has a best of its own."""
     callback = Checkpoint(keep_last=1, keep_every=2, best="loss")
@@ -205,23 +168,8 @@ def test_which_checkpoints_are_kept(tmp_path: Path) -> None:
         assert Checkpoints(run / "checkpoints").steps() == [5, 10, 20, 25]
 
 
-def test_the_end_of_an_epoch_is_saved_and_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = saved_steps(monkeypatch)
+def test_the_end_of_an_epoch_is_counted_once(tmp_path: Path) -> None:
     train(saving(tmp_path, every_iterations=10, keep_every=2, keep_last=1), epochs=5)
-    assert written == [10, 20, 30, 40, 50] and Checkpoints(tmp_path).steps() == [20, 40, 50]
-
-
-def test_the_best_epoch_and_its_last_iteration_count_once(tmp_path: Path) -> None:
-    """An epoch that `every_epochs` passes over is saved again if it is the best: that replaces the same checkpoint."""
-    options: dict[str, Any] = {
-        "every_iterations": 10,
-        "every_epochs": 9,
-        "keep_every": 2,
-        "keep_last": 1,
-        "best": "loss",
-    }
-    with saving(tmp_path, **options) as wrapper:
-        wrapper.fit(FORTY, epochs=5, batch_size=4, validation_data=FORTY)
     assert Checkpoints(tmp_path).steps() == [20, 40, 50]
 
 
@@ -232,13 +180,6 @@ def test_a_resumed_run_keeps_counting_its_checkpoints(tmp_path: Path) -> None:
     train(saving(tmp_path, **options), restore=tmp_path)
     train(saving(tmp_path, **options), restore=tmp_path, epochs=4)
     assert Checkpoints(tmp_path).steps() == [30, 60, 70]
-
-
-def test_a_stop_right_after_a_checkpoint_saves_no_second_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = saved_steps(monkeypatch)
-    callbacks = [Checkpoint(every_iterations=2, path=tmp_path), StopAfter(2)]
-    train(ParallelWrapper(small_model(), 1, callbacks=callbacks))
-    assert written == [2]
 
 
 # a folder belongs to one run ------------------------------------------------------------------------------------------
@@ -253,20 +194,6 @@ def test_the_checkpoints_of_another_run_are_never_removed(tmp_path: Path, defaul
     with refused("path", str(ck)):
         Checkpoint(path=ck).check_new()
     assert Checkpoints(ck).steps() == [20, 30]
-
-
-def test_a_second_training_in_the_default_folder_is_refused_before_kernels_are_compiled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    train(saving(None))
-    second = saving(None)
-    second.warm = False
-    monkeypatch.setattr(second, "warm_up", lambda batch_size: pytest.fail("compiled"))
-    with refused("path", "checkpoints"):
-        train(second)
-    train(saving(None), restore="checkpoints")
-    assert Checkpoints("checkpoints").steps() == [10, 20]
 
 
 def test_a_resumed_run_still_owns_a_folder_that_has_moved(tmp_path: Path) -> None:
@@ -284,19 +211,6 @@ def test_a_resumed_run_does_not_write_into_the_folder_of_another(tmp_path: Path)
     assert Checkpoints(tmp_path / "other").steps() == [10]
 
 
-def test_checkpoints_of_an_earlier_version_continue_in_their_folder(tmp_path: Path) -> None:
-    """States of earlier versions have no identity, and their folder has no mark."""
-    train(saving(tmp_path))
-    store = Checkpoints(tmp_path)
-    stored = read(store.path(10))
-    for name in ("identity", "counted"):
-        del stored.state["workers"][0]["numbers"]["callbacks"]["Checkpoint"][name]
-    store.save(10, stored.state, stored.arrays)
-    (tmp_path / "run.json").unlink()
-    train(saving(tmp_path), restore=tmp_path)
-    assert store.steps() == [10, 20]
-
-
 def test_a_folder_is_locked_while_a_run_saves_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "TIMEOUT_S", 0.0)
     with saving(tmp_path) as one:
@@ -311,16 +225,3 @@ def test_a_folder_that_cannot_be_made_is_refused_before_training(tmp_path: Path)
     (tmp_path / "file").touch()
     with saving(tmp_path / "file" / "below") as wrapper, pytest.raises(OutputError):
         wrapper.warm_up(4)
-
-
-def test_a_checkpoint_between_fits(tmp_path: Path) -> None:
-    data = small_dataset(40)
-    with ParallelWrapper(small_model(), 2) as one:
-        one.fit(data, batch_size=4)
-        path = one.checkpoint(tmp_path)
-        one.fit(data, epochs=2, batch_size=4)
-    with ParallelWrapper(small_model(seed=5), 2) as other:
-        other.restore(path)
-        assert other.trainer.epoch == 1
-        other.fit(data, epochs=2, batch_size=4)
-        assert fingerprint(other.model) == fingerprint(one.model)

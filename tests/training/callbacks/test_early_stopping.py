@@ -16,7 +16,6 @@ import pytest
 
 from cupynet.core.errors import DivergedError
 from cupynet.data import Loader
-from cupynet.nn import Model
 from cupynet.optim import SGD
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.training import Callback, Checkpoint, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
@@ -205,23 +204,6 @@ def test_the_best_weights_are_restored_after_another_stop(scripted: Script, rest
     assert (trainer.evaluation is not None) == (restore and reason is StopReason.REQUEST)
 
 
-def test_a_stop_by_another_callback_is_not_early_stopping(scripted: Script) -> None:
-    """Such as the pruning of a search: the fit has no result, so the best weights are not restored."""
-    scripted([0.1, 0.9, 0.8])
-    stopping = EarlyStopping()
-    trainer, weights = fit(stopping, 3, StopAfter(10, text="pruned", reason=StopReason.EARLY))
-    assert outcome(stopping) == ("stopped", 1)
-    assert fingerprint(trainer.model) == weights[2]
-
-
-def test_restoring_can_be_turned_off(scripted: Script) -> None:
-    scripted([0.1, 0.5, 0.6])
-    stopping = EarlyStopping(restore_best_weights=False)
-    trainer, weights = fit(stopping, 3)
-    assert outcome(stopping) == ("epochs", 1)
-    assert fingerprint(trainer.model) == weights[3]
-
-
 @pytest.mark.parametrize("arguments", [{"monitor": 3}, {"patience": 0}, {"best_score": math.nan}])
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(*arguments):
@@ -241,37 +223,17 @@ class Poison(Callback):
             trainer.params.master[0] = np.nan
 
 
-def diverge(stopping: EarlyStopping, workers: int = 1, frequency: int = 2) -> tuple[list[Model], list[str]]:
-    """Return the replicas of a fit that diverged, and the fingerprints of its epochs."""
-    weights = Seen()
-    options: dict[str, Any] = {"callbacks": [weights, Poison(), stopping], "log_every": 2}
-    with ParallelWrapper(small_model(), workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
-        with pytest.raises(DivergedError):
-            wrapper.fit(TRAIN, epochs=6, **VALIDATION)
-        return list(wrapper.replicas()), weights.epochs
-
-
 @pytest.mark.parametrize(("workers", "frequency"), [(1, 2), (2, 100)])
 def test_a_fit_that_diverges_leaves_the_best_weights(scripted: Script, workers: int, frequency: int) -> None:
     """All workers may see it at an average, or one alone in a report."""
     scripted([0.5, 0.2, 0.3, 0.1])
-    stopping = EarlyStopping()
-    replicas, weights = diverge(stopping, workers, frequency)
-    assert outcome(stopping) == ("diverged", 2)
-    assert [fingerprint(each) for each in replicas] == [weights[1]] * workers
-
-
-@pytest.mark.parametrize(
-    ("arguments", "scores"), [({"restore_best_weights": False}, [0.5, 0.2, 0.3]), ({}, [math.nan] * 3)]
-)
-def test_a_fit_that_diverges_without_any_best_weights(
-    scripted: Script, arguments: dict[str, Any], scores: list[float]
-) -> None:
-    scripted(scores)
-    stopping = EarlyStopping(invalid_score=False, patience=None, **arguments)
-    diverge(stopping)
-    assert stopping.result is not None
-    assert (stopping.result.reason, stopping.result.restored) == ("diverged", False)
+    stopping, weights = EarlyStopping(), Seen()
+    options: dict[str, Any] = {"callbacks": [weights, Poison(), stopping], "log_every": 2}
+    with ParallelWrapper(small_model(), workers, frequency, optimizer=SGD(0.05), **options) as wrapper:
+        with pytest.raises(DivergedError):
+            wrapper.fit(TRAIN, epochs=6, **VALIDATION)
+        assert outcome(stopping) == ("diverged", 2)
+        assert [fingerprint(each) for each in wrapper.replicas()] == [weights.epochs[1]] * workers
 
 
 # resuming -------------------------------------------------------------------------------------------------------------
@@ -311,15 +273,3 @@ def test_the_time_limit_includes_earlier_processes_and_no_pauses(
     passed.append(9000)
     trainer.fit(Fit(TRAIN, 2, HELD_OUT, split="validation"))
     assert outcome(stopping)[0] == reason
-
-
-def test_a_fit_after_a_restored_one_that_was_complete_starts_afresh(scripted: Script, tmp_path: Path) -> None:
-    scripted([0.1, 0.9, 0.8, 0.7, 0.6])
-    with ParallelWrapper(small_model(), 1, callbacks=[EarlyStopping(patience=1)]) as first:
-        first.fit(TRAIN, epochs=5, **VALIDATION)
-        first.checkpoint(tmp_path)
-    stopping = EarlyStopping(patience=1)
-    with ParallelWrapper(small_model(), 1, callbacks=[stopping]) as second:
-        second.restore(tmp_path)
-        second.fit(TRAIN, epochs=3, **VALIDATION)
-    assert outcome(stopping) == ("epochs", 5)

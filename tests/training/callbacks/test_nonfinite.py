@@ -133,17 +133,6 @@ def test_skip_in_a_pipeline() -> None:
     assert guard.left_out == 2
 
 
-@pytest.mark.parametrize("pipeline", [None, Pipeline(2, 2)])
-def test_values_beyond_half_cause_no_warning(pipeline: Pipeline | None) -> None:
-    """Neither in the warm-up at a large loss scale, nor in an evaluation outside a fit."""
-    model = small_model("half")
-    model.load_weights({name: 3e4 * weight for name, weight in model.weights().items()})
-    with ParallelWrapper(model, 1, pipeline=pipeline) as wrapper:
-        wrapper.on_workers(lambda trainer: setattr(trainer.backend, "loss_scale", 2.0**20))
-        wrapper.warm_up(4)
-        assert not np.isfinite(wrapper.evaluate(small_dataset(20)).loss)
-
-
 # how many batches are skipped -----------------------------------------------------------------------------------------
 
 
@@ -166,25 +155,6 @@ def test_skipped_batches_count_across_a_resume(tmp_path: Path) -> None:
     with wrapper() as second, pytest.raises(DivergedError):
         second.restore(tmp_path)
         second.fit(IN_ORDER, epochs=1)
-
-
-def test_batches_that_other_workers_trained_were_not_skipped(tmp_path: Path) -> None:
-    with ParallelWrapper(network_with(Poisoned(1)), 4, 1, callbacks=[StopAfter(5), NonFinite("skip")]) as one:
-        one.fit(IN_ORDER, epochs=1)
-        one.checkpoint(tmp_path)
-    guard = NonFinite("skip")
-    with ParallelWrapper(network_with(Poisoned(1)), 2, 1, callbacks=[guard]) as other:
-        other.restore(tmp_path)
-        other.fit(IN_ORDER, epochs=1)
-        assert (other.trainer.epoch, guard.left_out) == (1, 1)
-
-
-def test_a_guard_of_another_wrapper_begins_anew() -> None:
-    guard = NonFinite("skip")
-    for poisoned, left_out in ((Poisoned(5), 1), (Poisoned(), 0)):
-        with ParallelWrapper(network_with(poisoned), 1, callbacks=[guard]) as wrapper:
-            wrapper.fit(IN_ORDER, epochs=1)
-            assert guard.left_out == left_out and wrapper.trainer.statistics.clock.samples == 97 - 4 * left_out
 
 
 # the layer and the samples are found ---------------------------------------------------------------------------------

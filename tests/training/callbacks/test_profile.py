@@ -20,7 +20,7 @@ from cupynet.training import NonFinite, ParallelWrapper, Profile
 from cupynet.training.callbacks.profile import Timer, table
 from cupynet.training.clock import Clock
 from tests.support.device_runs import assert_same, train_on_device
-from tests.support.training import StopAfter, small_dataset, small_model
+from tests.support.training import small_dataset, small_model
 
 LOADER = Loader(small_dataset(96), 8, seed=3)  # with two workers six rounds an epoch
 HELD_OUT = Loader(small_dataset(30, seed=1), 8, shuffle=False)
@@ -181,16 +181,6 @@ def test_profiling_does_not_change_training_and_is_removed_afterwards(tmp_path: 
     _, wrapper = profiled(tmp_path)
     np.testing.assert_array_equal(wrapper.model.params.master, plain.model.params.master)
     assert not any("forward" in vars(layer) for layer in wrapper.model.network.walk())
-
-
-def test_a_stop_in_the_middle_and_a_second_fit(tmp_path: Path) -> None:
-    profile = Profile(50, 0)
-    with ParallelWrapper(small_model(), 2, run=tmp_path, callbacks=[profile, StopAfter(3)]) as wrapper:
-        wrapper.fit(LOADER, epochs=2)
-        first = profile.pieces
-        assert first["rounds"] == 3
-        wrapper.fit(LOADER, epochs=1)
-        assert profile.pieces is first
 
 
 def test_a_failed_fit_removes_the_timers(tmp_path: Path) -> None:

@@ -60,11 +60,6 @@ def test_a_line_describes_an_epoch(loss: float, text: str) -> None:
     assert describe(record(loss), 2).endswith(f"1 images/s, loss {text}, test 100.00 %, loss {text}")
 
 
-def test_a_line_leaves_out_what_is_not_known() -> None:
-    bare = replace(record(0.5), evaluation=None, loss=math.nan)
-    assert describe(bare, 2) == "epoch 1/2: 1.0 s, 1 images/s"
-
-
 def test_the_line_of_an_epoch_fits_a_terminal_of_80_columns() -> None:
     for accuracy in (math.nan, 0.9876):
         known = replace(record(0.0688123, 50_000_000, 12.34, "validation"), accuracy=accuracy)
@@ -131,17 +126,6 @@ def test_the_bar_shows_the_share_of_each_epoch(monkeypatch: pytest.MonkeyPatch) 
     fit(screen, progress, shown)
     assert shown.at == [(f"{epoch}/2", done, 15) for epoch in (1, 2) for done in range(1, 16)]
     assert "100 %" in screen.getvalue().rpartition("epoch 2/2")[2]
-
-
-@pytest.mark.parametrize(("columns", "count"), [(40, 1), (80, 3)])
-def test_the_bar_has_as_many_figures_as_fit(columns: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    progress = Progress()
-    shown = Shown(progress)
-    fit(Screen(), progress, shown)
-    for figures, record in shown.figures:
-        every = [f"loss {record.loss:.4g}", f"accuracy {100 * record.accuracy:.2f} %"]
-        assert len(figures) == count and figures[:2] == every[:count]
 
 
 # a display that fails -------------------------------------------------------------------------------------------------

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from cupynet.backend import PixelScale, create_backend
+from cupynet.backend import create_backend
 from cupynet.data import Dataset, Loader, Synthetic
 from cupynet.nn import Dense, Image, Model, Sequential
 from cupynet.optim import LAMB, SGD, AdaDelta, Adam, OneCycle, Optimizer
@@ -16,7 +15,6 @@ from cupynet.parallel import Pipeline
 from cupynet.training import RateTest, find_rate
 from tests.support.rate_tests import made, valley
 from tests.support.refusals import refused
-from tests.support.training import small_dataset, small_model
 
 DATA = cast(Dataset, Synthetic(train=160, test=10).load().train)
 LOADER = Loader(DATA, batch_size=16, seed=3)
@@ -58,22 +56,9 @@ def test_the_test_trains_a_copy_of_the_model() -> None:
     assert min(found.losses) < 0.9 * found.losses[0] and found.suggestion is not None
 
 
-def test_a_rate_at_which_the_loss_explodes_ends_the_test() -> None:
-    found = rate_test(SGD(1.0), lowest=1e-2, highest=1e6, iterations=80, workers=2)
-    assert 10 < len(found.rates) < 80 and found.ended
-
-
 def test_a_number_that_is_not_finite_ends_the_test_and_not_the_program() -> None:
     found = rate_test(SGD(1.0), lowest=1.0, highest=1e300)
     assert 0 < len(found.rates) < 10 and found.ended
-
-
-def test_a_short_batch_counts_by_its_samples() -> None:
-    data = small_dataset(9)  # batches of 8 and of 1
-    options: dict[str, Any] = {"optimizer": SGD(1.0), "iterations": 10, "lowest": 1e-9, "highest": 1e-8}
-    both = find_rate(small_model("double"), Loader(data, 8, seed=3), workers=2, **options)
-    whole = find_rate(small_model("double"), Loader(data, 9, seed=3), workers=1, **options)
-    assert both.losses == pytest.approx(whole.losses, rel=1e-6)
 
 
 def test_stages_of_a_pipeline_are_tested_too() -> None:
@@ -93,13 +78,3 @@ def test_a_gpu_that_runs_ahead_is_given_every_rate() -> None:
 def test_bad_arguments_are_refused(arguments: dict[str, Any]) -> None:
     with refused(next(iter(arguments))):
         find_rate(model(), LOADER, **arguments)
-
-
-def test_arrays_are_scaled_like_the_pixels_of_the_model() -> None:
-    """A model that was trained on normalized images is tested on normalized images."""
-    tested = model()
-    tested.pixels = PixelScale.of([0.2], [0.3])
-    normalized = dataclasses.replace(DATA, pixels=tested.pixels)
-    arrays = (normalized.images, normalized.labels)
-    one, other = (find_rate(tested, data, iterations=20, batch_size=16) for data in (arrays, normalized))
-    assert one.losses == other.losses

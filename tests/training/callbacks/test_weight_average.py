@@ -195,29 +195,6 @@ def test_training_resumes_bit_for_bit(
     assert fingerprint(rest.model) == fingerprint(whole.model)
 
 
-@pytest.mark.parametrize(("first", "then", "earlier_version"), [("float", "double", True), ("double", "half", False)])
-def test_the_mean_resumes_in_another_dtype(first: str, then: str, earlier_version: bool, tmp_path: Path) -> None:
-    def normed(dtype: str, average: WeightAverage) -> ParallelWrapper:
-        network = Sequential({"dense1": Dense(5), "norm1": BatchNorm(), "output": Dense(3)})
-        model = Model(network, Image(8, 8, 1), create_backend("numpy", dtype), 1)
-        return ParallelWrapper(model, 1, optimizer=SGD(0.05), callbacks=[average], log_every=0)
-
-    saved, resumed = WeightAverage(0.9), WeightAverage(0.9)
-    with normed(first, saved) as wrapper:
-        wrapper.fit(LOADER, epochs=1)
-        state = saved.state()
-        if earlier_version:  # all buffers as one padded vector
-            saved.state = lambda: {**state, "buffers": {"0": saved._means[1]}}  # type: ignore[method-assign]
-        wrapper.checkpoint(tmp_path)
-    with normed(then, resumed) as wrapper:
-        wrapper.restore(tmp_path)
-        found = resumed.state()
-    assert found["added"] == 11 and set(found["buffers"]) == {"norm1.mean", "norm1.variance"}
-    for kind in ("mean", "buffers"):
-        for name, array in state[kind].items():
-            np.testing.assert_allclose(found[kind][name], array, rtol=1e-6)
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 def test_the_mean_of_another_number_of_workers_is_that_of_all(workers: int, tmp_path: Path) -> None:
     def wrapper(workers: int, *callbacks: Callback) -> ParallelWrapper:

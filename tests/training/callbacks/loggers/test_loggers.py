@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import socket
-import time
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
@@ -14,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filelock import FileLock, Timeout
 
 from cupynet.commands import train
 from cupynet.core.errors import DivergedError
@@ -22,7 +18,7 @@ from cupynet.data import Loader
 from cupynet.optim import Nesterov
 from cupynet.runs.run import Run
 from cupynet.training import Callback, Checkpoint, History, NonFinite, ParallelWrapper, StopReason
-from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base, mlflow
+from cupynet.training.callbacks.loggers import Logger, MLflow, TensorBoard, WandB, base
 from tests.support.logger_files import (
     Figures,
     expected,
@@ -30,9 +26,7 @@ from tests.support.logger_files import (
     tensorboard_events,
     tensorboard_figures,
     wandb_figures,
-    wandb_records,
 )
-from tests.support.mpi import NO_MPI, under_mpiexec
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
 from tests.support.training import At, StopAfter, small_dataset, small_model
@@ -143,16 +137,6 @@ def test_mlflow_has_flat_hyperparameters_a_status_and_a_name(trained: tuple[Run,
     assert there.data.tags["run_folder"] == str(run.folder)
 
 
-def test_wandb_has_flat_hyperparameters_and_an_exit_code(trained: tuple[Run, str]) -> None:
-    run, _ = trained
-    (path,) = run.folder.glob("wandb/offline-run-*/*.wandb")
-    records = wandb_records(path)
-    (made,) = [record.run for record in records if record.HasField("run")]
-    config = {item.key or ".".join(item.nested_key): item.value_json for item in made.config.update}
-    assert config["optimizer.learning_rate"] == "0.05" and config["optimizer.name"] == '"nesterov"'
-    assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
-
-
 @every_kind
 def test_a_resumed_run_continues_its_logs(run: Run, store: str, kind: str) -> None:
     """Killed after iteration 22, resumed from 15: figures logged in between are there once, or count once."""
@@ -188,34 +172,6 @@ def test_a_run_of_the_command_logs_its_settings_and_results(tmp_path: Path) -> N
     (start,) = [value.metadata.plugin_data.content for value in values if value.tag.endswith("session_start_info")]
     hyperparameters = HParamsPluginData.FromString(start).session_start_info.hparams
     assert hyperparameters["seed"].number_value == 2 and hyperparameters["resume"].string_value == "null"
-
-
-def test_in_python_without_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two fits write one log."""
-    monkeypatch.chdir(tmp_path)
-    with ParallelWrapper(small_model(), 2, callbacks=[TensorBoard()], log_every=5) as wrapper:
-        wrapper.fit(DATA, epochs=1, batch_size=4)
-        wrapper.fit(DATA, epochs=1, batch_size=4)
-    found = tensorboard_figures(tmp_path / "tensorboard")
-    assert [at for name, at in found if name == "train/loss"] == [5, 10, 15, 20]
-    assert len(list((tmp_path / "tensorboard").iterdir())) == 1
-
-
-def test_an_open_log_keeps_its_identity(store: str) -> None:
-    """A checkpoint of another run may be restored between two fits."""
-    logger = MLflow(store)
-    with ParallelWrapper(small_model(), 1, callbacks=[logger], log_every=5) as wrapper:
-        wrapper.fit(DATA, epochs=1, batch_size=8)
-        logger.restore({"identity": "other"})
-        wrapper.fit(DATA, epochs=1, batch_size=8)
-    assert ("train/loss", 20) in mlflow_run(store)[1]
-
-
-def test_nothing_is_written_before_a_fit(run: Run, store: str) -> None:
-    """All epochs may be complete already."""
-    with ParallelWrapper(small_model(), 1, run=run, callbacks=[TensorBoard(), WandB(), MLflow(store)]) as wrapper:
-        wrapper.evaluate(TEST)
-    assert not list(run.folder.iterdir())
 
 
 def test_artifacts_and_names(tmp_path: Path, run: Run, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,22 +234,6 @@ def test_failed_and_killed_runs_are_marked(tmp_path: Path, store: str) -> None:
     assert mlflow_run(store, "killed")[0].info.status == "KILLED"
 
 
-def test_an_unresponsive_server_is_given_up_soon(
-    run: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Other workers wait for rank 0 meanwhile, by default 300 s."""
-    assert int(mlflow.PATIENCE[RETRIES]) * int(mlflow.PATIENCE[TIMEOUT]) < 60
-    monkeypatch.setattr(mlflow, "PATIENCE", {RETRIES: "0", TIMEOUT: "1"})
-    for name in (RETRIES, TIMEOUT):
-        monkeypatch.setenv(name, "")  # so that it is as it was after the test
-        monkeypatch.delenv(name)
-    began = time.monotonic()
-    with socket.create_server(("127.0.0.1", 0)) as deaf:
-        fit(run, MLflow(f"http://127.0.0.1:{deaf.getsockname()[1]}"), epochs=1)
-    assert time.monotonic() - began < 30
-    assert warned(caplog) == ["WARNING"]
-
-
 def test_wandb_without_a_login_stays_offline(
     tmp_path: Path, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,36 +246,3 @@ def test_wandb_without_a_login_stays_offline(
     assert len(list(run.folder.glob("wandb/offline-run-*/*.wandb"))) == 1
     with refused("mode"):
         WandB(mode="onlin")
-
-
-# several processes ----------------------------------------------------------------------------------------------------
-
-
-def test_jobs_that_start_together_create_one_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLflow fails if two processes create the tables of a file at once, so they take turns."""
-    seen: list[str] = []
-
-    def create(logger: MLflow, uri: str, hyperparameters: dict[str, Any]) -> None:
-        other = FileLock(tmp_path / ".mlflow.db.lock", thread_local=False)
-        with pytest.raises(Timeout):
-            other.acquire(timeout=0)
-        seen.append(uri)
-
-    monkeypatch.setattr(MLflow, "_create", create)
-    MLflow(f"sqlite:///{tmp_path}/mlflow.db")._begin({}, 0)
-    assert seen and [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
-
-
-@pytest.mark.slow
-@pytest.mark.mpi
-@pytest.mark.skipif(bool(NO_MPI), reason=NO_MPI)
-def test_rank_0_alone_logs(tmp_path: Path) -> None:
-    """And a profile has the tracks of all ranks."""
-    own = ["parallel.launcher=mpi", "callbacks=tensorboard", "profile=true", "hydra.run.dir=run"]
-    done = under_mpiexec(2, "-m", "cupynet", "train", *QUICK, *own, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "run"
-    assert len(list((folder / "tensorboard").iterdir())) == 1
-    check(tensorboard_figures(folder / "tensorboard"), Run(folder), exact=False)
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    assert {event["tid"] for event in events if event["ph"] == "X"} == {0, 1}
