@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -113,21 +111,6 @@ def test_the_grid_shows_a_result_for_all_values_of_a_setting_without_effect(tmp_
     assert first.count("90.00 %") == 2 and first.count("91.00 %") == first.count("92.00 %") == 1
 
 
-def test_text_from_run_folders_is_escaped(tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>"
-    for number in range(2):
-        made(tmp_path / str(number), workers=number + 1, dataset=evil, extra=f"'{evil}': '\"><b>{number}'\n")
-    made(tmp_path / "2", workers=4, dataset=evil, stop_reason="signal", stopped_by=evil)
-    text, page = page_of(tmp_path)
-    assert "<script" not in text and "<b>" not in text and evil in page.text
-
-
-def test_a_page_that_cannot_be_written_ends_with_an_error(sweep: Path, call: Call) -> None:
-    (sweep / "compare.html").mkdir()
-    found = call(main, sweep)
-    assert found.code == 74 and str(sweep / "compare.html") in found.error and "Use workers=1" in found.out
-
-
 @pytest.mark.parametrize("form", [[], ["--json"]], ids=["table", "json"])
 def test_control_characters_reach_neither_the_terminal_nor_the_page(
     form: list[str], tmp_path: Path, call: Call
@@ -140,10 +123,3 @@ def test_control_characters_reach_neither_the_terminal_nor_the_page(
     found = call(main, tmp_path, *form)
     page = (tmp_path / "compare.html").read_text()
     assert found.code == 0 and not {"\x1b", "\x07", "\u202e"} & {*found.out, *found.err, *page}
-
-
-@pytest.mark.slow
-def test_a_closed_pipe_on_stdout_is_no_error(sweep: Path, tmp_path: Path) -> None:
-    line = f"set -o pipefail; {sys.executable} -m cupynet compare {sweep} | head -n 1"
-    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=100)
-    assert done.returncode in (0, 141) and done.stderr == "" and done.stdout.count("\n") == 1

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import importlib.machinery
 import os
 import stat
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +20,7 @@ from cupynet.core.errors import DataError
 from cupynet.data import MNIST
 from cupynet.data.files import KnownFile
 from tests.support import warm
-from tests.support.commands import Call, environment
+from tests.support.commands import environment
 from tests.support.mpi import needs_mpi
 from tests.support.user_files import idx_bytes
 
@@ -45,17 +42,6 @@ def states(found: list[Finding]) -> list[tuple[str, str]]:
 # The command ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_finding_about_a_strangers_file_cannot_control_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def check(settings: Sequence[str]) -> Iterator[Finding]:
-        yield Finding("disk", "ok", "a\x1b[2J\u202eb")
-
-    monkeypatch.setattr(doctor, "CHECKS", {"disk": check})
-    assert doctor.diagnose([]) == 0
-    assert not {"\x1b", "\u202e"} & {*capsys.readouterr().out}
-
-
 @pytest.mark.slow
 def test_a_machine_that_can_train(tmp_path: Path) -> None:
     lines = report(tmp_path, *SMALL).splitlines()
@@ -63,12 +49,6 @@ def test_a_machine_that_can_train(tmp_path: Path) -> None:
     for part in ("python", "packages", "cpu", "memory", "blas", "gpu", "mpi", "data", "disk", "training"):
         assert any(line[9:].startswith(part) for line in lines), part
     assert list(tmp_path.iterdir()) == []  # nothing is left behind
-
-
-def test_doctor_runs_as_one_process(monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
-    monkeypatch.setenv("PMI_RANK", "0")
-    monkeypatch.setenv("PMI_SIZE", "2")
-    assert call(doctor.main).code == 2
 
 
 def test_the_exit_code_is_that_of_the_first_problem(
@@ -118,12 +98,6 @@ def test_a_package_that_cannot_be_imported_is_no_traceback(tmp_path: Path) -> No
     assert "libgone.so" in report(tmp_path, code=1, PYTHONPATH=path)
 
 
-def test_packages_cores_memory_and_blas_are_listed() -> None:
-    found = [*doctor.check_packages([]), *doctor.check_cpu([])]
-    assert states(found) == [(part, "ok") for part in ("python", "packages", "cpu", "memory", "blas")]
-    assert "numpy 2" in found[1].text and "hydra-core 1.3" in found[1].text
-
-
 def program(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -131,48 +105,16 @@ def program(folder: Path, name: str, text: str) -> Path:
     return path
 
 
-class Gpu:
-    mem_info = (70_000_000_000, 80_000_000_000)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __enter__(self) -> Gpu:
-        return self
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A machine with a driver, a CuPy that stands in for the real one, and two GPUs."""
-    program(tmp_path, "nvidia-smi", "echo '570.86, NVIDIA H200'\necho '570.86, NVIDIA H200'")
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    cupy: Any = ModuleType("cupy")
-    cupy.__spec__ = importlib.machinery.ModuleSpec("cupy", None)
-    cupy.__version__ = "14.0.1"
-    cupy.cuda = SimpleNamespace(Device=Gpu)
-    cupy.cuda.runtime = SimpleNamespace(
-        getDeviceCount=lambda: 2,
-        driverGetVersion=lambda: 12090,
-        runtimeGetVersion=lambda: 12040,
-        getDeviceProperties=lambda number: {"name": b"NVIDIA H200", "major": 9, "minor": 0},
-    )
-    monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setitem(sys.modules, "cupy.cuda", cupy.cuda)
-    cupy.cuda.nccl = SimpleNamespace(get_version=lambda: 22703)
-    monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: None)
-    return cupy
-
-
-def test_gpus_are_listed_one_by_one(gpu: Any) -> None:
+@pytest.mark.standin
+def test_gpus_are_listed_one_by_one() -> None:
     found = list(doctor.check_gpu([]))
     assert states(found) == [("cupy", "ok"), ("nccl", "ok"), ("gpu 0", "ok"), ("gpu 1", "ok")]
-    assert all(version in found[0].text for version in ("14.0.1", "12.4", "12.9")) and found[1].text == "2.27.3"
-    assert all(figure in found[2].text for figure in ("NVIDIA H200", "9.0", "70.0 GB", "80.0 GB"))
+    assert "CUDA 12.9" in found[0].text and all(part in found[2].text for part in ("made-up device", "9.0", "1.1 GB"))
 
 
-def test_a_gpu_that_cannot_be_used(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path, "nvidia-smi", "echo a driver")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr("cupynet.backend.cuda.gpus.probe", lambda: "no kernel image")
     (found,) = doctor.check_gpu([])
     assert found[:2] == ("gpu", "note") and "no kernel image" in found.text and "cupynet[cuda12x]" in found.text
@@ -240,12 +182,6 @@ def test_complete_missing_and_damaged_data(small_mnist: Path, monkeypatch: pytes
     labels.write_bytes(content[:-9])
     found = of_data()
     assert (found.state, found.code) == ("problem", 65) and str(labels) in found.text
-
-
-def test_the_output_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (found,) = doctor.check_disk([])
-    assert found.state == "ok" and found.text.startswith(f"{tmp_path}: ") and list(tmp_path.iterdir()) == []
 
 
 def test_the_settings_describe_the_run_to_check() -> None:

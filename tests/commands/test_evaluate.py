@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from cupynet.commands.evaluate import main
-from cupynet.core.files import load_weights, save_weights
 from tests.support.commands import QUICK, SMALL, Call
 from tests.support.resumed_runs import trained
-from tests.support.user_files import digits, write_npz, write_pictures
+from tests.support.user_files import digits, write_pictures
 
 SAME = "the same as in summary.json"
 
@@ -77,36 +76,6 @@ def test_a_checkpoint_is_evaluated_by_itself(finished: Path, call: Call) -> None
     assert f"{summary['test_accuracy']:.4f}" in newest.out and "summary.json" not in newest.out
     first = min((finished / "checkpoints").glob("step-*"))
     assert json.loads(call(main, "--json", first).out)["loss"] > summary["test_loss"]
-
-
-@pytest.mark.parametrize(("checkpoint", "noted"), [("callbacks.checkpoint=null", True), ("epochs=1", False)])
-def test_an_earlier_version_may_have_chosen_other_images(
-    checkpoint: str, noted: bool, tmp_path: Path, call: Call
-) -> None:
-    """Its checkpoints do not identify its images, and a limit kept the first of them."""
-    data = ["data=npz", f"data.file={write_npz(tmp_path / 'digits.npz', digits(100, 90))}", "data.limit=20"]
-    folder = tmp_path / "run"
-    trained(folder, *data, "model=mlp", "backend=numpy", "workers=1", "epochs=1", checkpoint)
-    assert SAME in call(main, folder).out
-    summary_of(folder, test_accuracy=1.0)
-    assert ("limit=20" in call(main, folder).out) == noted
-    assert "limit=20" not in call(main, folder, "data.limit=20").out
-
-
-def test_a_summary_is_not_a_reference(copy: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its number of workers is among the settings of an evaluation."""
-    monkeypatch.setenv("SECRET", "1234567")
-    summary_of(copy, workers="${oc.env:SECRET}")
-    found = call(main, copy)
-    assert (found.code, found.out) == (65, "") and "workers=" in found.error and "1234567" not in found.error
-
-
-def test_weights_that_are_not_finite_are_refused(copy: Path, call: Call) -> None:
-    weights = load_weights(copy / "weights.safetensors")
-    weights["conv1.weight"][0] = np.inf
-    save_weights(copy / "weights.safetensors", weights)
-    found = call(main, copy)
-    assert (found.code, found.out) == (65, "") and "conv1.weight" in found.error
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,19 +14,12 @@ from cupynet.bench.cost_model import LINKS, forecast
 from cupynet.commands import plan
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import PlanSettings, Settings, read
-from cupynet.parallel import ParameterAveraging
 from tests.support.commands import QUICK, run
 from tests.support.costs import COSTS
 from tests.support.refusals import refused
 from tests.support.settings import MINIMAL, settings_of, settings_of_command
 
 WIDTH = 112
-
-
-def test_the_table_of_a_check_has_the_measured_speeds() -> None:
-    row = asdict(forecast(COSTS, LINKS["10gbe"], 2, 1))
-    *_, head, line = plan.table(COSTS, [{**row, "measured": 100.0, "ratio": 0.9}])
-    assert line.split()[-2:] == ["100", "0.90"] and head.endswith("ratio") and len(line) <= WIDTH
 
 
 def test_the_table_has_a_line_for_every_forecast() -> None:
@@ -54,17 +47,6 @@ def test_an_average_is_of_the_weights_and_the_optimizer_state(experiment: Experi
     assert plan.averaged_bytes(experiment) == 2 * weights
     alone = Experiment(settings_of("data=synthetic", "parallel.average_updaters=false", "workers=2"))
     assert plan.averaged_bytes(alone) == weights
-
-
-def test_bytes_sent_by_workers_are_measured(experiment: Experiment) -> None:
-    """Each sends 2 (W - 1) / W of it in every average: its own parts of the sum, and the means to all others."""
-    options = replace(experiment.options, workers=2, synchronizer=ParameterAveraging(1))
-    with experiment.wrapper(callbacks=(), options=options) as wrapper:
-        wrapper.fit(experiment.train_loader(experiment.load()), epochs=1)
-        averages = wrapper.trainer.iteration + 1  # the last is that of the end
-        spent = wrapper.trainer.statistics.spent
-    assert spent is not None
-    assert spent.bytes_sent[0] / averages == pytest.approx(plan.averaged_bytes(experiment), rel=0.01)
 
 
 @pytest.mark.parametrize(("cores", "workers"), [(1, 2), (64, 16)])
@@ -135,15 +117,3 @@ def test_a_plan_measures_and_forecasts(tmp_path: Path) -> None:
     assert result["costs"]["size"] == pytest.approx(2 * 4 * 431_080, rel=0.01)  # weights and velocities
     assert result["link"] == {"bandwidth_gbit_s": 2, "latency_us": 30}
     assert str(file.relative_to(tmp_path)) in stdout
-
-
-@pytest.mark.slow
-def test_a_check_trains_and_compares(tmp_path: Path) -> None:
-    run(
-        tmp_path, "data.train=2000", "data.test=200", "repeats=1", "images=2000", "workers=[1,2]",
-        "check=true", "batch_size=64", command="plan",
-    )  # fmt: skip
-    (file,) = tmp_path.glob("outputs/plan/*/*/plan.json")
-    rows = json.loads(file.read_text())["forecasts"]
-    assert [row["workers"] for row in rows] == [1, 2] and all(row["measured"] > 0 for row in rows)
-    assert all(row["ratio"] == pytest.approx(row["images_per_s"] / row["measured"]) for row in rows)

@@ -258,9 +258,3 @@ def test_impossible_predictions_are_refused(
     monkeypatch.chdir(tmp_path)
     found = call(main, *(finished if each == "RUN" else each for each in arguments))
     assert (found.code, found.out) == (code, "") and named in found.error
-
-
-def test_sixteen_bit_grey_is_refused(tmp_path: Path) -> None:
-    Pictures.fromarray(np.zeros((5, 5), np.uint16)).save(tmp_path / "a.png")
-    with pytest.raises(DataError, match="a.png"):
-        picture(tmp_path / "a.png", 1)

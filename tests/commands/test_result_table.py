@@ -48,11 +48,6 @@ def test_one_worker_alone_sends_nothing(capsys: pytest.CaptureFixture[str]) -> N
     assert "spent" not in rows and "replicas" not in rows and rows["advice"] == "nothing stands out"
 
 
-@pytest.mark.parametrize(("epochs", "expected"), [(0, "7 iterations in"), (1, "1 epoch in")])
-def test_epochs_are_counted_in_words(epochs: int, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert table(changed(epochs=epochs, iterations=7), capsys)["training"].startswith(expected)
-
-
 @pytest.mark.parametrize(("best", "expected"), [(4, "4, validation loss 0.03125"), (None, None)])
 def test_the_table_has_the_best_epoch_of_early_stopping(
     best: int | None, expected: str | None, capsys: pytest.CaptureFixture[str]
@@ -65,11 +60,6 @@ def test_the_table_has_the_best_epoch_of_early_stopping(
 def test_a_table_that_cannot_be_printed_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", Screen(OSError(28, "No space left on device")))
     result_table(SUMMARY, Run("outputs"))
-
-
-@pytest.mark.parametrize(("value", "text"), [(4988216032362.4961, "4.988e+12"), (0.0312345, "0.03123")])
-def test_a_loss_has_four_digits(value: float, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert table(changed(test_accuracy=0.5, test_loss=value), capsys)["test loss"] == text
 
 
 def test_a_name_of_data_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

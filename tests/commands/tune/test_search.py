@@ -7,7 +7,6 @@ import math
 import signal
 import sqlite3
 import tempfile
-import warnings
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -285,29 +284,6 @@ def test_the_folder_may_have_any_name(search: Search, tmp_path: Path) -> None:
     assert [each.name for each in folder.iterdir()] == ["study.db"] and list(tmp_path.iterdir()) == [folder]
 
 
-def test_a_study_without_its_trials_is_refused(search: Search, tmp_path: Path) -> None:
-    search(plan_of(trials=1))
-    (tmp_path / "trials" / "0001").mkdir(parents=True)
-    with pytest.raises(DataError, match="0001"):
-        study(tmp_path, plan_of())
-    (tmp_path / "study.db").write_bytes(empty_database())
-    with pytest.raises(DataError):
-        study(tmp_path, plan_of())
-
-
-@pytest.mark.parametrize("content", [b"a text\n" * 100, b"\0" * 4096], ids=["text", "zeros"])
-def test_files_of_another_kind_are_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / "study.db").write_bytes(content)
-    with pytest.raises(DataError):
-        study(tmp_path, plan_of())
-
-
-def test_a_study_of_another_search_is_refused(tmp_path: Path, search: Search) -> None:
-    search(plan_of(trials=1))
-    with pytest.raises(DataError):
-        study(tmp_path, plan_of("batch_size=1,2"))
-
-
 def test_a_manipulated_study_gives_no_settings(tmp_path: Path, search: Search) -> None:
     plan = plan_of("batch_size=32,64", trials=2)
     search(plan)
@@ -317,25 +293,3 @@ def test_a_manipulated_study_gives_no_settings(tmp_path: Path, search: Search) -
     database.close()
     with pytest.raises(DataError):
         study(tmp_path, plan)
-
-
-@pytest.mark.usefixtures("few_at_random")
-def test_a_search_prints_no_warnings(tmp_path: Path, capfd: pytest.CaptureFixture[str], search: Search) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for sampler, pruner in (("tpe", "hyperband"), ("grid", "none")):
-            search(plan_of("seed=range(1,13)", sampler=sampler, pruner=pruner), folder=tmp_path / sampler)
-    out, err = capfd.readouterr()
-    assert err == "" and all(" trial " in line for line in out.splitlines())
-
-
-def test_a_trial_does_not_write_where_a_link_leads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("victim", "trials"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "trials" / "0000").symlink_to(tmp_path / "victim")
-    experiment = SimpleNamespace(callbacks=[], settings=None)
-    monkeypatch.setattr(command, "same_settings", lambda *_: None)
-    plan: Any = SimpleNamespace(settings=SimpleNamespace(objective="accuracy"), experiment=lambda _: experiment)
-    trial: Any = SimpleNamespace(number=0, params={})
-    with pytest.raises(FileExistsError):
-        command.train_trial(plan, tmp_path, study(tmp_path / "study", plan_of()), trial)

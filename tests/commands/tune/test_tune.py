@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shlex
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,18 +16,15 @@ pytest.importorskip("optuna")
 
 from cupynet import config
 from cupynet.commands.train import train
-from cupynet.commands.tune import command
-from cupynet.commands.tune import search as tune_search
 from cupynet.commands.tune.command import for_hydra, kept_out, prepare
-from cupynet.commands.tune.search import Plan, PruningCallback, search, summary
+from cupynet.commands.tune.search import Plan, PruningCallback, summary
 from cupynet.config.experiment import Experiment
 from cupynet.config.schema import TuneSettings
-from cupynet.core.errors import ConfigError, DataError, Interrupted
+from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.wording import percent
 from cupynet.runs.run import Run
 from cupynet.training import Evaluation
-from cupynet.training.callbacks.loggers import base
-from tests.support.commands import environment, run
+from tests.support.commands import run
 from tests.support.refusals import refused
 from tests.support.resumed_runs import trained
 from tests.support.settings import settings_of, settings_of_command
@@ -92,12 +84,6 @@ def test_trials_are_compared_by_images_held_out_and_see_no_test_images(searched:
         assert "test" not in (trial / "history.jsonl").read_text()
 
 
-def test_the_best_trial_is_printed(searched: tuple[Path, Path, str]) -> None:
-    _, folder, stdout = searched
-    best = stdout[stdout.index("best trial") :]
-    assert best.split()[2].rstrip(",") == best_of(folder)["trial"]
-
-
 def best_of(folder: Path) -> dict[str, str]:
     return max(table(folder), key=lambda row: float(row["accuracy"]))
 
@@ -109,37 +95,6 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
     again = Run(tmp_path).summary().scores
     assert again.validation_accuracy == float(best_of(folder)["accuracy"])
     assert again.test_accuracy is not None and f"accuracy {percent(again.test_accuracy)}" in stdout
-
-
-@pytest.mark.usefixtures("fast_compose")
-def test_a_complete_search_can_be_resumed(
-    searched: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    where, folder, stdout = searched
-    monkeypatch.chdir(where)
-    search(prepared(f"resume={folder}", "trials=2"), folder)
-    again = capsys.readouterr().out
-    assert len(list(folder.glob("trials/0*"))) == 2
-    assert again[again.index("best trial") :] == stdout[stdout.index("best trial") :]
-
-
-@pytest.mark.slow
-def test_a_search_that_is_stopped_or_killed_can_be_resumed(tmp_path: Path) -> None:
-    typed = [*TINY, "epochs=4", "batch_size=32,64", "seed=range(0,20)", "trials=4", "hydra.run.dir=there"]
-    for number, code in ((signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)):
-        before = len(list(tmp_path.glob("there/trials/*/history.jsonl")))
-        command = [sys.executable, "-m", "cupynet", "tune", *typed]
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and len(list(tmp_path.glob("there/trials/*/history.jsonl"))) == before:
-            time.sleep(0.05)
-        os.kill(process.pid, number)
-        _, stderr = process.communicate(timeout=120)
-        assert process.returncode == code, stderr
-        typed = ["resume=there"]
-    run(tmp_path, *typed, command="tune")
-    found = [row["outcome"] for row in table(tmp_path / "there")]
-    assert found.count("fail") == 2 and len(found) >= 6
 
 
 # refused --------------------------------------------------------------------------------------------------------------
@@ -164,20 +119,6 @@ def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], s
     typed = {each.partition("=")[0] for each in arguments}
     with refused(setting):
         prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
-
-
-@pytest.mark.parametrize(
-    ("searched", "setting"), [("batch_sise=32,64", "batch_sise"), ("optimizer=choice(adum,adam)", "optimizer")]
-)
-def test_trials_that_cannot_be_composed_are_refused_before_the_first(searched: str, setting: str) -> None:
-    with refused(setting):
-        prepared(*TINY, searched)
-
-
-def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with refused(""):
-        prepared(*TINY, RATE)
 
 
 @pytest.mark.usefixtures("fast_compose")
@@ -212,16 +153,6 @@ def test_a_folder_with_a_search_is_refused(file: str, tmp_path: Path) -> None:
         prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
 
 
-@pytest.mark.parametrize("name", ["study.db-journal", "trials/0001"])
-def test_a_search_with_links_is_not_resumed(name: str, tmp_path: Path) -> None:
-    """SQLite would write to the journal, and a trial into its folder."""
-    stored_search(tmp_path, *TINY, RATE)
-    (tmp_path / "trials").mkdir()
-    (tmp_path / name).symlink_to("/tmp")
-    with pytest.raises(DataError):
-        for_hydra([f"resume={tmp_path}"])
-
-
 @pytest.mark.parametrize("stored", ["seed=${oc.env:HOME}", "search=['seed=choice(\\${x},1)']"])
 def test_a_resumed_search_follows_no_reference(stored: str, tmp_path: Path) -> None:
     stored_search(tmp_path, *TINY)
@@ -244,33 +175,6 @@ def test_a_resumed_search_writes_in_its_folder(stored: str, setting: str, tmp_pa
     stored_search(tmp_path, *own, RATE, stored)
     with refused(setting, "/tmp/a"):
         prepared(f"resume={tmp_path}")
-
-
-@pytest.mark.usefixtures("fast_compose")
-def test_a_place_to_write_may_be_typed_again(tmp_path: Path) -> None:
-    stored_search(tmp_path, *TINY, RATE, "callbacks.history.path=/tmp/a")
-    assert prepared(f"resume={tmp_path}", "callbacks.history.path=/tmp/a").resumed == tmp_path
-
-
-@pytest.mark.usefixtures("fast_compose")
-def test_a_search_can_be_resumed_as_its_message_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if a callback writes to places that are never taken from a stored search."""
-
-    def stop(*_: Any) -> None:
-        raise KeyboardInterrupt(signal.SIGTERM)
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tune_search, "run_trials", stop)
-    monkeypatch.setattr(base, "find_spec", lambda name: "there")
-    typed = [*TINY, RATE, "callbacks=mlflow", "callbacks.history.path=/tmp/a b"]
-    folder = Path("there")
-    config.keep(folder, tune_settings_of(for_hydra(typed)[0]), for_hydra(typed)[0])
-    with pytest.raises(Interrupted) as stopped:
-        search(prepared(*typed), folder)
-    again = shlex.split(str(stopped.value).partition("cupynet tune ")[2])
-    assert again[0] == "resume=there" and "callbacks.mlflow.uri=null" in again
-    plan = prepared(*again)
-    assert plan.resumed == folder and plan.experiment({"optimizer.learning_rate": 0.1}).settings.callbacks["mlflow"]
 
 
 class Trial:
