@@ -16,8 +16,10 @@ import pytest
 from cupynet.bench import gpu as bench_gpu
 from cupynet.bench import measure
 from cupynet.commands import bench
+from cupynet.config.schema import BenchSettings
 from cupynet.core.errors import ConfigError
 from tests.support.commands import run
+from tests.support.settings import settings_of_command
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = {

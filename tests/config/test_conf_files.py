@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, fields
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,26 +18,10 @@ from cupynet.config.instantiate import build
 from cupynet.core.errors import ConfigError
 from cupynet.optim import Optimizer
 from cupynet.parallel import ParameterAveraging
-from cupynet.training import EarlyStopping
 from tests.support.refusals import refused
-from tests.support.settings import CHOICES, CONF, GROUPS, file_of, settings_of
+from tests.support.settings import CHOICES, GROUPS, file_of, settings_of
 
 # the files ------------------------------------------------------------------------------------------------------------
-
-
-def test_every_folder_of_conf_is_a_group() -> None:
-    assert {path.name for path in CONF.iterdir() if path.is_dir()} == {*GROUPS, "hydra"}
-    assert not list(CONF.rglob("*.yml"))
-
-
-@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_files_are_written_for_hydra_1_4_too(path: Path) -> None:
-    code = re.sub(r"(^|\s)#.*", "", path.read_text())
-    if re.search(r"^defaults:", code, re.MULTILINE):
-        assert re.search(r"^  - _self_$", code, re.MULTILINE), "_self_ must be written out"
-    assert "override_dirname" not in code and "_group_." not in code
-    assert not re.search(r"(:|-)\s+[\[{].*\$\{", code), "${} in a flow mapping or list is a parse error"
-    assert path.parent.name != "experiment" or path.read_text().startswith("# @package _global_\n")
 
 
 @cache
@@ -127,12 +109,6 @@ def test_defaults_of_config_yaml_equal_those_of_the_schema() -> None:
     assert {"epochs", "gpu", "pinned_pool_trim_above", "timeout_s"} < set(compare(settings_of()))
 
 
-def test_a_missing_experiment_is_not_passed_over() -> None:
-    """What is first is what the rest is checked against; Hydra ignores a missing *optional* file."""
-    defaults = OmegaConf.to_container(OmegaConf.load(CONF / "config.yaml"))["defaults"]  # type: ignore[call-overload, index]
-    assert defaults[0] == "spine" and {"experiment": None} in defaults
-
-
 def test_defaults_of_the_contract() -> None:
     settings = settings_of()
     parallel = asdict(settings)["parallel"]
@@ -162,12 +138,6 @@ def test_an_experiment_chooses_data_with_a_fallback_and_yields_to_the_command_li
     assert composed("experiment=data_parallel")["data"]["fallback"] == "auto"  # it has `override /data: mnist`
     settings = settings_of("experiment=dl4j_gpu_guide", "workers=3", "optimizer=sgd")
     assert settings.workers == 3 and settings.optimizer["_target_"] == "cupynet.optim.SGD"
-
-
-def test_early_stopping_is_added_to_the_default_callbacks() -> None:
-    default, early = settings_of().callbacks, settings_of("callbacks=early_stopping").callbacks
-    defaults = {name: each.default for name, each in inspect.signature(EarlyStopping).parameters.items()}
-    assert early == {**default, "early_stopping": {"_target_": "cupynet.training.EarlyStopping", **defaults}}
 
 
 # arguments of an overridden class -------------------------------------------------------------------------------------
@@ -209,8 +179,6 @@ STEP = "optimizer.learning_rate={name: step, every: 5, factor: 0.5}"
     [
         (["optimizer.learning_rate=cosine"], {"_target_": COSINE, "initial": 0.2}),
         (["optimizer=adam", "optimizer.learning_rate=one_cycle"], {"_target_": CYCLE, "peak": 0.001}),
-        (["experiment=several_machines", "optimizer.learning_rate=cosine"], {"_target_": COSINE, "initial": 0.05}),
-        ([STEP], {"_target_": "cupynet.optim.StepDecay", "initial": 0.2, "every": 5, "factor": 0.5}),
         (["optimizer=sgd", STEP], {"_target_": "cupynet.optim.StepDecay", "initial": 0.1, "every": 5, "factor": 0.5}),
         (["optimizer.learning_rate={name: one_cycle, warmup: 0.1}"], {"_target_": CYCLE, "peak": 0.2, "warmup": 0.1}),
         (["optimizer.learning_rate={_target_: cupynet.optim.Cosine, initial: 1}"], {"_target_": COSINE, "initial": 1}),
@@ -237,27 +205,7 @@ def test_one_name_in_place_of_a_list_is_refused() -> None:
             composing.compose([f"{key}={name}"])
 
 
-def test_the_synchronizer_follows_the_settings_of_its_group() -> None:
-    found = settings_of("parallel.averaging_frequency=end", "parallel.average_updaters=false").parallel.synchronizer
-    assert (found["averaging_frequency"], found["average_updaters"], found["report_score"]) == ("end", False, True)
-
-
 @pytest.mark.parametrize("name", ["averaging", "slowmo", "diloco", "elastic"])
 def test_frequency_sets_the_period_of_every_synchronizer(name: str) -> None:
     settings = settings_of(f"parallel={name}", "parallel.averaging_frequency=7")
     assert build(settings.parallel.synchronizer, "parallel.synchronizer").averaging_frequency == 7
-
-
-def test_frequency_sets_the_period_of_schedules() -> None:
-    local, adaptive = (
-        build(settings_of(f"parallel={name}", "parallel.averaging_frequency=7").parallel.synchronizer, "x")
-        for name in ("post_local", "adaptive")
-    )
-    assert local.schedule.later.averaging_frequency == adaptive.schedule.initial_period == 7
-
-
-@pytest.mark.parametrize("name", ["slowmo", "diloco"])
-def test_each_short_name_builds_the_class_of_its_file(name: str) -> None:
-    short, file = settings_of(f"parallel.synchronizer.outer_optimizer={name}"), settings_of(f"parallel={name}")
-    one, other = (build(each.parallel.synchronizer, "x").outer_optimizer for each in (short, file))
-    assert str(one) == str(other)

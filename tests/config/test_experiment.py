@@ -22,7 +22,7 @@ from cupynet.data import Augmentation, Data, Dataset, SampleRNG, Source
 from cupynet.nn import SoftmaxNLL
 from cupynet.parallel import Placement
 from cupynet.runs.checkpoints import Checkpoints
-from cupynet.training import EarlyStopping, Pools, Profile, WeightAverage
+from cupynet.training import Pools, Profile, WeightAverage
 from tests.support.refusals import refused
 from tests.support.settings import CONF, settings_of
 from tests.support.training import small_dataset
@@ -54,12 +54,6 @@ def test_pools_are_capped_for_one_job(monkeypatch: pytest.MonkeyPatch) -> None:
         one = experiment(*limit, devices=(1,))
         memory_pools.limit(one.settings.memory, one.devices)
     assert asked == [([1], 0.8), ([1], None)]
-
-
-def test_a_cpu_has_no_pools() -> None:
-    on_cpu = experiment("memory.device_pool_limit=80%", "memory.device_pool_trim_above=1")
-    memory_pools.limit(on_cpu.settings.memory, on_cpu.devices)
-    assert on_cpu.pools() == []
 
 
 @pytest.mark.standin
@@ -123,30 +117,21 @@ STAGES = ("+parallel.pipeline._target_=cupynet.parallel.Pipeline", "+parallel.pi
 REFUSED = {
     ("callbacks=early_stopping", "data.train=600"): "callbacks.early_stopping",
     EARLY: "callbacks.early_stopping",
-    (*EARLY, "parallel=post_local"): "callbacks.early_stopping",
-    ("parallel=elastic", "parallel.synchronizer.pull=0.9", "workers=2"): "parallel.synchronizer.pull",
     ("parallel=adaptive", "workers=2", *STAGES): "parallel.synchronizer",
-    ("memory.data_on_device=true",): "memory.data_on_device",
     PLATEAU: "optimizer.learning_rate",
     (*PLATEAU, "data.validation=100", "parallel.averaging_frequency=end"): "optimizer.learning_rate",
-    ("parallel=pipeline", "accumulation_steps=2"): "accumulation_steps",
     ("model=keras_cnn", "model.layers.norm1.sync=true", "accumulation_steps=2"): "accumulation_steps",
-    ("accumulation_steps=129", "batch_size=128"): "accumulation_steps",
-    ("model=mlp", "model.layers.drop1._target_=cupynet.nn.BatchNorm", "batch_size=1"): "batch_size",
     ("loss.class_weights=[1,2]",): "loss.class_weights",
     ("data.normalize={mean:[0.1,0.2],std:[1,1]}",): "data.normalize",
     ("~model.layers.output",): "model",
-    ("data.seed=null",): "data.seed",
     ("data.validation=[1,a]",): "data.validation",
     ("model.layers.conv2.kernel_size=x",): "model.layers.conv2.kernel_size",
     ("optimizer.learning_rate=-1",): "optimizer.learning_rate",
     ("optimizer.learning_rate=step",): "optimizer.learning_rate",
     ("optimizer.learning_rate={name:warmup,then:0.1}",): "optimizer.learning_rate",
-    ("callbacks.checkpoint.every_epochs=0.5",): "callbacks.checkpoint.every_epochs",
     ("parallel.averaging_frequency=epoc",): "parallel.synchronizer.averaging_frequency",
     ("callbacks.progress=bars",): "callbacks.progress",
     ("devices=[0,0]",): "devices",
-    ("devices=[]",): "devices",
 }
 
 
@@ -154,24 +139,6 @@ REFUSED = {
 def test_settings_that_cannot_work_are_refused_before_data_are_loaded(overrides: tuple[str, ...]) -> None:
     with refused(REFUSED[overrides]):
         experiment(*overrides)
-
-
-def test_one_worker_alone_is_evaluated_after_every_epoch_whatever_the_frequency() -> None:
-    found = experiment(*EARLY, "workers=1")
-    assert any(isinstance(each, EarlyStopping) for each in found.callbacks)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        (("callbacks=[early_stopping,weight_average]",), ("early_stopping", "weight_average")),
-        (("+callbacks.guard._target_=cupynet.training.NonFinite",), ("nonfinite", "guard")),
-    ],
-)
-def test_two_callbacks_that_decide_the_same_are_refused(settings: tuple[str, ...], named: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError) as caught:
-        experiment(*settings, "data.validation=100")
-    assert all(f"callbacks.{name}" in str(caught.value) for name in named)
 
 
 def test_a_new_run_does_not_write_into_the_results_of_another(tmp_path: Path) -> None:
@@ -230,13 +197,6 @@ def test_a_missing_cupy_is_reported_only_on_a_machine_with_a_gpu(
 def test_a_profile_has_as_many_rounds_as_the_settings_say(asked: str, rounds: int) -> None:
     (profile,) = (each for each in experiment(f"profile={asked}").own_callbacks() if isinstance(each, Profile))
     assert profile.rounds == rounds
-
-
-def test_learning_rate_scale_multiplies_by_the_workers() -> None:
-    found = experiment("parallel.learning_rate_scale=linear", "optimizer.learning_rate=0.01")
-    with found.wrapper(options=replace(found.options, workers=3)) as wrapper:
-        assert wrapper.optimizer.learning_rate(0) == pytest.approx(0.03)
-    assert found.optimizer.learning_rate(0) == 0.01
 
 
 OPTIMIZERS, LOSSES = (sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("optimizer", "loss"))

@@ -53,26 +53,12 @@ def test_latest_is_a_relative_link_to_the_newest_run() -> None:
     assert os.readlink(LATEST) == "day/one" and sorted(os.listdir("outputs")) == ["day", "latest"]
 
 
-def test_a_link_to_what_is_gone_is_replaced() -> None:
-    run = made("outputs/day/one")
-    LATEST.symlink_to("day/gone")
-    resume.mark_latest(run)
-    assert os.readlink(LATEST) == "day/one"
-
-
 @pytest.mark.parametrize("name", ["elsewhere/run", "outputs", "."])
 def test_no_link_outside_the_default_output_folder(name: str) -> None:
     Path("outputs").mkdir()
     Path(name).mkdir(exist_ok=True, parents=True)
     resume.mark_latest(Path(name))
     assert os.listdir("outputs") == []
-
-
-def test_a_users_file_named_latest_is_kept() -> None:
-    run = made("outputs/day/one")
-    LATEST.write_text("mine")
-    resume.mark_latest(run)
-    assert LATEST.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -145,19 +131,6 @@ def test_a_diverged_job_of_a_sweep_anywhere_is_finished(job: str, sweep: str) ->
     assert not resume.finished(run)
     Path(sweep, "multirun.yaml").write_text("")
     assert resume.finished(run)
-
-
-def test_a_file_of_another_sweep_far_above_does_not_finish_a_run() -> None:
-    run = made("outputs/day/time", summary=DIVERGED)
-    for folder in (".", "outputs"):
-        Path(folder, "multirun.yaml").write_text("")
-    assert resume.find("latest", []) == run
-
-
-def test_a_pipe_in_place_of_a_summary_is_not_waited_for() -> None:
-    run = made("outputs/day/one")
-    os.mkfifo(run / "summary.json")
-    assert resume._unfinished() == run
 
 
 # the folder of a new run ----------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from cupynet.config.process_launcher import ProcessLauncher
 from cupynet.config.schema import Settings
 from cupynet.core import lock
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.core.lock import Hold
 from tests.support.compared_runs import made
 from tests.support.run_folders import sweep_rows
 
@@ -126,17 +125,6 @@ def test_a_refused_job_leaves_no_folder_at_any_depth(sweep: Callable[..., int]) 
     assert {path.name for path in SWEEP.iterdir()} == {"a1", "multirun.yaml", "sweep.csv"}
 
 
-def test_a_second_sweep_is_refused_before_the_folder_contains_anything(
-    sweep: Callable[..., int], error_line: Callable[[], str]
-) -> None:
-    SWEEP.mkdir(parents=True)
-    hold = Hold(SWEEP)
-    assert sweep("seed=1,2") == 2
-    assert error_line().startswith(f"cupynet: {SWEEP}: ")
-    assert [path.name for path in SWEEP.iterdir()] == ["running.json"]
-    hold.release()
-
-
 def test_a_sweep_locks_its_folder_while_it_runs(sweep: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
     def noted(*given: Any) -> None:
         locked.append(lock.at_work(SWEEP))
@@ -150,8 +138,3 @@ def test_a_sweep_locks_its_folder_while_it_runs(sweep: Callable[..., int], monke
     before = {path: path.stat().st_mtime_ns for path in SWEEP.rglob("*")}
     assert sweep("seed=1,2") == 2
     assert {path: path.stat().st_mtime_ns for path in SWEEP.rglob("*")} == before
-
-
-def test_a_sweep_whose_jobs_cannot_be_composed_leaves_no_folder(sweep: Callable[..., int], in_folder: Path) -> None:
-    assert sweep("workers=1,four") == 2
-    assert not [*in_folder.iterdir()]

@@ -99,13 +99,6 @@ def test_stages_are_joined(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found.predict(images().images), expected.predict(images().images))
 
 
-@pytest.mark.standin
-@pytest.mark.parametrize(("dtype", "tf32"), [(None, True), ("float", False)])
-def test_float_disables_tf32(dtype: str | None, tf32: bool, copied: Path) -> None:
-    changed(copied, "tf32: false", "tf32: true")
-    assert load(copied, "cupy", dtype).backend.options["tf32"] == tf32
-
-
 # what is refused ------------------------------------------------------------------------------------------------------
 
 
@@ -149,24 +142,6 @@ def test_a_spoilt_run_is_refused(name: str, copied: Path) -> None:
     assert named in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"normalize": {"mean": [0]}},
-        {"normalize": {"mean": ["a"], "std": [1]}},
-        {"normalize": {"mean": [0], "std": [0]}},
-        {"normalize": {"mean": [0, 1], "std": [1]}},
-        {"normalize": {"mean": [0, 1], "std": [1, 1]}},  # the network's images have one channel
-        {"class_names": ["cat"]},
-    ],
-    ids=str,
-)
-def test_a_wrong_description_of_images_is_refused(changes: dict[str, Any], copied: Path) -> None:
-    rewritten(copied, **changes)
-    with pytest.raises(DataError):
-        load(copied)
-
-
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     for folder in ("nobody", "a\0b", "x" * 300, tmp_path, tmp_path / "checkpoints"):
@@ -175,12 +150,6 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 # classes --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", [None, 3])
-def test_a_path_that_is_none_is_refused(path: Any) -> None:
-    with refused("path"):
-        load(path)
 
 
 def test_a_loaded_model_has_the_names_of_its_classes(copied: Path) -> None:

@@ -21,7 +21,7 @@ from cupynet.core.errors import ConfigError, CupynetError, DataError
 from cupynet.core.files import load_described, save_described
 from cupynet.nn import Normal, Params
 from tests.guides.extending.scale import Scale
-from tests.support.training import small_dataset, small_model
+from tests.support.training import small_dataset
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1)).astype(np.uint8)
 PREDICT = """
@@ -76,14 +76,6 @@ def test_a_loaded_model_can_be_trained_and_saved_again(file: Path, tmp_path: Pat
     np.testing.assert_array_equal(
         cupynet.load(tmp_path / "again.safetensors").weights()["out.bias"], loaded.weights()["out.bias"]
     )
-
-
-def test_a_wrapper_with_a_run_leaves_a_model_to_load(tmp_path: Path) -> None:
-    model = small_model()
-    with ParallelWrapper(model, 2, run=tmp_path / "run") as wrapper:
-        wrapper.fit(small_dataset(20), batch_size=4)
-    found = cupynet.load(tmp_path / "run", "numpy")
-    np.testing.assert_array_equal(found.params.master, model.params.master)
 
 
 def test_classes_of_others_need_trust(tmp_path: Path) -> None:
@@ -162,21 +154,13 @@ HOSTILE = {
     **{f"without {key}": changed(key, ...) for key in ("network", "loss", "input", "dtype", "seed", "class_names")},
     **{f"{key} is a list": changed(key, [[]]) for key in ("network", "loss", "input", "dtype", "seed")},
     "no layers": changed("network.layers", {}),
-    "a layer less": changed(NETWORK, ...),
     "more units": changed(f"{NETWORK}.units", 4),
     "very many units": changed(f"{NETWORK}.units", 10**12),
-    "infinitely many": changed(f"{NETWORK}.units", 1e400),
-    "an unknown argument": changed(f"{NETWORK}.unit", 4),
     "an own pixel scale": changed("normalize", {"mean": [0.0, 0.0], "std": [1.0]}),
-    "a scale of text": changed("normalize", {"mean": ["a"], "std": [1.0]}),
     "no std": changed("normalize", {"mean": [0.0], "std": [0.0]}),
     "too few names": changed("class_names", ["a"]),
-    "names of a number": changed("class_names", 5),
     "trained on something else": changed("trained_on", "yes"),
-    "seed below zero": changed("seed", -1),
-    "an input of nothing": changed("input", []),
     "a huge input": changed("input", [10**9, 10**9, 1]),
-    "a dtype of others": changed("dtype", "int8"),
     "a model as a layer": changed(
         NETWORK, {"_target_": "cupynet.nn.Model", "network": [], "input": [9**9, 9**9], "backend": "numpy"}
     ),

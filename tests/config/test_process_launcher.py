@@ -55,25 +55,10 @@ def test_a_job_trains_in_its_own_process(
 @pytest.fixture
 def two_jobs(tmp_path: Path) -> subprocess.Popen[str]:
     """A sweep of three jobs, two of which have begun to train."""
-    line = [
-        sys.executable,
-        "-m",
-        "cupynet",
-        "train",
-        "-m",
-        *TINY,
-        "epochs=100000",
-        "seed=1,2,3",
-        "hydra.launcher.jobs=2",
-    ]
-    process = subprocess.Popen(
-        line,
-        cwd=tmp_path,
-        text=True,
-        env=environment(CUPYNET_REPORT="false"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    settings = [*TINY, "epochs=100000", "seed=1,2,3", "hydra.launcher.jobs=2"]
+    line = [sys.executable, "-m", "cupynet", "train", "-m", *settings]
+    variables, pipe = environment(CUPYNET_REPORT="false"), subprocess.PIPE
+    process = subprocess.Popen(line, cwd=tmp_path, text=True, env=variables, stdout=pipe, stderr=pipe)
     for job in (0, 1):
         wait_for(tmp_path, f"sweep/{job}/checkpoints/step-*", 1)
     return process

@@ -48,13 +48,6 @@ def test_a_moved_class_is_found() -> None:
     assert translated({"_target_": "cupynet.loggers.WandB"}) == {"_target_": "cupynet.training.WandB"}
 
 
-def test_parts_in_lists_are_translated() -> None:
-    stored = {"data": {"augment": [{"_target_": "cupynet.data.CutOut", "size": 3}], "normalize": {"deviation": [1]}}}
-    assert translated(stored) == {
-        "data": {"augment": [{"_target_": "cupynet.data.Cutout", "size": 3}], "normalize": {"std": [1]}}
-    }
-
-
 def test_overrides_are_stored_under_their_present_keys(in_folder: Path) -> None:
     keep(in_folder / "run", settings_of(), ["accumulate=2", "+data.normalize.deviation=[0.4]", "~callbacks.progress"])
     assert config.overrides_of(in_folder / "run") == [

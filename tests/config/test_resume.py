@@ -22,7 +22,7 @@ from cupynet.core.errors import Interrupted
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
-from tests.support.commands import QUICK, SMALL, Command, run
+from tests.support.commands import QUICK, SMALL, Command
 from tests.support.refusals import refused
 from tests.support.resumed_runs import MORE, EndAfter, resumed, same, started, trained
 from tests.support.settings import settings_of
@@ -139,16 +139,6 @@ def test_a_schedule_may_be_named_again(in_folder: Path) -> None:
     assert other.optimizer["learning_rate"]["initial"] == 0.1
 
 
-def test_a_resumed_run_keeps_an_automatic_number_of_stages(in_folder: Path) -> None:
-    """Whatever the machine has for each replica."""
-    folder = in_folder / "run"
-    trained(folder, *QUICK, "model=mlp", "data.train=64", "workers=1", "parallel=pipeline")
-    stages = json.loads((folder / "started.json").read_text())["stages"]
-    resumed(folder, "workers=3", "epochs=2")
-    begun = json.loads((folder / "started.json").read_text())
-    assert (begun["workers"], begun["stages"]) == (3, stages)
-
-
 # what is refused, and changes nothing ---------------------------------------------------------------------------------
 
 
@@ -162,13 +152,6 @@ def test_an_invalid_resume_is_refused_and_changes_nothing(
     before = contents(stopped)
     assert command(*arguments) == (2, [])
     assert error_line() and contents(stopped) == before
-
-
-def test_a_new_run_does_not_overwrite_another(stopped: Path, command: Command) -> None:
-    before = contents(stopped)
-    assert command(f"hydra.run.dir={stopped}")[0] == 2
-    assert command("-m", f"hydra.sweep.dir={stopped}")[0] == 2
-    assert contents(stopped) == before
 
 
 def test_a_complete_run_is_left_alone(stopped: Path, command: Command) -> None:
@@ -253,11 +236,6 @@ def test_a_resume_that_fails_before_training_changes_no_settings(
     assert config.load(stopped).epochs == 2 == Run(stopped).summary().outcome.epochs
 
 
-def test_only_train_resumes(in_folder: Path) -> None:
-    _, stderr = run(in_folder, "resume=outputs/day/run", command="bench", code=2)
-    assert stderr.startswith("cupynet: resume=outputs/day/run: ")
-
-
 # results and settings of a resumed run --------------------------------------------------------------------------------
 
 
@@ -294,13 +272,6 @@ def test_a_run_resumed_from_an_earlier_checkpoint_is_unfinished_again(stopped: P
     assert (stopped / "summary.json").read_bytes() == kept and resume.find("latest", []) == stopped
     resumed(stopped)
     assert resume.find("latest", []) is None and resume.finished(stopped)
-
-
-def test_a_run_that_ended_without_a_checkpoint_is_done(in_folder: Path, command: Command) -> None:
-    trained(in_folder / "run", *QUICK, "model=mlp", "data.train=64", "workers=1", "callbacks.checkpoint=null")
-    before = contents(in_folder / "run")
-    assert command("hydra.run.dir=run", "resume=latest") == (0, [])
-    assert contents(in_folder / "run") == before
 
 
 def test_a_damaged_checkpoint_is_passed_over(stopped: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from cupynet.backend import BACKENDS, DTYPES
 from cupynet.config.schema import (
     MOST_IMAGES,
     MOST_WORKERS,
@@ -65,13 +64,9 @@ def test_a_missing_setting_is_refused() -> None:
         ("workers", MOST_WORKERS, MOST_WORKERS + 1),
         ("images", MOST_IMAGES, MOST_IMAGES + 1),
         ("seed", 2**64 - 1, 2**64),
-        ("seed", 0, -1),
         ("parallel.timeout_s", 1, 0.5),
         ("backend.max_block_size", 1024, 2048),
-        ("backend.max_block_size", 32, 16),
-        ("backend.max_block_size", 256, None),
         ("backend.max_grid_size", 2**31 - 1, 2**31),
-        ("backend.max_grid_size", None, 0),
         ("backend.tf32", True, 1),
     ],
 )
@@ -79,14 +74,6 @@ def test_values_have_bounds(key: str, good: Any, wrong: Any) -> None:
     read(BenchSettings, given(key, good))
     with refused(key):
         read(BenchSettings, given(key, wrong))
-
-
-def test_names_of_dtypes_and_backends_are_accepted() -> None:
-    for dtype in DTYPES:
-        assert read(Settings, given("dtype", dtype)).dtype == dtype
-    assert read(Settings, given("dtype", "float32")).dtype == "float"  # as in Python
-    for backend in ("auto", *BACKENDS):
-        assert read(Settings, given("backend.name", backend)).backend.name == backend
 
 
 def test_sizes_have_units() -> None:

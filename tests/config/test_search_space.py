@@ -8,14 +8,10 @@ import pytest
 
 pytest.importorskip("optuna")
 
-from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from cupynet import config
-from cupynet.config import composing, search_space, split
-from cupynet.config.schema import Settings, TuneSettings
-from cupynet.config.search_space import is_continuous, lowest, written
-from cupynet.core.errors import ConfigError
+from cupynet.config import search_space, split
+from cupynet.config.search_space import is_continuous, lowest
 from tests.support.refusals import refused
 
 
@@ -51,10 +47,6 @@ def test_wide_intervals_are_searched_on_a_logarithmic_scale() -> None:
     assert not one("a=interval(0,1000)").log  # 0 has no logarithm
 
 
-def test_a_number_has_few_digits() -> None:
-    assert written(0.5555555555) == "0.555556" and written(1e-7) == "1e-07" and written(12) == "12"
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -79,13 +71,3 @@ def test_a_command_line_is_split_into_settings_and_search() -> None:
     parsed = OverridesParser.create().parse_override(search)
     assert found == kept and (parsed.key_or_group, parsed.value()) == ("search", searched)
     assert split(["workers=1"]) == ["workers=1"]
-
-
-def test_composing_does_not_change_the_running_command() -> None:
-    composing.register(TuneSettings)
-    try:
-        with pytest.raises(ConfigError):
-            config.compose(["trials=3"])
-        assert "trials" in ConfigStore.instance().repo["spine.yaml"].node
-    finally:
-        composing.register(Settings)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from cupynet import config
 from cupynet.config import stored
 from cupynet.core.errors import ConfigError, DataError
-from cupynet.runs.layout import HYDRA
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
 
@@ -29,13 +27,6 @@ def test_stored_settings_can_be_changed(run: Path) -> None:
     assert settings.optimizer["_target_"] == "cupynet.optim.SGD" and settings.optimizer["momentum"] == 0.5
     other = config.load(str(run), ["parallel.averaging_frequency=7", "parallel=averaging"])
     assert other.parallel.synchronizer["averaging_frequency"] == 7
-
-
-def test_a_reloaded_run_accepts_the_experiment_it_was_started_with(run: Path) -> None:
-    (run / HYDRA).write_text("hydra: {runtime: {choices: {experiment: diloco}}}")
-    assert config.load(run, ["experiment=diloco"]) == config.load(run)
-    with refused("experiment"):
-        config.load(run, ["experiment=data_parallel"])
 
 
 def test_only_the_caller_trusts_modules(run: Path) -> None:
@@ -74,25 +65,6 @@ def test_a_damaged_file_of_settings_is_refused(damage: bytes, error: type[Except
     (run / ".hydra" / "config.yaml").write_bytes(damage)
     with pytest.raises(error):
         config.load(run)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [
-        ("log_every: 50\n", "report_evry: 50\n", "report_evry"),
-        ("  timeout_s: 300.0\n", "  timeout: 300.0\n", "parallel.timeout"),
-        ("workers: 2\n", "workers: two\n", "workers"),
-        (r"  synchronizer:\n(    .*\n)+", "", "parallel.synchronizer"),
-    ],
-)
-def test_a_wrong_setting_of_a_file_is_named(old: str, new: str, named: str, run: Path) -> None:
-    path = run / ".hydra" / "config.yaml"
-    text, count = re.subn(old, new, path.read_text())
-    path.write_text(text)
-    assert count == 1
-    with pytest.raises(ConfigError) as caught:
-        config.load(run)
-    assert named in str(caught.value)
 
 
 def test_what_must_be_typed_again_is_enough_to_resume(tmp_path: Path) -> None:

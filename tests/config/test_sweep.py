@@ -49,24 +49,7 @@ def left_in_the_process() -> dict[str, Any]:
     }
 
 
-def left_on_devices() -> dict[str, Any]:
-    import cupy
-
-    free = []
-    for device in range(2):
-        with cupy.cuda.Device(device):
-            free.append(cupy.get_default_memory_pool().free_bytes())
-    pinned = cupy.get_default_pinned_memory_pool().n_free_blocks()
-    return {"free": free, "pinned": pinned, "threads": threading.active_count()}
-
-
 IN_THE_PROCESS = "from tests.config.test_sweep import *; watch(left_in_the_process)"
-ON_DEVICES = """
-from tests.standin import installed
-with installed(2):
-    from tests.config.test_sweep import *
-    watch(left_on_devices)
-"""
 
 
 def watched(program: str, *arguments: str, folder: Path) -> list[dict[str, Any]]:
@@ -86,9 +69,3 @@ def test_thirty_jobs_leave_nothing(tmp_path: Path) -> None:
     assert all(job == jobs[1] for job in jobs[1:])
     middle, end = sorted(sizes[8:13])[2], sorted(sizes[25:30])[2]
     assert end - middle < 24 * 1024  # kB: what allocators scatter; a model with its buffers is more in each job
-
-
-def test_a_job_leaves_nothing_on_devices(tmp_path: Path) -> None:
-    _, *jobs = watched(ON_DEVICES, "backend=cupy", "seed=1,2,3", folder=tmp_path)
-    assert [(job["free"], job["pinned"]) for job in jobs] == [([0, 0], 0)] * 2
-    assert jobs[0] == jobs[1]

@@ -56,12 +56,6 @@ def test_a_sweep_has_its_own_rows(tmp_path: Path) -> None:
     assert [*sweep_rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
 
 
-def test_a_refused_job_has_no_result_whatever_its_folder_holds(tmp_path: Path) -> None:
-    made(tmp_path / "0", test_accuracy=0.99)
-    job(tmp_path, 0, code=2, error="holds a run")
-    assert sweep_rows(tmp_path)["0"]["test_accuracy"] == ""
-
-
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sweep.csv").mkdir()
     job(tmp_path, 0)
@@ -108,25 +102,6 @@ def test_the_best_job_is_chosen_by_validation_images_and_is_no_fast_dev_run(
     assert [f"job {best}," in line for line in lines] == ([] if best is None else [True])
 
 
-@pytest.mark.parametrize(
-    ("datasets", "column"),
-    [
-        ([("mnist", False), ("mnist", False)], [None] * 2),
-        ([("synthetic", True), ("synthetic", True)], ["synthetic (fallback)"] * 2),
-        ([("mnist", False), ("synthetic", False)], ["mnist", "synthetic"]),
-    ],
-)
-def test_the_table_has_a_column_of_data_if_they_differ_or_are_a_fallback(
-    datasets: list[tuple[str, bool]], column: list[str | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for number, (dataset, fallback) in enumerate(datasets):
-        job(tmp_path, number, dataset=dataset, fallback=fallback)
-    sweep_record.finish(tmp_path)
-    assert [row.get("dataset") for row in sweep_rows(tmp_path).values()] == column
-    (best,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("best: ")]
-    assert f" on {column[0] or 'mnist'}." in best
-
-
 # tables ---------------------------------------------------------------------------------------------------------------
 
 
@@ -142,16 +117,6 @@ def test_names_are_shortened_while_they_stay_distinct() -> None:
     ]
     assert heading("averaging_frequency") == "averaging_\nfrequency"
     assert heading("batch_size") == "batch_size"
-
-
-def test_columns_that_do_not_fit_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    columns = [Column(name, name, ["x" * 10]) for name in "abcdefgh"]  # 80 characters hold six, and the space between
-    show(columns, Screen(), "see elsewhere")
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == list("abcdef")
-    assert "g, h" in lines[2] and lines[2].endswith("see elsewhere")
-    show([Column("a", "a", ["x" * 100])], Screen(), "see elsewhere")
-    assert "elsewhere" not in capsys.readouterr().out
 
 
 def test_no_cell_is_a_formula_to_a_spreadsheet() -> None:

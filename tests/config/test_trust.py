@@ -6,7 +6,6 @@ canary there.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -14,8 +13,6 @@ import pickle
 import re
 import shutil
 import struct
-import tarfile
-import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,18 +25,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from cupynet import config
-from cupynet.commands.tune.command import for_hydra
 from cupynet.config import resume, stored
 from cupynet.config.experiment import Experiment
 from cupynet.config.instantiate import build
 from cupynet.config.load_model import Trained
 from cupynet.config.schema import Settings
-from cupynet.core.errors import ConfigError, CupynetError, DataError, OutputError
-from cupynet.core.files import load_weights, write_output
-from cupynet.data import ImageFolder, Loader
-from cupynet.reporting.folder import read_run
+from cupynet.core.errors import ConfigError, CupynetError, DataError
+from cupynet.core.files import load_weights
+from cupynet.data import Loader
 from cupynet.runs.checkpoints import Checkpoints, _write_manifest, read
-from cupynet.training import History, ParallelWrapper
+from cupynet.training import ParallelWrapper
 from tests.support.commands import Command
 from tests.support.refusals import refused
 from tests.support.settings import settings_of
@@ -90,16 +85,12 @@ def changed(path: Path, old: str, new: str) -> None:
 
 PARTS = {
     "a borrowed name": ("optimizer._target_", "{_target_: cupynet.commands.train.signal.Signals}"),
-    "a borrowed function": ("loss._target_", "{_target_: cupynet.commands.train.os.mkdir, path: CANARY}"),
     "in a list in a part": (
         "callbacks.a.path[0].x._target_",
         "{a: {_target_: cupynet.training.History, path: [{x: {_target_: os.mkdir, path: CANARY}}]}}",
     ),
-    "threads": ("optimizer._target_", "{_target_: cupynet.parallel.ThreadLauncher, workers: 9999}"),
     "eval": ("loss._target_", "{_target_: builtins.eval}"),
-    "a process": ("loss._target_", "{_target_: subprocess.Popen, args: [mkdir, CANARY]}"),
     "half built": ("optimizer._partial_", "{_partial_: true}"),
-    "not recursive": ("optimizer._recursive_", "{_recursive_: false}"),
     "arguments by place": ("optimizer._args_", "{_args_: [1]}"),
 }
 
@@ -149,17 +140,13 @@ STORED = {
     "an alias": LAUGHS,
     "deep": "a: " + "[" * 100_000,
     "NUL": 'loss:\n  _target_: "a\\0b"\n',
-    "long": f"a: {'x' * (1 << 20)}\n",
     "the environment": "seed: ${oc.env:HOME}\n",
-    "a part of a value": "data:\n  folder: x${seed}\nseed: 1\n",
     "a reference to itself": "seed: ${seed}\n",
-    "a reference to nothing": "seed: ${sed}\n",
     "a class by a resolver": "loss: '${oc.create:{_target_: os.mkdir}}'\n",
     "a number without end": "seed: 0x" + "f" * 80_000 + "\n",
     "a default without end": f"seed: ${{cupynet.env:X,{'9' * 8000}}}\n",
     "a tag": "loss: !!python/object/apply:os.mkdir [CANARY]\n",
     "a key twice": "seed: 1\nseed: 2\n",
-    "no text": "\0",
     "no mapping": "- 1\n",
     "Hydra's own": "hydra:\n  run: {dir: CANARY}\n",
 }
@@ -173,23 +160,16 @@ def test_the_stored_settings_of_a_run_are_plain_values(name: str, run: Path, set
     assert str(caught.value).startswith(f"{settings_file}: ") and "\n" not in str(caught.value)
 
 
-def test_stored_numbers_are_limited_for_all_who_read_them(run: Path, settings_file: Path) -> None:
-    settings_file.write_text(f"seed: [0x{'f' * 80_000}]\n")
-    with pytest.raises(DataError):
-        config.written(run)
-
-
 @pytest.mark.parametrize(
     "part",
     [
         "loss:\n  _target_: os.mkdir\n  path: CANARY\n",
         'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n',
-        "loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n",
     ],
 )
 def test_an_evaluated_run_builds_no_untrusted_class(part: str, run: Path, settings_file: Path) -> None:
     before = tree(run.parent)
-    changed(settings_file, "trusted_modules: []", "trusted_modules: [os, subprocess, posix]")
+    changed(settings_file, "trusted_modules: []", "trusted_modules: [os, posix]")
     text, count = re.subn(r"^loss:\n(  .*\n)+", lambda _: part, settings_file.read_text(), flags=re.MULTILINE)
     assert count == 1
     settings_file.write_text(text)
@@ -263,14 +243,6 @@ def test_a_resumed_run_writes_nowhere_else(run: Path, settings_file: Path, refus
     part = "cupynet.training.History\n    path: "
     changed(settings_file, f"{part}null", f"{part}/CANARY")
     refuses("callbacks.history.path=/CANARY", "resume=run")
-
-
-def test_a_resumed_run_does_not_write_to_mlflow(
-    run: Path, settings_file: Path, refuses: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{CANARY}")
-    changed(settings_file, "callbacks:\n", "callbacks:\n  m:\n    _target_: cupynet.training.MLflow\n")
-    refuses("callbacks.m.uri=null", "resume=run")
 
 
 @pytest.mark.usefixtures("victim")
@@ -377,12 +349,6 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
         resume.find("run", [])
 
 
-def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refuses: Callable[..., None]) -> None:
-    (run / "FAST_DEV_RUN.txt").touch()
-    (run / "checkpoints").symlink_to(victim / "checkpoints")  # where a new run removes the old checkpoints
-    refuses("run/checkpoints", "hydra.run.dir=run", code=65, check=lambda settings: None)
-
-
 # names of folders -----------------------------------------------------------------------------------------------------
 
 NAMES = ("it's a\\b=c,é{x}[1]#~$x", "a b", "a\\b", "a\\'b", "a\\", "a=b,c", "{x}", "[1]", "#~+@", "$x", "é")
@@ -402,13 +368,6 @@ def test_a_folder_of_any_name_is_found_and_quoted(name: str, run: Path) -> None:
     assert OmegaConf.create({"dir": given}).dir == name
 
 
-def test_a_run_resumes_in_a_folder_of_any_name(run: Path, command: Command) -> None:
-    shutil.move(run, run.parent / NAMES[0])
-    assert command(f"resume={NAMES[0]}")[0] == 0
-    assert os.listdir(run.parent) == [NAMES[0]]
-    assert (run.parent / NAMES[0] / ".hydra" / "overrides.yaml").is_file()
-
-
 @pytest.mark.parametrize("name", ["checkpoints", "step-00000001", "step-00000001/checkpoints"])
 def test_a_run_may_have_the_name_of_a_checkpoint(name: str, run: Path) -> None:
     folder = run.parent / "there" / name
@@ -421,34 +380,14 @@ def test_a_run_may_have_the_name_of_a_checkpoint(name: str, run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["run.tar", "run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."]
+    "name", ["run.zip", "a\0b", "a" * 5000, "../nothing", "/nothing", "run/checkpoints/step-1/../.."]
 )
 def test_a_folder_without_a_run_is_refused(name: str, in_folder: Path) -> None:
-    for kind in ("tar", "zip"):
-        (in_folder / f"run.{kind}").write_bytes(archive(kind))
+    (in_folder / "run.zip").write_bytes(b"PK")
     before = tree(in_folder.parent)
     with refused("resume", repr(name)):
         resume.find(name, [])
     assert tree(in_folder.parent) == before
-
-
-IMPOSSIBLE: dict[str, tuple[Callable[[str], object], type[Exception]]] = {
-    "report": (read_run, ConfigError),
-    "evaluate": (Trained, ConfigError),
-    "train": (lambda path: resume.find(path, []), ConfigError),
-    "tune": (lambda path: for_hydra([f"resume={path}"]), ConfigError),
-    "data": (ImageFolder, DataError),
-    "history": (lambda path: History(path).check_path(), OutputError),
-    "export": (lambda path: write_output(path, b""), OutputError),
-}
-
-
-@pytest.mark.parametrize("use", IMPOSSIBLE)
-@pytest.mark.parametrize("path", ["d" * 300, "/".join(["d" * 200] * 30)], ids=["long", "deep"])
-def test_an_impossible_path_is_refused(path: str, use: str, in_folder: Path) -> None:
-    read_or_write, error = IMPOSSIBLE[use]
-    with pytest.raises(error):
-        read_or_write(path)
 
 
 # files of numbers -----------------------------------------------------------------------------------------------------
@@ -459,18 +398,9 @@ class Evil:
         return os.mkdir, (CANARY,)
 
 
-def archive(kind: str) -> bytes:
+def npz_with_objects() -> bytes:
     buffer = io.BytesIO()
-    if kind == "tar":
-        with tarfile.open(fileobj=buffer, mode="w") as tar:
-            info = tarfile.TarInfo("../CANARY")
-            info.size = 1
-            tar.addfile(info, io.BytesIO(b"x"))
-    elif kind == "zip":
-        with zipfile.ZipFile(buffer, "w") as file:
-            file.writestr("../CANARY", b"x")
-    else:
-        np.savez(buffer, a=np.array([Evil()], dtype=object))
+    np.savez(buffer, a=np.array([Evil()], dtype=object))
     return buffer.getvalue()
 
 
@@ -488,20 +418,15 @@ def tensors(names: str = "a", **changes: object) -> bytes:
 
 WEIGHTS = {
     "a header of 2^60 bytes": weights(b"{}", 1 << 60),
-    "a header of 2^63 - 1 bytes": weights(b"{}", (1 << 63) - 1),
     "overlapping": tensors("ab"),
     "a negative shape": tensors(shape=[-2]),
     "a huge shape": tensors(shape=[1 << 40, 1 << 40]),
     "offsets beyond the file": tensors(data_offsets=[0, 1 << 50]),
     "an unknown dtype": tensors(dtype="O", shape=[1]),
-    "one NumPy does not have": tensors(dtype="F8_E4M3", shape=[8]),
     "another dtype than its bytes": tensors(dtype="F64"),
     "deep": weights(b"[" * 100_000),
     "a pickle": pickle.dumps(Evil()),
-    "npz with objects": archive("npz"),
-    "a gzip bomb": gzip.compress(bytes(1 << 24)),
-    "tar": archive("tar"),
-    "zip": archive("zip"),
+    "npz with objects": npz_with_objects(),
     "nothing": b"",
 }
 
@@ -545,17 +470,12 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("workers", 7),
         ("workers:1", "x"),
-        ("workers:0:arrays", ["a"]),
         ("workers:0:arrays:trainer/deal", "nothing"),
         ("workers:0:arrays", {"a/b/c": "trainer/deal"}),
         ("workers:0:numbers:trainer", None),
-        ("workers:0:numbers:trainer:iteration", "5"),
         ("workers:0:numbers:trainer:iteration", -7),
         ("workers:0:numbers:trainer:epoch", 10**30),
         ("workers:0:numbers:trainer:round", True),
-        ("workers:0:numbers:trainer:round", float("nan")),
-        ("workers:0:numbers:clock:extra", 1),
-        ("workers:0:numbers:since", 5),
         ("workers:0:numbers:replica:updates", None),
         ("workers:0:numbers:synchronizer:tally", 3),
         ("workers:0:arrays:replica/optimizer/velocity/conv1.weight", "trainer/deal"),
@@ -584,11 +504,3 @@ def test_a_malformed_state_file_is_refused(text: str, good: Path, tmp_path: Path
     with pytest.raises(DataError) as caught:
         read(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_history_is_not_cut_before_its_beginning(tmp_path: Path) -> None:
-    history = History(tmp_path / "history.jsonl")
-    history.start(None, None)  # type: ignore[arg-type]
-    with pytest.raises(ValueError):
-        history.restore({"bytes": -5})
-    history.close()
