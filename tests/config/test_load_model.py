@@ -152,6 +152,12 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 # classes --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("path", [None, 3])
+def test_a_path_that_is_none_is_refused(path: Any) -> None:
+    with refused("path"):
+        load(path)
+
+
 def test_a_loaded_model_has_the_names_of_its_classes(copied: Path) -> None:
     names = [f"kind {number}" for number in range(10)]
     rewritten(copied, class_names=names)
