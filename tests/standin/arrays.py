@@ -284,7 +284,8 @@ def reduce(ufunc: np.ufunc, array: ndarray, axis: Any, keepdims: bool, dtype: An
     view, into = array.host_view, made.host_view
 
     def work() -> None:
-        into[...] = ufunc.reduce(view, axis=tuple(gone), keepdims=keepdims, dtype=wide)
+        ordered = np.flip(view, tuple(gone)) if "fused" in active().arithmetic else view
+        into[...] = ufunc.reduce(ordered, axis=tuple(gone), keepdims=keepdims, dtype=wide)
 
     return do(f"{ufunc.__name__}.reduce", work, [array], made)
 
@@ -304,9 +305,20 @@ def matmul(a: Any, b: Any, out: ndarray | None = None) -> ndarray:
     wide = np.float32 if dtype == np.float16 else dtype
 
     def work() -> None:
-        into[...] = left.astype(wide, copy=False) @ right.astype(wide, copy=False)
+        into[...] = product(left.astype(wide, copy=False), right.astype(wide, copy=False))
 
     return do("matmul", work, [a, b], made)
+
+
+def product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """a b, as BLAS computes it or, if arithmetic is fused, from the last term to the first, each rounded once."""
+    total: NDArray[Any] = np.zeros((len(a), b.shape[1]), a.dtype)
+    if "fused" not in active().arithmetic:
+        return np.matmul(a, b, out=total)
+    exact = np.float64 if a.dtype == np.float32 else np.longdouble
+    for k in reversed(range(len(b))):
+        total = (total + np.multiply.outer(a[:, k].astype(exact), b[k])).astype(a.dtype)
+    return total
 
 
 def upload(target: ndarray, host: NDArray[Any]) -> ndarray:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cupynet.backend.policy import stored_dtype
+from tests.standin.arrays import product as multiplied
 from tests.standin.errors import BadLaunch, InCapture, Misuse, Overrun, WrongDevice
 from tests.standin.machine import Machine, Operation, Span
 from tests.standin.order import Line, label
@@ -220,9 +221,9 @@ class Product:
         wide: Any = np.float64 if narrow == np.float64 else np.float32
         a, b = (to_tf32(each) if self.tf32 else each.astype(wide) for each in (self.a, self.b))
         half = a.shape[1] // 2 if self.rounds_sums else 0
-        total = a[:, half:] @ b[half:]
+        total = multiplied(a[:, half:], b[half:])
         if half:
-            total = ((a[:, :half] @ b[:half]).astype(narrow) + total.astype(narrow)).astype(wide)
+            total = (multiplied(a[:, :half], b[:half]).astype(narrow) + total.astype(narrow)).astype(wide)
         total *= wide(self.alpha)
         if self.beta:
             total += wide(self.beta) * self.into.astype(wide)

@@ -29,6 +29,11 @@ FLAGS = ["-std=c++20", "-fPIC", "-shared", "-pthread", "-fno-strict-aliasing", "
 FLAGS += ["-Wno-unused-parameter", "-Wno-unknown-pragmas", "-Wno-clobbered", "-Werror"]
 # a few runs of small kernels: compiling is what takes the time
 OPTIMIZED, INSTRUMENTED = ["-O1"], ["-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+# what a GPU's arithmetic differs in, see `installed`
+ARITHMETIC = {
+    "fused": ["-ffp-contract=fast", "-fexpensive-optimizations", "-march=native"],
+    "flushed": ["-DSTANDIN_FLUSHED"],
+}
 BOUNDS = r"(?:__launch_bounds__\s*\([^)]*\)\s*)?"  # before or behind `void`
 EXPORTED = re.compile(rf'extern\s+"C"\s+__global__\s+{BOUNDS}void\s+{BOUNDS}(\w+)\s*\(')
 STATUS = {
@@ -92,16 +97,20 @@ class HostKernel:
 
 
 @functools.cache
-def host_library(source: Path | str, options: tuple[str, ...] = ()) -> dict[str, HostKernel]:
+def host_library(
+    source: Path | str, options: tuple[str, ...] = (), arithmetic: tuple[str, ...] = ()
+) -> dict[str, HostKernel]:
     """The kernels of a .cu file or of a text by name. They are compiled once for each content and that of the headers.
 
     Args:
         source: the file or the text.
         options: of the compiler of kernels; those for names and folders (-D, -I) mean something here.
+        arithmetic: names from `ARITHMETIC`.
     """
     text = source.read_text() if isinstance(source, Path) else source
     given = [option for option in options if option[:2] in ("-D", "-I")]
     flags = [*FLAGS, *(INSTRUMENTED if SANITIZED else OPTIMIZED)]
+    flags += [flag for name in arithmetic for flag in ARITHMETIC[name]]
     folders = [Path(option[2:]) for option in given if option.startswith("-I")]
     folders += [source.parent] if isinstance(source, Path) else []
     headers = [*sorted(INCLUDE.glob("*.h")), *(each for folder in folders for each in sorted(folder.glob("*.cuh")))]

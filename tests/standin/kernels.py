@@ -109,5 +109,5 @@ def compiled(code: str, options: tuple[str, ...]) -> dict[str, HostKernel]:
     Options such as -DONLY_HALF select some of its kernels. The text is compiled once, without them.
     """
     some = tuple(option for option in options if option.startswith("-DONLY_"))
-    found = host_library(code, options=tuple(option for option in options if option not in some))
+    found = host_library(code, tuple(option for option in options if option not in some), active().arithmetic)
     return {name: found[name] for name in exported_by(code, some)} if some else found

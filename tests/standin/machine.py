@@ -76,6 +76,7 @@ class Machine:
         devices: the number of devices.
         memory: bytes of each.
         patience_s: seconds that a collective operation waits for the other ranks.
+        arithmetic: see `installed`.
 
     Attributes:
         misuses: those found so far.
@@ -86,8 +87,9 @@ class Machine:
         rings: communicators by their unique ids.
     """
 
-    def __init__(self, devices: int, memory: int, patience_s: float) -> None:
+    def __init__(self, devices: int, memory: int, patience_s: float, arithmetic: tuple[str, ...] = ()) -> None:
         self.devices, self.memory, self.patience_s = devices, memory, patience_s
+        self.arithmetic = arithmetic
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.on = True
@@ -236,6 +238,8 @@ class Machine:
         with np.errstate(all="ignore"):
             operation.work()
         for span in operation.writes:
+            if "flushed" in self.arithmetic and span.view.dtype == np.float32:
+                span.view[np.abs(span.view) < np.finfo(np.float32).tiny] = 0
             span.chunk.mark_written(span.view, only_changed=operation.checked)
         if operation.checked:
             self.intact(access.label)

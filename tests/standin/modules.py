@@ -39,18 +39,22 @@ class Module(ModuleType):
 
 
 @contextmanager
-def installed(devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20.0) -> Iterator[Machine]:
+def installed(
+    devices: int = 2, memory: int = 1 << 30, *, patience_s: float = 20.0, arithmetic: tuple[str, ...] = ()
+) -> Iterator[Machine]:
     """Install the stand-in of CuPy, and of the cuBLAS that cupynet loads, on a machine of its own.
 
     Args:
         devices: the number of devices.
         memory: bytes of each.
         patience_s: seconds that a collective operation waits for the other ranks.
+        arithmetic: what is computed as on a GPU, not as on the CPU. "fused": multiplications and additions are rounded
+            once, and products and sums are added up in another order. "flushed": floats that are subnormal become zero.
 
     Raises:
         Misuse: at the end, the first that was not cleared from `Machine.misuses`, also if it was swallowed.
     """
-    machine = Machine(devices, memory, patience_s)
+    machine = Machine(devices, memory, patience_s, arithmetic)
     before = activate(machine)
     real = _taken_out()
     machine.cublas = cublas.Cublas(machine)

@@ -308,3 +308,19 @@ def test_pinned_memory_is_not_changed_while_it_is_sent(cupy: Any) -> None:
 def test_ordinary_memory_is_not_sent_by_address(cupy: Any) -> None:
     with caught(BadLaunch):
         send(cupy, cupy.empty(3), np.ones(3))
+
+
+# arithmetic -----------------------------------------------------------------------------------------------------------
+
+
+@needs_compiler
+@pytest.mark.parametrize("arithmetic", [(), ("flushed",)])
+def test_subnormal_floats_are_zero_if_they_are_flushed(arithmetic: tuple[str, ...]) -> None:
+    with installed(arithmetic=arithmetic):
+        import cupy
+
+        x, y = cupy.asarray(np.full(8, 1e-30, np.float32)), cupy.empty(8, np.float32)
+        scale = cupy.RawModule(code=KERNELS).get_function("scale")
+        scale((1,), (8,), (x, y, np.float32(1e-10), np.int32(8)))
+        for found in (y, x * np.float32(1e-10)):
+            assert bool((found == 0).all()) == bool(arithmetic)

@@ -36,6 +36,7 @@ from cupynet.nn import (
 from cupynet.optim import Nesterov
 from cupynet.parallel import Pipeline
 from cupynet.training import ParallelWrapper
+from tests.standin import installed
 from tests.standin.machine import active
 from tests.support import warm
 from tests.support.backends import on_devices
@@ -71,6 +72,17 @@ def assert_close(found: Weights, expected: Weights, tolerance: float = 1e-10) ->
 def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, workers: int, tolerance: float) -> None:
     """Also with three workers on two devices: each has its own stream."""
     assert_close(trained("cupy", dtype, workers), trained("numpy", dtype, workers), tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float", 1e-4), ("half", 2e-2)])
+def test_the_arithmetic_of_a_gpu_is_within_the_tolerance(dtype: str, tolerance: float) -> None:
+    """Products and sums in another order and rounded once for each term, and subnormal numbers are zero."""
+    found = []
+    for arithmetic in ((), ("fused", "flushed")):
+        with installed(arithmetic=arithmetic):
+            found.append(trained("cupy", dtype, 2))
+    assert_close(found[1], trained("numpy", dtype, 2), tolerance)
+    assert any((found[1][name] != weight).any() for name, weight in found[0].items())
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@
 // starts them, setjmp and longjmp switch: swapcontext asks the kernel of the host each time for the mask of signals)
 // that take turns: each runs to its next __syncthreads(), then the next one. A barrier that some threads have left
 // behind for good is an error here, though hardware forgives it. Not seen this way: races between barriers, coalescing,
-// the rounding of device intrinsics; denormals are kept, which CuPy flushes to zero.
+// the rounding of device intrinsics.
 
 #pragma once
 
+#ifdef STANDIN_FLUSHED
+#include <xmmintrin.h>
+#endif
 #include <algorithm>
 #include <cmath>
 #include <csetjmp>
@@ -188,11 +191,23 @@ Status run_block(dim3 size, bool with_barriers, Body&& body) {
   return FINE;
 }
 
+// While it lives, subnormal numbers are zero: if STANDIN_FLUSHED is defined, as CuPy compiles for a GPU.
+struct Flushing {
+#ifdef STANDIN_FLUSHED
+  unsigned before = _mm_getcsr();
+  Flushing() { _mm_setcsr(before | 0x8040); }  // results (FTZ) and operands (DAZ)
+  ~Flushing() { _mm_setcsr(before); }
+#else
+  Flushing() {}
+#endif
+};
+
 template <class... A, std::size_t... I>
 Status run(void (*kernel)(A...), dim3 grid, dim3 size, bool with_barriers, void** given, std::index_sequence<I...>) {
   place.grid_size = grid;
   place.block_size = size;
   barrier_without_fibers = false;
+  Flushing subnormals;
   auto body = [&] { kernel(*static_cast<std::remove_cv_t<A>*>(given[I])...); };
   for (unsigned b = 0; b < grid.x * grid.y * grid.z; ++b) {
     place.block = {b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
@@ -255,8 +270,9 @@ template <class T>
 inline T __ldg(const T* p) {
   return *p;
 }
-inline double __dadd_rn(double x, double y) { return x + y; }
-inline double __dmul_rn(double x, double y) { return x * y; }
+// never contracted with another operation
+__attribute__((noinline)) inline double __dadd_rn(double x, double y) { return x + y; }
+__attribute__((noinline)) inline double __dmul_rn(double x, double y) { return x * y; }
 inline float __expf(float x) { return std::exp(x); }
 inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float x, float y) { return x / y; }
