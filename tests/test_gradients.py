@@ -32,12 +32,6 @@ def test_one_wrong_entry_among_fifty_is_found() -> None:
             check_cube(wrong)
 
 
-@pytest.mark.parametrize("gradient", [np.zeros((50, 1)), np.full(50, np.nan)], ids=["shape", "nan"])
-def test_a_wrong_shape_and_nan_are_found(gradient: np.ndarray[Any, Any]) -> None:
-    with pytest.raises(AssertionError):
-        check_cube(gradient)
-
-
 def test_a_kink_is_refused() -> None:
     point = np.array([1.0, 1e-7, -1.0])
     with pytest.raises(OnAKink):
@@ -85,9 +79,6 @@ def check_network(mistake: Callable[[Any, Any], object]) -> None:
 
 @pytest.mark.parametrize("mistake", [scale_dx, scale_weight, shift_bias, keep_a_buffer])
 def test_a_mistake_in_a_layer_is_found(mistake: Callable[[Any, Any], object]) -> None:
+    check_network(lambda layer, dx: None)
     with pytest.raises(AssertionError):
         check_network(mistake)
-
-
-def test_a_layer_without_a_mistake_passes() -> None:
-    check_network(lambda layer, dx: None)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.picture import PICTURE, drawn, shown, written
+from tests.picture import PICTURE, shown, written
 
 
 def test_carriage_returns_overwrite_lines_as_on_a_terminal() -> None:
@@ -19,11 +19,6 @@ def test_a_command_has_a_terminal_and_its_failure_is_no_picture() -> None:
     assert written([sys.executable, "-c", prints]).split() == ["True", "104"]
     with pytest.raises(SystemExit):
         written([sys.executable, "-c", "1 / 0"])
-
-
-def test_colours_are_kept_and_no_font_is_fetched() -> None:
-    svg = drawn(["\x1b[1mtest accuracy\x1b[0m"])
-    assert "font-weight: bold" in svg and "url(http" not in svg
 
 
 def test_the_picture_shows_a_successful_run() -> None:

@@ -63,15 +63,6 @@ def test_memory_is_fitted_by_a_line(maker: records.Maker, monkeypatch: pytest.Mo
     assert written(maker, "memory")["line"] == {"mb": 200.0, "mb_per_worker": 20.0, "off_by": 0.0}
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_or_is_of_another_commit_makes_no_record(maker: records.Maker) -> None:
-    with pytest.raises(SystemExit):
-        maker.train("workers=0")
-    maker.commit = "0" * 40
-    with pytest.raises(SystemExit):
-        maker.train("workers=1")
-
-
 def test_files_that_differ_from_the_commit_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(records, "ROOT", tmp_path)
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]

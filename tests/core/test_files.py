@@ -142,15 +142,6 @@ def test_pieces_are_written_one_after_the_other_or_not_at_all(tmp_path: Path) ->
     assert (tmp_path / "a").read_bytes() == b"onetwo" and os.listdir(tmp_path) == ["a"]
 
 
-@pytest.mark.parametrize("name", ["none/x", "file/x", "folder"])
-def test_an_impossible_file_leaves_nothing(name: str, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(OutputError):
-        write_whole(tmp_path / name, b"")
-    assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
-
-
 @pytest.mark.parametrize("link", ["a", f".a.{os.getpid()}.part"], ids=["the file", "the half-written file"])
 def test_a_link_in_the_folder_of_a_run_is_not_written_through(link: str, tmp_path: Path) -> None:
     """In a container the next process has the number that the last one had, and a folder may come from anybody."""

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shlex
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -188,11 +187,6 @@ def test_the_page_of_a_run_that_is_still_training(training: Path) -> None:
     assert "cat taken for cat: 21" in [cell.get("title") for cell in parsed.all("td")]  # of the last evaluation
 
 
-def test_the_page_of_a_run_that_ends_shows_no_progress(training: Path) -> None:
-    text = page(training, over=True)
-    assert "<progress" not in text and "killed" in text
-
-
 def test_a_resumed_run_does_not_show_old_results(tmp_path: Path) -> None:
     folder = finished(tmp_path, test_accuracy=0.5)
     hold = Hold(folder)
@@ -254,13 +248,6 @@ def test_a_damaged_file_is_named_and_the_rest_shown(tmp_path: Path, name: str, d
 WRONG: list[Any] = [None, 1, "x", [], {}, [None], [[1]], {"a": 1}, True, 1e400, -5, [{"kind": 1}], [[1, 2], [3]]]
 
 
-@pytest.mark.parametrize("damage", ["{", "\x00\x01", "[" * 100_000], ids=range(3))
-def test_damaged_rows_of_a_history_are_left_out(tmp_path: Path, damage: str) -> None:
-    folder = finished(tmp_path)
-    (folder / "history.jsonl").write_text(damage)
-    assert "93.33 %" in made(folder).text
-
-
 def test_values_of_the_wrong_type_are_omitted(tmp_path: Path) -> None:
     """For every key of every file, one after the other, with changing values."""
     folder, values = finished(tmp_path), itertools.cycle(WRONG)
@@ -288,24 +275,6 @@ def test_links_in_a_folder_are_not_followed(tmp_path: Path) -> None:
     assert "a secret" not in page(folder)
     (folder / "gone").symlink_to("nowhere")
     assert "<code>gone</code>" in page(folder)
-
-
-def test_a_page_that_cannot_be_written_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = finished(tmp_path)
-    for name in ("report.html", "curves.png"):
-        (folder / name).write_text("before")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("cupynet.core.files.os.fsync", full)
-    with pytest.raises(OutputError, match="curves.png"):
-        write_page(folder)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(OutputError, match="report.html"):
-        write_page(folder)
-    assert [(folder / name).read_text() for name in ("report.html", "curves.png")] == ["before"] * 2
-    assert not list(folder.glob(".*.part"))
 
 
 def repeated(folder: Path, **changed: Any) -> str:

@@ -80,16 +80,6 @@ def test_on_several_devices_all_have_the_same_mean(devices: list[int], reduce: s
         assert {found[i].tobytes() for found in results} == {results[0][i].tobytes()}
 
 
-@standin
-@pytest.mark.parametrize("devices", [[0, 0, 0, 0], [0, 1, 0, 1]])
-def test_vectors_of_weight_zero_are_not_read(devices: list[int]) -> None:
-    vectors = [[np.full(4, value)] for value in (1.0, np.nan, 3.0, np.nan)]
-    for (found,) in means_of_threads(devices, vectors, [1.0, 0.0, 1.0, 0.0], "device"):
-        assert found.tolist() == [2.0] * 4
-    for (found,), (before,) in zip(means_of_threads(devices, vectors, [0.0] * 4, "device"), vectors, strict=True):
-        np.testing.assert_array_equal(found, before)
-
-
 # Processes ------------------------------------------------------------------------------------------------------------
 
 

@@ -60,8 +60,8 @@ with ParallelWrapper(
 """
 
 
-def stopped_while_training(folder: Path, launcher: str, ranks: list[int]) -> tuple[int, str, str]:
-    """Train with two workers, and stop the processes of some for a while; exit code, stdout and stderr."""
+def stopped_while_training(folder: Path, launcher: str) -> tuple[int, str, str]:
+    """Train with two workers, and stop their processes for a while; exit code, stdout and stderr."""
     (folder / "training.py").write_text(TRAINING)
     command = [sys.executable, "training.py", launcher, str(TIMEOUT_S)]
     if launcher == "mpi":
@@ -79,7 +79,7 @@ def stopped_while_training(folder: Path, launcher: str, ranks: list[int]) -> tup
         while not (folder / "after 2").exists():
             assert process.poll() is None and time.monotonic() < deadline, process.communicate(timeout=10)
             time.sleep(0.01)
-        pids = {int((folder / f"{rank}.pid").read_text()) for rank in ranks}
+        pids = {int((folder / f"{rank}.pid").read_text()) for rank in range(2)}
         for pid in pids:
             os.kill(pid, signal.SIGSTOP)
         time.sleep(STOPPED_S)
@@ -92,17 +92,7 @@ def stopped_while_training(folder: Path, launcher: str, ranks: list[int]) -> tup
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["thread", pytest.param("mpi", marks=needs_mpi)])
 def test_a_run_that_was_suspended_for_longer_than_the_timeout_continues(tmp_path: Path, launcher: str) -> None:
-    assert stopped_while_training(tmp_path, launcher, [0, 1]) == (0, "trained 5\n", "")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [pytest.param(rank, marks=needs_mpi) for rank in (0, 1)])
-def test_a_rank_suspended_alone_is_considered_dead(tmp_path: Path, rank: int) -> None:
-    """The others did wait for it; when it wakes it does not blame them."""
-    code, stdout, stderr = stopped_while_training(tmp_path, "mpi", [rank])
-    assert (code, stdout) == (1, "")
-    assert stderr.count("WorkerTimeout: ") == 1
-    assert f"WorkerTimeout: worker {1 - rank} " in stderr
+    assert stopped_while_training(tmp_path, launcher) == (0, "trained 5\n", "")
 
 
 def test_a_thread_that_hung_stops_when_it_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
