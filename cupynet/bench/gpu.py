@@ -3,9 +3,11 @@
 The training step on resident data is measured in float and half, alternating with PyTorch on the same network: eager,
 as a CUDA graph, and compiled and captured, in the default memory format and in channels_last. Both use TF32 for float
 products, or neither does (backend.tf32). In half, both keep float weights and scale the loss: PyTorch uses autocast
-with a GradScaler. Also measured are the operations of the step, launched one by one, and training runs with each
-precision and with four workers on the device: time per epoch, test accuracy, and training time to `TARGET`. If a
-measurement fails, the reason is recorded instead.
+with a GradScaler.
+
+Also measured are the operations of the step, launched one by one, and training runs with each precision and with four
+workers on the device. Their results are time per epoch, test accuracy, and training time to `TARGET`. If a measurement
+fails, the reason is recorded instead.
 """
 
 from __future__ import annotations

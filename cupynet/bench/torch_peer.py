@@ -88,8 +88,8 @@ def load_module(path: str) -> Any:
 def create_optimizer(name: str, parameters: Any, *, on_gpu: bool) -> Any:
     """Create PyTorch's equivalent of an optimizer of cupynet, in its fastest implementation.
 
-    On a GPU, the fused optimizers can be captured in a CUDA graph, because they keep the step count and a GradScaler's
-    results on the device.
+    On a GPU these are the fused optimizers. They keep the step count and a GradScaler's results on the device, so they
+    can be captured in a CUDA graph.
     """
     import torch
 

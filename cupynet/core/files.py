@@ -67,8 +67,8 @@ def write_whole(path: PathLike, content: bytes | Iterable[bytes]) -> None:
 def write_output(path: PathLike, content: bytes) -> None:
     """Write `content` to a path given by the user. Raises OutputError.
 
-    A regular file is written atomically, and a link to it is kept. Other files, such as devices and pipes with a
-    reader, are written directly, and so are files that are this process's stdout or stderr.
+    A regular file is written atomically, and a link to it is kept. Devices, pipes with a reader, and the files of this
+    process's stdout and stderr are written directly.
     """
     try:
         found = os.stat(path)

@@ -2,7 +2,7 @@
 
 The input is `images` (N, H, W, C) with any N: uint8 from 0 to 255, or float from 0 to 1. The graph includes scaling and
 normalization of pixels. Its outputs are `logits` (N, O), and `probabilities` if the loss defines them. In the graph,
-images are (N, C, H, W) but are flattened in the order H, W, C, so that weights of dense layers stay the same.
+images are (N, C, H, W). They are flattened in the order H, W, C, so that weights of dense layers stay the same.
 Normalization uses running statistics, `Dropout` is omitted, and all computations use float.
 """
 

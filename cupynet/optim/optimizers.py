@@ -58,8 +58,8 @@ class Optimizer(Described):
 
     Attributes:
         state: flat (P,) vectors by name; exists after `init`.
-        capturable: True if `update` launches the same operations in every step and uses no host values apart from its
-            arguments, so that it can be captured in a CUDA graph. Not inherited.
+        capturable: True if `update` can be captured in a CUDA graph: it launches the same operations in every step, and
+            its arguments are the only host values it uses. Not inherited.
         factors: constants of the rule, see `UpdateScalars`.
 
     Raises:
@@ -130,8 +130,8 @@ class Optimizer(Described):
     ) -> None:
         """Do the work of `step`, with `numbers` and a factor `scale` on the gradients.
 
-        In a step that runs ahead of the host, all of them are 1 and operations read the values on the device, see
-        `Recorder.steered`.
+        They are all 1 in a step that runs ahead of the host, whose operations read the values on the device (see
+        `Recorder.steered`).
         """
         if self.max_grad_norm is not None:
             norm = self.backend.squared_norm(params.grad) if squared_norm is None else squared_norm

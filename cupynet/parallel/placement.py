@@ -50,8 +50,8 @@ class Placement:
             seats: the local rank of each started rank; None if no ranks were started.
 
         Raises:
-            ConfigError: a count is below 1, a device is missing or repeated, devices are given for a CPU backend, or
-                the number of started ranks is not replicas times stages.
+            ConfigError: a count is below 1; a device is missing, repeated, or given for a CPU backend; or the number of
+                started ranks is not replicas times stages.
         """
         asked = _devices(backend_name, devices, first)
         started = None if seats is None else len(seats)

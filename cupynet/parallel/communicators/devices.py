@@ -3,8 +3,8 @@
 Workers are threads, each with arrays and a stream on its device. The first worker of each device, its leader, computes
 the weighted sum of the arrays there, in rank order and in double precision. With several devices, the leaders then add
 their sums, either over NCCL or on the first device, in the order of devices. With one device, results are bit-identical
-to averaging in host memory, except for subnormal float32 and bfloat16 numbers (below 1.2e-38), which GPUs flush to
-zero. With several devices, results are reproducible only on the same devices.
+to averaging in host memory. Only subnormal float32 and bfloat16 numbers (below 1.2e-38) differ, because GPUs flush them
+to zero. With several devices, results are reproducible only on the same devices.
 
 The host never waits for a device: a stream that needs results of another stream waits for its event. Buffers are
 allocated in the first averaging step and kept, so that nothing is allocated during a collective.
@@ -44,8 +44,8 @@ Connect: TypeAlias = (
 def check_reduce(reduce: str, backend: str, *, processes: bool, stages: int = 1) -> str:
     """Return how to compute means, for the setting `reduce`. Raises ConfigError if it is not possible.
 
-    Stages in threads are averaged in one group per stage, at different times. NCCL would forbid all other threads of
-    the process to allocate device memory meanwhile, so these groups average on one of the devices instead.
+    Stages in threads are averaged in one group per stage, at different times. During NCCL calls, no other thread of the
+    process could allocate device memory. These groups therefore average on one of the devices.
 
     processes: True if workers are processes.
     """

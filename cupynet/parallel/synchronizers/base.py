@@ -63,8 +63,8 @@ class Synchronizer:
         shares_gradients: True if `before_update` shares gradients. Then all replicas, even those without a batch,
             update in every iteration; they share one loss scale; and the gradient norm is recomputed before clipping.
             By default, True in a class with a `before_update`, unless a base class sets it.
-        may_run_ahead: True if a GPU may run several iterations ahead of the host, because the replica is read only when
-            an average is due, after `replica.complete()`.
+        may_run_ahead: True if a GPU may run several iterations ahead of the host. The replica may then be read only
+            when an average is due, after `replica.complete()`.
     """
 
     communicator: Communicator

@@ -155,9 +155,9 @@ class PostLocal(AveragingSchedule):
 class Adaptive(AveragingSchedule):
     """Adapts the averaging period to a target drift of the replicas (Jiang & Agrawal 2020).
 
-    Each averaging step measures the drift (`Average.drift`). The next period grows by at most a factor of two if the
-    drift was below the target, and shrinks by at most a factor of two if it was above. An averaging step before the end
-    of a period can only shorten it.
+    Each averaging step measures the drift (`Average.drift`). The next period is longer if the drift was below the
+    target, and shorter if it was above, by at most a factor of two. An averaging step before the end of a period can
+    only shorten it.
 
     Args:
         target: relative distance of a replica from the mean at an averaging step.

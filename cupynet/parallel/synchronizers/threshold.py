@@ -4,8 +4,8 @@ As in Deeplearning4j's SHARED_GRADIENTS (after Strom 2015, "Scalable distributed
 computing"), a worker adds its updates to a residual. When the residual of a weight reaches the threshold t, +t or -t is
 sent and subtracted from the residual.
 
-A message is an int32 vector: the threshold (the bits of a float32), the number of samples, a flag that is 1 if the
-update is finite, and a list with i + 1 for each weight i to increase by t and -(i + 1) for each to decrease.
+A message is an int32 vector. It begins with the threshold (the bits of a float32), the number of samples, and a flag
+that is 1 if the update is finite. A list of weights follows: i + 1 to increase weight i by t, -(i + 1) to decrease it.
 """
 
 from __future__ import annotations
