@@ -360,8 +360,8 @@ class Model:
 
         factors: names of layers or weights, with the wildcards of `fnmatch`, -> factor of at least 0; the last pattern
             that names a weight decides. Weights with 0 are frozen: training leaves them unchanged, bit for bit, and
-            computes no gradients of layers before the first that is trained. (Running statistics of a `BatchNorm`
-            still change.)
+            computes no gradients of layers before the first that is trained. A frozen `BatchNorm` normalizes with its
+            running statistics, which do not change.
 
         Raises:
             ConfigError: a pattern names no weight, or a factor is below 0.

@@ -39,6 +39,9 @@ class BatchNorm(Layer):
     The running variance is the unbiased estimate, over n - 1, as in PyTorch and Deeplearning4j's native layers; a batch
     is normalized with the variance over n.
 
+    If `scale` and `shift` are frozen, see `Model.freeze`, training passes use the running estimates and do not change
+    them, as in Keras.
+
     If a batch has a single value per channel, as when the last batch of vectors has one example, there is no variance.
     Then the output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an error.) A fit whose
     batches are all that small is refused.
@@ -72,12 +75,13 @@ class BatchNorm(Layer):
     def normalized(self, x: Array, context: Context, *, relu: bool) -> tuple[Array, Backward]:
         """Compute `forward` of x (N, ..., C), followed by a ReLU if `relu`."""
         backend, epsilon, scale, shift = self.backend, self.epsilon, self.scale, self.shift
-        affine = scale.data, shift.data
+        affine, frozen = (scale.data, shift.data), scale.frozen and shift.frozen
         if not context.train:
             return backend.normalize(x, self.mean.data, self.variance.data, *affine, epsilon, relu=relu), no_backward
-        count, group = x.size // x.shape[-1], context.replicas if self.sync else None
-        moments = self._moments(x, count, context, group)
-        mean, variance = moments[0], moments[1]
+        count, group = x.size // x.shape[-1], context.replicas if self.sync and not frozen else None
+        mean, variance = self.mean.data, self.variance.data
+        if not frozen:
+            mean, variance = self._moments(x, count, context, group)
         y = backend.normalize(x, mean, variance, *affine, epsilon, relu=relu)
 
         def backward(dy: Array) -> Array | None:
@@ -87,7 +91,9 @@ class BatchNorm(Layer):
             shift_grad += sums[0]
             scale_grad += sums[1]
             if self.needs_dx:
-                if group is not None:
+                if frozen:
+                    sums[...] = 0  # the statistics do not depend on x
+                elif group is not None:
                     self._meet(sums, count if context.counts else 0, group)
                 dx = backend.normalize_backward(dy, x, mean, variance, scale.data, sums, count, epsilon)
             return dx

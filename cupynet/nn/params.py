@@ -51,10 +51,12 @@ class Parameter(Named):
         master: updated by the optimizer, averaged and saved; at least float32.
         data: read by layers; the same array, or its 16-bit copy.
         grad: the gradient of the loss, in master's precision; layers add to it, the optimizer sets it to zero.
+        frozen: True if training does not change it.
     """
 
     init: Initializer
     decay: bool = True
+    frozen: bool = False
     master: Array = field(default=None, repr=False)
     data: Array = field(default=None, repr=False)
     grad: Array = field(default=None, repr=False)
@@ -248,6 +250,8 @@ class Params:
         if not self._entries:
             return
         self.rates = {name: rates[name] for name in self._entries if rates.get(name, 1.0) != 1.0}
+        for name, p in self._entries.items():
+            p.frozen = not self.rates.get(name, 1.0)
         ordered = sorted(self._entries.values(), key=lambda p: self._offsets[p.name])
         self.segments.clear()
         runs = groupby(ordered, key=lambda p: (p.decay, self.rates.get(p.name, 1.0)))

@@ -17,7 +17,7 @@ from cupynet.training.trainer import Trainer
 def recompute_statistics(
     wrapper: ParallelWrapper, x: Examples, y: Array = None, *, batch_size: int | None = None
 ) -> None:
-    """Recompute the running mean and variance of every `BatchNorm` on training images; nothing else changes.
+    """Recompute the running mean and variance of every `BatchNorm` that is not frozen on training images.
 
     Use it after stochastic weight averaging, or after loading or changing weights. As `update_bn` of PyTorch it makes
     one forward pass over the data, in training mode. Statistics are the means over all batches, here weighted by their

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cupynet import Conv2D, Dense, MaxPool2D, Model, ParallelWrapper, Pipeline, Sequential, load
+from cupynet import Activation, BatchNorm, Conv2D, Dense, MaxPool2D, Model, ParallelWrapper, Pipeline, Sequential, load
 from cupynet.nn import Backward, Context, Layer
 from cupynet.optim import (
     LAMB,
@@ -29,7 +29,15 @@ from cupynet.optim import (
 from cupynet.parallel import ElasticAveraging, GradientSharing, ParameterAveraging, Synchronizer
 from tests.support.device_runs import train_on_device
 from tests.support.refusals import refused
-from tests.support.training import Identity, small_dataset, small_model
+from tests.support.training import Identity, on_backends, small_dataset, small_model
+
+TRAINED = ["dense1.weight", "dense1.bias", "dense2.weight", "dense2.bias"]
+
+
+def moved(model: Model, weights: dict[str, Any], name: str, step: float) -> bool:
+    """Load the weights with one of them moved."""
+    model.load_weights({**weights, name: weights[name] + step * (np.arange(len(weights[name])) == 1)})
+    return True
 
 
 @pytest.mark.parametrize("dtype", ["float", "half"])
@@ -64,6 +72,25 @@ def test_all_ways_of_training_respect_it(synchronizer: Synchronizer, options: di
         wrapper.fit(small_dataset(40), epochs=6, batch_size=4)
     after = model.weights()
     assert [name for name in before if np.array_equal(before[name], after[name])] == ["conv1.weight", "conv1.bias"]
+
+
+@on_backends("numpy", "numba", "cupy")
+@pytest.mark.parametrize("activation", ["relu", "tanh"])  # a ReLU is fused
+def test_a_frozen_batch_normalization_uses_its_running_statistics(backend: str, activation: str) -> None:
+    data = small_dataset(24)
+    layers = [Dense(4), BatchNorm(), Activation(activation), Dense(3)]
+    model = Model(layers, (8, 8, 1), backend, 5, dtype="float" if backend == "cupy" else "double")
+    with ParallelWrapper(model, 1, optimizer=SGD(0.5)) as wrapper:
+        wrapper.fit(data, epochs=3, batch_size=8)
+    model.freeze("batchnorm1")
+    before, name, step = model.weights(), "dense1.bias", 1e-2
+    with ParallelWrapper(model, 1, optimizer=SGD(step)) as wrapper:
+        slopes = [wrapper.evaluate(data).loss for each in (step, -step) if moved(model, before, name, each)]
+        model.load_weights(before)
+        wrapper.fit(data, batch_size=24)
+    after = model.weights()
+    assert (before[name] - after[name])[1] == pytest.approx((slopes[0] - slopes[1]) / 2, rel=0.02)
+    assert [each for each in before if not np.array_equal(before[each], after[each])] == TRAINED
 
 
 def test_the_gradient_norm_is_that_of_the_trained_weights() -> None:
