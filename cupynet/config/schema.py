@@ -19,7 +19,6 @@ from cupynet.core.errors import ConfigError
 from cupynet.core.wording import nearest, shown, written
 
 LINKS = ("wan", "1gbe", "10gbe", "100gbe", "nvlink")  # as in cupynet.bench.cost_model
-OBJECTIVES = {"accuracy": 1, "loss": -1, "f1": 1}  # on validation images; 1: higher is better
 
 Rule = Callable[..., Any]  # (dotted key, value, **bounds) -> the value to keep, or a ConfigError
 
@@ -244,7 +243,7 @@ class TuneSettings(Settings):
     search: list[str] = setting([])
     trials: int = setting(20, checks.integer, minimum=1)
     timeout_s: float | None = setting(None, checks.number, above=0, below=TIMEOUT_MAX, unit="seconds")
-    objective: str = setting("accuracy", checks.one_of, names=tuple(OBJECTIVES))
+    objective: str = setting("accuracy")
     sampler: str = setting("tpe", checks.one_of, names=("tpe", "random", "grid"))
     sampler_seed: int = setting(0, checks.seed)
     pruner: str = setting("median", checks.one_of, names=("median", "hyperband", "none"))

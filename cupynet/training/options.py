@@ -290,12 +290,17 @@ class CheckedOptions:
                 )
         metrics_of(options.metrics, classifies=data.classifies)
         for name, callback in _named(options.callbacks, names).items():
-            self._check_validation(name, callback, data)
+            self._check_figures(name, callback, data)
         with argument_of("optimizer"):
-            self._check_validation("learning_rate", self.optimizer.learning_rate, data)
+            self._check_figures("learning_rate", self.optimizer.learning_rate, data)
 
-    def _check_validation(self, name: str, part: Callback | Schedule, data: FitData) -> None:
-        """Refuse a part that needs validation scores if there are none, or none of that name. ConfigError."""
+    def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:
+        """Refuse a part that needs validation scores if there are none, or scores of an unknown name. ConfigError."""
+        kind = {"classifies": data.classifies, "binary": data.binary}
+        for argument in ("monitor", "best"):
+            if isinstance(figure := getattr(part, argument, None), str):
+                figures = evaluation_of(1, self.options.metrics, **kind).figures()
+                one_of(f"{name}.{argument}", figure, figures, ", or a metric that is listed in `metrics`")
         if not part.needs_validation:
             return
         if not data.validates:
@@ -307,10 +312,6 @@ class CheckedOptions:
                 f"compares epochs, but replicas {self.synchronizer} are not evaluated after each epoch. Set {every}"
             )
             raise ConfigError(reason, name)
-        if (monitor := getattr(part, "monitor", None)) is not None:
-            kind = {"classifies": data.classifies, "binary": data.binary}
-            figures = evaluation_of(1, self.options.metrics, **kind).figures()
-            one_of(f"{name}.monitor", monitor, figures, ", or a metric that is listed in `metrics`")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 from cupynet import Dense, EarlyStopping, Loader, Model, ParallelWrapper, Pipeline
 from cupynet.data import Dataset
 from cupynet.optim import SGD, ReduceOnPlateau
-from cupynet.training import RegressionEvaluation
+from cupynet.runs.checkpoints import Checkpoints
+from cupynet.training import Checkpoint, RegressionEvaluation
 from cupynet.training.metrics import Metric, auc
 from tests.support.refusals import refused
 
@@ -30,6 +32,10 @@ def log_loss(scores: Any, targets: Any) -> Any:
 def hits(scores: Any, targets: Any) -> float:
     """A number for a batch."""
     return float((scores.argmax(axis=1) == targets).mean())
+
+
+def doubt(scores: Any, targets: Any) -> Any:
+    return 1 - scores.max(axis=1)
 
 
 def largest_error(scores: Any, targets: Any) -> Any:
@@ -183,6 +189,19 @@ def test_a_monitor_must_be_a_figure() -> None:
                 continue
             with refused("EarlyStopping.monitor"):
                 wrapper.fit(x, y, validation_split=0.5)
+
+
+def test_the_best_checkpoint_is_of_any_figure(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).normal(size=(8, 4, 3)), np.arange(8) % 3
+    for best, known in (("auc", False), ("doubt", True)):
+        saving = Checkpoint(best=best, keep_last=1, path=tmp_path / best)
+        with ParallelWrapper(Model([Dense(3)], (4, 3)), 1, metrics=[doubt], callbacks=[saving]) as wrapper:
+            if not known:
+                with refused("Checkpoint.best"):
+                    wrapper.fit(x, y, evaluate_on=(x, y))
+                continue
+            found = wrapper.fit(x, y, epochs=4, batch_size=8, evaluate_on=(x, y)).epochs["test_doubt"]
+            assert Checkpoints(tmp_path / best).steps() == sorted({4, 1 + int(np.argmax(found))})
 
 
 def test_a_schedule_cannot_monitor_the_accuracy_of_numbers() -> None:

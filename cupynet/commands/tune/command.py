@@ -21,6 +21,7 @@ from cupynet.config import resume
 from cupynet.config.schema import TuneSettings, own_names
 from cupynet.config.search_space import is_continuous, lowest
 from cupynet.core import signals
+from cupynet.core.checks import one_of
 from cupynet.core.errors import ConfigError, DataError
 from cupynet.core.exits import run_and_exit
 from cupynet.core.wording import one_line
@@ -96,6 +97,7 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
     if find_spec("optuna") is None:
         raise ConfigError("cupynet tune needs Optuna, which is not installed: pip install 'cupynet[sweep]'")
     from cupynet.commands.tune.search import Plan
+    from cupynet.training import Evaluation
 
     folder = resume.given(arguments, "hydra.run.dir")
     if resumed is None and folder is not None and os.path.exists(Path(folder, STUDY)):
@@ -116,6 +118,8 @@ def prepare(arguments: Sequence[str], resumed: Path | None, typed: Sequence[str]
             raise ConfigError(reason, "sampler", "grid")
     plan = Plan(settings, space, shared, config.own_folder(), resumed, typed)
     source: Any = plan.experiment({key: lowest(each) for key, each in space.items()}).source
+    figures = Evaluation(1, metrics=settings.metrics).figures()
+    one_of("objective", settings.objective, figures, ", or a metric that is listed in `metrics`")
     if not source.validates:
         images = source.expected().get("train", 0)
         if "data.validation" in fixed or not images:

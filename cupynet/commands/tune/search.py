@@ -30,7 +30,7 @@ from cupynet.commands.tune import TRIALS
 from cupynet.commands.tune.sampler import INTERRUPTED, UntriedSampler
 from cupynet.config import sweep_record
 from cupynet.config.experiment import Experiment
-from cupynet.config.schema import OBJECTIVES, TuneSettings
+from cupynet.config.schema import TuneSettings
 from cupynet.config.search_space import written
 from cupynet.core import signals
 from cupynet.core.errors import CupynetError, DataError, DivergedError, Interrupted, OutputError
@@ -43,6 +43,7 @@ from cupynet.core.wording import one_line, percent
 from cupynet.runs.layout import STUDY, TRIAL
 from cupynet.runs.run import PRUNED
 from cupynet.training import Callback, EpochRecord, Evaluation, StopReason, Trainer
+from cupynet.training.metrics import mode_of
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def open_study(path: Path, space: Mapping[str, BaseDistribution], settings: Tune
         if resumed:
             study = optuna.load_study(storage=storage(path), study_name=name, pruner=pruner)
         else:
-            direction = "maximize" if OBJECTIVES[settings.objective] > 0 else "minimize"
+            direction = "maximize" if mode_of(settings.objective) == "max" else "minimize"
             study = optuna.create_study(storage=storage(path), study_name=name, direction=direction, pruner=pruner)
         for trial in study.get_trials(states=[TrialState.RUNNING]):
             study.tell(trial.number, state=TrialState.FAIL)
@@ -304,7 +305,7 @@ class PruningCallback(Callback):
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         if record.evaluation is None:
             return
-        figure = float(getattr(record.evaluation, self._objective))
+        figure = record.evaluation.figure(self._objective)
         if not math.isfinite(figure):
             return
         self._trial.report(figure, record.epoch)
@@ -314,7 +315,7 @@ class PruningCallback(Callback):
 
     def on_fit_end(self, trainer: Trainer) -> None:
         if trainer.evaluation is not None:
-            self.figure = float(getattr(trainer.evaluation, self._objective))
+            self.figure = trainer.evaluation.figure(self._objective)
 
 
 # results --------------------------------------------------------------------------------------------------------------

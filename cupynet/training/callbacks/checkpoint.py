@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from cupynet.core.checks import integer, one_of
+from cupynet.core.checks import instance, integer
 from cupynet.core.errors import ConfigError
 from cupynet.core.files import require_folder
 from cupynet.core.lock import Hold
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import Callback
-from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.checkpointing import save
 from cupynet.training.events import EpochRecord
+from cupynet.training.metrics import mode_of
 from cupynet.training.state_tree import Tree
 from cupynet.training.trainer import Trainer
 
@@ -36,7 +36,8 @@ class Checkpoint(Callback):
         every_iterations: iterations between additional checkpoints; None for none.
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently; None for none.
-        best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`; None for none.
+        best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`, or one of the
+            `metrics`; None for none.
         path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks, or in the
             current folder.
 
@@ -60,7 +61,7 @@ class Checkpoint(Callback):
         self.every_iterations = None if every_iterations is None else integer("every_iterations", every_iterations, 1)
         self.keep_last = integer("keep_last", keep_last, 1)
         self.keep_every = None if keep_every is None else integer("keep_every", keep_every, 1)
-        self.best = None if best is None else one_of("best", best, DIRECTIONS)
+        self.best = None if best is None else instance("best", best, str, "'accuracy'")
         self._path = None if path is None else Path(path)
         self._hold: Hold | None = None
 
@@ -114,8 +115,8 @@ class Checkpoint(Callback):
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
         better = False
         if self.best is not None and record.evaluation is not None:
-            score = float(getattr(record.evaluation, self.best))
-            gain = score - self._best_score if DIRECTIONS[self.best] == "max" else self._best_score - score
+            score = record.evaluation.figure(self.best)
+            gain = score - self._best_score if mode_of(self.best) == "max" else self._best_score - score
             better = math.isfinite(score) and not gain <= 0
             if better:
                 self._best_step, self._best_score = trainer.iteration, score

@@ -23,13 +23,12 @@ from cupynet.core.wording import counted
 from cupynet.runs.run import Run
 from cupynet.training.callbacks.base import FINAL_WEIGHTS, Callback
 from cupynet.training.events import EpochRecord, IterationRecord, StopReason
-from cupynet.training.metrics import CLASS_FIGURES, mode_of
+from cupynet.training.metrics import mode_of
 from cupynet.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
 
 CONDITIONS = ("patience", "best_score", "max_epochs", "max_time_s", "max_score", "invalid_score")
-DIRECTIONS = {name: mode_of(name) for name in CLASS_FIGURES}
 
 
 @dataclass(frozen=True)

@@ -212,7 +212,7 @@ def pruned(opened: Study, accuracies: list[float]) -> tuple[bool, int]:
     view.stop = lambda text, reason: stops.append(reason)
     while view.iteration < len(accuracies) and not stops:
         view.iteration += 1
-        evaluation = SimpleNamespace(accuracy=accuracies[view.iteration - 1])
+        evaluation = SimpleNamespace(figure={"accuracy": accuracies[view.iteration - 1]}.get)
         callback.on_epoch_end(view, SimpleNamespace(evaluation=evaluation, epoch=view.iteration))  # type: ignore[arg-type]
     assert stops == [StopReason.EARLY] * callback.pruned
     opened.tell(trial, None if stops else accuracies[-1], state=TrialState.PRUNED if stops else None)

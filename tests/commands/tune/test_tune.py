@@ -110,6 +110,7 @@ def test_the_best_settings_can_be_pasted(searched: tuple[Path, Path, str], tmp_p
         ([RATE, "optimizer.learning_rate=0.1"], "optimizer.learning_rate"),
         ([RATE, "data.validation=0"], ""),
         ([RATE, "sampler=grid"], "sampler"),
+        ([RATE, "objective=auc"], "objective"),
         (["-m", RATE], "-m"),
         (["resume=nowhere"], "resume"),
     ],
@@ -123,6 +124,7 @@ def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], s
 
 @pytest.mark.usefixtures("fast_compose")
 def test_images_are_held_out_unless_some_are_already() -> None:
+    assert prepared(*TINY, RATE, "objective=auc", "metrics=[auc]").settings.objective == "auc"
     assert prepared(*TINY, RATE).shared == [*TINY, "data.validation=30"]
     assert prepared(*TINY, RATE, "data.validation=50").shared == [*TINY, "data.validation=50"]
 
@@ -190,14 +192,20 @@ class Trial:
         return len(self.reported) >= self.epochs
 
 
-@pytest.mark.parametrize(("prune_after", "epochs", "pruned"), [(2, 2, True), (9, 4, False)])
+@pytest.mark.parametrize(
+    ("prune_after", "epochs", "pruned", "objective"), [(2, 2, True, "accuracy"), (9, 4, False, "top_1_accuracy")]
+)
 def test_a_pruned_trial_stops_all_workers_after_the_same_round(
-    prune_after: int, epochs: int, pruned: bool, tmp_path: Path
+    prune_after: int, epochs: int, pruned: bool, objective: str, tmp_path: Path
 ) -> None:
     trial = Trial(prune_after)
-    experiment = Experiment(settings_of(*TINY[:5], "backend=numpy", "workers=2", "epochs=4", "data.validation=50"))
+    experiment = Experiment(
+        settings_of(
+            *TINY[:5], "backend=numpy", "workers=2", "epochs=4", "data.validation=50", "metrics=[top_1_accuracy]"
+        )
+    )
     experiment.tests = False
-    callback = PruningCallback(trial, "accuracy")
+    callback = PruningCallback(trial, objective)
     experiment.callbacks.append(callback)
     train(experiment, tmp_path)
     summary = Run(tmp_path).summary()

@@ -20,7 +20,6 @@ from cupynet.optim import SGD
 from cupynet.parallel import ParameterAveraging, Pipeline
 from cupynet.training import Callback, Checkpoint, EarlyStopping, ParallelWrapper, Replica, StopReason, Trainer
 from cupynet.training.callbacks import early_stopping
-from cupynet.training.callbacks.early_stopping import DIRECTIONS
 from cupynet.training.evaluation import Evaluation
 from cupynet.training.fit import Fit
 from tests.support.refusals import refused
@@ -40,7 +39,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Script:
 
     def use(scores: Sequence[float], name: str = "loss") -> None:
         def evaluate(trainer: Trainer, loader: Loader) -> Any:
-            figures = {**dict.fromkeys(DIRECTIONS, 0.5), name: scores[trainer.epoch - 1]}
+            figures = {**dict.fromkeys(Evaluation.FIGURES, 0.5), name: scores[trainer.epoch - 1]}
             return type("Scripted", (Evaluation,), figures)(classes=2)
 
         monkeypatch.setattr(Trainer, "evaluate", evaluate)
