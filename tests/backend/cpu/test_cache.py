@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import shutil
@@ -53,6 +54,7 @@ def test_compiled_kernels_are_kept(folder: Path, caplog: pytest.LogCaptureFixtur
     check_kernel()
     assert len(list(folder.rglob("*.nbi"))) == len(list(folder.rglob("*.nbc"))) == 1
     assert hits(check_kernel()) == 1 and not caplog.records
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize(

@@ -33,10 +33,12 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
             found = super().load_overload(sig, target_context)
             if found is not None and tuple(found.signature.args) != tuple(sig):  # two processes wrote at once
                 raise ValueError("another kernel is in its place")
-            return found
         except Exception as error:  # damaged files may raise anything
             self._forget(DAMAGED, error)
-            return None
+            found = None
+        if found is None:
+            gc.freeze()  # it is compiled now: collections need not visit anything that exists before
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep a kernel that was compiled for these types."""
@@ -45,6 +47,7 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
         except Exception as error:  # a full disk, a folder that is gone, a damaged index
             self._forget(UNKEPT, error)
         gc.collect()  # exceptions within the compiler refer to all callers, so to their borrowed arrays, in cycles
+        gc.unfreeze()
 
     def _forget(self, text: str, error: Exception) -> None:
         """Empty the index, so that it names no file that is damaged or was never written."""

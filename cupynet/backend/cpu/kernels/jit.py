@@ -38,7 +38,11 @@ def kernel(function: Kernel) -> Kernel:
     name = function.__qualname__.partition("-")[0]  # without what an earlier call has added
     function.__qualname__ = "-".join((name, *constants, SOURCES))
     compile_ = numba.njit(
-        nogil=True, boundscheck=False, error_model="numpy", fastmath={"contract", "reassoc", "nsz", "arcp"}
+        nogil=True,
+        boundscheck=False,
+        error_model="numpy",
+        fastmath={"contract", "reassoc", "nsz", "arcp"},
+        no_cfunc_wrapper=True,
     )
     compiled = compile_(function)
     keep(compiled, function)
