@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +33,8 @@ from cupynet.core.logs import WARNING
 from cupynet.core.terminal import UNWRITABLE, folded, printable
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from cupynet.config import sweep_record  # brings NumPy, which --help can do without
 
 MOST_ON_CPU = 4  # jobs at once by default
@@ -56,6 +57,8 @@ class ProcessLauncher(Launcher):
         self._loader, self._config = hydra_context.config_loader, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+
         from cupynet.backend import available_cores
         from cupynet.config import sweep_record
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from statistics import fmean, median
+
+import numpy as np
 
 from cupynet.core.wording import percent
 from cupynet.training.evaluation import Evaluation
@@ -31,11 +32,11 @@ def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: i
     if ranks > stages:
         found.append(_averaging(spent, stages, cores))
     if stages > 1:
-        waiting = fmean(spent.share("waiting_s"))
+        waiting = float(np.mean(spent.share("waiting_s")))
         found.append((waiting, f"stages wait {percent(waiting, 0)} of the time"))
     cost, sentence = max(found)
     if cost < STANDS_OUT:
-        return f"nothing stands out: {percent(fmean(spent.share('compute_s')), 0)} of the time is computing"
+        return f"nothing stands out: {percent(float(np.mean(spent.share('compute_s'))), 0)} of the time is computing"
     return sentence
 
 
@@ -54,8 +55,8 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
     slowest, ratio = 0, 1.0
     for rank, pace in enumerate(paces):
         others = [paces[peer] for peer in range(rank % stages, len(paces), stages) if peer != rank and paces[peer]]
-        if spent.samples[rank] and others and pace / median(others) > ratio:
-            slowest, ratio = rank, pace / median(others)
+        if spent.samples[rank] and others and pace / np.median(others) > ratio:
+            slowest, ratio = rank, pace / float(np.median(others))
     name = "worker" if stages == 1 else "rank"
     return 1 - 1 / ratio if ratio >= SLOWER else 0.0, f"{name} {slowest} is {ratio:.1f} times slower than the others"
 

@@ -17,7 +17,6 @@ from cupynet.core.checks import number
 from cupynet.core.errors import DataError
 from cupynet.core.wording import setting
 from cupynet.data.dataset import Dataset
-from cupynet.data.download import Unavailable, fetch
 from cupynet.data.files import FilePath, KnownFile, checked_path, expanded
 from cupynet.data.sources.source import Data, Source
 from cupynet.data.sources.synthetic import Synthetic
@@ -96,6 +95,8 @@ class Downloaded(Source):
 
     def fetch(self) -> None:
         """Download the missing files; check all others. Raises Unavailable, and DataError if a file is damaged."""
+        from cupynet.data.download import Unavailable, fetch  # imported late: HTTP and TLS take a while
+
         missing = self.missing
         for file in self.files:
             if file not in missing:  # a damaged file is an error even if others are missing
@@ -108,6 +109,8 @@ class Downloaded(Source):
     def load(self) -> Data:
         """Return the data. Raises DataError if a file is damaged, or missing without a substitute."""
         if missing := self.missing:
+            from cupynet.data.download import Unavailable
+
             try:
                 self.fetch()
             except Unavailable as error:
