@@ -10,6 +10,7 @@ import time
 from contextvars import copy_context
 from dataclasses import asdict
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from cupynet import config
@@ -62,6 +63,7 @@ class TrainJob:
         self.experiment, self.run, self.settings = experiment, run, experiment.settings
         self.first, self.began = experiment.rank == 0, time.perf_counter()
         self._context = copy_context()  # the command's context; worker threads do not inherit it
+        self._rehearsal = Thread(target=experiment.rehearse, name="cupynet-rehearsal")
 
     def train(self) -> float | None:
         """Train; see `cupynet.commands.train.train`. A second signal raises KeyboardInterrupt."""
@@ -70,6 +72,8 @@ class TrainJob:
             announce(experiment)
             for callback in experiment.callbacks:
                 callback.check_path()
+        if experiment.backend_name == "numba":
+            self._rehearsal.start()  # kernels are compiled or loaded while data are read or downloaded
         self.data = experiment.load()
         if self.first:  # after loading, so that the folder is not emptied if there is nothing to train on
             if settings.resume is None:
@@ -105,6 +109,8 @@ class TrainJob:
 
     def begin(self, trainer: Trainer) -> None:
         """Called on rank 0 when training begins: a resumed run now replaces its earlier state. OutputError."""
+        if self._rehearsal.ident is not None:
+            self._rehearsal.join()
         if self.settings.resume is not None:
             self.run.reopen(trainer.iteration)
         self._context.run(config.training_begins)

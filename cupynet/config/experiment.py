@@ -32,6 +32,7 @@ from cupynet.parallel import Pipeline, Placement, Synchronizer, job
 from cupynet.runs.run import Run
 from cupynet.training import Callback, ParallelWrapper, Profile, TrainingOptions
 from cupynet.training.options import CheckedOptions, FitData
+from cupynet.training.replica import Replica
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -243,6 +244,15 @@ class Experiment:
         callbacks = self.own_callbacks() if callbacks is None else callbacks
         complete = replace(checked.options, run=run, callbacks=callbacks)
         return ParallelWrapper.of(self.model(), replace(checked, options=complete))
+
+    def rehearse(self) -> None:
+        """Compile or load the kernels of a training step, with a model of its own. Training reports what fails."""
+        with suppress(Exception), np.errstate(all="ignore"):
+            optimizer, parts = copy.deepcopy(self.optimizer), self.settings.accumulation_steps
+            optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)
+            model = Model(self.network, self.input, self._backend(), self.settings.seed, self.loss)
+            replica = Replica(model, optimizer, parts)
+            replica.rehearse(replica, 2 * parts)
 
     # data -----------------------------------------------------------------------------------------------------------
 

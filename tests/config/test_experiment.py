@@ -23,6 +23,7 @@ from cupynet.nn import SoftmaxNLL
 from cupynet.parallel import Placement
 from cupynet.runs.checkpoints import Checkpoints
 from cupynet.training import Pools, Profile, WeightAverage
+from cupynet.training.replica import Replica
 from tests.support.refusals import refused
 from tests.support.settings import CONF, settings_of
 from tests.support.training import small_dataset
@@ -262,3 +263,21 @@ def test_classes_without_images_cannot_be_balanced() -> None:
     one = experiment("loss.class_weights=balanced")
     with refused("loss.class_weights", "balanced"):
         one._balance(replace(small_dataset(30), classes=4))
+
+
+# rehearsal ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_trains_nothing_and_leaves_errors_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, sizes = experiment(*SMALL, "accumulation_steps=2"), list[int]()
+
+    def rehearse(replica: Replica, scratch: Replica, batch_size: int) -> None:
+        sizes.append(batch_size)
+        original(replica, scratch, batch_size)
+        raise RuntimeError("after the step")
+
+    original = Replica.rehearse
+    monkeypatch.setattr(Replica, "rehearse", rehearse)
+    before = one.model().weights()
+    one.rehearse()
+    assert sizes == [4] and all(np.array_equal(before[name], each) for name, each in one.model().weights().items())
