@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cupynet.config import resume
-from cupynet.config.schema import Settings
 from cupynet.core import signals
 from cupynet.core.errors import Interrupted, exit_code, signal_of
 
 if TYPE_CHECKING:
     from cupynet.config.experiment import Experiment
+    from cupynet.config.schema import Settings
     from cupynet.parallel import MpiJob
 
 
 def main() -> None:
     """The command."""
-    signals.command(_command)
+    gc.disable()  # until training begins: start-up makes a quarter of a million objects that stay
+    try:
+        signals.command(_command)
+    finally:
+        gc.enable()
 
 
 def _command() -> None:
     from cupynet import config
+    from cupynet.config.schema import Settings
 
     config.run(train, prepare, "config", Settings, ranks)
 
@@ -36,6 +41,7 @@ def ranks() -> MpiJob:
 
 def prepare(settings: Settings) -> Experiment:
     """Build the experiment, before anything is written. ConfigError if it cannot work."""
+    from cupynet.config import resume
     from cupynet.config.experiment import Experiment
     from cupynet.training.checkpointing import check_epochs, check_stages, found, stages_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import shlex
 import signal
@@ -92,6 +93,9 @@ class TrainJob:
             if self.wrapper.placement.stages > 1 and pipeline is not None:
                 log.info("stages: %s", pipeline.describe(self.wrapper.layers))
             received = _Signals(self.wrapper, speaks=self.first)
+            gc.freeze()
+            gc.unfreeze()  # what start-up has made is old now, without a visit
+            gc.enable()
             with signals.handled(received):
                 summary, test = self._train_and_evaluate()
                 number = self._signal(received.number)
