@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,9 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 
 from cupynet import config
-from cupynet.config import composing, stored
+from cupynet.config import composing, hydra_main, stored
 from cupynet.config.instantiate import build
 from cupynet.config.schema import BenchSettings, PlanSettings, RateSettings, Settings, TuneSettings, own_names
 from cupynet.core.errors import ConfigError, DataError, Interrupted, annotate
@@ -260,6 +262,24 @@ def test_one_bad_job_does_not_stop_a_sweep(
     (sweep,) = in_folder.glob("outputs/sweeps/*/*")
     assert sorted(path.name for path in sweep.glob("[0-9]*")) == ["0", "2"]  # a refused job leaves no folder
     assert "ERROR cupynet: job 0: ZeroDivisionError" in (sweep / "0" / "train.log").read_text()
+
+
+@pytest.mark.usefixtures("minimal_conf")
+def test_a_setting_may_ask_for_a_sweep(command: Command) -> None:
+    code, ran = command("hydra.mode=MULTIRUN", "workers=1,2")
+    assert (code, [settings.workers for settings in ran]) == (0, [1, 2])
+
+
+def test_a_file_may_ask_for_a_sweep(
+    command: Command, minimal_conf_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(minimal_conf_folder, tmp_path / "conf")
+    settings = yaml.safe_load((tmp_path / "conf" / "config.yaml").read_text())
+    settings["hydra"] |= {"mode": "MULTIRUN", "sweeper": {"params": {"workers": "1,2"}}}
+    (tmp_path / "conf" / "config.yaml").write_text(yaml.safe_dump(settings))
+    monkeypatch.setattr(hydra_main, "conf_folder", lambda: tmp_path / "conf")
+    code, ran = command()
+    assert (code, [settings.workers for settings in ran]) == (0, [1, 2])
 
 
 @pytest.mark.usefixtures("minimal_conf")
