@@ -60,7 +60,7 @@ def test_an_example_trains_by_its_settings(name: str, tmp_path: Path) -> None:
     trained(tmp_path / "run", *COMMANDS[name], *SMALL, f"trusted_modules=[{name}]")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     expected = {
-        "gradient_mean": ("synchronizer", "kept together by GradientMean"),
+        "gradient_mean": ("synchronizer", "synchronized by GradientMean"),
         "lion": ("backend", "numba"),  # a rule without a kernel runs as array code
         "residual": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 5 * 5 * 6 * 6 + 6),
         "scale": ("parameters", 2_432 - 96 * 16 + 8 * 8 * 6 * 16 + 8 * 8 * 6),
