@@ -13,7 +13,7 @@ import numpy as np
 from cupynet.backend import philox
 from cupynet.backend.array import Array
 from cupynet.backend.cpu import conv_pool
-from cupynet.backend.cpu.conv import NumbaConv, window_numbers
+from cupynet.backend.cpu.conv import window_numbers
 from cupynet.backend.cpu.kernels import activation as activation_kernels
 from cupynet.backend.cpu.kernels import dense as dense_kernels
 from cupynet.backend.cpu.kernels import dropout as dropout_kernels
@@ -23,13 +23,16 @@ from cupynet.backend.cpu.kernels import pool as pool_kernels
 from cupynet.backend.cpu.kernels import update as update_kernels
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
+from cupynet.backend.cpu.winograd_conv import WinogradConv
 from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.update_rules import Rule, UpdateScalars
 from cupynet.backend.window import Window
 
+ROW = 256  # values that fill several vectors
 
-class NumbaBackend(NumbaConv, NumpyBackend):
+
+class NumbaBackend(WinogradConv, NumpyBackend):
     """NumPy arrays in any precision; kernels read and write 16 bits, and compute in float (`kernels/narrow.py`)."""
 
     name = "numba"
@@ -172,34 +175,35 @@ class NumbaBackend(NumbaConv, NumpyBackend):
 
     def channel_moments(self, x: Array) -> Array:
         moments = self.borrow((2, x.shape[-1]), self.policy.accumulate)
-        norm_kernels.channel_moments(bits(x.reshape(-1, x.shape[-1])), moments)
+        norm_kernels.channel_moments(bits(x.reshape(_wide_rows(x))), moments)
         return moments
 
     def normalize(
         self, x: Array, mean: Array, variance: Array, scale: Array, shift: Array, epsilon: float, *, relu: bool
     ) -> Array:
-        y, factor = self.borrow(x.shape), scale / np.sqrt(variance + epsilon)
-        rows, shift = (-1, x.shape[-1]), shift.astype(mean.dtype, copy=False)
-        norm_kernels.normalize(bits(x.reshape(rows)), mean, factor, shift, bits(y.reshape(rows)), relu)
+        y, rows = self.borrow(x.shape), _wide_rows(x)
+        affine = mean, scale / np.sqrt(variance + epsilon), shift.astype(mean.dtype, copy=False)
+        norm_kernels.normalize(bits(x.reshape(rows)), *_repeated(rows, *affine), bits(y.reshape(rows)), relu)
         return y
 
     def normalize_sums(
         self, dy: Array, x: Array, y: Array | None, mean: Array, variance: Array, epsilon: float
     ) -> Array:
-        sums, rows = self.borrow((2, x.shape[-1]), self.policy.accumulate), (-1, x.shape[-1])
+        sums, rows = self.borrow((2, x.shape[-1]), self.policy.accumulate), _wide_rows(x)
         output = dy if y is None else y
         arrays = bits(dy.reshape(rows)), bits(x.reshape(rows)), bits(output.reshape(rows))
-        norm_kernels.normalize_sums(*arrays, mean, sums, y is not None)
+        norm_kernels.normalize_sums(*arrays, *_repeated(rows, mean), sums, y is not None)
         sums[1] /= np.sqrt(variance + epsilon)
         return sums
 
     def normalize_backward(
         self, dy: Array, x: Array, mean: Array, variance: Array, scale: Array, sums: Array, count: float, epsilon: float
     ) -> Array:
-        inverse, rows = 1 / np.sqrt(variance + epsilon), (-1, x.shape[-1])
+        inverse, rows = 1 / np.sqrt(variance + epsilon), _wide_rows(x)
         factor = scale * inverse
         slope, offset = factor * inverse * sums[1] * (1 / count), factor * sums[0] * (1 / count)
-        norm_kernels.normalize_backward(bits(dy.reshape(rows)), bits(x.reshape(rows)), mean, factor, slope, offset)
+        numbers = _repeated(rows, mean, factor, slope, offset)
+        norm_kernels.normalize_backward(bits(dy.reshape(rows)), bits(x.reshape(rows)), *numbers)
         return dy
 
     def normalize_rows(self, x: Array, scale: Array, shift: Array, epsilon: float) -> tuple[Array, Array]:
@@ -218,3 +222,16 @@ class NumbaBackend(NumbaConv, NumpyBackend):
 def flat(*arrays: Array) -> bool:
     """Return True if kernels, which check no bounds, can use these arrays as flat vectors: equal shapes, no gaps."""
     return all(array.shape == arrays[0].shape and array.flags.c_contiguous for array in arrays)
+
+
+def _wide_rows(x: Array) -> tuple[int, int]:
+    """Return the shape in which kernels see x (..., C): rows of as many pixels as fit in `ROW` values, or of one."""
+    channels = x.shape[-1]
+    pixels = x.size // channels
+    together = max(k for k in range(1, max(ROW // channels, 1) + 1) if pixels % k == 0)
+    return pixels // together, together * channels
+
+
+def _repeated(rows: tuple[int, int], *numbers: Array) -> list[Array]:
+    """Repeat numbers of channels for each pixel of such rows."""
+    return [np.tile(each, rows[1] // len(each)) for each in numbers]

@@ -1,0 +1,332 @@
+"""Convolutions with 3x3 filters and stride 1 on tiles of 4x4 output pixels: Winograd's F(4x4, 3x3).
+
+Lavin & Gray 2016, "Fast Algorithms for Convolutional Neural Networks". A tile of 6x6 input pixels and a filter are
+transformed to 36 values each, so that a tile of the output takes 36 multiplications per channel and filter, not 144.
+All transforms are linear, and run along channels, which are vectors. Per transformed value, channels and filters are a
+matrix product over a block of tiles that stays in the L2 cache.
+
+The gradient of images is a convolution with the turned filters. That of filters is the transposed algorithm.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from cupynet.backend.array import Array
+from cupynet.backend.cpu.kernels.jit import kernel
+from cupynet.backend.cpu.kernels.narrow import reals, room, scratch, widened, write_back
+from cupynet.backend.cpu.kernels.vectors import I64, constants, load, multiply_add, pointers, registers, size_of, store
+
+VALUES = 36  # of a transformed tile
+TILES = 32  # of a block
+STEPS = 4  # products per iteration of the innermost loop, at most
+_FILTER = np.array([[6, 0, 0], [-4, -4, -4], [-4, 4, -4], [1, 2, 4], [1, -2, 4], [0, 0, 24]]) / 24
+FILTER = np.kron(_FILTER, _FILTER)  # (36, 9): the transform of a filter's pixels
+
+
+# transforms of a line of pixels ---------------------------------------------------------------------------------------
+
+
+def _scaled(b: Any, x: Any, factor: float, total: Any) -> Any:
+    """x · factor + total."""
+    real = x.type.element if isinstance(x.type, ir.VectorType) else x.type
+    return multiply_add(b, x, ir.Constant(real, factor), total)
+
+
+def _of_input(b: Any, d: list[Any]) -> list[Any]:
+    """Six pixels of an image -> six values."""
+    even, odd = _scaled(b, d[2], -4, d[4]), _scaled(b, d[1], -4, d[3])
+    near, apart = b.fsub(d[4], d[2]), b.fsub(d[3], d[1])
+    return [
+        _scaled(b, d[0], 4, _scaled(b, d[2], -5, d[4])),
+        b.fadd(even, odd),
+        b.fsub(even, odd),
+        _scaled(b, apart, 2, near),
+        _scaled(b, apart, -2, near),
+        _scaled(b, d[1], 4, _scaled(b, d[3], -5, d[5])),
+    ]
+
+
+def _of_gradient(b: Any, d: list[Any]) -> list[Any]:
+    """Four pixels of an output gradient -> six values."""
+    even, odd = b.fadd(d[0], d[2]), b.fadd(d[1], d[3])
+    near, apart = _scaled(b, d[2], 4, d[0]), _scaled(b, d[3], 4, d[1])
+    return [
+        d[0],
+        b.fadd(even, odd),
+        b.fsub(even, odd),
+        _scaled(b, apart, 2, near),
+        _scaled(b, apart, -2, near),
+        d[3],
+    ]
+
+
+def _to_output(b: Any, m: list[Any]) -> list[Any]:
+    """Six values -> four pixels of an output."""
+    near, apart = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
+    far, wide = b.fadd(m[3], m[4]), b.fsub(m[3], m[4])
+    return [
+        b.fadd(b.fadd(m[0], near), far),
+        _scaled(b, wide, 2, apart),
+        _scaled(b, far, 4, near),
+        b.fadd(_scaled(b, wide, 8, apart), m[5]),
+    ]
+
+
+INPUT, GRADIENT, OUTPUT = range(3)
+LINES = ((_of_input, 6), (_of_gradient, 4), (_to_output, 6))  # and the number of values that they read
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def transform(
+    typing: Any, line: Any, x: Any, x_at: Any, x_step: Any, first: Any, stop: Any, y: Any, y_at: Any, y_step: Any,
+    limit: Any,
+) -> Any:  # fmt: skip
+    """Transform a line of values, each a vector of channels: value i is at x[x_at + i · x_step], and likewise in y.
+
+    `line` is a constant, an index of LINES. Values before `first` and from `stop` on are zero, and not read; results
+    from `limit` on are not written.
+    """
+    known = constants(line)
+    if known is None:
+        return None
+    signature = types.void(line, x, x_at, x_step, first, stop, y, y_at, y_step, limit)
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, b, signature, given)
+        apply, size = LINES[known[0]]
+        source, target, begin = pointer(1, 2), pointer(6, 7), pointer(1)
+        values = []
+        for i in range(size):
+            inside = b.and_(b.icmp_signed("<=", given[4], _whole(i)), b.icmp_signed(">", given[5], _whole(i)))
+            value = load(b, b.select(inside, _moved(b, source, i, given[3]), begin), 0, _vector(begin))
+            values.append(b.select(inside, value, ir.Constant(value.type, None)))
+        for i, value in enumerate(apply(b, values)):
+            with b.if_then(b.icmp_signed("<", _whole(i), given[9])):
+                store(b, value, _moved(b, target, i, given[8]), 0)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+# products -------------------------------------------------------------------------------------------------------------
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def multiply(
+    typing: Any, rows: Any, across: Any, adds: Any, a_row: Any, a_step: Any, a: Any, a_at: Any, a_jump: Any,
+    w: Any, w_at: Any, w_step: Any, w_apart: Any, count: Any, out: Any, out_at: Any, out_row: Any, out_apart: Any,
+) -> Any:  # fmt: skip
+    """A tile of a product, `rows` values high and `across` vectors of L values wide: the sum over t < count of
+
+    a[a_at + i · a_row + t // L · a_jump + t % L · a_step] · w[w_at + t · w_step + j · w_apart] is written to
+    out[out_at + i · out_row + j · out_apart], or added to it if `adds`. The first five are constants; `count` is a
+    multiple of STEPS and of 2.
+    """
+    known = constants(rows, across, adds, a_row, a_step)
+    if known is None:
+        return None
+    signature = types.void(
+        rows, across, adds, a_row, a_step, a, a_at, a_jump, w, w_at, w_step, w_apart, count, out, out_at, out_row,
+        out_apart,
+    )  # fmt: skip
+
+    def generate(context: Any, b: Any, signature: Any, given: Any) -> Any:
+        pointer = pointers(context, b, signature, given)
+        sums = _sums(b, known, (pointer(5, 6), given[7]), (pointer(8, 9), given[10], given[11]), given[12])
+        for i, row in enumerate(sums):
+            for j, total in enumerate(row):
+                place = _moved(b, _moved(b, pointer(13, 14), i, given[15]), j, given[16])
+                store(b, b.fadd(load(b, place, 0, total.type), total) if known[2] else total, place, 0)
+        return context.get_dummy_value()
+
+    return signature, generate
+
+
+def _sums(b: Any, known: list[int], left: Any, right: Any, count: Any) -> list[list[Any]]:
+    """The loop of `multiply`."""
+    (rows, across, _, row, step), (a, jump), (w, pitch, apart) = known, left, right
+    kind = _vector(a)
+    lanes, steps = kind.count, min(kind.count, STEPS)
+    entry, loop, done = b.block, b.append_basic_block("products"), b.append_basic_block("products.done")
+    b.branch(loop)
+
+    b.position_at_end(loop)
+    t = b.phi(I64)
+    sums = [[b.phi(kind) for _ in range(across)] for _ in range(rows)]
+    inside = b.mul(b.and_(t, _whole(lanes - 1)), _whole(step))
+    values = b.gep(a, [b.add(b.mul(b.udiv(t, _whole(lanes)), jump), inside)])
+    after: list[list[Any]] = [list(own) for own in sums]
+    for k in range(steps):
+        line = b.gep(w, [b.mul(b.add(t, _whole(k)), pitch)])
+        vectors = [load(b, _moved(b, line, j, apart), 0, kind) for j in range(across)]
+        for i in range(rows):
+            value = b.load(b.gep(values, [_whole(i * row + k * step)]))
+            for j in range(across):
+                after[i][j] = multiply_add(b, vectors[j], value, after[i][j])
+    following = b.add(t, _whole(steps))
+    t.add_incoming(_whole(0), entry)
+    t.add_incoming(following, loop)
+    for own, later in zip(sums, after, strict=True):
+        for phi, total in zip(own, later, strict=True):
+            phi.add_incoming(ir.Constant(kind, None), entry)
+            phi.add_incoming(total, loop)
+    b.cbranch(b.icmp_signed("<", following, count), loop, done)
+    b.position_at_end(done)
+    return after
+
+
+def _vector(base: Any) -> Any:
+    """The widest vector of the numbers at `base`."""
+    return ir.VectorType(base.type.pointee, registers()[0] // size_of(base.type.pointee))
+
+
+def _whole(value: int) -> Any:
+    return ir.Constant(I64, value)
+
+
+def _moved(b: Any, base: Any, number: int, apart: Any) -> Any:
+    """The address of element number · apart after `base`."""
+    return b.gep(base, [b.mul(_whole(number), apart)])
+
+
+# passes ---------------------------------------------------------------------------------------------------------------
+
+
+def lanes(itemsize: int) -> int:
+    """Return the number of channels in a vector."""
+    return registers()[0] // itemsize
+
+
+@functools.cache
+def convolution(lanes: int) -> Callable[..., None]:
+    """The kernel for vectors of `lanes` channels."""
+    half, apart, group = lanes // 2, TILES * lanes, VALUES * TILES * lanes
+
+    @kernel
+    def convolve(
+        x: Array, u: Array, bias: Array, top: int, left: int, strip: Array, out: Array, v: Array, m: Array, y: Array
+    ) -> None:
+        """y (N, H', W' · O) from x (N, H, W · C), transformed filters u (36, C · O) and bias (O,), or (0,) for none.
+
+        `top` and `left` are rows and columns of padding. Buffers: strip (6, columns of all tiles, C) and
+        out (6, columns, O), zero; v (C · 36 · TILES,) and m (O · 36 · TILES,), which have a vector of channels of all
+        tiles of a block for each of the 36 values.
+        """
+        x, y, u = reals(x), reals(y), u.reshape(-1)
+        (_, columns, channels), filters, height, width = strip.shape, out.shape[2], x.shape[1], x.shape[2]
+        wide, tall, out_width = columns // 4, (y.shape[1] + 3) // 4, y.shape[2]
+        step, out_step, total = strip[0].size, out[0].size, len(x) * tall * wide
+        paired = filters // (2 * lanes) * 2 * lanes  # filters in products of two vectors; one may be left
+        lines = len(out)  # 6, but unknown to the compiler, which would unroll loops
+        strip, out, room_x, room_y = strip.reshape(-1), out.reshape(-1), room(x[0]), room(y[0])
+        image, result = room_x.reshape(-1), room_y.reshape(-1)
+        for start in range(0, total, TILES):
+            stop = min(start + TILES, total)
+            for t in range(start, stop):
+                n, row, column = t // wide // tall, t // wide % tall * 4, t % wide * 4
+                if row == 0 and column == 0:
+                    image = widened(x[n], room_x).reshape(-1)
+                if column == 0:
+                    for i in range(0, width, lanes):
+                        at, to, above = (row - top) * width + i, left * channels + i, top - row
+                        transform(INPUT, image, at, width, above, height + above, strip, to, step, 6)
+                for c in range(channels // lanes):
+                    at, to = column * channels + c * lanes, c * group + (t - start) * lanes
+                    for i in range(lines):
+                        transform(INPUT, strip, at + i * step, channels, 0, 6, v, to + 6 * i * apart, apart, 6)
+            for p in range(VALUES):
+                factors, first = p * channels * filters, p * apart
+                for o in range(0, paired, 2 * lanes):
+                    for at in range(first, first + (stop - start) * lanes, half * lanes):
+                        multiply(
+                            half, 2, 0, lanes, 1, v, at, group, u, factors + o, filters, lanes, channels,
+                            m, at + o // lanes * group, lanes, group,
+                        )  # fmt: skip
+                if paired < filters:
+                    for at in range(first, first + (stop - start) * lanes, lanes * lanes):
+                        multiply(
+                            lanes, 1, 0, lanes, 1, v, at, group, u, factors + paired, filters, lanes, channels,
+                            m, at + paired // lanes * group, lanes, group,
+                        )  # fmt: skip
+            for o in range(bias.size):  # value (1, 1) is added to all pixels of the output
+                for t in range(TILES):
+                    m[o // lanes * group + 7 * apart + t * lanes + o % lanes] += bias[o]
+            for t in range(start, stop):
+                n, row, column = t // wide // tall, t // wide % tall * 4, t % wide * 4
+                if row == 0 and column == 0:
+                    result = scratch(y[n], room_y).reshape(-1)
+                for o in range(filters // lanes):
+                    at, to = o * group + (t - start) * lanes, column * filters + o * lanes
+                    for i in range(lines):
+                        transform(OUTPUT, m, at + 6 * i * apart, apart, 0, 6, out, to + i * out_step, filters, 4)
+                if column == 4 * wide - 4:
+                    for i in range(0, out_width, lanes):
+                        at, below = row * out_width + i, y.shape[1] - row
+                        transform(OUTPUT, out, i, out_step, 0, 6, result, at, out_width, below)
+                    if row == 4 * tall - 4:
+                        write_back(y[n], room_y)
+
+    return convolve
+
+
+@functools.cache
+def weight_gradient(lanes: int) -> Callable[..., None]:
+    """The kernel for vectors of `lanes` channels."""
+    apart, group = TILES * lanes, VALUES * TILES * lanes
+
+    @kernel
+    def gradient(
+        x: Array, dy: Array, top: int, left: int, strip: Array, out: Array, v: Array, m: Array, du: Array
+    ) -> None:
+        """Add the gradient of transformed filters, du (36, C · O), from x (N, H, W · C) and dy (N, H', W' · O).
+
+        Otherwise as in `convolution`.
+        """
+        x, dy, du = reals(x), reals(dy), du.reshape(-1)
+        (_, columns, channels), filters, height, width = strip.shape, out.shape[2], x.shape[1], x.shape[2]
+        wide, tall, out_width = columns // 4, (dy.shape[1] + 3) // 4, dy.shape[2]
+        step, out_step, total, lines = strip[0].size, out[0].size, len(x) * tall * wide, len(out)
+        strip, out, room_x, room_dy = strip.reshape(-1), out.reshape(-1), room(x[0]), room(dy[0])
+        image, gradients = room_x.reshape(-1), room_dy.reshape(-1)
+        for start in range(0, total, TILES):
+            stop = min(start + TILES, total)
+            if stop < start + TILES:
+                v[:] = 0
+                m[:] = 0
+            for t in range(start, stop):
+                n, row, column = t // wide // tall, t // wide % tall * 4, t % wide * 4
+                if row == 0 and column == 0:
+                    image, gradients = widened(x[n], room_x).reshape(-1), widened(dy[n], room_dy).reshape(-1)
+                if column == 0:
+                    for i in range(0, width, lanes):
+                        at, to, above = (row - top) * width + i, left * channels + i, top - row
+                        transform(INPUT, image, at, width, above, height + above, strip, to, step, 6)
+                    for i in range(0, out_width, lanes):
+                        at, below = row * out_width + i, dy.shape[1] - row
+                        transform(GRADIENT, gradients, at, out_width, 0, below, out, i, out_step, 6)
+                for c in range(channels // lanes):
+                    at, to = column * channels + c * lanes, c * group + (t - start) * lanes
+                    for i in range(lines):
+                        transform(INPUT, strip, at + i * step, channels, 0, 6, v, to + 6 * i * apart, apart, 6)
+                for o in range(filters // lanes):
+                    at, to = column * filters + o * lanes, o * group + (t - start) * lanes
+                    for i in range(lines):
+                        transform(GRADIENT, out, at + i * out_step, filters, 0, 4, m, to + 6 * i * apart, apart, 6)
+            for p in range(VALUES):
+                for c in range(0, channels, lanes):
+                    for o in range(0, filters, lanes):
+                        multiply(
+                            lanes, 1, 1, 1, lanes, v, c // lanes * group + p * apart, lanes * lanes,
+                            m, o // lanes * group + p * apart, lanes, group, TILES,
+                            du, (p * channels + c) * filters + o, filters, lanes,
+                        )  # fmt: skip
+
+    return gradient
