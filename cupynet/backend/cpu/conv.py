@@ -1,4 +1,5 @@
-"""Convolutions on the CPU, straight from images (`kernels/tiles.py`); depthwise ones by a kernel of their own.
+"""Convolutions on the CPU, straight from images (`kernels/tiles.py`); some by Winograd's algorithm (`winograd_conv`),
+and depthwise ones by a kernel of their own.
 
 An image with padding is copied into a frame of zeros, which stays in the cache, and multiplied from there.
 """
@@ -10,12 +11,12 @@ from cupynet.backend.cpu.direct_conv import Passes, passes
 from cupynet.backend.cpu.kernels import depthwise, tiles
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.kernels.tiles import Frame, Sums
+from cupynet.backend.cpu.winograd_conv import WinogradConv
 from cupynet.backend.fusion import Convolution
-from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
 
-class NumbaConv(ConvOps):
+class NumbaConv(WinogradConv):
     """See `ConvOps`."""
 
     def conv2d(
@@ -26,6 +27,9 @@ class NumbaConv(ConvOps):
         if known is None:
             return super().conv2d(x, weight, bias, window, groups=groups)
         y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
+        if self._has_tiles(x, weight, window):
+            self._multiply_tiles(x, weight, bias, window, y)
+            return y, None
         self._convolve(known.frame, known.forward, x, weight.reshape(-1, weight.shape[3]), bias, y)
         return y, None
 
@@ -40,9 +44,12 @@ class NumbaConv(ConvOps):
         if known is None or columns is not None:
             given = dy, columns, x, weight, weight_grad, bias_grad, window
             return super().conv2d_backward(*given, need_dx=need_dx, groups=groups)
-        self._add_products(known.frame, known.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
         if bias_grad is not None:
             self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
+        if self._has_tiles(x, weight, window):
+            self._add_tiles_gradient(dy, x, weight_grad, window)
+            return self._tiles_gradient(dy, x, weight, window) if need_dx else None
+        self._add_products(known.frame, known.weight_gradient, x, dy, weight_grad.reshape(-1)[:0], weight_grad[None])
         return self._input_gradient(known, dy, x, weight) if need_dx else None
 
     def _input_gradient(self, known: Passes, dy: Array, x: Array, weight: Array) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from cupynet.backend import philox
 from cupynet.backend.array import Array
 from cupynet.backend.cpu import conv_pool
-from cupynet.backend.cpu.conv import window_numbers
+from cupynet.backend.cpu.conv import NumbaConv, window_numbers
 from cupynet.backend.cpu.kernels import activation as activation_kernels
 from cupynet.backend.cpu.kernels import dense as dense_kernels
 from cupynet.backend.cpu.kernels import dropout as dropout_kernels
@@ -23,7 +23,6 @@ from cupynet.backend.cpu.kernels import pool as pool_kernels
 from cupynet.backend.cpu.kernels import update as update_kernels
 from cupynet.backend.cpu.kernels.narrow import bits
 from cupynet.backend.cpu.numpy_backend import NumpyBackend
-from cupynet.backend.cpu.winograd_conv import WinogradConv
 from cupynet.backend.fusion import Convolution, FusedPair
 from cupynet.backend.transfer import FRACTIONS, PixelScale
 from cupynet.backend.update_rules import Rule, UpdateScalars
@@ -32,7 +31,7 @@ from cupynet.backend.window import Window
 ROW = 256  # values that fill several vectors
 
 
-class NumbaBackend(WinogradConv, NumpyBackend):
+class NumbaBackend(NumbaConv, NumpyBackend):
     """NumPy arrays in any precision; kernels read and write 16 bits, and compute in float (`kernels/narrow.py`)."""
 
     name = "numba"
@@ -183,7 +182,8 @@ class NumbaBackend(WinogradConv, NumpyBackend):
     ) -> Array:
         y, rows = self.borrow(x.shape), _wide_rows(x)
         affine = mean, scale / np.sqrt(variance + epsilon), shift.astype(mean.dtype, copy=False)
-        norm_kernels.normalize(bits(x.reshape(rows)), *_repeated(rows, *affine), bits(y.reshape(rows)), relu)
+        mean, factor, shift = _repeated(rows, *affine)
+        norm_kernels.normalize(bits(x.reshape(rows)), mean, factor, shift, bits(y.reshape(rows)), relu)
         return y
 
     def normalize_sums(
@@ -192,7 +192,7 @@ class NumbaBackend(WinogradConv, NumpyBackend):
         sums, rows = self.borrow((2, x.shape[-1]), self.policy.accumulate), _wide_rows(x)
         output = dy if y is None else y
         arrays = bits(dy.reshape(rows)), bits(x.reshape(rows)), bits(output.reshape(rows))
-        norm_kernels.normalize_sums(*arrays, *_repeated(rows, mean), sums, y is not None)
+        norm_kernels.normalize_sums(*arrays, _repeated(rows, mean)[0], sums, y is not None)
         sums[1] /= np.sqrt(variance + epsilon)
         return sums
 

@@ -9,42 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from cupynet.backend.array import Array
-from cupynet.backend.cpu.conv import NumbaConv
 from cupynet.backend.cpu.kernels import winograd
 from cupynet.backend.cpu.kernels.narrow import bits
+from cupynet.backend.reference.conv import ConvOps
 from cupynet.backend.window import Window
 
 
-class WinogradConv(NumbaConv):
-    """See `ConvOps`."""
-
-    def conv2d(
-        self, x: Array, weight: Array, bias: Array | None, window: Window, *, groups: int = 1
-    ) -> tuple[Array, Array]:
-        if groups > 1 or not self._has_tiles(x, weight, window):
-            return super().conv2d(x, weight, bias, window, groups=groups)
-        window.check_weight(x.shape, weight.shape)
-        y = self.borrow((len(x), *window.output(*x.shape[1:3]), weight.shape[3]))
-        self._multiply_tiles(x, weight, bias, window, y)
-        return y, None
-
-    def conv2d_backward(
-        self, dy: Array, columns: Array, x: Array, weight: Array, weight_grad: Array, bias_grad: Array | None,
-        window: Window, *, need_dx: bool, groups: int = 1,
-    ) -> Array | None:  # fmt: skip
-        if groups > 1 or columns is not None or not self._has_tiles(x, weight, window):
-            given = dy, columns, x, weight, weight_grad, bias_grad, window
-            return super().conv2d_backward(*given, need_dx=need_dx, groups=groups)
-        self._add_tiles_gradient(x, dy, weight_grad, window)
-        if bias_grad is not None:
-            self._add_column_sums(bias_grad, dy.reshape(-1, weight.shape[3]))
-        if not need_dx:
-            return None
-        (top, below), (left, right) = window.padding
-        around = Window(window.kernel, padding=((2 - top, 2 - below), (2 - left, 2 - right)))
-        dx = self.borrow(x.shape)
-        self._multiply_tiles(dy, weight[::-1, ::-1].transpose(0, 1, 3, 2), None, around, dx)
-        return dx
+class WinogradConv(ConvOps):
+    """The sums of such a convolution, without groups."""
 
     def _has_tiles(self, x: Array, weight: Array, window: Window) -> bool:
         """Return True if the channels fill vectors, and the tiles do not extend far beyond the images."""
@@ -52,8 +24,8 @@ class WinogradConv(NumbaConv):
         simple = (window.kernel, window.stride, window.dilation) == ((3, 3), (1, 1), (1, 1))
         if not simple or max(map(max, window.padding)) > 2 or any(count % lanes for count in weight.shape[2:]):
             return False
-        (tall, wide), (rows, columns) = _tiles(x, window), window.output(*x.shape[1:3])
-        return 6 * tall * wide <= rows * columns  # two thirds of the products at most
+        rows, columns = window.output(*x.shape[1:3])
+        return 6 * -(-rows // 4) * -(-columns // 4) <= rows * columns  # two thirds of the products at most
 
     def _multiply_tiles(self, x: Array, weight: Array, bias: Array | None, window: Window, y: Array) -> None:
         """y = the convolution; the weight is of any strides."""
@@ -65,7 +37,15 @@ class WinogradConv(NumbaConv):
         convolution, given = winograd.convolution(winograd.lanes(compute.itemsize)), self._given(x, filters, window)
         convolution(_rows(x), u, offset, *given, _rows(y))
 
-    def _add_tiles_gradient(self, x: Array, dy: Array, weight_grad: Array, window: Window) -> None:
+    def _tiles_gradient(self, dy: Array, x: Array, weight: Array, window: Window) -> Array:
+        """Return dx (N, H, W, C): the convolution of dy (N, H', W', O) with the turned filters."""
+        (top, below), (left, right) = window.padding
+        around = Window(window.kernel, padding=((2 - top, 2 - below), (2 - left, 2 - right)))
+        dx = self.borrow(x.shape)
+        self._multiply_tiles(dy, weight[::-1, ::-1].transpose(0, 1, 3, 2), None, around, dx)
+        return dx
+
+    def _add_tiles_gradient(self, dy: Array, x: Array, weight_grad: Array, window: Window) -> None:
         """Add to weight_grad (3, 3, C, O)."""
         compute, (channels, filters) = self.policy.compute, weight_grad.shape[2:]
         du = self.borrow((winograd.VALUES, channels * filters), compute)
@@ -76,17 +56,11 @@ class WinogradConv(NumbaConv):
 
     def _given(self, x: Array, filters: int, window: Window) -> tuple[int, int, Array, Array, Array, Array]:
         """Return the padding, and the buffers of the kernels, borrowed."""
-        columns, channels, compute = 4 * _tiles(x, window)[1], x.shape[3], self.policy.compute
+        columns, channels, compute = -(-window.output(*x.shape[1:3])[1] // 4) * 4, x.shape[3], self.policy.compute
         strip, out = self.borrow((6, columns + 2, channels), compute), self.borrow((6, columns, filters), compute)
         v, m = (self.borrow((winograd.VALUES * winograd.TILES * count,), compute) for count in (channels, filters))
         strip[...] = out[...] = 0
         return window.padding[0][0], window.padding[1][0], strip, out, v, m
-
-
-def _tiles(x: Array, window: Window) -> tuple[int, int]:
-    """Return the number of tiles of a convolution's output, down and across."""
-    rows, columns = window.output(*x.shape[1:3])
-    return -(-rows // 4), -(-columns // 4)
 
 
 def _rows(images: Array) -> Array:

@@ -44,40 +44,25 @@ def _of_input(b: Any, d: list[Any]) -> list[Any]:
     """Six pixels of an image -> six values."""
     even, odd = _scaled(b, d[2], -4, d[4]), _scaled(b, d[1], -4, d[3])
     near, apart = b.fsub(d[4], d[2]), b.fsub(d[3], d[1])
-    return [
-        _scaled(b, d[0], 4, _scaled(b, d[2], -5, d[4])),
-        b.fadd(even, odd),
-        b.fsub(even, odd),
-        _scaled(b, apart, 2, near),
-        _scaled(b, apart, -2, near),
-        _scaled(b, d[1], 4, _scaled(b, d[3], -5, d[5])),
-    ]
+    inner = [b.fadd(even, odd), b.fsub(even, odd), _scaled(b, apart, 2, near), _scaled(b, apart, -2, near)]
+    first, last = (_scaled(b, d[i], 4, _scaled(b, d[i + 2], -5, d[i + 4])) for i in (0, 1))
+    return [first, *inner, last]
 
 
 def _of_gradient(b: Any, d: list[Any]) -> list[Any]:
     """Four pixels of an output gradient -> six values."""
     even, odd = b.fadd(d[0], d[2]), b.fadd(d[1], d[3])
     near, apart = _scaled(b, d[2], 4, d[0]), _scaled(b, d[3], 4, d[1])
-    return [
-        d[0],
-        b.fadd(even, odd),
-        b.fsub(even, odd),
-        _scaled(b, apart, 2, near),
-        _scaled(b, apart, -2, near),
-        d[3],
-    ]
+    inner = [b.fadd(even, odd), b.fsub(even, odd), _scaled(b, apart, 2, near), _scaled(b, apart, -2, near)]
+    return [d[0], *inner, d[3]]
 
 
 def _to_output(b: Any, m: list[Any]) -> list[Any]:
     """Six values -> four pixels of an output."""
     near, apart = b.fadd(m[1], m[2]), b.fsub(m[1], m[2])
     far, wide = b.fadd(m[3], m[4]), b.fsub(m[3], m[4])
-    return [
-        b.fadd(b.fadd(m[0], near), far),
-        _scaled(b, wide, 2, apart),
-        _scaled(b, far, 4, near),
-        b.fadd(_scaled(b, wide, 8, apart), m[5]),
-    ]
+    first, last = b.fadd(b.fadd(m[0], near), far), b.fadd(_scaled(b, wide, 8, apart), m[5])
+    return [first, _scaled(b, wide, 2, apart), _scaled(b, far, 4, near), last]
 
 
 INPUT, GRADIENT, OUTPUT = range(3)
@@ -128,7 +113,7 @@ def multiply(
 
     a[a_at + i · a_row + t // L · a_jump + t % L · a_step] · w[w_at + t · w_step + j · w_apart] is written to
     out[out_at + i · out_row + j · out_apart], or added to it if `adds`. The first five are constants; `count` is a
-    multiple of STEPS and of 2.
+    multiple of L.
     """
     known = constants(rows, across, adds, a_row, a_step)
     if known is None:
