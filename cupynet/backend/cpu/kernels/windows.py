@@ -11,7 +11,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba.core import types
 from numba.extending import intrinsic
 
@@ -111,7 +110,9 @@ def conv_pool(pixels: int, full: int, block: int, rest: int, nan: int = 0) -> Ca
         corners, places = patches.corners, patches.places
         size, windows, filters, count = x.shape[1], corners.size, weight.shape[1], table.size
         x, y, factors = reals(x), reals(y), weight.reshape(-1)
-        weights, floats, sums = np.sum(np.abs(factors)), room(x[0]), room(y[0])
+        floats, sums, weights = room(x[0]), room(y[0]), weight.dtype.type(0)
+        for i in range(factors.size):  # np.sum takes numba longer to compile
+            weights += abs(factors[i])
         for n in range(x.shape[0]):
             image, out, won = widened(x[n], floats), scratch(y[n], sums), winners[n]
             if nan == 0:
