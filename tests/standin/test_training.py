@@ -41,6 +41,7 @@ from tests.standin.machine import active
 from tests.support import warm
 from tests.support.backends import on_devices
 from tests.support.commands import environment
+from tests.support.comparisons import CHOSEN, COMPARISONS, compare
 from tests.support.training import on_threads, stripes, stripes_network
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,8 +75,15 @@ def test_workers_on_devices_learn_what_workers_on_the_cpu_learn(dtype: str, work
     assert_close(trained("cupy", dtype, workers), trained("numpy", dtype, workers), tolerance)
 
 
+@pytest.mark.parametrize("operation", COMPARISONS)
+def test_operations_with_the_arithmetic_of_a_gpu_equal_the_reference(operation: str) -> None:
+    with installed(arithmetic=("fused", "flushed")):
+        for seed, shape in enumerate(CHOSEN):
+            compare(operation, create_backend("cupy", "float"), shape, seed)
+
+
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float", 1e-4), ("half", 2e-2)])
-def test_the_arithmetic_of_a_gpu_is_within_the_tolerance(dtype: str, tolerance: float) -> None:
+def test_workers_with_the_arithmetic_of_a_gpu_learn_the_same(dtype: str, tolerance: float) -> None:
     """Products and sums in another order and rounded once for each term, and subnormal numbers are zero."""
     found = []
     for arithmetic in ((), ("fused", "flushed")):

@@ -14,7 +14,6 @@ from cupynet.backend import Backend, Window, create_backend
 from cupynet.backend.cuda.backend import CupyBackend
 from cupynet.nn import Conv2D, Dense, Image, MaxPool2D, Model, Sequential
 from cupynet.optim import Nesterov
-from tests.standin import installed
 from tests.support.comparisons import CHOSEN, COMPARISONS, compare
 from tests.support.networks import train_step
 
@@ -27,14 +26,6 @@ TINY = (48, 1)  # threads of a block, and blocks
 def test_small_launches_equal_the_reference(operation: str, dtype: str) -> None:
     for seed, shape in enumerate(CHOSEN):
         compare(operation, CupyBackend(dtype, 0, *TINY), shape, seed)
-
-
-@pytest.mark.standin
-@pytest.mark.parametrize("operation", COMPARISONS)
-def test_the_arithmetic_of_a_gpu_is_within_the_tolerance(operation: str) -> None:
-    with installed(arithmetic=("fused", "flushed")):
-        for seed, shape in enumerate(CHOSEN):
-            compare(operation, CupyBackend("float"), shape, seed)
 
 
 @pytest.mark.parametrize("layer", ["dense", "conv"])
