@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -165,6 +167,13 @@ def test_the_reason_is_recorded_for_a_peer_that_fails(asked: list[tuple[Any, ...
     found = bench_gpu.steps(cast(Any, SimpleNamespace(repeats=2)), "half")
     assert found["torch, CUDA graph"] == ["ConfigError: no graph"] * 2 and found["torch"][0] == 500.0
     assert not any("--tf32" in options for options in asked)
+
+
+def test_the_seconds_to_the_target_are_those_of_all_epochs_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    epochs, one = {"train_s": [1.0, 0.5, 0.5], "test_accuracy": [0.9, 0.992, 0.993]}, MagicMock()
+    one.wrapper.return_value = nullcontext(MagicMock(history=SimpleNamespace(epochs=epochs)))
+    monkeypatch.setattr(bench_gpu, "on_one_device", lambda settings, **changes: one)
+    assert bench_gpu.training(cast(Any, MagicMock()), cast(Any, MagicMock()))["to_target_s"] == 1.5
 
 
 def test_the_table_has_speeds_relative_to_pytorch_and_times_to_the_target() -> None:

@@ -78,6 +78,14 @@ def test_a_checkpoint_is_evaluated_by_itself(finished: Path, call: Call) -> None
     assert json.loads(call(main, "--json", first).out)["loss"] > summary["test_loss"]
 
 
+def test_a_summary_is_not_a_reference(copy: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number of workers is among the settings of an evaluation."""
+    monkeypatch.setenv("SECRET", "1234567")
+    summary_of(copy, workers="${oc.env:SECRET}")
+    found = call(main, copy)
+    assert (found.code, found.out) == (65, "") and "workers=" in found.error and "1234567" not in found.error
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [

@@ -179,18 +179,6 @@ def test_valid_settings_that_are_probably_a_mistake_are_warned_of(
     assert warned(experiment(*overrides), caplog) == warnings
 
 
-@pytest.mark.parametrize("driver", [True, False])
-def test_a_missing_cupy_is_reported_only_on_a_machine_with_a_gpu(
-    driver: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr("cupynet.config.announcement.has_driver", lambda: driver)
-    found = experiment()
-    found.backend_reason = "CuPy is not installed (No module named 'cupy'); numba cannot be used (it is broken)"
-    announce(found)
-    assert ("CuPy" in caplog.text) == driver and "numba" in caplog.text
-
-
 # what is built --------------------------------------------------------------------------------------------------------
 
 

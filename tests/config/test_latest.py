@@ -61,6 +61,13 @@ def test_no_link_outside_the_default_output_folder(name: str) -> None:
     assert os.listdir("outputs") == []
 
 
+def test_a_users_file_named_latest_is_kept() -> None:
+    run = made("outputs/day/one")
+    LATEST.write_text("mine")
+    resume.mark_latest(run)
+    assert LATEST.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("run", "file", "target"),
     [
@@ -120,17 +127,6 @@ def test_resume_latest_skips_trials_diverged_jobs_and_links(here: Path) -> None:
     assert resume.find("latest", []) is None
     (job / "summary.json").write_text(STOPPED)
     assert resume.find("latest", []) == job
-
-
-@pytest.mark.parametrize(
-    ("job", "sweep"),
-    [("elsewhere/sw/0", "elsewhere/sw"), ("elsewhere/sw/seed/1/0", "elsewhere/sw"), ("0", "."), ("../by/0", "../by")],
-)
-def test_a_diverged_job_of_a_sweep_anywhere_is_finished(job: str, sweep: str) -> None:
-    run = made(job, summary=DIVERGED)
-    assert not resume.finished(run)
-    Path(sweep, "multirun.yaml").write_text("")
-    assert resume.finished(run)
 
 
 # the folder of a new run ----------------------------------------------------------------------------------------------

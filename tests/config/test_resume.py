@@ -154,6 +154,13 @@ def test_an_invalid_resume_is_refused_and_changes_nothing(
     assert error_line() and contents(stopped) == before
 
 
+def test_a_new_run_does_not_overwrite_another(stopped: Path, command: Command) -> None:
+    before = contents(stopped)
+    assert command(f"hydra.run.dir={stopped}")[0] == 2
+    assert command("-m", f"hydra.sweep.dir={stopped}")[0] == 2
+    assert contents(stopped) == before
+
+
 def test_a_complete_run_is_left_alone(stopped: Path, command: Command) -> None:
     assert command(f"resume={stopped}", task=train_job)[0] == 0
     before = contents(stopped)

@@ -56,6 +56,12 @@ def test_a_sweep_has_its_own_rows(tmp_path: Path) -> None:
     assert [*sweep_rows(tmp_path)] == ["1"] and sweep_record.finish(tmp_path) == 0
 
 
+def test_a_refused_job_has_no_result_whatever_its_folder_holds(tmp_path: Path) -> None:
+    made(tmp_path / "0", test_accuracy=0.99)
+    job(tmp_path, 0, code=2, error="holds a run")
+    assert sweep_rows(tmp_path)["0"]["test_accuracy"] == ""
+
+
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "sweep.csv").mkdir()
     job(tmp_path, 0)

@@ -126,11 +126,6 @@ def test_a_config_file_runs_no_code(
     refuses("os.mkdir", *arguments, check=lambda settings: build(settings.loss, "loss"))
 
 
-def test_trusted_modules_exist() -> None:
-    with refused("trusted_modules"):
-        Experiment(settings_of("trusted_modules=[os.path,nonexistent]"))
-
-
 # the stored settings of a run -----------------------------------------------------------------------------------------
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -347,6 +342,12 @@ def test_links_that_stay_in_the_folder_of_a_run_are_followed(run: Path, victim: 
     (logs / "folder").symlink_to(victim)
     with pytest.raises(DataError):
         resume.find("run", [])
+
+
+def test_a_fast_dev_run_with_links_is_not_overwritten(run: Path, victim: Path, refuses: Callable[..., None]) -> None:
+    (run / "FAST_DEV_RUN.txt").touch()
+    (run / "checkpoints").symlink_to(victim / "checkpoints")  # where a new run removes the old checkpoints
+    refuses("run/checkpoints", "hydra.run.dir=run", code=65, check=lambda settings: None)
 
 
 # names of folders -----------------------------------------------------------------------------------------------------

@@ -179,6 +179,29 @@ def test_an_illegal_address_keeps_its_traceback() -> None:
     assert not isinstance(caught.value, DeviceError) and "worker 1 (cupy, device 1)" in notes(caught.value)
 
 
+@on_standin
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_failed_nccl_connection_ends_all_workers(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other workers are connected and wait in their first sum on the device, which no error reaches."""
+    from cupy.cuda import nccl
+
+    connect = nccl.NcclCommunicator
+
+    def connected(size: int, identifier: Any, place: int) -> Any:
+        made = connect(size, identifier, place)
+        if place == rank:
+            kept.append(made)  # its end is never signalled
+            raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: on purpose")
+        return made
+
+    monkeypatch.setattr(nccl, "NcclCommunicator", connected)
+    began = time.monotonic()
+    with pytest.raises(RuntimeError), wrapper(devices=[0, 1]) as made:
+        made.fit(loader(), epochs=1)
+    assert time.monotonic() - began < 15 and workers_have_ended()
+    kept.pop().abort()
+
+
 # pools ----------------------------------------------------------------------------------------------------------------
 
 

@@ -16,24 +16,7 @@ from cupynet.runs.run import Run
 from cupynet.training import History, ParallelWrapper, Replica
 from cupynet.training.fit import Fit
 from tests.support.trainers import trainer_of
-from tests.support.training import Recorder, small_dataset, small_model, train
-
-
-def test_an_epoch_records_the_time_and_samples_of_each_worker() -> None:
-    """61 samples are 15 batches of 4 and one of a single sample."""
-    run = train(3, lambda: SGD(0.05), samples=61, batch_size=4, epochs=2, frequency=2)
-    for number in range(2):
-        record = run.recorders[0].epochs[number]
-        assert all(recorder.epochs[number].spent == record.spent for recorder in run.recorders)
-        assert sum(record.spent.samples) == 61 and max(record.spent.samples) <= 24
-        for rank in range(3):
-            spent = record.spent
-            parts = spent.compute_s[rank] + spent.data_s[rank] + spent.averaging_s[rank]
-            assert 0 < spent.compute_s[rank] < parts <= spent.rounds_s[rank]
-        assert record.spent.rounds_s[0] == pytest.approx(record.train_s)
-    whole: Any = run.trainers[0].statistics.spent
-    assert sum(whole.samples) == 122
-    assert whole.compute_s == [trainer.statistics.clock.compute_s for trainer in run.trainers]
+from tests.support.training import Recorder, small_dataset, small_model
 
 
 @pytest.mark.parametrize(("workers", "frequency"), [(2, 1), (3, 4)])

@@ -14,7 +14,6 @@ from cupynet.core.errors import DivergedError
 from cupynet.data import Batch, Loader
 from cupynet.optim import SGD, Nesterov, Optimizer
 from cupynet.parallel import (
-    Adaptive,
     Communicator,
     ElasticAveraging,
     Groups,
@@ -147,13 +146,6 @@ def test_fits_follow_one_another_and_weights_may_be_changed_in_between(way: Sync
 
 
 # averaging ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("target", "iterations"), [(1e6, [2, 6, 14]), (1e-9, [2, *range(3, 21)])])
-def test_adaptive_periods_follow_what_is_measured(target: float, iterations: list[int]) -> None:
-    trained = run(ParameterAveraging(Adaptive(target, 2, 50)), 3, 240, epochs=1)  # 20 rounds
-    rounds = zip(*(recorder.weights for recorder in trained.recorders), strict=True)
-    assert [number for number, weights in enumerate(rounds, 1) if len(set(weights)) == 1] == iterations
 
 
 def test_the_divergence_of_each_layer() -> None:

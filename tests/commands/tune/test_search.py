@@ -284,6 +284,19 @@ def test_the_folder_may_have_any_name(search: Search, tmp_path: Path) -> None:
     assert [each.name for each in folder.iterdir()] == ["study.db"] and list(tmp_path.iterdir()) == [folder]
 
 
+@pytest.mark.parametrize("content", [b"a text\n" * 100, b"\0" * 4096], ids=["text", "zeros"])
+def test_files_of_another_kind_are_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "study.db").write_bytes(content)
+    with pytest.raises(DataError):
+        study(tmp_path, plan_of())
+
+
+def test_a_study_of_another_search_is_refused(tmp_path: Path, search: Search) -> None:
+    search(plan_of(trials=1))
+    with pytest.raises(DataError):
+        study(tmp_path, plan_of("batch_size=1,2"))
+
+
 def test_a_manipulated_study_gives_no_settings(tmp_path: Path, search: Search) -> None:
     plan = plan_of("batch_size=32,64", trials=2)
     search(plan)

@@ -16,6 +16,7 @@ pytest.importorskip("optuna")
 
 from cupynet import config
 from cupynet.commands.train import train
+from cupynet.commands.tune import command
 from cupynet.commands.tune.command import for_hydra, kept_out, prepare
 from cupynet.commands.tune.search import Plan, PruningCallback, summary
 from cupynet.config.experiment import Experiment
@@ -122,6 +123,20 @@ def test_bad_settings_are_refused_before_the_first_trial(arguments: list[str], s
         prepared(*(each for each in TINY if each.partition("=")[0] not in typed), *arguments)
 
 
+@pytest.mark.parametrize(
+    ("searched", "setting"), [("batch_sise=32,64", "batch_sise"), ("optimizer=choice(adum,adam)", "optimizer")]
+)
+def test_trials_that_cannot_be_composed_are_refused_before_the_first(searched: str, setting: str) -> None:
+    with refused(setting):
+        prepared(*TINY, searched)
+
+
+def test_without_optuna_a_search_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    with refused(""):
+        prepared(*TINY, RATE)
+
+
 @pytest.mark.usefixtures("fast_compose")
 def test_images_are_held_out_unless_some_are_already() -> None:
     assert prepared(*TINY, RATE, "objective=auc", "metrics=[auc]").settings.objective == "auc"
@@ -153,6 +168,16 @@ def test_a_folder_with_a_search_is_refused(file: str, tmp_path: Path) -> None:
     (tmp_path / file).touch()
     with refused(""):
         prepared(*TINY, RATE, f"hydra.run.dir={tmp_path}")
+
+
+@pytest.mark.parametrize("name", ["study.db-journal", "trials/0001"])
+def test_a_search_with_links_is_not_resumed(name: str, tmp_path: Path) -> None:
+    """SQLite would write to the journal, and a trial into its folder."""
+    stored_search(tmp_path, *TINY, RATE)
+    (tmp_path / "trials").mkdir()
+    (tmp_path / name).symlink_to("/tmp")
+    with pytest.raises(DataError):
+        for_hydra([f"resume={tmp_path}"])
 
 
 @pytest.mark.parametrize("stored", ["seed=${oc.env:HOME}", "search=['seed=choice(\\${x},1)']"])

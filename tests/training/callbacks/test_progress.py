@@ -76,13 +76,6 @@ def test_lines_go_to_the_log_if_it_is_configured(style: str, caplog: pytest.LogC
     assert screen.getvalue() == ""
 
 
-def test_a_terminal_that_cannot_draw_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cupynet.core.terminal.can_draw", lambda: False)
-    screen = Screen()
-    fit(screen)
-    assert "\x1b" not in screen.getvalue() and len(screen.getvalue().splitlines()) == 2
-
-
 @pytest.mark.parametrize("closed", [False, True])
 def test_without_a_terminal_there_are_lines(closed: bool) -> None:
     gone = io.StringIO()
