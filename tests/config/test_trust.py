@@ -160,11 +160,12 @@ def test_the_stored_settings_of_a_run_are_plain_values(name: str, run: Path, set
     [
         "loss:\n  _target_: os.mkdir\n  path: CANARY\n",
         'loss: "${oc.create:{_target_: os.mkdir, path: CANARY}}"\n',
+        "loss:\n  _target_: subprocess.Popen\n  args: [mkdir, CANARY]\n",
     ],
 )
 def test_an_evaluated_run_builds_no_untrusted_class(part: str, run: Path, settings_file: Path) -> None:
     before = tree(run.parent)
-    changed(settings_file, "trusted_modules: []", "trusted_modules: [os, posix]")
+    changed(settings_file, "trusted_modules: []", "trusted_modules: [os, subprocess, posix]")
     text, count = re.subn(r"^loss:\n(  .*\n)+", lambda _: part, settings_file.read_text(), flags=re.MULTILINE)
     assert count == 1
     settings_file.write_text(text)
