@@ -10,6 +10,7 @@ search = GridSearchCV(classifier, {"workers": [1, 2], "averaging_frequency": [1,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 from cupynet.core.errors import ConfigError
 from cupynet.data import Dataset, Loader
 from cupynet.nn import Dense, Layer, Model, Sequential
-from cupynet.optim import Adam, Optimizer
+from cupynet.optim import Adam, Optimizer, optimizer_of
 from cupynet.training import Callback, ParallelWrapper
 from cupynet.training.parallel_wrapper import CTRL_C
 
@@ -41,7 +42,8 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         batch_size: int = 32,
         workers: int | None = 1,
         averaging_frequency: int | str = 3,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
+        learning_rate: Any = None,
         validation_split: float = 0.0,
         callbacks: Sequence[Callback] = (),
         backend: str = "auto",
@@ -56,6 +58,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.workers = workers
         self.averaging_frequency = averaging_frequency
         self.optimizer = optimizer
+        self.learning_rate = learning_rate
         self.validation_split = validation_split
         self.callbacks = callbacks
         self.backend = backend
@@ -63,7 +66,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.progress = progress
 
-    def _fit(self, images: NDArray[Any], targets: NDArray[Any], outputs: int, loss: str) -> None:
+    def _fit(self, images: NDArray[Any], targets: NDArray[Any], outputs: int, loss: str, weights: Any) -> None:
         """Train a network with `outputs` outputs. images: as `_images` returns them. ConfigError."""
         layers = [Dense(100, activation="relu")] if self.layers is None else self.layers
         hidden = dict(layers) if isinstance(layers, Mapping) else dict(Sequential(layers)) if layers else {}
@@ -72,12 +75,17 @@ class _Network(BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(1 << 31))
         network = {**hidden, "output": Dense(outputs)}
         self.model_ = Model(network, images.shape[1:], self.backend, seed, loss, dtype=self.dtype)
-        data = Dataset("X", images, targets, outputs)
+        optimizer = Adam(0.003) if self.optimizer is None else optimizer_of(self.optimizer)
+        if self.learning_rate is not None:
+            optimizer = replace(optimizer, learning_rate=self.learning_rate)
+        if weights is not None:
+            weights = _check_sample_weight(weights, images, ensure_non_negative=True)
+        data = Dataset("X", images, targets, outputs, weights=weights)
         with ParallelWrapper(
             self.model_,
             self.workers,
             self.averaging_frequency,
-            optimizer=Adam(0.003) if self.optimizer is None else self.optimizer,
+            optimizer=optimizer,
             callbacks=self.callbacks,
             progress=self.progress,
             log_every=0,
@@ -121,7 +129,8 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         input: the shape of one example, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
         epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
         workers, averaging_frequency, callbacks: see `ParallelWrapper`.
-        optimizer: Adam(0.003) by default.
+        optimizer: an `Optimizer`, or its name; Adam(0.003) by default.
+        learning_rate: used instead of that of the optimizer, such as 0.01 or "cosine".
         backend, dtype: see `Model`.
         random_state: determines the weights and the order of samples, as in scikit-learn.
 
@@ -133,12 +142,15 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
         n_iter_: epochs trained.
     """
 
-    def fit(self, X: Any, y: Any) -> Classifier:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type. ConfigError, ValueError."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type. ConfigError, ValueError.
+
+        sample_weight: (S,) factor of each sample's loss.
+        """
         X, y = validate_data(self, X, y, allow_nd=True, dtype="numeric", ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
-        self._fit(self._images(X), numbers, max(len(self.classes_), 2), "softmax")
+        self._fit(self._images(X), numbers, max(len(self.classes_), 2), "softmax", sample_weight)
         self.model_.class_names = tuple(map(str, self.classes_)) if len(self.classes_) > 1 else ()
         return self
 
@@ -162,14 +174,17 @@ class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
     Attributes: as for `Classifier`, without `classes_`.
     """
 
-    def fit(self, X: Any, y: Any) -> Regressor:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T). ConfigError, ValueError."""
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T). ConfigError, ValueError.
+
+        sample_weight: (S,) factor of each sample's loss.
+        """
         X, y = validate_data(
             self, X, y, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True, ensure_min_samples=2
         )
         self._flat = y.ndim == 1
         targets = y.reshape(len(y), -1).astype(np.float32)
-        self._fit(self._images(X), targets, targets.shape[1], "mean_squared_error")
+        self._fit(self._images(X), targets, targets.shape[1], "mean_squared_error", sample_weight)
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:

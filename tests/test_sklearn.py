@@ -14,7 +14,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
-from cupynet import Conv2D, MaxPool2D
+from cupynet import Conv2D, MaxPool2D, Nesterov
 from cupynet.sklearn import Classifier, Regressor
 from tests.support.refusals import refused
 from tests.support.training import small_dataset
@@ -26,8 +26,10 @@ LABELS = np.array(["none", "some", "all"])[DATA.labels]
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @pytest.mark.parametrize("kind", [Classifier, Regressor])
 def test_scikit_learns_own_checks_pass(kind: type[Classifier | Regressor]) -> None:
-    found = check_estimator(kind(backend="numpy"), on_fail=None)
-    assert [each["check_name"] for each in found if each["status"] not in ("passed", "skipped")] == []
+    weights = {"check_sample_weight_equivalence_on_dense_data": "other samples are other batches"}  # as in scikit-learn
+    found = check_estimator(kind(backend="numpy"), on_fail=None, expected_failed_checks=weights)
+    unusual = [each["check_name"] for each in found if each["status"] not in ("passed", "skipped", "xfail")]
+    assert unusual == []
     assert len(found) > 50
 
 
@@ -46,6 +48,19 @@ def test_a_grid_is_searched() -> None:
     search = GridSearchCV(classifier, {"workers": [1, 2], "averaging_frequency": [1, 5]}, cv=2).fit(flat, LABELS)
     assert len(search.cv_results_["params"]) == 4
     assert search.best_estimator_.model_.input.shape == (8, 8, 1)
+
+
+def test_optimizers_and_rates_are_searched() -> None:
+    grid = {"optimizer": [None, "sgd", Nesterov()], "learning_rate": [None, 0.01, "cosine"]}
+    search = GridSearchCV(Classifier(backend="numpy", epochs=1), grid, cv=2).fit(DATA.images, LABELS)
+    assert len({*search.cv_results_["mean_test_score"]}) > 3
+    with refused("optimizer"):
+        Classifier(optimizer="adamm").fit(DATA.images, LABELS)
+
+
+def test_samples_have_weights() -> None:
+    classifier = Classifier(backend="numpy", epochs=3)
+    assert {*classifier.fit(DATA.images, LABELS, sample_weight=LABELS == "all").predict(DATA.images)} == {"all"}
 
 
 def test_features_go_through_a_pipeline() -> None:

@@ -2,6 +2,7 @@
 
 from cupynet.optim.adaptive import LAMB, AdaDelta, AdaGrad, Adam, AdaMax, AdamW, AMSGrad, Nadam, RMSProp
 from cupynet.optim.counted import ExponentialDecay, InverseTimeDecay, PiecewiseConstant, SigmoidDecay, StepDecay
+from cupynet.optim.named import optimizer_of
 from cupynet.optim.optimizers import SGD, ElementwiseOptimizer, Momentum, Nesterov, Optimizer
 from cupynet.optim.plateau import ReduceOnPlateau
 from cupynet.optim.schedules import Constant, Cosine, OneCycle, Polynomial, Scaled, Schedule, Warmup, scale_factor
@@ -34,5 +35,6 @@ __all__ = [
     "SigmoidDecay",
     "StepDecay",
     "Warmup",
+    "optimizer_of",
     "scale_factor",
 ]

@@ -19,7 +19,7 @@ from cupynet.core.shared_options import on_device
 from cupynet.core.wording import setting, shown
 from cupynet.data import Shards
 from cupynet.nn import BatchNorm, Layer, Loss
-from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, scale_factor
+from cupynet.optim import Nesterov, Optimizer, Scaled, Schedule, optimizer_of, scale_factor
 from cupynet.parallel import AveragingSchedule, ParameterAveraging, Pipeline, Placement, Synchronizer, check_reduce, job
 from cupynet.runs.run import Run
 from cupynet.training.callback_list import by_class_name
@@ -44,7 +44,8 @@ class TrainingOptions:
         prefetch_buffer: number of batches prepared ahead, over all workers; 0 disables it.
         report_score_after_averaging: compute the mean loss over all replicas at each average; by default true.
         average_updaters: average the optimizer state with the weights; by default true.
-        optimizer: Nesterov(0.01, 0.9) by default; each worker gets a copy.
+        optimizer: an `Optimizer`, or its name, such as `adam`, with its defaults; Nesterov(0.01, 0.9) by default. Each
+            worker gets a copy.
         synchronizer: used instead of averaging. `averaging_frequency`, `report_score_after_averaging` and
             `average_updaters` must then be None; each worker gets a copy.
         learning_rate_scale: multiplies the learning rate: `none`, `linear` (times workers), `sqrt` (times their square
@@ -82,7 +83,7 @@ class TrainingOptions:
     report_score_after_averaging: bool | None = None
     average_updaters: bool | None = None
     _: KW_ONLY
-    optimizer: Optimizer | None = None
+    optimizer: Optimizer | str | None = None
     synchronizer: Synchronizer | None = None
     learning_rate_scale: str | float = "none"
     accumulation_steps: int = 1
@@ -123,7 +124,7 @@ class TrainingOptions:
         synchronizer = options._check_synchronizer()
         with argument_of("synchronizer"):
             synchronizer.check(placement.workers, placement.stages)
-        optimizer = Nesterov(0.01, 0.9) if self.optimizer is None else self.optimizer
+        optimizer = Nesterov(0.01, 0.9) if self.optimizer is None else optimizer_of(self.optimizer)
         optimizer = _scaled(optimizer, self.learning_rate_scale, placement.workers)
         checked = CheckedOptions(replace(options, reduce=reduce), placement, layers, synchronizer, optimizer)
         if data is not None:
@@ -132,8 +133,6 @@ class TrainingOptions:
 
     def _check_values(self, backend: str) -> TrainingOptions:
         """Check each option by itself. Return the options in plain Python types. ConfigError."""
-        if self.optimizer is not None:
-            instance("optimizer", self.optimizer, Optimizer, "Nesterov(0.01)")
         if self.synchronizer is not None:
             instance("synchronizer", self.synchronizer, Synchronizer, "ParameterAveraging(3)")
         if self.pipeline is not None:

@@ -112,7 +112,7 @@ class ParallelWrapper:
         report_score_after_averaging: bool | None = None,
         average_updaters: bool | None = None,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | str | None = None,
         synchronizer: Synchronizer | None = None,
         learning_rate_scale: str | float = "none",
         accumulation_steps: int = 1,

@@ -10,7 +10,7 @@ import pytest
 
 from cupynet.commands.train import prepare
 from cupynet.data import Loader, Shift
-from cupynet.optim import SGD, Adam, ReduceOnPlateau
+from cupynet.optim import SGD, Adam, AMSGrad, ReduceOnPlateau
 from cupynet.parallel import (
     Adaptive,
     ElasticAveraging,
@@ -111,6 +111,7 @@ IMAGES = FitData(examples=64, batch_size=8)
         ({"log_every": -1}, None, "log_every"),
         ({"blas_threads": 0}, None, "blas_threads"),
         ({"optimizer": Adam}, None, "optimizer"),
+        ({"optimizer": "adamm"}, None, "optimizer"),
         ({"devices": [0]}, None, "devices"),
         ({"accumulation_steps": 2, "pipeline": Pipeline(2)}, None, "accumulation_steps"),
         ({"accumulation_steps": 9}, IMAGES, "accumulation_steps"),
@@ -161,6 +162,7 @@ def test_two_callbacks_that_decide_the_same_are_refused() -> None:
 
 @pytest.mark.parametrize("pipeline", [None, Pipeline(2)])
 def test_the_learning_rate_is_scaled_by_the_replicas(pipeline: Pipeline | None) -> None:
+    assert isinstance(checked(workers=2, optimizer="amsgrad").optimizer, AMSGrad)
     found = checked(workers=2, learning_rate_scale="linear", optimizer=SGD(0.1), pipeline=pipeline)
     assert found.optimizer.learning_rate(0) == 0.2
     assert found.placement.ranks == (2 if pipeline is None else 4)

@@ -1,0 +1,17 @@
+"""Optimizers by name."""
+
+from __future__ import annotations
+
+from cupynet.core.checks import instance, one_of
+from cupynet.optim.adaptive import LAMB, AdaDelta, AdaGrad, Adam, AdaMax, AdamW, AMSGrad, Nadam, RMSProp
+from cupynet.optim.optimizers import SGD, Momentum, Nesterov, Optimizer
+
+KINDS = SGD, Momentum, Nesterov, Adam, AdamW, AMSGrad, AdaMax, Nadam, AdaGrad, AdaDelta, RMSProp, LAMB
+OPTIMIZERS: dict[str, type[Optimizer]] = {kind.__name__.lower(): kind for kind in KINDS}
+
+
+def optimizer_of(optimizer: Optimizer | str) -> Optimizer:
+    """Return the optimizer of that name, such as `adam`, with its defaults; or the given one. ConfigError."""
+    if isinstance(optimizer, str):
+        return OPTIMIZERS[one_of("optimizer", optimizer, OPTIMIZERS)]()
+    return instance("optimizer", optimizer, Optimizer, "Nesterov(0.01), or the name of an optimizer")
