@@ -127,7 +127,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     Args:
         layers: hidden layers; a `Dense` layer with an output for each class is added. By default Dense(100, "relu").
         input: the shape of one example, such as (28, 28, 1), to reshape flat vectors; by default the shape in X.
-        epochs, batch_size, validation_split: see `ParallelWrapper.fit`.
+        epochs, batch_size, validation_split: see `ParallelWrapper.fit`, also for the `sample_weight` of `fit`.
         workers, averaging_frequency, callbacks: see `ParallelWrapper`.
         optimizer: an `Optimizer`, or its name; Adam(0.003) by default.
         learning_rate: used instead of that of the optimizer, such as 0.01 or "cosine".
@@ -143,10 +143,7 @@ class Classifier(ClassifierMixin, _Network):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Classifier:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type. ConfigError, ValueError.
-
-        sample_weight: (S,) factor of each sample's loss.
-        """
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and labels y (S,) of any type. ConfigError, ValueError."""
         X, y = validate_data(self, X, y, allow_nd=True, dtype="numeric", ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
@@ -175,10 +172,7 @@ class Regressor(RegressorMixin, _Network):  # type: ignore[misc]
     """
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Regressor:
-        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T). ConfigError, ValueError.
-
-        sample_weight: (S,) factor of each sample's loss.
-        """
+        """Train on X, (S, F), (S, H, W) or (S, H, W, C), and targets y, (S,) or (S, T). ConfigError, ValueError."""
         X, y = validate_data(
             self, X, y, allow_nd=True, dtype="numeric", multi_output=True, y_numeric=True, ensure_min_samples=2
         )

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from cupynet import config
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as, with_class_weights
-from cupynet.config.model_file import check_finite, read_model
+from cupynet.config.model_file import read_model
 from cupynet.config.removed import translated
 from cupynet.config.resume import checkpoint_of, run_of
 from cupynet.config.schema import Settings
@@ -67,9 +67,7 @@ def weights_of(path: AnyRun, trusted_modules: Iterable[str] = ()) -> dict[str, A
     place = path.folder if isinstance(path, Run) else Path(path)
     for file in (place, place / MODEL):
         if os.path.isfile(file):
-            weights = read_weights(file)
-            check_finite(file, weights)
-            return weights
+            return read_weights(file)
     return Trained(path, trusted_modules).weights
 
 
@@ -125,17 +123,11 @@ class Trained:
 
     @cached_property
     def weights(self) -> dict[str, Any]:
-        """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError.
-
-        Weights that are not finite are refused: predictions would be meaningless.
-        """
+        """Name -> array on the host; in the middle of an epoch, the mean of all replicas. DataError."""
         if self.checkpoint is None:
-            found = self.run.weights()
-        else:
-            part = self._own.parallel.synchronizer
-            found = trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
-        check_finite(self.path, found)
-        return found
+            return self.run.weights()
+        part = self._own.parallel.synchronizer
+        return trained(self.checkpoint, self._part("parallel.synchronizer", part, Synchronizer))
 
     @cached_property
     def source(self) -> Source:

@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from os import PathLike
 from typing import Any
 
-import numpy as np
-
 from cupynet.backend import FRACTIONS, PixelScale, create_backend, select_backend
 from cupynet.config.instantiate import build_as
 from cupynet.core import checks, shared_options
@@ -23,7 +21,6 @@ def read_model(
 ) -> Model:
     """Return the model in a file, see `cupynet.load`."""
     weights, description = load_described(path)
-    check_finite(path, weights)
     trusted = list(trusted_modules)
     name, _ = select_backend(backend)
     try:
@@ -53,13 +50,6 @@ def read_model(
     except Exception as error:  # the file decides what is built, so anything can fail
         raise DataError(f"{path}: its description is not valid ({type(error).__name__}: {error})") from error
     return model
-
-
-def check_finite(path: object, weights: dict[str, Any]) -> None:
-    """Refuse weights that are not finite: predictions would be meaningless. DataError."""
-    for name, weight in weights.items():
-        if not np.isfinite(weight).all():
-            raise DataError(f"{path}: weights {name} are not finite: train with a lower learning_rate")
 
 
 def _check_shapes(network: Layer, input: InputType, weights: dict[str, Any]) -> None:

@@ -281,12 +281,19 @@ class Params:
         return found
 
     def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
-        """Return the names, or names with another shape, that these weights (by name) and the model do not share."""
+        """Return the names, or names with another shape, that these weights (by name) and the model do not share.
+
+        Raises:
+            ConfigError: they share none, or a number is not finite.
+        """
         own = {name: each.shape for name, each in (*self._entries.items(), *self._buffers.items())}
         given = {name: tuple(each.shape) for name, each in weights.items()}
         differing = sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name))
         if own and len(differing) == len(own.keys() | given.keys()):
             raise ConfigError(f"none of these weights fits. They are {wording.shown(given)}, the model has {own}")
+        for name, each in weights.items():
+            if name not in differing and not np.isfinite(each).all():
+                raise ConfigError(f"weights '{name}' are not finite: train with a lower learning_rate")
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:

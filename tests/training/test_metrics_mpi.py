@@ -19,10 +19,11 @@ def largest_error(scores: Any, targets: Any) -> Any:
     return abs(scores - targets).max(axis=1)
 
 
-def figures(launcher: str) -> dict[str, list[float]]:
+def figures(launcher: str) -> dict[str, Any]:
     """Train on binary and on real targets, and on classes; return the evaluations by epoch."""
     rng = np.random.default_rng(0)
-    x, real, found = rng.normal(size=(45, 4, 3)), rng.normal(size=(45, 2)), {}
+    x, real = rng.normal(size=(45, 4, 3)), rng.normal(size=(45, 2))
+    found: dict[str, Any] = {}
     for loss, y, metrics in (
         ("binary_cross_entropy", real > 0, ["auc", largest_error]),
         ("huber", real, [largest_error]),
