@@ -61,6 +61,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "hydra": ("config/",),
     "omegaconf": ("config/",),
     "yaml": ("config/",),
+    "mnist": ("data/files.py",),
     "PIL": ("data/pictures.py",),
     "h5py": ("interop/keras.py",),
     "platformdirs": ("data/",),
@@ -79,7 +80,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "optuna": ("commands/tune/", "config/search_space.py"),
     "sklearn": ("sklearn.py",),
 }
-REQUIRED = {"numpy", "filelock", "hydra", "omegaconf", "yaml", "platformdirs", "rich", "safetensors"}
+REQUIRED = {"numpy", "filelock", "hydra", "omegaconf", "yaml", "mnist", "platformdirs", "rich", "safetensors"}
 REQUIRED |= {"threadpoolctl", "torch"}  # torch is installed on few machines, and hidden from none
 OPTIONAL = tuple(sorted(HOMES.keys() - REQUIRED))  # without them the package imports and trains
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from cupynet.data import MNIST
 from tests.support.data_errors import data_error
-from tests.support.sources import SOURCES, imported
+from tests.support.sources import SOURCES, dotted, imported
 
 MIRRORS, FILES = MNIST.mirrors, MNIST.files  # before the fixtures put others in their place
 NETWORK = {"urllib", "http", "socket", "ssl", "ftplib", "socketserver", "asyncio", "xmlrpc", "smtplib"}
@@ -24,6 +25,12 @@ def uses_network(module: str) -> bool:
 def test_one_module_uses_the_network() -> None:
     using = {source.path for source in SOURCES if any(uses_network(module) for module, _ in imported(source))}
     assert using == {"data/download.py"}
+
+
+def test_only_the_parser_of_the_mnist_package_is_used() -> None:
+    """Its downloader has no time-out and no digest."""
+    names = {dotted(node) for source in SOURCES for node in source.nodes if isinstance(node, ast.Attribute)}
+    assert {name for name in names if name.startswith("mnist.")} == {"mnist.parse_idx"}
 
 
 def test_every_file_has_a_digest_and_mirrors_use_https() -> None:
