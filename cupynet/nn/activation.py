@@ -16,17 +16,13 @@ NOT_MONOTONE = ("softmax", *OF_INPUT)
 
 @dataclass(frozen=True)
 class ActivationFunction:
-    """One of `ACTIVATIONS`, elementwise except for softmax:
+    """One of `ACTIVATIONS`, elementwise except for softmax (over the last axis).
 
-    - identity: x.
-    - relu: the larger of x and 0.
     - leaky_relu: x above zero, slope · x below (Maas et al. 2013).
-    - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, with alpha = 1).
-    - tanh, sigmoid = 1 / (1 + exp(-x)), softplus = log(1 + exp(x)).
-    - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), with the error function, not its
-      approximation by tanh.
+    - elu: x above zero, exp(x) - 1 below (Clevert et al. 2016, alpha = 1).
+    - softplus: log(1 + exp(x)).
+    - gelu: x times the standard normal CDF of x (Hendrycks & Gimpel 2016), not approximated by tanh.
     - silu: x · sigmoid(x) (Elfwing et al. 2018), also called swish.
-    - softmax: exp(x) / sum exp(x), over the last axis.
 
     Values stored in 16 bits are computed in 32.
 
@@ -40,12 +36,11 @@ class ActivationFunction:
 
     @property
     def of_input(self) -> bool:
-        """True if the derivative needs x, not y: training then holds both arrays."""
+        """True if the derivative needs x instead of y. Training then keeps both arrays."""
         return self.name in OF_INPUT
 
     @property
     def monotone(self) -> bool:
-        """True if the activation is monotone: the largest value has the largest activation."""
         return self.name not in NOT_MONOTONE
 
     def into(self, backend: Backend, x: Array, out: Array) -> Array:
@@ -76,6 +71,5 @@ class ActivationFunction:
 
 
 def activation_function(name: str, slope: float | None = None) -> ActivationFunction:
-    """Return the activation called `name`. slope: of leaky_relu. ConfigError if there is none."""
     checks.one_of("activation", name, ACTIVATIONS)
     return ActivationFunction(name, LEAKY_SLOPE if slope is None else checks.number("slope", slope, above=0, below=1))

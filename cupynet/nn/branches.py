@@ -1,4 +1,4 @@
-"""Layers with several branches on the same input, whose outputs are added or concatenated."""
+"""Layers with several branches."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ Layers: TypeAlias = "Layer | Mapping[str, Layer] | Iterable[Layer]"
 class Residual(Layer):
     """layers(x) + shortcut(x) (He et al. 2015).
 
-    Weights are named as if the layers were in this layer itself, `block1.conv1.weight`, and those of the shortcut
-    `block1.shortcut.weight`. An activation after the sum is a separate layer.
+    Weights are named `block1.conv1.weight`, those of the shortcut `block1.shortcut.weight`. An activation after the sum
+    is a separate layer.
 
     Args:
-        layers: layers in sequence, name -> layer or a list, as in `Sequential`; or one layer.
-        shortcut: a layer, needed if the others change the size: a 1x1 convolution with their stride. By default x
-            itself.
+        layers: layers in sequence, as in `Sequential`; or one layer.
+        shortcut: x itself by default. If the layers change the size, a 1x1 convolution with their stride.
     """
 
     capturable = True
@@ -49,7 +48,7 @@ class Residual(Layer):
         around = input if self.shortcut is None else self.shortcut.build(input, params.scope("shortcut"), backend)
         if around != output:
             raise ConfigError(
-                f"Residual '{params.layer}': the layers make {output} of {input}, the shortcut makes {around}: add a "
+                f"Residual '{params.layer}': the layers map {input} to {output}, but the shortcut to {around}. Add a "
                 "shortcut with the same output, such as Conv2D(filters, 1, stride) or Dense(units)"
             )
         return output
@@ -64,20 +63,19 @@ class Residual(Layer):
         def backward(dy: Array) -> Array | None:
             handed = [dy]  # see `Sequential`
             del dy
-            dx = ways.pop()(_copied(backend, handed[0]))  # each way may overwrite what it is given
+            dx = ways.pop()(_copied(backend, handed[0]))  # each branch may overwrite its dy
             return _sum(backend, [dx, ways.pop()(handed.pop())])
 
         return y, backward if context.train else no_backward
 
 
 class Concat(Layer):
-    """Concatenates the outputs of several branches of x along channels of images or features of vectors.
+    """Concatenates the outputs of branches of x along the last axis: channels or features.
 
     Weights are named after their branch, `mixed.narrow.conv1.weight`.
 
     Args:
-        branches: name -> branch, or a list of branches. A branch is a layer, or layers in sequence, by name or as a
-            list.
+        branches: name -> branch, or a list of branches. A branch is a layer, or layers in sequence.
     """
 
     capturable = True
@@ -99,8 +97,8 @@ class Concat(Layer):
         for name, output in made.items():
             if type(output) is not type(first) or output.shape[:-1] != first.shape[:-1]:
                 raise ConfigError(
-                    f"Concat '{params.layer}': branch '{name}' makes {output}, '{next(iter(made))}' {first}: give all "
-                    "the same height and width, by strides and padding 'same', or end all in Flatten"
+                    f"Concat '{params.layer}': branch '{name}' returns {output}, '{next(iter(made))}' {first}. Give "
+                    "all the same height and width, by strides and padding 'same', or end all in Flatten"
                 )
         self.widths = [output.shape[-1] for output in made.values()]
         return (
@@ -137,7 +135,7 @@ def _copied(backend: Backend, dy: Array) -> Array:
 
 
 def _sum(backend: Backend, ways: list[Array | None]) -> Array | None:
-    """Add the dx of all branches into the first. Return None if one is None: then no dx is needed."""
+    """Add the dx of all branches into the first. Return None if no dx is needed."""
     total, *rest = ways
     for way in rest:
         if total is None or way is None:

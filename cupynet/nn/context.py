@@ -1,5 +1,3 @@
-"""The context of a forward pass."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -8,11 +6,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Context:
-    """One forward pass.
+    """The context of one forward pass.
 
-    Random numbers of a layer depend only on (seed, epoch, sample, layer): they are the same on any worker and in a
-    resumed run. During graph capture `epoch` and `samples` are arrays on the device, `epoch` with one element, and the
-    other attributes that change from step to step cannot be read.
+    Random numbers of a layer depend only on (seed, epoch, sample, layer). During graph capture `epoch` (one element)
+    and `samples` are arrays on the device, and other attributes that change between iterations cannot be read.
 
     Attributes:
         train: True if a backward pass follows.
@@ -20,10 +17,10 @@ class Context:
         iteration: updates of this replica so far.
         samples: (N,) indices into the data set; None outside training.
         seed: of the model.
-        replicas: the communicator of the replicas that train together, for a layer with `syncs_replicas = True`; None
-            for a single one. All replicas make the same calls of it in the same order.
-        counts: False if the examples do not count. If a layer `syncs_replicas`, a replica without a batch passes such
-            examples, so that it makes the same calls as the others.
+        replicas: communicator of the replicas, for layers with `syncs_replicas = True`; None for a single replica. All
+            replicas must call its methods in the same order.
+        counts: False if the examples do not count: a replica without a batch still takes part in the exchanges of
+            layers with `syncs_replicas = True`.
     """
 
     train: bool = False

@@ -1,5 +1,3 @@
-"""Convolution."""
-
 from __future__ import annotations
 
 from cupynet.backend import Backend, Convolution, FusedPair
@@ -18,23 +16,20 @@ from cupynet.nn.types import Image, InputType
 class Conv2D(Layer):
     """activation(cross-correlation + bias): (N, H, W, C) -> (N, H', W', O).
 
-    The reference uses im2col and one 2-D product. Other backends may fuse the layer with a pool that follows.
-    H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1: windows that do not fit are left out (Deeplearning4j's
-    Truncate).
+    H' = (H + 2 padding - dilation (K_h - 1) - 1) // stride + 1, like Deeplearning4j's Truncate.
 
     Args:
-        filters: O, channels out.
+        filters: O, output channels.
         kernel_size: pixels of the window, a number or (height, width).
         stride: pixels from one window to the next, a number or (down, across).
         padding: rows and columns of zeros on every side, a number or (rows above and below, columns left and right);
             or `same`, `valid` (0).
-        activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: initializer of the weight (K_h, K_w, C, O), a name or an object, see cupynet/nn/init.py.
+        activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
+        init: initializer of the weight (K_h, K_w, C, O), a name or an object: cupynet/nn/init.py.
         bias: False for no bias.
-        dilation: pixels from one pixel of the window to the next, a number or (down, across) (Yu & Koltun 2016).
-        groups: number of equal groups of channels and filters; a filter sees only the channels of its group. With as
-            many groups as channels it is a depthwise convolution (Chollet 2017); the number of filters is a multiple of
-            that of channels.
+        dilation: spacing of the pixels in a window, a number or (down, across) (Yu & Koltun 2016).
+        groups: number of equal groups of channels and filters. A filter sees only the channels of its group. As many
+            groups as channels are a depthwise convolution (Chollet 2017).
         bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
     """
 
@@ -120,10 +115,7 @@ class Conv2D(Layer):
 
 
 class ConvMaxPool(Layer):
-    """A built convolution and the max-pool that follows it as one operation.
-
-    The activation is applied to the pooled values, by the operation itself or after it.
-    """
+    """A fused convolution and max-pool. The activation is applied to the pooled values."""
 
     capturable = True
 

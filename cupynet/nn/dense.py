@@ -1,5 +1,3 @@
-"""Fully connected layers."""
-
 from __future__ import annotations
 
 from cupynet.backend import Backend
@@ -18,8 +16,8 @@ class Dense(Layer):
 
     Args:
         units: O, outputs.
-        activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax: nn/activation.py.
-        init: initializer of the weight (F, O), a name or an object, see cupynet/nn/init.py.
+        activation: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax.
+        init: initializer of the weight (F, O), a name or an object: cupynet/nn/init.py.
         bias: False for no bias.
         bias_init: initial bias (O,): a number, or an initializer of vectors: zeros, ones, normal.
     """
@@ -87,8 +85,7 @@ class Activation(Layer):
     """An activation as a separate layer.
 
     Args:
-        name: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax (over the last axis): see
-            nn/activation.py.
+        name: identity, relu, leaky_relu, elu, gelu, silu, tanh, sigmoid, softplus or softmax (over the last axis).
         slope: of leaky_relu below zero, between 0 and 1; by default 0.01.
     """
 
@@ -107,7 +104,7 @@ class Activation(Layer):
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
         backend, activation = self.backend, self._activation
-        # not in place: the layer before may need its own output for its derivative
+        # not in place: the preceding layer may need its output for its derivative
         y = activation.into(backend, x, backend.borrow(x.shape))
         kept = x if activation.of_input else y
         if not context.train:

@@ -1,5 +1,3 @@
-"""Dropout."""
-
 from __future__ import annotations
 
 from cupynet.backend import Backend
@@ -15,13 +13,12 @@ from cupynet.nn.types import InputType
 class Dropout(Layer):
     """In training each value is 0 with probability `rate`, else divided by 1 - rate (Srivastava et al. 2014, inverted).
 
-    Which values are 0 depends only on the model's seed, the epoch, the sample's index, the layer's name and the
-    position of the value, see backend/philox.py: they are the same for any number of workers or micro-batches, in a
-    resumed run and on every backend. If a pass does not specify sample indices, they count from 0.
+    The zeros depend only on the model's seed, the epoch, the sample index, the layer's name and the position, so they
+    are the same on every backend, with any number of workers and after a resume. Without sample indices, samples count
+    from 0.
 
     Args:
-        rate: fraction of values that become zero, from 0 to below 1. (Deeplearning4j's argument is the fraction that is
-            kept.)
+        rate: fraction of values set to zero, from 0 to below 1. Deeplearning4j's argument is the fraction kept.
     """
 
     capturable = True

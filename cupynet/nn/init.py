@@ -1,7 +1,4 @@
-"""Initializers: initial weights drawn by NumPy on the host, so they do not depend on the backend.
-
-A layer takes the name of an initializer (see `INITIALIZERS`), or an object of one of the classes here.
-"""
+"""Initializers draw weights with NumPy on the host, so weights do not depend on the backend."""
 
 from __future__ import annotations
 
@@ -26,19 +23,17 @@ DISTRIBUTIONS = ("normal", "uniform", "truncated_normal")
 
 
 def fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return fan-in and fan-out; a weight is (..., inputs, outputs), preceded by a convolution's window.
-
-    Raises:
-        ConfigError: the weight is a vector, which has no inputs and outputs.
-    """
+    """Return fan-in and fan-out of a weight (..., inputs, outputs). Raise ConfigError for a vector."""
     if len(shape) < 2:
-        raise ConfigError(f"a weight of shape {shape} has no inputs and outputs: begin it with zeros, ones or Constant")
+        raise ConfigError(
+            f"a weight of shape {shape} has no fan-in and fan-out. Initialize it with zeros, ones or Constant"
+        )
     window = math.prod(shape[:-2])
     return shape[-2] * window, shape[-1] * window
 
 
 def grouped(init: Initializer, groups: int) -> Initializer:
-    """Return an initializer of a grouped convolution's weight (K_h, K_w, C / groups, O), one group after the other."""
+    """Return an initializer of a grouped convolution's weight (K_h, K_w, C / groups, O), drawn group by group."""
     if groups == 1:
         return init
 
@@ -50,11 +45,7 @@ def grouped(init: Initializer, groups: int) -> Initializer:
 
 
 class Constant(Described):
-    """A constant.
-
-    Args:
-        value: any number.
-    """
+    """A constant `value`."""
 
     def __init__(self, value: float) -> None:
         self.value = number("Constant value", value)
@@ -64,12 +55,7 @@ class Constant(Described):
 
 
 class Normal(Described):
-    """N(mean, std²).
-
-    Args:
-        std: the standard deviation.
-        mean: its mean.
-    """
+    """N(mean, std²)."""
 
     def __init__(self, std: float = 0.05, mean: float = 0.0) -> None:
         self.std = number(f"{type(self).__name__} std", std, above=0)
@@ -80,11 +66,7 @@ class Normal(Described):
 
 
 class TruncatedNormal(Normal):
-    """N(mean, std²) with values more than two std from the mean drawn again (standard deviation 0.88 std after that).
-
-    Args:
-        std, mean: before the cut.
-    """
+    """N(mean, std²), with values more than two std from the mean drawn again; its standard deviation is 0.88 std."""
 
     def __call__(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         values = rng.standard_normal(shape)
@@ -94,11 +76,7 @@ class TruncatedNormal(Normal):
 
 
 class Uniform(Described):
-    """U(-limit, limit).
-
-    Args:
-        limit: above 0.
-    """
+    """U(-limit, limit)."""
 
     def __init__(self, limit: float = 0.05) -> None:
         self.limit = number("Uniform limit", limit, above=0)
@@ -112,8 +90,8 @@ class VarianceScaling(Described):
 
     Args:
         scale: above 0.
-        mode: which fan: `fan_in`, the inputs of a unit, `fan_out`, its outputs, or `fan_avg`, their mean.
-        distribution: `normal`, `uniform`, or `truncated_normal`, which has the variance after the cut.
+        mode: `fan_in`, `fan_out` or `fan_avg`, their mean.
+        distribution: `normal`, `uniform`, or `truncated_normal`, which has this variance after truncation.
     """
 
     def __init__(self, scale: float = 1.0, mode: str = "fan_in", distribution: str = "normal") -> None:
@@ -134,13 +112,9 @@ class VarianceScaling(Described):
 
 
 class Orthogonal(Described):
-    """A matrix with orthogonal columns, or rows if they are fewer, of length `gain` (Saxe et al. 2014).
+    """A random matrix with orthogonal columns, or rows if they are fewer, of length `gain` (Saxe et al. 2014).
 
-    A convolution's weight has a row for each value of a window. The distribution is uniform over all such matrices
-    (Mezzadri 2007).
-
-    Args:
-        gain: above 0.
+    Uniform over all such matrices (Mezzadri 2007). A convolution's weight has a row for each value of a window.
     """
 
     def __init__(self, gain: float = 1.0) -> None:
@@ -179,7 +153,7 @@ INITIALIZERS: dict[str, Initializer] = {
 
 
 def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
-    """Return the initializer called `init`, or the given object. ConfigError."""
+    """Return the initializer called `init`, or the given object."""
     if callable(init) and not isinstance(init, type):
         return init
     if isinstance(init, str) and init in INITIALIZERS:
@@ -190,7 +164,6 @@ def initializer(init: str | Initializer, argument: str = "init") -> Initializer:
 
 
 def bias_initializer(argument: str, init: float | str | Initializer) -> Initializer:
-    """Return the initializer of biases: a constant, or an initializer of vectors. ConfigError."""
     if isinstance(init, str) or callable(init):
         return initializer(init, argument)
     return Constant(number(argument, init, also=", or the name of an initializer, or such an object"))

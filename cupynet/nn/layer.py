@@ -1,18 +1,8 @@
 """The base class of layers, and `Sequential`.
 
-`forward` returns its output *and its derivative*, a closure that holds the arrays it needs. There is no tape, and
-nothing is stored on the layer, so any number of micro-batches may be in flight.
-
-Two rules about arrays:
-
-- A layer writes only into arrays that it borrowed itself: not into x, nor into the output of another layer, whose
-  `backward` may still read it.
-- `backward` is called once, and may overwrite the `dy` it is given, for instance to return it as dx.
-
-Memory returns to the workspace when nothing refers to it any more.
-
-Running statistics are buffers (`params.add_buffer`). A training pass changes them; the trainer restores them if it
-skips the batch.
+`forward` returns its output and its derivative, a closure that holds the arrays it needs. Nothing is stored on the
+layer, so several micro-batches may be in flight. A layer writes only into arrays that it borrowed, not into x.
+`backward` is called once and may overwrite `dy`.
 """
 
 from __future__ import annotations
@@ -34,32 +24,31 @@ Backward: TypeAlias = Callable[[Array], "Array | None"]
 
 
 def no_backward(dy: Array) -> Array:
-    """Replace the derivative after a forward pass that was not for training."""
+    """Backward function of an inference pass; always raises RuntimeError."""
     raise RuntimeError("this forward pass was not for training: call forward with Context(train=True)")
 
 
 class Layer(Described):
     """A differentiable function with weights.
 
-    A new layer is only a description; `build` infers its shapes and declares its weights. A description may be copied
-    and built again, for another replica or another backend.
+    A new layer is only a description; `build` infers its shapes and declares its weights. A description may be built
+    again, for another replica or backend.
 
-    A subclass implements `build` and `forward`; guides/extending.md shows one. A layer that holds other layers builds
-    them with `params.scope(name)`, under the names of its attributes.
+    A subclass implements `build` and `forward`, see guides/extending.md. A layer with children builds them with
+    `params.scope(name)`, under the names of its attributes.
 
     Attributes:
-        capturable: True if `forward` and its derivative call the same operations for every batch of one size, so that
-            a GPU can capture them in a graph. Not inherited: each class declares it. Such a layer reads only `train`,
-            `epoch`, `samples` and `seed` of the context.
-        uses_rng: True if a training pass reads `context.samples` and `context.epoch` to draw random numbers. A captured
-            step then has them on the device.
-        syncs_replicas: True if a training pass exchanges data with the other replicas. A replica without a batch then
-            passes an example that does not count, see `Context`; pipelines refuse such layers.
-        backend: where the layer computes. This and the following are set by every call of `build`.
-        path: the layer's name including those of the layers around it, `block.conv1`; empty for a network of one layer.
-        needs_dx: see `Scope`; if False, `backward` may return None.
+        capturable: True if forward and backward passes call the same operations for every batch of one size, so that
+            CUDA graphs can capture them. Not inherited. Such a layer reads only `train`, `epoch`, `samples` and `seed`
+            of the context.
+        uses_rng: True if training reads `context.samples` and `context.epoch`, which are on the device during capture.
+        syncs_replicas: True if training exchanges data with the other replicas, see `Context`. Pipelines reject such
+            layers.
+        backend: where the layer computes. `build` sets this and the following attributes.
+        path: the full name, `block.conv1`; empty for a network of one layer.
+        needs_dx: if False, `backward` may return None, see `Scope`.
         input, output: the type of one example before and after the layer.
-        declared: the number of weights of the layer, including the layers that it holds.
+        declared: the number of weights, including those of children.
         fused: layers that compute this one and the next in one operation; they are no children.
     """
 
@@ -81,11 +70,7 @@ class Layer(Described):
             cls.build = _noted(cls.build)  # type: ignore[method-assign]
 
     def build(self, input: InputType, params: Scope, backend: Backend) -> InputType:
-        """Infer shapes from `input`, declare weights in `params`, and return the type of the output.
-
-        Raises:
-            ConfigError: this layer cannot take `input`; the message names the layer.
-        """
+        """Infer shapes from `input`, declare weights in `params`, and return the type of the output."""
         raise NotImplementedError
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
@@ -114,7 +99,7 @@ class Layer(Described):
         return 0
 
     def walk(self) -> Iterator[Layer]:
-        """Yield this layer and all built layers that it holds, at any depth, in order."""
+        """Yield this layer and its built descendants, in order."""
         yield self
         for _, child in self.children():
             if hasattr(child, "output"):
@@ -126,14 +111,14 @@ class Layer(Described):
 
 
 def _noted(build: Callable[..., InputType]) -> Callable[..., InputType]:
-    """Wrap a layer's `build`: set its arguments and its result on the layer."""
+    """Wrap `build` to record its arguments and its result on the layer."""
 
     @functools.wraps(build)
     def noted(self: Layer, input: InputType, params: Scope, backend: Backend) -> InputType:
         first = self.path
         if (
             self._declared_in is params.params and first != params.layer
-        ):  # it would keep the weights of the second place only
+        ):  # it would keep only the weights of the second path
             raise ConfigError(
                 f"layers '{first}' and '{params.layer}' are the same object: create a {type(self).__name__} for each"
             )
@@ -168,7 +153,7 @@ class Sequential(Layer):
             maxpool2d1, conv2d2, dense1.
 
     Attributes:
-        steps: the layers to compute in turn, each with the names of the layers that it replaces; set by `build`.
+        steps: the built layers to compute in turn, each with the names of the layers that it fuses.
     """
 
     capturable = True
@@ -204,18 +189,17 @@ class Sequential(Layer):
         return input
 
     def train_only(self, names: Set[str]) -> None:
-        """Compute only derivatives that gradients of these layers need, and none with respect to the input."""
+        """Compute only the derivatives that these layers need, and no dx of the input."""
         trained = [not names.isdisjoint(step) for step, _ in self.steps]
         self._first = trained.index(True) if True in trained else len(trained)
         for i, (step, layer) in enumerate(self.steps):
             layer.needs_dx = self.layers[step[0]].needs_dx = i > self._first
 
     def together(self) -> list[list[str]]:
-        """Return the names of the built layers, in order; those that the backend fuses are in one list."""
+        """Return the names of the built layers, in order, with fused layers in one list."""
         return [names for names, _ in self.steps]
 
     def _fused(self) -> list[tuple[list[str], Layer]]:
-        """Return the layers to compute in turn, each with the names of the layers that it replaces."""
         steps: list[tuple[list[str], Layer]] = []
         for name, layer in self:
             names, before = steps[-1] if steps else ([], None)
@@ -241,13 +225,13 @@ class Sequential(Layer):
 
         def backward(dy: Array) -> Array | None:
             if not derivatives and self._first < len(self.steps):
-                raise RuntimeError("this derivative was called before, and has let its arrays go")
-            handed = [dy]  # to the derivative, so that the gradient can go when that has read it
+                raise RuntimeError("backward was already called and its arrays were released")
+            handed = [dy]  # in a list, so that the derivative holds the last reference
             del dy
             while derivatives:
-                layer, derivative, shape = derivatives.pop()  # with the arrays of the layer after
+                layer, derivative, shape = derivatives.pop()  # also frees the arrays of the following layer
                 dx = derivative(handed.pop())
-                if dx is None and not layer.needs_dx:  # no layer before has weights
+                if dx is None and not layer.needs_dx:  # no earlier layer has weights
                     derivatives.clear()
                     return None
                 if dx is None or dx.shape != shape or not dx.flags.c_contiguous:
@@ -261,7 +245,6 @@ class Sequential(Layer):
 
 
 def _named(layers: Iterable[Layer]) -> dict[str, Layer]:
-    """Name layers by their kind and a count."""
     named: dict[str, Layer] = {}
     counts: dict[str, int] = {}
     for layer in layers:

@@ -1,5 +1,3 @@
-"""Losses."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ class Loss(Described):
 
     Attributes:
         capturable: see `Layer`.
-        applies: the activation that the loss applies itself, so that the network must not; None for none.
+        applies: the activation that the loss applies itself, or None. The network must not apply it.
     """
 
     capturable = False
@@ -29,8 +27,11 @@ class Loss(Described):
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return the loss of each example (N,), on the device, and the gradient of their mean, times the loss scale.
 
-        target: class numbers (N,); after `check_targets` also targets (N, O), or (N, O + 1) whose last column is a
-            factor of each example's loss.
+        Args:
+            backend: where to compute.
+            prediction: (N, O).
+            target: class numbers (N,); after `check_targets` also targets (N, O), or (N, O + 1) with a factor of each
+                example's loss in the last column.
         """
         raise NotImplementedError
 
@@ -52,19 +53,14 @@ class Loss(Described):
 class SoftmaxNLL(Loss):
     """Negative log-likelihood of softmax(logits), computed together to avoid overflow.
 
-    The network ends in logits z (activation identity). The loss is -log softmax(z)[label], the gradient of the mean
-    (softmax(z) - onehot) / N. Deeplearning4j's OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
+    The loss is -log softmax(z)[label] of logits z. The network must end in activation identity. Deeplearning4j:
+    OutputLayer with softmax and NEGATIVELOGLIKELIHOOD.
 
     Args:
         label_smoothing: the share of the target that is spread evenly over all classes (Szegedy et al. 2016).
-        class_weights: the factor of each class's term of the loss, in the order of the labels; None for 1. Without
-            label smoothing that is the factor of the class's examples. With it, every example has a term of every
-            class, so examples of a class of weight 0 still train the others, as in PyTorch. The mean is taken over the
-            number of examples, not over the sum of their weights as in PyTorch: means of parts of a batch can then be
-            averaged by their numbers of examples.
-
-    Raises:
-        ConfigError: an argument is invalid.
+        class_weights: the factor of each class's term of the loss, in the order of the labels; None for 1. With label
+            smoothing every example has a term of every class, as in PyTorch. Unlike in PyTorch, the mean is over the
+            number of examples, not over the sum of weights, so that means of micro-batches can be averaged.
     """
 
     capturable = True
@@ -80,7 +76,6 @@ class SoftmaxNLL(Loss):
             raise ConfigError(reason, "SoftmaxNLL class_weights")
 
     def check_targets(self, targets: Array) -> None:
-        """Raise ConfigError unless each example's targets are probabilities of classes."""
         if not ((targets >= 0).all() and (abs(targets.sum(axis=1) - 1) < 1e-3).all()):
             raise ConfigError(
                 "SoftmaxNLL takes class numbers, which are integers, or probabilities of the classes, with sum 1. To "
@@ -88,16 +83,13 @@ class SoftmaxNLL(Loss):
             )
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """prediction: (N, O) logits; target: class numbers (N,), or probabilities (N, O) -> (N,), (N, O)."""
         return backend.softmax_cross_entropy(prediction, target, self.label_smoothing, self.class_weights)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """(N, O) logits -> probabilities."""
         return backend.softmax(prediction)
 
 
 def _class_weights(given: Weights) -> tuple[float, ...]:
-    """Return the weight of each class. ConfigError."""
     name = "SoftmaxNLL class_weights"
     weights = given.tolist() if hasattr(given, "tolist") else given
     if not isinstance(weights, list | tuple) or not weights:
@@ -117,16 +109,13 @@ class ElementwiseLoss(Loss):
     parameter = 0.0
 
     def check_targets(self, targets: Array) -> None:
-        """Raise ConfigError if targets are not from 0 to 1, and the loss requires that."""
         if self.kind in ("logistic", "hinge") and not ((targets >= 0) & (targets <= 1)).all():
             raise ConfigError(f"{type(self).__name__} takes targets from 0 to 1")
 
     def __call__(self, backend: Backend, prediction: Array, target: Array) -> tuple[Array, Array]:
-        """prediction: (N, O); target: class numbers (N,), or targets (N, O) -> (N,), (N, O)."""
         return backend.target_loss(self.kind, prediction, target, self.parameter)
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """Return the outputs unchanged: the largest is the predicted class."""
         return prediction
 
 
@@ -138,16 +127,12 @@ class MeanSquaredError(ElementwiseLoss):
 
 
 class BinaryCrossEntropy(ElementwiseLoss):
-    """-t · log s - (1 - t) · log(1 - s) of each output, with s = sigmoid(z).
-
-    The network ends in logits z (activation identity).
-    """
+    """-t · log s - (1 - t) · log(1 - s) of each output, with s = sigmoid(z). The network must end in identity."""
 
     capturable = True
     kind, applies = "logistic", "sigmoid"
 
     def scores(self, backend: Backend, prediction: Array) -> Array:
-        """Convert (N, O) logits to probabilities of each output."""
         xp, wide = backend.xp, prediction.astype(backend.policy.accumulate)
         small = xp.exp(-abs(wide))  # never overflows
         prediction[...] = xp.where(wide >= 0, 1 / (1 + small), small / (1 + small))
@@ -162,14 +147,7 @@ class Hinge(ElementwiseLoss):
 
 
 class Huber(ElementwiseLoss):
-    """The mean over the outputs of d²/2 where |d| <= delta, else delta · (|d| - delta/2), with d = z - t (Huber 1964).
-
-    Args:
-        delta: |d| from which on the loss is linear.
-
-    Raises:
-        ConfigError: an argument is invalid.
-    """
+    """The mean over outputs of d²/2 if |d| <= delta, else delta · (|d| - delta/2), with d = z - t (Huber 1964)."""
 
     capturable = True
     kind = "huber"
@@ -188,7 +166,6 @@ LOSSES: dict[str, type[Loss]] = {
 
 
 def loss_of(loss: str | Loss) -> Loss:
-    """Return the loss of that name with its defaults, or the given one. ConfigError."""
     if isinstance(loss, str):
         return LOSSES[one_of("loss", loss, LOSSES)]()
     return instance("loss", loss, Loss, "SoftmaxNLL(), or the name of a loss")

@@ -1,5 +1,3 @@
-"""A network with weights on a backend."""
-
 from __future__ import annotations
 
 import copy
@@ -22,7 +20,7 @@ from cupynet.nn.loss import Loss, loss_of
 from cupynet.nn.params import Params, Unmatched
 from cupynet.nn.types import Flat, InputType, input_type
 
-PREDICTED_TOGETHER = 256  # images, by default; their memory is kept
+PREDICTED_TOGETHER = 256  # default batch size of predict
 FLAT = 1 / 15  # images are nearly blank if the range of their scaled pixels is smaller
 
 log = logging.getLogger(__name__)
@@ -31,17 +29,17 @@ log = logging.getLogger(__name__)
 class Model:
     """A network, its weights and its loss.
 
-    Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit: these
-    only read, and see weights that an update may be changing. Other methods and fits are for one thread at a time.
-
         model = Model([Conv2D(20, 5), MaxPool2D(2), Dense(10)], input=(28, 28, 1))
+
+    Several threads may call `predict`, `classify`, `scores` and `weights` at the same time, also during a fit. Other
+    methods and fits are for one thread at a time.
 
     Args:
         network: layers in sequence, as a list or name -> layer; or one layer. The model builds its own copy.
         input: the shape of one image, (H, W, C), or (H, W) for one channel; or an `Image` or `Flat`.
-        backend: where it computes: numpy, numba, cupy, or auto, the best that works here; or a `Backend`.
+        backend: numpy, numba, cupy, or auto for the fastest available; or a `Backend`.
         seed: of the initial weights, from 0 to 2**64 - 1.
-        loss: minimized in training: softmax, mean_squared_error, binary_cross_entropy, hinge or huber; or a `Loss`.
+        loss: softmax, mean_squared_error, binary_cross_entropy, hinge or huber; or a `Loss`.
         dtype: half, bfloat16, float or double, if `backend` is a name; float by default.
         needs_dx: True to compute the derivative with respect to the input, for a later stage of a pipeline.
 
@@ -49,9 +47,8 @@ class Model:
         network: the built copy.
         params: its weights.
         pixels: the scaling of pixels from 0 to 255, as in the last training.
-        trained_on: `pixels` if the weights come from training on such pixels, `floats` if from images that were scaled
-            already; "" for new and imported weights.
-        class_names: the names of the classes, in the order of the outputs; empty if they have none.
+        trained_on: `pixels` or `floats` (images that were scaled already); "" for new and imported weights.
+        class_names: in the order of the outputs; empty if unknown.
         output: the type of the output for one example.
 
     Raises:
@@ -85,14 +82,10 @@ class Model:
         self.params.allocate(backend, self.seed)
 
     def forward(self, x: Array, context: Context) -> tuple[Array, Backward]:
-        """Return the raw output (logits) for x (N, ...), and the derivative.
-
-        Raises:
-            ConfigError: x is not N examples of this network's size.
-        """
+        """Return the raw output (logits) for x (N, ...), and the derivative."""
         if tuple(x.shape[1:]) != self.input.shape:
             hint = layout_hint(x.shape, self.input.shape)
-            raise ConfigError(f"a batch of shape {tuple(x.shape)}: this network takes N of {self.input.shape}{hint}")
+            raise ConfigError(f"batch of shape {tuple(x.shape)}: expected N examples of shape {self.input.shape}{hint}")
         with self.backend.activated():
             x = self.backend.compact(x)
             y, derivative = self.network.forward(x, context)
@@ -108,15 +101,12 @@ class Model:
         return y, backward
 
     def scores(self, x: Array, batch_size: int = PREDICTED_TOGETHER) -> tuple[Array, Array]:
-        """Return probabilities and raw outputs, (N, O) on the host, for x (N, ...) on the device.
-
-        x must be scaled as in training. Integers raise ConfigError: see `predict`.
-        """
+        """Return probabilities and raw outputs, (N, O) on the host, of floating-point x (N, ...)."""
         size = checks.integer("batch_size", batch_size, 1)
         if not isinstance(x, self.backend.xp.ndarray):
             x = self.backend.asarray(x)
         if not _is_floating(x):
-            raise ConfigError(f"a batch of type {x.dtype}: must be floating point. `predict` scales images of uint8")
+            raise ConfigError(f"batch of type {x.dtype}: must be floating point. `predict` scales images of uint8")
         return self._together([self._scores(x[start : start + size]) for start in range(0, len(x), size)])
 
     def predict(self, images: Any, batch_size: int = PREDICTED_TOGETHER) -> Any:
@@ -124,7 +114,7 @@ class Model:
 
         Args:
             images: uint8, to be scaled by `pixels`, or floating point, already scaled. A single image needs no axis N.
-                A warning is logged, once, if their range is far from that in training.
+                If their range is far from that in training, a warning is logged once.
             batch_size: the number of images computed together.
 
         Raises:
@@ -147,8 +137,7 @@ class Model:
     ) -> list[list[tuple[int | str, float]]]:
         """Return the `top` classes with the highest scores of each image, the highest first.
 
-        A class is its name, or its number if it has none. The score is its probability, if the loss has any. Among
-        equal scores the lower number comes first. ConfigError, see `predict`.
+        A class is its name, or its number if it has none. The score is its probability, if the loss has any.
         """
         most = self.output.features
         top = checks.integer("top", top, 1, most=most, why=f"there are {most} classes")
@@ -158,7 +147,7 @@ class Model:
         return [[(names[i], float(row[i])) for i in best.tolist()] for best, row in zip(order, scores, strict=True)]
 
     def _images(self, images: Any) -> Any:
-        """Return images as an array (N, ...) of examples of this network, uint8 or floating point. ConfigError."""
+        """Return images as examples (N, ...) of this network, uint8 or floating point."""
         shape = self.input.shape
         if not isinstance(images, self.backend.xp.ndarray):
             images = np.asarray(images)
@@ -176,13 +165,13 @@ class Model:
             images = images[None]
         if images.shape[1:] != shape or not (images.dtype == np.uint8 or _is_floating(images)):
             raise ConfigError(
-                f"images of shape {given} and type {images.dtype}: this network takes N of {shape}, "
-                f"uint8, or floating point scaled as in training{layout_hint(given, shape)}"
+                f"images of shape {given} and type {images.dtype}: expected N of shape {shape}, "
+                f"uint8 or floating point scaled as in training{layout_hint(given, shape)}"
             )
         return images
 
     def _warn_of_range(self, images: Any) -> None:
-        """Log a warning, once, if the values of images are far from those that the network was trained on."""
+        """Log a warning, once, if the images' range is far from that in training."""
         if self._warned or not self.trained_on or not images.size:
             return
         if self.trained_on == "floats":
@@ -204,7 +193,6 @@ class Model:
             )
 
     def _scores(self, x: Array) -> tuple[Array, Array]:
-        """Return probabilities and raw outputs of one batch."""
         backend, accumulate = self.backend, self.backend.policy.accumulate
         with backend.activated():
             raw, _ = self.forward(x, INFERENCE)
@@ -213,7 +201,6 @@ class Model:
         return scores, logits
 
     def _together(self, parts: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-        """Concatenate the scores and outputs of all batches."""
         nothing = np.empty((0, *self.output.shape), self.backend.policy.accumulate)
         scores, logits = (np.concatenate([part[i] for part in parts] or [nothing]) for i in (0, 1))
         return scores, logits
@@ -228,10 +215,9 @@ class Model:
         return replica
 
     def part(self, names: Sequence[str], backend: Backend) -> Model:
-        """Return consecutive layers of this network, a `Sequential`, as a model with the same weights: a stage.
+        """Return consecutive layers of this `Sequential` network with their names and weights: a pipeline stage.
 
-        Layers and weights keep their names. Only the last part has the loss, and the first does not compute the
-        derivative with respect to its input.
+        Only the last stage has the loss. The first does not compute the derivative with respect to its input.
         """
         layers = dict(self._description.children())
         whole = dict(self.network.children())
@@ -257,18 +243,17 @@ class Model:
         return {name: np.array(self.backend.to_host(array)) for name, array in arrays.items()}
 
     def load_weights(self, weights: Mapping[str, Any] | PathLike | Model, *, strict: bool = True) -> Unmatched:
-        """Load weights and buffers by name, from a mapping, another model, or a safetensors file such as `save` writes.
+        """Load weights and buffers by name, from a mapping, another model, or a safetensors file.
 
         Args:
-            strict: False to load those whose names and shapes fit, and keep the others: to fine-tune a network with
-                another last layer.
+            weights: name -> array, a model, or a path.
+            strict: False to load only those whose names and shapes fit, for instance to fine-tune another last layer.
 
         Returns:
             The names that do not fit, of the model and of `weights`; none if `strict`.
 
         Raises:
-            ConfigError: a name is missing or unknown, or a shape differs, or nothing fits; or a number is not finite.
-                Nothing is loaded.
+            ConfigError: a name or shape differs, nothing fits, or a number is not finite. Nothing is loaded.
             DataError: the file cannot be read.
         """
         if isinstance(weights, Model):
@@ -307,7 +292,7 @@ class Model:
         save_described(path, self.weights(), self.description())
 
     def description(self) -> dict[str, Any]:
-        """Return everything but the weights as plain values, see `save`."""
+        """Return everything that `save` writes except the weights, as plain values."""
         return {
             "network": describe(self._description),
             "loss": describe(self.loss),
@@ -321,7 +306,7 @@ class Model:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what copies and pickles need: no arrays of a device."""
+        """Return the state for copies and pickles, without device arrays."""
         backend = self.backend
         return {
             "arguments": (self._description, self.input, self.seed, self.loss, self._needs_dx),
@@ -352,15 +337,12 @@ class Model:
 
             model.set_learning_rate_factors({"conv*": 0.1, "conv1": 0})
 
-        Call it before the `ParallelWrapper` is made. The factors are saved with the model.
+        Call it before creating the `ParallelWrapper`. The factors are saved with the model.
 
-        factors: names of layers or weights, with the wildcards of `fnmatch`, -> factor of at least 0; the last pattern
-            that names a weight decides. Weights with 0 are frozen: training leaves them unchanged, bit for bit, and
-            computes no gradients of layers before the first that is trained. A frozen `BatchNorm` normalizes with its
-            running statistics, which do not change.
-
-        Raises:
-            ConfigError: a pattern names no weight, or a factor is below 0.
+        Args:
+            factors: names of layers or weights, with the wildcards of `fnmatch`, -> factor of at least 0; the last
+                matching pattern decides. Weights with 0 are frozen: training does not change them. A frozen `BatchNorm`
+                uses its running statistics.
         """
         if not isinstance(factors, Mapping):
             raise ConfigError("must be a dictionary {pattern: factor}", "factors", wording.shown(factors))
@@ -375,7 +357,7 @@ class Model:
     def freeze(self, *patterns: str) -> None:
         """Leave some weights unchanged in training: a learning-rate factor of 0, see `set_learning_rate_factors`.
 
-        model.freeze("conv*")      # all weights of the layers whose names begin so
+        model.freeze("conv*")  # all weights of layers whose names start with conv
         """
         if not patterns or not all(isinstance(pattern, str) for pattern in patterns):
             raise ConfigError(f"freeze needs names of layers, such as 'conv*', got {wording.shown(patterns)}")
@@ -386,11 +368,7 @@ class Model:
         self.set_learning_rate_factors(dict.fromkeys(patterns or ("*",), 1.0))
 
     def summary(self) -> str:
-        """Return a table of all layers; layers within others are indented.
-
-        It has output shapes, the bytes of one output in storage precision, numbers of weights, and the multiply-adds
-        (two floating-point operations each) of a forward pass per example.
-        """
+        """Return a table of layers: output shapes, bytes of one output, weights, and multiply-adds per example."""
         rows = self.rows()
         header = rows[0]
         widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
@@ -403,7 +381,7 @@ class Model:
         return "\n".join([*lines, _totals(self)])
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return the cells of that table, its heading first."""
+        """Return the cells of the summary, heading first."""
         header = ("layer", "kind", "settings", "output", "bytes", "parameters", "multiply-adds")
         rows: list[tuple[str, ...]] = [header, ("input", "", "", str(self.input), _bytes(self, self.input), "", "")]
         for layer in self.network.walk():
@@ -418,7 +396,6 @@ class Model:
 
 
 def _totals(model: Model) -> str:
-    """Return the last line of the summary."""
     total, count = sum(each.multiply_adds() for each in model.network.walk()), model.params.count
     work = f"{total:,} multiply-adds ({2e-6 * total:,.3g} MFLOP) per example"
     frozen = sum(p.size for name, p in model.params.named() if name in model.params.frozen)
@@ -426,12 +403,10 @@ def _totals(model: Model) -> str:
 
 
 def _bytes(model: Model, of: InputType) -> str:
-    """Return the size of one example."""
     return f"{of.features * model.backend.policy.storage.itemsize:,}"
 
 
 def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
-    """Return the backend, made of its name if it is one. ConfigError."""
     if isinstance(backend, str):
         name, _ = select_backend(backend)
         return create_backend(name, dtype or "float")
@@ -442,12 +417,12 @@ def _backend_of(backend: Backend | str, dtype: str | None) -> Backend:
 
 
 def _is_floating(x: Any) -> bool:
-    """Return True for an array of floating-point numbers, including bfloat16."""
+    """Return True if x is floating point, including bfloat16."""
     return bool(np.issubdtype(x.dtype, np.floating)) or x.dtype.name == "bfloat16"
 
 
 def check_loss(network: Layer, loss: Loss) -> None:
-    """Refuse a network that ends in softmax or sigmoid if the loss applies one of them itself."""
+    """Raise ConfigError if both the network and the loss apply softmax or sigmoid."""
     last = network.output_activation
     if loss.applies is not None and last in ("softmax", "sigmoid"):
         raise ConfigError(
@@ -457,9 +432,9 @@ def check_loss(network: Layer, loss: Loss) -> None:
 
 
 def check_output(network: Layer, classes: int) -> None:
-    """Refuse a built network whose output is not one logit per class."""
+    """Raise ConfigError unless the built network has one output per class."""
     if network.output != Flat(classes):
         raise ConfigError(
-            f"the network gives {network.output}, but the data has {wording.counted(classes, 'class')} or targets: end "
-            f"in Dense(units={classes})"
+            f"the network returns {network.output}, but the data has {wording.counted(classes, 'class')} or targets. "
+            f"End it in Dense(units={classes})"
         )

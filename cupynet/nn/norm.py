@@ -1,5 +1,3 @@
-"""Normalization over a batch, and within each example."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -18,36 +16,23 @@ from cupynet.nn.types import InputType
 class BatchNorm(Layer):
     """(x - mean) / sqrt(variance + epsilon) · scale + shift in each channel (Ioffe & Szegedy 2015).
 
-    Channels are the last axis. Mean and variance are over N, H and W of images, over N of vectors. In training they are
-    those of the batch, at least in single precision; in an evaluation the running estimates, which are buffers of the
-    model (`norm1.mean`, `norm1.variance`), averaged, saved and loaded with the weights. Initially `scale` is 1 and
-    `shift` 0; neither is decayed. A ReLU that follows directly (`Activation("relu")`) is fused.
+    Channels are the last axis. Training uses the statistics of the worker's own batch or micro-batch, evaluation the
+    running estimates. These are buffers of the model (`norm1.mean`, `norm1.variance`), averaged and saved with the
+    weights. `scale` and `shift` are not decayed. A ReLU that follows (`Activation("relu")`) is fused.
 
-    Statistics are those of the worker's own batch: several workers with batch_size examples each therefore do not equal
-    one worker on all of them, whatever the averaging frequency. With `sync` they do, if weights or gradients are
-    averaged in every iteration (for plain SGD or momentum, as without normalization). In a pipeline, and with
-    `accumulation_steps`, statistics are those of each micro-batch: gradients differ from those of the whole batch, and
-    running estimates are updated once for each part.
+    Without `sync`, several workers do not equal one worker on all their examples. With `sync` they do, if weights or
+    gradients are averaged in every iteration (for plain SGD or momentum).
+
+    The running variance is unbiased (over n - 1), the variance of a batch is over n, as in PyTorch. If `scale` and
+    `shift` are frozen (`Model.freeze`), training uses the running estimates and does not change them, as in Keras. If a
+    batch has one value per channel, the output is `shift`, as in Keras, and running estimates do not change.
 
     Args:
-        momentum: the fraction of a running estimate that is kept in each update, as in Keras (0.99) and Deeplearning4j
+        momentum: the fraction of a running estimate kept in each update, as in Keras (0.99) and Deeplearning4j
             (`decay`, 0.9). PyTorch's momentum is 1 minus this.
         epsilon: added to the variance; 1e-5 in PyTorch and Deeplearning4j, 1e-3 in Keras.
         sync: True to compute statistics over the batches of all replicas, with two exchanges in each forward pass and
-            one in each backward pass. Graph capture is off then, and pipelines are refused.
-
-    The running variance is the unbiased estimate, over n - 1, as in PyTorch and Deeplearning4j's native layers; a batch
-    is normalized with the variance over n.
-
-    If `scale` and `shift` are frozen, see `Model.freeze`, training passes use the running estimates and do not change
-    them, as in Keras.
-
-    If a batch has a single value per channel, as when the last batch of vectors has one example, there is no variance.
-    Then the output is `shift`, as in Keras, and running estimates do not change. (PyTorch raises an error.) A fit whose
-    batches are all that small is refused.
-
-    Raises:
-        ConfigError: an argument is invalid.
+            one in each backward pass. Disables graph capture; pipelines reject it.
     """
 
     capturable = True
@@ -101,7 +86,7 @@ class BatchNorm(Layer):
         return y, backward
 
     def _moments(self, x: Array, count: int, context: Context, group: Any) -> Array:
-        """Return mean and variance for x, (2, C), and update running estimates. count: values per channel."""
+        """Return mean and variance of x, (2, C), and update running estimates; `count` is per channel."""
         moments = self.backend.channel_moments(x)
         total = count if group is None else self._merge(moments, count if context.counts else 0, group)
         if total > 1:  # one value has no variance; 0 if no replica has examples that count
@@ -110,10 +95,7 @@ class BatchNorm(Layer):
         return moments
 
     def _merge(self, moments: Array, count: int, group: Any) -> int:
-        """Overwrite this replica's moments, of `count` values, with those of all; return the number of all values.
-
-        The mean of the means, then the mean of the variances about it, which is stable (Chan et al. 1979).
-        """
+        """Replace the moments of `count` values by those of all replicas; return the total count (Chan et al. 1979)."""
         total = int(group.gather_numbers(count).sum())
         apart = self.backend.borrow(moments[0].shape, moments.dtype)
         apart[...] = moments[0]
@@ -126,10 +108,7 @@ class BatchNorm(Layer):
         return total
 
     def _meet(self, sums: Array, count: int, group: Any) -> None:
-        """Overwrite the sums over this replica's batch with their mean over all replicas, weighted by examples.
-
-        Gradients are of the mean loss of the replica's own batch, and are weighted by its examples in the mean of all.
-        """
+        """Overwrite the sums over this replica's batch with their mean over all replicas, weighted by examples."""
         scale = self.backend.loss_scale  # may differ between replicas
         sums /= scale
         group.allreduce_mean([sums.reshape(-1)], count)
@@ -137,7 +116,7 @@ class BatchNorm(Layer):
 
 
 class BatchNormReLU(Layer):
-    """A built batch normalization and the ReLU that follows it, in one pass over memory each way."""
+    """A fused batch normalization and ReLU."""
 
     capturable = True
 
@@ -151,15 +130,12 @@ class BatchNormReLU(Layer):
 class LayerNorm(Layer):
     """(x - mean) / sqrt(variance + epsilon) · scale + shift within each example (Ba et al. 2016).
 
-    The same in training and evaluation. Initially `scale` is 1 and `shift` 0; neither is decayed.
+    `scale` and `shift` are not decayed.
 
     Args:
-        axis: of the mean and variance: `features`, all values of an example, with a scale and shift for each; or
-            `channels`, the channels of each pixel, with a scale and shift for each channel.
+        axis: `features`, all values of an example, with a scale and shift for each; or `channels`, the channels of each
+            pixel, with a scale and shift for each channel.
         epsilon: added to the variance.
-
-    Raises:
-        ConfigError: an argument is invalid.
     """
 
     capturable = True

@@ -1,10 +1,6 @@
 """All weights of a model as one flat vector, of which layers hold named views.
 
-Averaging is then one all-reduce, an update one pass, a checkpoint a loop over names. Weights that the optimizer treats
-in the same way (decayed or not) are adjacent, so an update needs one call per kind.
-
-Buffers, such as the running means of batch normalization, are another flat vector. Training passes change them, an
-optimizer never does.
+Averaging is one all-reduce, and an update one call per segment. Buffers are another flat vector.
 """
 
 from __future__ import annotations
@@ -30,20 +26,17 @@ ALIGNMENT = 64  # bytes
 
 @dataclass
 class Named:
-    """A named array of a model."""
-
     name: str
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """Number of values."""
         return math.prod(self.shape)
 
 
 @dataclass
 class Parameter(Named):
-    """One named weight. The arrays are views into the flat vectors of its `Params`; they exist after `allocate`.
+    """One named weight. Its arrays are views into the flat vectors of `Params` and exist after `allocate`.
 
     Attributes:
         name: including the layer's, `conv1.weight`.
@@ -62,7 +55,7 @@ class Parameter(Named):
     grad: Array = field(default=None, repr=False)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse to replace a view: a layer that did so would never be trained. AttributeError."""
+        """Raise AttributeError if a view would be replaced: it would never be trained."""
         before = self.__dict__.get(name)
         if name in ("master", "data", "grad") and before is not None and value is not before:
             raise AttributeError(
@@ -73,12 +66,12 @@ class Parameter(Named):
 
 @dataclass
 class Buffer(Named):
-    """Numbers of a model besides its weights. Training passes change them, an optimizer never does.
+    """Numbers that training passes change but the optimizer does not, such as running means.
 
     Attributes:
         name: including the layer's, `norm1.mean`.
-        fill: the initial value of all of them.
-        data: a view into the flat vector of its `Params`, in the accumulation precision; exists after `allocate`.
+        fill: the initial value.
+        data: a view into `Params.buffers`; exists after `allocate`.
     """
 
     fill: float = 0.0
@@ -99,7 +92,6 @@ class Segment:
 
     @property
     def part(self) -> slice:
-        """The part as a slice."""
         return slice(self.start, self.stop)
 
 
@@ -107,8 +99,8 @@ class Unmatched(NamedTuple):
     """Names that were not loaded. A name is in both lists if its shapes differ.
 
     Attributes:
-        missing: weights and buffers of the model that keep their values.
-        unexpected: arrays that the model has no place for.
+        missing: weights and buffers of the model.
+        unexpected: arrays that the model does not have.
     """
 
     missing: list[str]
@@ -119,10 +111,9 @@ class Params:
     """The weights of a model: declared by its layers through a `Scope`, then laid out by `allocate`.
 
     Attributes:
-        master, data, grad: flat (P,) vectors, see `Parameter`. P includes padding between parameters, which stays
-            zero.
+        master, data, grad: flat (P,) vectors, see `Parameter`. P includes padding between parameters, which stays zero.
         segments: the parts that an optimizer updates with one call each.
-        rates: name -> factor of the learning rate, of the weights whose factor is not 1; 0 for frozen ones.
+        rates: name -> learning-rate factor, if it is not 1; 0 for frozen weights.
         buffers: flat (B,) vector in the accumulation precision, see `Buffer`; empty if no layer has any.
         buffer_snapshot: the copy that `snapshot_buffers` made, (B,).
     """
@@ -140,7 +131,6 @@ class Params:
         self.buffer_snapshot: Array = None
 
     def scope(self, name: str = "", *, needs_dx: bool = True) -> Scope:
-        """Return the scope in which a network declares its weights; `needs_dx`: see `Scope`."""
         return Scope(self, f"{name}." if name else "", needs_dx)
 
     def add(self, declared: N) -> N:
@@ -160,46 +150,40 @@ class Params:
         return sum(p.size for p in self._entries.values())
 
     def named(self) -> Iterator[tuple[str, Parameter]]:
-        """Yield name and parameter, in order of declaration."""
         yield from self._entries.items()
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
-        """The place of each weight in the flat vector, name -> (start, stop); after `allocate`."""
+        """name -> (start, stop) of each weight in the flat vector."""
         return {name: (self._offsets[name], self._offsets[name] + p.size) for name, p in self._entries.items()}
 
     def named_buffers(self) -> Iterator[tuple[str, Buffer]]:
-        """Yield name and buffer, in order of declaration."""
         yield from self._buffers.items()
 
     @property
     def vectors(self) -> list[Array]:
-        """`master` (P,), and the buffers (B,) if there are any: the state of a trained model."""
+        """The state of a trained model: `master` (P,), and the buffers (B,) if there are any."""
         return [self.master, *self.running]
 
     @property
     def running(self) -> list[Array]:
-        """The buffers as a list of one vector (B,); empty if there are none."""
         return [self.buffers] if self._buffers else []
 
     def views(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        """Yield name and part, in order of declaration, of a (P,) vector laid out like the weights."""
+        """Yield the name and view of each weight in a (P,) vector."""
         for name, p in self._entries.items():
             start = self._offsets[name]
             yield name, vector[start : start + p.size].reshape(p.shape)
 
     def buffer_views(self, vector: Array) -> Iterator[tuple[str, Array]]:
-        """Yield the name and view of each buffer in a vector laid out like the buffers, in any precision."""
+        """Yield the name and view of each buffer in a (B,) vector."""
         start, step = 0, ALIGNMENT // vector.dtype.itemsize
         for name, buffer in self._buffers.items():
             yield name, vector[start : start + buffer.size].reshape(buffer.shape)
             start += _padded(buffer.size, step)
 
     def allocate(self, backend: Backend, seed: int) -> None:
-        """Lay out the flat vectors on the backend and draw the initial weights.
-
-        A weight's values depend only on (seed, name): adding a layer does not change the others.
-        """
+        """Lay out the flat vectors on the backend and draw the initial weights, which depend only on (seed, name)."""
         accumulate, storage = backend.policy.accumulate, backend.policy.storage
         total = self._layout(ALIGNMENT // storage.itemsize)  # in elements, so that the narrower copy is aligned too
         host = np.zeros(total, accumulate)
@@ -227,7 +211,6 @@ class Params:
         self.publish()
 
     def _allocate_buffers(self, backend: Backend) -> None:
-        """Lay out the buffers, each on a cache line of its own."""
         accumulate = backend.policy.accumulate
         buffers = list(self._buffers.values())
         host = np.zeros(self._place(buffers, ALIGNMENT // accumulate.itemsize), accumulate)
@@ -242,7 +225,6 @@ class Params:
 
     @property
     def frozen(self) -> list[str]:
-        """The names of weights that training does not change."""
         return [name for name, rate in self.rates.items() if not rate]
 
     def set_rates(self, rates: Mapping[str, float]) -> None:
@@ -263,11 +245,7 @@ class Params:
                 self.segments.append(Segment(self._offsets[members[0].name], stops[members[-1].name], decay, rate))
 
     def matching(self, patterns: Collection[str]) -> set[str]:
-        """Return the names of the weights that patterns name, or whose layers they name.
-
-        Raises:
-            ConfigError: a pattern names none.
-        """
+        """Return the names of weights that match a pattern, or are in a layer that does."""
         found: set[str] = set()
         for pattern in patterns:
             names = [
@@ -281,7 +259,7 @@ class Params:
         return found
 
     def unmatched(self, weights: Mapping[str, Any]) -> Unmatched:
-        """Return the names, or names with another shape, that these weights (by name) and the model do not share.
+        """Return the names that these weights and the model do not share, or share with different shapes.
 
         Raises:
             ConfigError: they share none, or a number is not finite.
@@ -297,7 +275,7 @@ class Params:
         return Unmatched(*([name for name in differing if name in names] for names in (own, given)))
 
     def trained(self, vector: Array) -> list[Array]:
-        """Return the parts of a (P,) vector that belong to weights which are not frozen."""
+        """Return the parts of a (P,) vector that belong to weights that are not frozen."""
         return [vector[segment.part] for segment in self.segments] if self.frozen else [vector]
 
     def clear_frozen(self) -> None:
@@ -306,17 +284,16 @@ class Params:
             self._entries[name].grad[...] = 0
 
     def snapshot_buffers(self) -> None:
-        """Copy the buffers before a training pass, for `restore_buffers`."""
         if self._buffers:
             self.buffer_snapshot[...] = self.buffers
 
     def restore_buffers(self) -> None:
-        """Reset the buffers to the last snapshot, as if the pass since then had not happened."""
+        """Restore the buffers of the last snapshot."""
         if self._buffers:
             self.buffers[...] = self.buffer_snapshot
 
     def _layout(self, step: int) -> int:
-        """Return P; decide where each parameter starts, in steps of `step`, and fill `segments`."""
+        """Place parameters at multiples of `step`, fill `segments`, and return P."""
         kinds: dict[bool, list[Parameter]] = {}
         for p in self._entries.values():
             kinds.setdefault(p.decay, []).append(p)
@@ -328,30 +305,29 @@ class Params:
         return stop
 
     def _place(self, members: Sequence[Named], step: int, position: int = 0) -> int:
-        """Place members one after the other, each at a multiple of `step`. Return the end."""
+        """Place members one after the other, at multiples of `step`, and return the end."""
         for each in members:
             self._offsets[each.name] = position
             position += _padded(each.size, step)
         return position
 
     def publish(self) -> None:
-        """Copy `master` to `data` after an update or an average; no effect if they are one array."""
+        """Copy `master` to `data` after an update or an average, unless they are one array."""
         if self.data is not self.master:
             self._backend.convert(self.master, self.data)
 
     def stored(self, part: slice) -> Array | None:
-        """Return the 16-bit copy of a part of `master` (P,); None if layers read `master` itself."""
+        """Return the 16-bit copy of a part of `master` (P,), or None if layers read `master` itself."""
         return None if self.data is self.master else self.data[part]
 
 
 def _and_parents(name: str) -> list[str]:
-    """Return the name of a weight and of the layers that it is in: `a.b.weight`, `a.b`, `a`."""
+    """Return the name of a weight and of its layers: `a.b.weight`, `a.b`, `a`."""
     parts = name.split(".")
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _padded(size: int, step: int) -> int:
-    """Return `size`, rounded up to a multiple of `step`."""
     return -(-size // step) * step
 
 
@@ -362,8 +338,7 @@ class Scope:
     Attributes:
         params: the weights of the model.
         prefix: the layer's name and a dot; empty at the top.
-        needs_dx: True if the derivative with respect to the layer's input is needed: an earlier layer has weights, or
-            is on another device. If False, `backward` may return None.
+        needs_dx: True if an earlier layer has weights or is on another device. Otherwise `backward` may return None.
     """
 
     params: Params
@@ -371,20 +346,16 @@ class Scope:
     needs_dx: bool = True
 
     def scope(self, name: str, needs_dx: bool | None = None) -> Scope:
-        """Return a scope inside this one, for a layer within the layer; `needs_dx` is inherited by default."""
+        """Return the scope of a child layer; `needs_dx` is inherited by default."""
         return Scope(self.params, f"{self.prefix}{name}.", self.needs_dx if needs_dx is None else needs_dx)
 
     @property
     def layer(self) -> str:
-        """The name of the layer being built, for messages; empty at the top."""
+        """The name of the layer being built; empty at the top."""
         return self.prefix.rstrip(".")
 
     def add(self, name: str, shape: tuple[int, ...], init: str | Initializer, *, decay: bool = True) -> Parameter:
-        """Declare the weight `name` of this layer. init: an initializer or its name, such as `he`.
-
-        Raises:
-            ConfigError: there is no such initializer.
-        """
+        """Declare the weight `name` of this layer, with an initializer or its name, such as `he`."""
         return self.params.add(Parameter(self.prefix + name, shape, initializer(init), decay))
 
     def add_buffer(self, name: str, shape: tuple[int, ...], fill: float = 0.0) -> Buffer:

@@ -1,5 +1,3 @@
-"""Pooling."""
-
 from __future__ import annotations
 
 from typing import Any, TypeAlias
@@ -18,16 +16,13 @@ Size: TypeAlias = int | tuple[int, int] | list[int]  # one number for both, or (
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Return the padding before and after an axis that gives ceil(size / stride) windows (TensorFlow's SAME).
-
-    If the total is odd, the extra one comes after.
-    """
+    """Return the padding before and after an axis for ceil(size / stride) windows, as TensorFlow's SAME."""
     total = max(((size - 1) // stride) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 
 
 def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
-    """Check the argument `padding`; return rows and columns on each side, or None for `same`. ConfigError."""
+    """Validate `padding`; return rows and columns on each side, or None for `same`."""
     if isinstance(padding, str) and padding in ("same", "valid"):
         return None if padding == "same" else (0, 0)
     return checks.pair(f"{what} padding", padding, 0, ", or 'same' or 'valid'")
@@ -36,7 +31,7 @@ def padding_of(what: str, padding: Any) -> tuple[int, int] | None:
 def window_on(
     input: InputType, kernel: IntPair, stride: IntPair, padding: IntPair | None, dilation: IntPair = (1, 1)
 ) -> Window:
-    """Return the window for this input; padding None means `same`."""
+    """Return the window on this input; padding None means `same`."""
     if padding is None and isinstance(input, Image):
         extent = Window(kernel, stride, dilation=dilation).extent
         rows, columns = map(same_padding, (input.height, input.width), extent, stride)
@@ -51,8 +46,8 @@ class Pool(Layer):
     Args:
         kernel_size: pixels of the window, a number or (height, width).
         stride: pixels from one window to the next, a number or (down, across); by default `kernel_size`.
-        padding: rows and columns around the image, a number or (rows above and below, columns left and right), smaller
-            than `kernel_size`; or `same`, `valid` (0). Padding is ignored in maxima and means.
+        padding: rows and columns around the image, smaller than `kernel_size`, a number or (rows above and below,
+            columns left and right); or `same`, `valid` (0). Maxima and means ignore it.
     """
 
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size | str = 0) -> None:
@@ -76,8 +71,7 @@ class Pool(Layer):
 class MaxPool2D(Pool):
     """The largest value of each window: (N, H, W, C) -> (N, H', W', C).
 
-    Among equal values the first, row by row, gets the whole gradient. NaN in a window is its largest.
-    The arguments are those of `Pool`.
+    Of equal values the first, row by row, gets the whole gradient. NaN is the largest. For the arguments, see `Pool`.
     """
 
     capturable = True
@@ -96,8 +90,7 @@ class MaxPool2D(Pool):
 class AvgPool2D(Pool):
     """The mean of each window: (N, H, W, C) -> (N, H', W', C).
 
-    Padding is not counted: a window at the edge has the mean of its pixels (PyTorch's count_include_pad=False, `same`
-    in Keras and Deeplearning4j). The arguments are those of `Pool`.
+    Padding is not counted (PyTorch's count_include_pad=False, Keras' `same`). For the arguments, see `Pool`.
     """
 
     capturable = True

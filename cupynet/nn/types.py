@@ -1,5 +1,3 @@
-"""Input types of layers, without the batch axis, from which all shapes of a network are inferred."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -13,11 +11,7 @@ from cupynet.core.wording import shown
 
 @dataclass(frozen=True)
 class Image:
-    """Images of `height` x `width` pixels with `channels` values each; arrays are (N, H, W, C).
-
-    Raises:
-        ConfigError: a size is not an integer of at least 1.
-    """
+    """Images of `height` x `width` pixels with `channels` values each; arrays are (N, H, W, C)."""
 
     height: int
     width: int
@@ -29,12 +23,10 @@ class Image:
 
     @property
     def features(self) -> int:
-        """Values per example."""
         return self.height * self.width * self.channels
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """The shape of one example."""
         return (self.height, self.width, self.channels)
 
     def __str__(self) -> str:
@@ -43,11 +35,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Flat:
-    """Vectors of `features` values; arrays are (N, F).
-
-    Raises:
-        ConfigError: the size is not an integer of at least 1.
-    """
+    """Vectors of `features` values; arrays are (N, F)."""
 
     features: int
 
@@ -56,7 +44,6 @@ class Flat:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one example."""
         return (self.features,)
 
     def __str__(self) -> str:
@@ -67,11 +54,7 @@ InputType: TypeAlias = Image | Flat
 
 
 def input_type(shape: InputType | Sequence[int]) -> InputType:
-    """Return the type of images of a shape: (H, W, C), or (H, W) for one channel.
-
-    Raises:
-        ConfigError: it is not such a shape.
-    """
+    """Return the type of images of a shape: (H, W, C), or (H, W) for one channel."""
     if isinstance(shape, Image | Flat):
         return shape
     if isinstance(shape, list | tuple) and len(shape) in (2, 3):
