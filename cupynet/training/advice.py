@@ -1,4 +1,4 @@
-"""One sentence of advice on a run's speed, and a warning if the network has hardly learned."""
+"""Advice on the speed of a run, and a warning if the network has hardly learned."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from cupynet.training.evaluation import Evaluation
 from cupynet.training.events import Spent
 
 STANDS_OUT = 0.10  # fraction of the time; smaller costs are not mentioned
-FEW_ROUNDS = 5  # fewest rounds in an epoch: more workers make fewer updates, which costs more than it saves
+FEW_ROUNDS = 5  # iterations per epoch below which more workers make too few updates
 SLOWER = 1.25  # ratio of seconds per sample; above the noise of a shared machine
-SURELY = 3.0  # standard deviations above chance, which an untrained network reaches once in 700 runs
+SURELY = 3.0  # standard deviations above chance; an untrained network reaches this once in 700 runs
 
 
 def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: int | None = None) -> str:
     """Return the greatest cost besides computing and its remedy, or that nothing stands out.
 
     Args:
-        rounds: of an epoch, if known.
+        rounds: iterations per epoch, if known.
         stages: ranks per replica.
-        cores: shared by the workers; None on GPUs.
+        cores: CPU cores that the workers share; None on GPUs.
     """
     ranks = len(spent.rounds_s)
     if ranks > stages and rounds is not None and rounds <= FEW_ROUNDS:
-        return f"only {rounds} round{'s' * (rounds > 1)} an epoch: try workers=1, or a smaller batch_size"
+        return f"only {rounds} iteration{'s' * (rounds > 1)} per epoch: try workers=1, or a smaller batch_size"
     found = [(spent.data, f"waiting for batches costs {percent(spent.data, 0)} of the time: raise prefetch_buffer")]
     found.append(_straggler(spent, stages))
     if ranks > stages:
@@ -41,7 +41,6 @@ def advise(spent: Spent, *, rounds: int | None = None, stages: int = 1, cores: i
 
 
 def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str]:
-    """Return the cost of averaging, and how to lower it."""
     ranks, share = len(spent.rounds_s), spent.averaging
     text = f"averaging costs {percent(share, 0)} of the time"
     if cores is not None and ranks > cores:
@@ -50,7 +49,7 @@ def _averaging(spent: Spent, stages: int, cores: int | None) -> tuple[float, str
 
 
 def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
-    """Compare the seconds per sample of each rank with the median of the others of its stage."""
+    """Compare the seconds per sample of each rank with the median of the other ranks of its stage."""
     paces = [seconds / max(samples, 1) for seconds, samples in zip(spent.compute_s, spent.samples, strict=True)]
     slowest, ratio = 0, 1.0
     for rank, pace in enumerate(paces):
@@ -64,7 +63,7 @@ def _straggler(spent: Spent, stages: int) -> tuple[float, str]:
 def unlearned(evaluation: Evaluation) -> str | None:
     """Return a warning if always predicting the most frequent class gives this accuracy; else None.
 
-    That answer is right on a share p of n images, with the standard deviation sqrt(p (1 - p) / n).
+    That prediction is right on a share p of n images, with a standard deviation of sqrt(p (1 - p) / n).
     """
     samples = evaluation.samples
     share = int((evaluation.confusion.sum(axis=1) + evaluation.undecided).max()) / max(samples, 1)
@@ -72,6 +71,7 @@ def unlearned(evaluation: Evaluation) -> str | None:
     if not 0 < share < 1 or evaluation.accuracy > share + SURELY * deviation:
         return None
     return (
-        f"it has hardly learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, the commonest class "
-        f"alone gives {percent(share)}; loss {evaluation.loss:.4g}: lower learning_rate, or train longer"
+        f"the network has hardly learned: accuracy {percent(evaluation.accuracy)} on {samples:,} images, and "
+        f"{percent(share)} by predicting the most frequent class; loss {evaluation.loss:.4g}. Lower learning_rate, or "
+        "train longer"
     )

@@ -1,4 +1,4 @@
-"""Running statistics of batch normalization, recomputed for weights that were not trained with them."""
+"""Recompute the running statistics of batch normalization."""
 
 from __future__ import annotations
 
@@ -17,19 +17,15 @@ from cupynet.training.trainer import Trainer
 def recompute_statistics(
     wrapper: ParallelWrapper, x: Examples, y: Array = None, *, batch_size: int | None = None
 ) -> None:
-    """Recompute the running mean and variance of every `BatchNorm` that is not frozen on training images.
+    """Recompute on training images the running mean and variance of every `BatchNorm` that is not frozen.
 
-    Use it after stochastic weight averaging, or after loading or changing weights. As `update_bn` of PyTorch it makes
-    one forward pass over the data, in training mode. Statistics are the means over all batches, here weighted by their
-    samples, so that they are those of one worker to rounding, for any number of workers. Batches of one sample are left
-    out.
+    Use it after stochastic weight averaging, or after loading or changing weights. Like PyTorch's `update_bn`, it makes
+    one forward pass over the data, in training mode. Statistics are the means over all batches, weighted by their
+    samples, so they do not depend on the number of workers, up to rounding. Batches of one sample are skipped.
 
     Args:
         wrapper: its replicas must be identical, as after `fit`.
         x, y, batch_size: see `ParallelWrapper.fit`.
-
-    Raises:
-        ConfigError: an argument is invalid, or the replicas differ.
     """
     model = wrapper.model
     known = model.pixels if model.pixels != FRACTIONS else None
@@ -46,11 +42,10 @@ def recompute_statistics(
         return trainer.synchronizer.identical
 
     if not wrapper.on_workers(task, batch_size=loader.batch_size):
-        raise ConfigError("the replicas differ between two averages: call fit first")
+        raise ConfigError("the replicas are not synchronized. Call fit first")
 
 
 def _recompute(trainer: Trainer, loader: Loader) -> None:
-    """Recompute the statistics on this worker's batches, and average them over all replicas."""
     replica, samples = trainer.replica, 0
     layers = {layer: layer.momentum for layer in trainer.model.network.walk() if isinstance(layer, BatchNorm)}
     quiet = np.errstate(over="ignore", invalid="ignore", divide="ignore")

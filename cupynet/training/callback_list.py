@@ -14,20 +14,15 @@ class Listener(Protocol):
 
     every_rank: bool
 
-    def start(self, trainer: Any, run: Run | None) -> None:
-        """See `Callback.start`."""
+    def start(self, trainer: Any, run: Run | None) -> None: ...
 
-    def close(self) -> None:
-        """See `Callback.close`."""
+    def close(self) -> None: ...
 
-    def state(self) -> dict[str, Any]:
-        """See `Callback.state`."""
+    def state(self) -> dict[str, Any]: ...
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """See `Callback.restore`."""
+    def restore(self, state: dict[str, Any]) -> None: ...
 
-    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """See `Callback.merge`."""
+    def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None: ...
 
 
 L = TypeVar("L", bound=Listener)
@@ -54,7 +49,6 @@ class CallbackList(list[Listener]):
             self._closing = started.pop_all()
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Call the method with this name on every callback."""
         for callback in self:
             getattr(callback, event)(*arguments)
 
@@ -67,7 +61,7 @@ class CallbackList(list[Listener]):
         return {name: callback.state() for name, callback in by_class_name(self).items()}
 
     def restore(self, states: dict[str, Any]) -> None:
-        """Restore a `state`. Callbacks that are not in it start afresh."""
+        """Restore a `state`. Callbacks without a saved state start afresh."""
         self.resuming = []
         for name, callback in by_class_name(self).items():
             if name in states:
@@ -76,7 +70,7 @@ class CallbackList(list[Listener]):
 
 
 def by_class_name(callbacks: Iterable[L]) -> dict[str, L]:
-    """Return callbacks by class name; the names of several of one class end in a number."""
+    """Return callbacks by class name, with a number appended to duplicates."""
     named: dict[str, L] = {}
     for callback in callbacks:
         kind = type(callback).__name__

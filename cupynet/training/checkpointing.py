@@ -1,8 +1,6 @@
 """Save the state of a training run from all workers, and restore it on all of them.
 
-A checkpoint holds every worker's `Trainer.state()`: weights, the vectors of the optimizer and the synchronizer, the
-position, and the state of callbacks. Arrays that several workers have in common are stored once. Saving causes no
-average.
+A checkpoint holds every worker's `Trainer.state()`. Arrays that several workers have in common are stored once.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def save(store: Checkpoints, trainer: Trainer) -> None:
-    """Save the state of all workers, which all call this after the same round. OutputError on rank 0."""
+    """Save the state of all workers. All must call this after the same iteration. OutputError on rank 0."""
     with trainer.world.traffic.uncounted():
         found = gathered(trainer.world, trainer.state())
     if found is not None:
@@ -63,7 +61,7 @@ def save(store: Checkpoints, trainer: Trainer) -> None:
 
 
 def found(path: str | Path, *, warn: bool = True) -> Stored:
-    """Return the checkpoint at `path`, or the newest whole one in that folder.
+    """Return the checkpoint at `path`, or the newest undamaged one in that folder.
 
     Raises:
         ConfigError: there is none.
@@ -118,7 +116,7 @@ def _for_workers(trainer: Trainer, stored: Stored) -> list[Tree]:
         return states
     again, epoch = trained_again(states, size, stages), states[0]["trainer"]["epoch"] + 1
     log.info(
-        "%d workers continue from %d: all start from the mean of the weights; batches of epoch %d trained on again: %d",
+        "%d workers resume from %d: all start from the mean weights; batches of epoch %d repeated: %d",
         *(size, len(states), epoch, again),
     )
     callbacks = by_class_name(trainer.callbacks)
@@ -142,7 +140,7 @@ def _states(stored: Stored) -> list[Tree]:
 
 @contextmanager
 def _malformed(place: str) -> Iterator[None]:
-    """Raise DataError if a state does not have the expected structure: it is of another version, or forged."""
+    """Raise DataError for errors from a state with an unexpected structure: of another version, or forged."""
     try:
         yield
     except CupynetError:
@@ -154,7 +152,7 @@ def _malformed(place: str) -> Iterator[None]:
 
 
 def stages_of(stored: Stored) -> int:
-    """Return the number of stages of each replica: the rank of the first worker with the same weights as rank 0."""
+    """Return the number of stages of each replica: the rank of the next worker with the same weights as rank 0."""
     states = _states(stored)
     with _malformed(f"{stored.path / STATE}, workers"):
         names = [sorted(state["replica"]["weights"]) for state in states]
@@ -162,11 +160,11 @@ def stages_of(stored: Stored) -> int:
 
 
 def check_stages(stored: Stored, stages: int) -> None:
-    """Refuse a checkpoint whose replicas were split into other stages. ConfigError, DataError."""
+    """Raise ConfigError if the replicas were split into other stages. DataError."""
     then = stages_of(stored)
     if then != stages:
         remedy = setting("parallel", "pipeline.stages", then, python=f"Pipeline(stages={then})")
-        raise ConfigError(f"{stored.path}: its replicas have stages={then}, not {stages}: use {remedy}")
+        raise ConfigError(f"{stored.path}: its replicas have stages={then}, not {stages}. Use {remedy}")
 
 
 def check_epochs(stored: Stored, epochs: int) -> None:
@@ -177,7 +175,7 @@ def check_epochs(stored: Stored, epochs: int) -> None:
         begun = position["epoch"] + (position["round"] > 0)
     if begun > epochs:
         raise ConfigError(
-            f"{stored.path} has already been trained for {begun} epochs: use epochs={begun} or more, or resume from an "
+            f"{stored.path} has already been trained for {begun} epochs. Use epochs={begun} or more, or resume from an "
             "earlier checkpoint",
             setting="epochs",
             value=str(epochs),
@@ -185,7 +183,7 @@ def check_epochs(stored: Stored, epochs: int) -> None:
 
 
 def made_by(trainer: Trainer) -> dict[str, Any]:
-    """Return everything besides the settings that affects results bit for bit; saved, and compared on resume."""
+    """Return everything besides the settings that affects results bit for bit. Saved, and compared on resume."""
     machine, backend = environment(), trainer.backend
     blas = [f"{each['internal_api']} {each['version']} {each['architecture']}" for each in machine["blas"]]
     threads = sorted({each["num_threads"] for each in machine["blas"]})
@@ -203,7 +201,7 @@ def made_by(trainer: Trainer) -> dict[str, Any]:
 
 
 def seen_by(model: Model) -> dict[str, Any]:
-    """Return what a model needs besides its weights to predict, as in a checkpoint and a summary.json."""
+    """Return what a model needs besides its weights to predict, as in checkpoints and summary.json."""
     return {
         "image_shape": list(model.input.shape),
         "normalize": model.pixels.normalization(),
@@ -212,7 +210,7 @@ def seen_by(model: Model) -> dict[str, Any]:
 
 
 def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
-    """Return the weights and buffers of a checkpoint: the mean if replicas differ, see resize.py. DataError."""
+    """Return the weights and buffers of a checkpoint, averaged if replicas differ, see resize.py. DataError."""
     states, stages = _states(stored), stages_of(stored)
     weights: Arrays = {}
     with _malformed(f"{stored.path / STATE}, workers"):
@@ -225,6 +223,6 @@ def trained(stored: Stored, synchronizer: Synchronizer) -> Arrays:
 
 
 def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return in a sentence what differs between two `made_by`; "" if the results are the same bit for bit."""
+    """Describe the environment differences that prevent bit-identical results, or return ""."""
     other = [f"{name} {now[name]}, then {then.get(name, 'unknown')}" for name in now if now[name] != then.get(name)]
     return f"continues, but not bit for bit: {'; '.join(other)}" if other else ""

@@ -1,4 +1,4 @@
-"""Where a worker's time goes, and what happens between two reports."""
+"""Timing and traffic statistics of a worker."""
 
 from __future__ import annotations
 
@@ -34,12 +34,10 @@ class Clock:
     Attributes:
         compute_s, data_s, averaging_s, waiting_s: seconds spent on gradients and updates, waiting for batches, in the
             synchronizer, and waiting for other stages of a pipeline.
-        evaluate_s: seconds in evaluations.
-        callbacks_s: seconds in callbacks.
         compile_s: seconds before training until the kernels were ready.
         images: number of images of all replicas.
         samples, bytes_sent: samples of this worker, and bytes that it sent, as of the last report or epoch.
-        warm_s, warm_images: `rounds_s` and `images` after the first 10 rounds.
+        warm_s, warm_images: `rounds_s` and `images` after the first 10 iterations.
         timer: also receives every span while a profile is recorded.
     """
 
@@ -62,26 +60,27 @@ class Clock:
 
     @property
     def rounds_s(self) -> float:
-        """Seconds in rounds and in averages at the ends of epochs, without evaluations and callbacks."""
+        """Seconds in iterations and in averaging at the ends of epochs, without evaluations and callbacks."""
         return self.compute_s + self.data_s + self.averaging_s + self.waiting_s
 
     @property
     def images_per_s(self) -> float:
-        """Training images of all replicas per second, after the first 10 rounds if there were more."""
+        """Training images of all replicas per second, without the first 10 iterations if there were more."""
         seconds = self.rounds_s
         if self.warm_images < self.images:
             return (self.images - self.warm_images) / (seconds - self.warm_s)
         return self.images / seconds if seconds else 0.0
 
     def measure(self, part: str, name: str) -> AbstractContextManager[None]:
-        """Return a context that adds its seconds to a part, such as `compute`. Contexts may be nested.
+        """Return a context that adds its seconds to a part, such as `compute`.
 
-        The seconds of an inner context count only for its own part. name: of the span in a profile.
+        Contexts may be nested; the seconds of an inner context count only for its own part. name: of the span in a
+        profile.
         """
         return _Span(self, part, name)
 
     def count(self, iteration: int, images: int) -> None:
-        """Count the images of all replicas at the end of round `iteration`, which counts from 1."""
+        """Count the images of all replicas at the end of `iteration`, which counts from 1."""
         self.images += images
         if iteration <= UNTIMED_ROUNDS:
             self.warm_s, self.warm_images = self.rounds_s, self.images
@@ -92,7 +91,7 @@ class Clock:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Clock:
-        """Return the clock stored in a checkpoint, also in one of an earlier version."""
+        """Return the clock stored in a checkpoint, possibly of an earlier version."""
         clock = cls(**{name: value for name, value in stored.items() if name not in FORMER})
         if "timed_s" in stored:
             clock.warm_s, clock.warm_images = clock.rounds_s - stored["timed_s"], clock.images - stored["timed_images"]
@@ -126,14 +125,13 @@ class _Span(AbstractContextManager[None]):
 
 @dataclass
 class Since:
-    """The state between two reports.
+    """Measurements since the last report; NaN or empty if there were none.
 
     Attributes:
         start: the clock at the last report.
-        samples, losses, hits: samples of this replica since, the sum of their losses, and the number of those whose
-            highest score was at the label, as far as they were read.
-        score: of the last average since, see `Average`; NaN if there was none.
-        drift, drift_by_layer: as last measured since; NaN and empty if it was not.
+        samples, losses, hits: samples of this replica read since, the sum of their losses, and their correct
+            predictions.
+        score, drift, drift_by_layer: of the last averaging step that measured them, see `Average`.
     """
 
     start: Clock
@@ -146,19 +144,17 @@ class Since:
 
 
 class Statistics:
-    """The statistics of one worker: times, losses, and measurements at averages.
+    """Times, losses and averaging measurements of one worker.
 
     Args:
         tally: the tally of this worker's replica.
         traffic: counts the bytes that this worker sends.
 
     Attributes:
-        clock: this worker's times and counts.
-        measured: the last average whose drift was measured, over all stages of a pipeline; None if there is none.
+        measured: the last averaging step that measured the drift, over all pipeline stages; None if there is none.
         loss: the training loss of the last complete epoch, see `EpochRecord`; NaN if there was none.
         spent: the times of all workers at the end of the last fit; None before.
-        skipped_steps: the number of steps that any replica skipped because a gradient overflowed, at the end of the
-            last fit.
+        skipped_steps: steps that any replica skipped because a gradient overflowed, as of the end of the last fit.
     """
 
     def __init__(self, tally: Tally | None = None, traffic: Traffic | None = None) -> None:
@@ -173,7 +169,6 @@ class Statistics:
         self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0  # those read in this epoch
 
     def begin_epoch(self) -> None:
-        """Begin an epoch at its first round."""
         self.read_losses()  # of an interrupted epoch that is not continued
         self._epoch_start = replace(self.clock)
         self._epoch_samples, self._epoch_losses, self._epoch_hits = 0, 0.0, 0.0
@@ -185,7 +180,7 @@ class Statistics:
         self.clock.bytes_sent = self._traffic.bytes_sent
 
     def read_losses(self) -> None:
-        """Read the losses and the hits from the device."""
+        """Read losses and hits from the device."""
         self.count()
         since, samples = self._since, self._tally.scored
         losses, hits = float(self._tally.losses), float(self._tally.hits)
@@ -195,14 +190,14 @@ class Statistics:
         self._tally.clear()
 
     def averaged(self, average: Average) -> None:
-        """Record an average for the next report."""
+        """Record an averaging step for the next report."""
         self._since.score = average.score
         if not math.isnan(average.drift):
             self.measured = average
             self._since.drift, self._since.drift_by_layer = average.drift, dict(average.drift_by_layer)
 
     def report(self, **known: Any) -> IterationRecord:
-        """Return what happened since the last report, and begin the next. known: its other fields."""
+        """Return the measurements since the last report, and start the next. known: the other fields of the record."""
         self.read_losses()
         since, spent = self._since, self.clock.since(self._since.start)
         self._since = Since(replace(self.clock))
@@ -221,10 +216,7 @@ class Statistics:
         )
 
     def epoch(self) -> list[float]:
-        """Return the figures of this epoch that workers exchange.
-
-        Those of `SPENT`, samples, losses, hits, all bytes sent.
-        """
+        """Return this epoch's figures, which workers exchange: `SPENT`, samples, losses, hits, and all bytes sent."""
         self.count()
         sums = self._epoch_samples, self._epoch_losses, self._epoch_hits
         return [*figures(self.clock.since(self._epoch_start)), *sums, self.clock.bytes_sent]
@@ -250,7 +242,6 @@ class Statistics:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         self.count()
         losses = {
             "samples": self._tally.scored,
@@ -270,7 +261,6 @@ class Statistics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
         for each in fields(Clock):  # in place: the replica refers to the clock too
             setattr(self.clock, each.name, getattr(Clock.of(state["clock"]), each.name))
         self._epoch_start = Clock.of(state["epoch_start"])
@@ -279,7 +269,7 @@ class Statistics:
         self._tally.clear()
         self._tally.scored, self._tally.losses = losses["samples"], losses["unread"]
         self._epoch_samples, self._epoch_losses = losses["epoch_samples"], losses["epoch_losses"]
-        # earlier versions saved no hits: the accuracy of an epoch that they began is not known
+        # earlier versions saved no hits, so the accuracy of an epoch begun there is unknown
         self._tally.hits, self._epoch_hits = losses.get("hits", math.nan), losses.get("epoch_hits", math.nan)
         self.loss = losses["mean"]
         self.measured = Average(**present(state["measured"])) if state["measured"] else None
@@ -287,5 +277,5 @@ class Statistics:
 
 
 def figures(clock: Clock) -> list[float]:
-    """Return the values of a clock that `Spent` has, in its order."""
+    """Return the fields of a clock that `Spent` has, in its order."""
     return [getattr(clock, name) for name in SPENT]

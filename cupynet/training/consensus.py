@@ -1,5 +1,3 @@
-"""Stop consensus: all workers end a fit after the same round."""
-
 from __future__ import annotations
 
 import time
@@ -9,15 +7,12 @@ import numpy as np
 from cupynet.parallel import Communicator
 from cupynet.training.events import Stop, StopReason
 
-AGREE_EVERY = 10  # rounds between two exchanges without an average
-SLOW_S = 0.05  # workers whose rounds take longer exchange after each
+AGREE_EVERY = 10  # iterations between two exchanges without an averaging step
+SLOW_S = 0.05  # seconds per iteration above which workers exchange after each one
 
 
 class StopConsensus:
-    """Lets all workers end a fit after the same round. Every worker makes the same calls, after the same rounds.
-
-    Args:
-        world: all workers.
+    """Stops all workers after the same iteration. Every worker makes the same calls, after the same iterations.
 
     Attributes:
         request: this worker's first request to stop in this fit; None if there is none.
@@ -26,16 +21,16 @@ class StopConsensus:
     def __init__(self, world: Communicator) -> None:
         self._world = world
         self.request: Stop | None = None
-        self._every, self._rounds, self._since = AGREE_EVERY, 0, 0.0  # rounds since the last exchange, and its time
+        self._every, self._rounds, self._since = AGREE_EVERY, 0, 0.0  # iterations since the last exchange, its time
 
     def propose(self, stop: Stop) -> None:
         """Request a stop, from any thread or signal handler."""
         self.request = self.request or stop
 
     def due(self, iteration: int, *, averaged: bool) -> bool:
-        """Return True if workers exchange their requests after this round.
+        """Return True if workers exchange their requests after this iteration.
 
-        averaged: True if this round ended with an average, for which all waited anyway.
+        averaged: True if it ended with an averaging step, for which all waited anyway.
         """
         self._rounds += 1
         return averaged or self._world.size == 1 or iteration % self._every == 0

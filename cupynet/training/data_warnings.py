@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 class DataWarnings:
     """Logs warnings about the data of fits and evaluations, once for each data set.
 
-    Args:
-        speaks: False to log nothing, in processes other than rank 0's.
+    speaks: False to log nothing, in processes other than rank 0's.
     """
 
     def __init__(self, *, speaks: bool) -> None:
@@ -33,11 +32,11 @@ class DataWarnings:
         self._known: set[int] = set()  # signatures of loaders
 
     def of_fit(self, fit: Fit, workers: int, restored: tuple[int, int] | None) -> None:
-        """Warn about the data of a fit. restored: `Loader.identity` of the fit that it continues, if it is known."""
+        """Warn about the data of a fit. restored: `Loader.identity` of the fit that it resumes, if known."""
         train = fit.train
         if train.batches < workers and self._speaks:
             idle = workers - train.batches
-            log.warning("%d of %d workers have no batches: lower workers or batch_size", idle, workers)
+            log.warning("%d of %d workers have no batches. Lower workers or batch_size", idle, workers)
         if restored is not None and restored != train.identity and self._speaks:
             log.warning("data set %r: its labels differ from those of the restored training", train.dataset.name)
         if self._is_new(train):
@@ -52,14 +51,13 @@ class DataWarnings:
             warn_of_pixels(loader.dataset)
 
     def _is_new(self, loader: Loader) -> bool:
-        """Return True if warnings about this data set are due."""
         known = loader.signature in self._known
         self._known.add(loader.signature)
         return self._speaks and not known
 
 
 def warn_of_pixels(dataset: Labelled) -> bool:
-    """Log a warning and return True if all images are nearly black, or numbers that seem not to be scaled."""
+    """Log a warning and return True if all images are nearly black, or floating-point images seem unscaled."""
     if isinstance(dataset, Dataset) and dataset.scaled:
         return _warn_of_floats(dataset)
     enough = min(math.ceil(BRIGHT / max(dataset.pixels.scale)), 255)
@@ -76,13 +74,11 @@ def warn_of_pixels(dataset: Labelled) -> bool:
 
 
 def _warn_of_floats(dataset: Dataset) -> bool:
-    """Log a warning and return True if floating-point images have the range of unscaled pixels."""
     largest = float(abs(dataset.images).max())
     if largest <= UNSCALED:
         return False
     log.warning(
-        "data set %r: floating-point images reach %g, but must be scaled already. Divide them by 255, or pass them as "
-        "uint8",
+        "data set %r: floating-point images must be scaled, but reach %g. Divide them by 255, or pass them as uint8",
         *(dataset.name, largest),
     )
     return True
@@ -119,8 +115,8 @@ def warn_of_classes(dataset: Labelled) -> None:
     for number, own in enumerate(counts):
         if own.sum() >= AMPLE * present and np.count_nonzero(own) <= present / 2:
             log.warning(
-                "data set %r: shard %d has images of %d of %d classes, and its worker sees no others. Shuffle "
-                "before writing shards",
+                "data set %r: shard %d, and so its worker, has images of only %d of %d classes. Shuffle before writing "
+                "shards",
                 *(dataset.name, number, np.count_nonzero(own), present),
             )
             return

@@ -1,4 +1,4 @@
-"""Translate errors of a worker's device to a DeviceError that says what to do."""
+"""Translate device errors of a worker into a DeviceError with a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def translate_device_errors(
 ) -> Iterator[None]:
     """Raise DeviceError if the device of worker `rank` is out of memory or has failed.
 
-    Keeps the notes of the error. Releases the arrays of the frames in between here, in the worker's own thread.
+    Keeps the notes of the error. Clears the traceback's frames in the worker's own thread, to release their arrays.
 
     Args:
         backend: of any worker.
@@ -42,9 +42,8 @@ def translate_device_errors(
 
 
 def _remedy(placement: Placement, rank: int, batch_size: int | None) -> str:
-    """Return what uses the device's memory, and what to lower."""
     device = placement.device(rank)
     # the devices of other processes are unknown here
     workers = 1 if placement.seats else sum(placement.device(each) == device for each in range(placement.ranks))
     size = "" if batch_size is None else f"batch_size={batch_size}, "
-    return f"; {size}workers there: {workers}; lower batch_size, workers or dtype"
+    return f" ({size}workers on this device: {workers}). Lower batch_size, workers or dtype"

@@ -1,4 +1,4 @@
-"""Find the origin of a value that is not finite: the worker, the batch, its samples and the layer."""
+"""Find the origin of a value that is not finite."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def diagnose(replica: Replica, batch: Batch) -> str:
 def _first_output(replica: Replica, batch: Batch) -> tuple[str, Any]:
     """Return the first layer whose output is not finite, and the samples; "" if all are finite.
 
-    Layers that exchange values with other replicas use this batch alone.
+    Layers that exchange values with other replicas use only this batch.
     """
     model = replica.model
     layers = list(model.network) if isinstance(model.network, Sequential) else [("network", model.network)]

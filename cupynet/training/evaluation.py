@@ -1,9 +1,9 @@
 """Evaluation of a classifier: the figures of Deeplearning4j's Evaluation.
 
 Macro averages give every class the same weight, even if there are only two (Deeplearning4j reports only the second). A
-class whose precision is 0/0 (never predicted) or whose recall is 0/0 (no samples) is left out of that average. F1 is
-2 tp / (2 tp + fp + fn), as in scikit-learn. It is 0/0 only if both hold; Deeplearning4j leaves out classes with either,
-which favours a network that always predicts one class.
+class whose precision or recall is 0/0 is left out of that average. F1 is 2 tp / (2 tp + fp + fn), as in scikit-learn,
+and 0/0 only for a class with neither samples nor predictions; Deeplearning4j leaves out classes with either, which
+favors a network that always predicts one class.
 """
 
 from __future__ import annotations
@@ -48,13 +48,18 @@ class Mistake(NamedTuple):
 class Evaluation:
     """Counts of predictions, over any number of batches, workers and merges.
 
-    The predicted class has the highest score, the lowest index among equals. The rank of the true class is the number
-    of higher scores plus the number of equal scores at a smaller index; a sample is a top-N hit if its rank is below N.
-    A sample with a NaN among its scores is wrong: it counts in the support and recall of its true class and in
-    `undecided`, in no column of the confusion matrix.
+    The predicted class has the highest score, with ties broken by the lowest index, as in the rank of the true class; a
+    sample is a top-N hit if that rank is below N. A sample with a NaN among its scores is wrong: it counts in the
+    support and recall of its true class and in `undecided`, in no column of the confusion matrix.
 
-    `mistakes` are the at most 24 wrongly predicted samples with the highest scores. Figures that are 0/0 are NaN. All
-    counts are exact; the loss depends on how the samples were split in its last bits.
+    `mistakes` are the at most 24 wrongly predicted samples with the highest scores. Figures that are 0/0 are NaN.
+    Counts are exact; the last bits of the loss depend on how the samples were split.
+
+    Args:
+        classes: number of classes.
+        top_n: a hit has its true class among this many highest scores.
+        metrics: see `TrainingOptions`.
+        columns: number of targets, for regression.
 
     Attributes:
         FIGURES, SHOWN: the names of all figures but `metrics`, and of those in a history.
@@ -64,14 +69,6 @@ class Evaluation:
     SHOWN: tuple[str, ...] = ("accuracy", "loss")
 
     def __init__(self, classes: int, top_n: int = 3, metrics: Sequence[Metric] = (), *, columns: int = 0) -> None:
-        """Begin with no samples.
-
-        Args:
-            classes: their number.
-            top_n: a hit has its true class among this many highest scores.
-            metrics: see `TrainingOptions`.
-            columns: of the targets, for regression.
-        """
         self._extra = Metrics(metrics_of(metrics, classifies=not columns), columns)
         self.classes = classes = integer("Evaluation classes", classes, 1)
         self.top_n = integer("Evaluation top_n", top_n, 1)
@@ -82,10 +79,11 @@ class Evaluation:
         self.loss_sum = 0.0
 
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
-        """Count one batch: scores (N, classes), anything that grows with the probability; targets (N,); losses (N,).
+        """Count one batch: scores (N, classes), which grow with the probability; losses (N,).
 
-        Of targets (N, classes) the place of the highest counts. samples: their numbers in the data set, (N,); without
-        them no mistakes are kept.
+        Args:
+            targets: class numbers (N,), or (N, classes), of which the highest counts.
+            samples: sample numbers in the data set, (N,); without them no mistakes are kept.
         """
         score = np.asarray(scores, np.float64)  # (N, classes); exact from every narrower type
         target, loss = np.asarray(targets), np.asarray(losses, np.float64)
@@ -114,11 +112,10 @@ class Evaluation:
             self._remember([Mistake(*row) for row in zip(*(column.tolist() for column in columns), strict=True)])
 
     def _remember(self, mistakes: list[Mistake]) -> None:
-        """Keep the most confident of these and the earlier mistakes."""
         self.mistakes = heapq.nsmallest(MOST_MISTAKES, self.mistakes + mistakes)
 
     def pack(self) -> NDArray[np.float64]:
-        """Return all counts as one vector (V,), which workers exchange. Exact: counts stay below 2**53."""
+        """Return all counts as one vector (V,), which workers exchange. Exact, because counts stay below 2**53."""
         counts = [self.undecided, self.confusion.reshape(-1), np.array(self.mistakes, np.float64).reshape(-1)]
         return np.concatenate([self._extra.pack(), [self.top_n_hits, self.loss_sum], *counts])
 
@@ -139,7 +136,7 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """The fraction of samples predicted right, 0..1."""
+        """The fraction of correctly predicted samples, 0..1."""
         return _ratio(int(self.confusion.trace()), self.samples)
 
     @property
@@ -164,7 +161,7 @@ class Evaluation:
 
     @property
     def loss(self) -> float:
-        """The mean loss of all samples; NaN or infinite if one of them was."""
+        """The mean loss of all samples; NaN or infinite if one of them is."""
         return _ratio(self.loss_sum, self.samples)
 
     @property
@@ -204,7 +201,7 @@ class Evaluation:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; a number that is not finite becomes None."""
+        """Return plain values for JSON; non-finite numbers become None."""
         plain = {
             "samples": self.samples,
             "classes": self.classes,
@@ -230,18 +227,15 @@ class Evaluation:
         return html_table(("samples", *figures), [cells])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
-        """Return a matplotlib figure of the confusion matrix. ImportError without matplotlib.
-
-        names: of the classes; by default their numbers.
-        """
+        """Plot the confusion matrix with matplotlib. names: of the classes. ImportError without matplotlib."""
         drawn, (axes,) = plots.figure(1)
         plots.matrix(axes, self.confusion, list(names) or [str(each) for each in range(self.classes)])
         return drawn
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """Return the report to print: the figures, a line per class, and the confusion matrix of at most 25 classes.
+        """Return a report: the figures, a line per class, and the confusion matrix of at most 25 classes.
 
-        names: of the classes, printed beside their numbers.
+        names: class names, printed next to their numbers.
         """
         named = [f"  {printable(one_line(name))}" for name in names[: self.classes]]
         named += [""] * (self.classes - len(named))

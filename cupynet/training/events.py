@@ -1,4 +1,4 @@
-"""The data that callbacks receive: reports, records of epochs, reasons to stop."""
+"""The data that callbacks receive."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Spent:
 
     Attributes:
         rounds_s, compute_s, data_s, averaging_s, waiting_s: seconds, see `Clock`.
-        samples: samples that the worker trained on.
-        bytes_sent: bytes that it sent to others.
+        samples, bytes_sent: samples that the worker trained on, and bytes that it sent.
     """
 
     rounds_s: list[float]
@@ -36,12 +35,12 @@ class Spent:
 
     @property
     def averaging(self) -> float:
-        """The averaging share of the worker that waits least: the last one to arrive does not wait at all."""
+        """The averaging share of the worker that waits least, because the last one to arrive does not wait."""
         return min(self.share("averaging_s"))
 
     @property
     def data(self) -> float:
-        """The share of waiting for batches of the worker that waits longest: the others wait for it."""
+        """The largest share of waiting for batches, because the other workers wait for that one."""
         return max(self.share("data_s"))
 
     @classmethod
@@ -62,15 +61,15 @@ class IterationRecord:
     Attributes:
         iteration, epoch: iterations and complete epochs so far.
         learning_rate: of the last iteration.
-        loss: mean over this replica's samples since the last report.
-        accuracy: the share of these samples whose highest score was at the label, 0..1. NaN if it was not counted.
-        score_after_averaging: mean over all replicas' samples between the last two averages; NaN if there was none.
+        loss, accuracy: mean loss of this replica's samples since the last report, and the fraction predicted correctly.
+            The accuracy is NaN if it was not counted.
+        score_after_averaging: mean loss of all replicas' samples between the last two averaging steps; NaN if there was
+            none.
         images_per_s: of all replicas together.
-        compute_s, data_s, averaging_s, waiting_s: this worker's seconds in gradients and updates, waiting for batches,
-            in its synchronizer, and waiting for other stages of a pipeline.
-        drift: the largest relative distance of a replica from the mean, as last measured since the last report;
-            NaN if it was not. In a pipeline, the largest of the stages': an upper bound of the whole network's.
-        drift_by_layer: the same of each layer's weights alone; empty if it was not measured.
+        compute_s, data_s, averaging_s, waiting_s: seconds of this worker, see `Clock`.
+        drift: the largest relative distance of a replica from the mean, as last measured since the last report; else
+            NaN. In a pipeline the maximum over stages, an upper bound for the whole network.
+        drift_by_layer: the same for each layer's weights; empty if it was not measured.
         bytes_sent: by all workers to each other in this run.
     """
 
@@ -95,20 +94,19 @@ class EpochRecord:
     """The end of an epoch.
 
     Attributes:
-        epoch: complete epochs so far.
-        iteration: iterations so far.
+        epoch, iteration: complete epochs and iterations so far.
         samples: samples of all replicas in this epoch.
-        train_s: seconds of its rounds, without the evaluation.
+        train_s: seconds of its iterations, without the evaluation.
         split: `test` or `validation`, the data set of the evaluation.
         evaluation: None if this epoch was not evaluated.
-        spent: what each worker spent on this epoch; `bytes_sent` includes the evaluation.
+        spent: time and traffic of each worker in this epoch; `bytes_sent` includes the evaluation.
         bytes_sent: by all workers to each other in this run.
-        loss: the training loss: the mean over the samples of this epoch, each with the weights that its replica had
-            then. NaN if there were none.
-        losses: the same of each worker's own samples, in rank order. NaN for a worker without samples, and for all
-            stages of a pipeline but the last.
-        accuracy: the training accuracy: the share of these samples whose highest score was at the label, 0..1; or of
-            outputs on the right side of 1/2, with `binary_cross_entropy` and targets. NaN for other targets.
+        loss: the training loss: the mean over this epoch's samples, each at the time of its iteration; NaN if there
+            were none.
+        losses: the training loss of each worker, in rank order; NaN for a worker without samples, and for all pipeline
+            stages but the last.
+        accuracy: the training accuracy: the fraction of correct predictions, 0..1; with `binary_cross_entropy` targets,
+            of outputs on the right side of 1/2. NaN for other targets.
         learning_rate: of the last iteration.
         drift, drift_by_layer: as last measured since the last report, see `IterationRecord`.
     """
@@ -130,12 +128,12 @@ class EpochRecord:
 
     @property
     def images_per_s(self) -> float:
-        """Of all replicas together."""
+        """Training images per second of all replicas together."""
         return self.samples / self.train_s if self.train_s else 0.0
 
 
 class StopReason(IntEnum):
-    """Why training ends before its last epoch; workers send each other the number."""
+    """Why training ends before its last epoch."""
 
     REQUEST = 1  # `stop` was called
     SIGNAL = 2  # the process received a signal
@@ -145,7 +143,7 @@ class StopReason(IntEnum):
 
 @dataclass(frozen=True)
 class Stop:
-    """A request to end training; after a fit, why it ended early. text: shown to the user."""
+    """A request to stop training; after a fit, why it ended early. text: shown to the user."""
 
     reason: StopReason
     text: str
@@ -157,5 +155,5 @@ class Stop:
 
     @property
     def interrupts(self) -> bool:
-        """True if the fit was cut short, so that its last weights can be trained further; else it has its result."""
+        """True if the fit was interrupted and its last weights can be trained further."""
         return self.reason in (StopReason.REQUEST, StopReason.SIGNAL)

@@ -27,14 +27,14 @@ class Feeds:
         self._prefetch, self._on_device, self._shared = prefetch, on_device, shared
         self._training: BatchFeed | None = None  # of the current fit
         self._evaluated: Loader | None = None
-        self._evaluation: BatchFeed | None = None  # that of the current fit; opened when first needed
+        self._evaluation: BatchFeed | None = None  # of the current fit; opened when first needed
         self._closing = ExitStack()
 
     @contextmanager
     def of_fit(self, train: Loader, evaluated: Loader | None) -> Iterator[BatchFeed]:
         """Context in which the training batches are open, and the evaluation batches once they are used.
 
-        Images of each data set are copied to a GPU only once.
+        The images of each data set are copied to a GPU only once.
         """
         with ExitStack() as self._closing:
             self._training, self._evaluated = self._closing.enter_context(self._new(train)), evaluated

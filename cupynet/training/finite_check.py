@@ -1,7 +1,7 @@
 """Checks that losses and gradients are finite, before they are used.
 
-Each worker checks the loss and the squared gradient norm of its own batch. A value that is not finite therefore never
-changes a weight and never reaches other replicas.
+Each worker checks the loss and the squared gradient norm of its own batch, so a value that is not finite never changes
+a weight or reaches other replicas.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cupynet.parallel import is_finite
 from cupynet.training.diagnosis import diagnose
 from cupynet.training.replica import Replica, Step, StepCheck
 
-REMEDY = ": lower learning_rate, train in a wider dtype, or leave such batches out: " + setting(
+REMEDY = ". Lower learning_rate, train in a wider dtype, or skip such batches: " + setting(
     "callbacks", "nonfinite.action", "skip", python="NonFinite(action='skip')"
 )
 
@@ -33,13 +33,11 @@ class StopAtNonFinite(StepCheck):
 
 
 class SkipNonFinite(StepCheck):
-    """Leaves the batch out on its worker, as if the worker had none, and logs a warning.
-
-    Raises DivergedError if the weights themselves are not finite.
+    """Skips the batch on its worker and logs a warning. DivergedError if the weights themselves are not finite.
 
     Args:
-        max_skipped: maximum number of batches that a worker may leave out; one more raises DivergedError.
-        skipped: epoch and index of the batches that this worker has left out; this appends to it.
+        max_skipped: maximum number of batches that a worker may skip; one more raises DivergedError.
+        skipped: list to which epoch and index of skipped batches are appended.
     """
 
     may_wait = False
@@ -48,7 +46,6 @@ class SkipNonFinite(StepCheck):
         self.max_skipped, self.skipped = max_skipped, skipped
 
     def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or one without samples if its batch is left out."""
         if step.overflowed:
             return step
         stages, batch = replica.groups.stages, step.batch
@@ -60,10 +57,10 @@ class SkipNonFinite(StepCheck):
         if not stages.gather_numbers(is_finite(*replica.params.vectors)).all():
             raise DivergedError(reason + REMEDY)
         if len(self.skipped) >= self.max_skipped:
-            before = f"{counted(self.max_skipped, 'batch')} already left out by this worker"
+            before = f"{counted(self.max_skipped, 'batch')} already skipped by this worker"
             raise DivergedError(f"{reason}; {before}{REMEDY}")
         if text:
-            log.warning("%s; the batch is left out", text)
+            log.warning("%s. The batch is skipped", text)
         self.skipped.append((batch.epoch, batch.index))
         replica.forget()
         return Step(batch)

@@ -32,9 +32,6 @@ class Fit:
         epochs: additional epochs to train; 0 only to finish a restored, unfinished fit.
         evaluate_on: the data set to evaluate in parallel, every `evaluate_every` epochs and after the last.
         split: the name of that data set, `test` or `validation`.
-
-    Raises:
-        ConfigError: an argument is not valid.
     """
 
     train: Loader
@@ -49,7 +46,7 @@ class Fit:
 
 
 def examples(x: Examples, y: Any = None) -> Loader | Dataset | Shards | tuple[Array, Array]:
-    """Return the arguments `x` and `y` of `ParallelWrapper.fit` as one. ConfigError."""
+    """Combine the arguments `x` and `y` of `ParallelWrapper.fit`. ConfigError."""
     if isinstance(x, Loader | Dataset | Shards):
         if y is not None:
             raise ConfigError(f"{one(type(x).__name__)} has its own. Remove this argument", "y")
@@ -76,7 +73,7 @@ def loader_of(
     """Return a loader of training data that match the model. ConfigError.
 
     Args:
-        batch_size: None for that of a `Loader`, else 128.
+        batch_size: by default that of a `Loader`, else 128.
         pixels: the scale of the images, if `data` is a pair.
         sample_weight, class_weight: see `ParallelWrapper.fit`.
     """
@@ -100,7 +97,7 @@ def loader_of(
 
 
 def weighted(loader: Loader, sample_weight: Any, class_weight: ClassWeight) -> Loader:
-    """Return the loader with weights of its samples, see `ParallelWrapper.fit`. ConfigError."""
+    """Return the loader with sample weights, see `ParallelWrapper.fit`. ConfigError."""
     if sample_weight is None and class_weight is None:
         return loader
     data = loader.dataset
@@ -117,12 +114,12 @@ def weighted(loader: Loader, sample_weight: Any, class_weight: ClassWeight) -> L
 
 
 def with_dataset(loader: Loader, data: Dataset) -> Loader:
-    """Return a loader like this, of other data."""
+    """Return the same loader for other data."""
     return Loader(data, loader.batch_size, loader.seed, loader.shuffle, loader.augment)
 
 
 def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
-    """Return the factor of each class, (O,). ConfigError."""
+    """Return the loss factor of each class, (O,). ConfigError."""
     if data.labels.ndim == 2:
         raise ConfigError("needs class numbers as labels. For targets, use sample_weight", "class_weight")
     if class_weight == "balanced":
@@ -132,7 +129,7 @@ def _class_factors(data: Dataset, class_weight: ClassWeight) -> Array:
     factors = np.ones(data.classes)
     for each, weight in class_weight.items():
         if isinstance(each, float) or each not in range(data.classes):
-            raise ConfigError(f"is no class: they are 0 to {data.classes - 1}", "class_weight", shown(each))
+            raise ConfigError(f"must be a class from 0 to {data.classes - 1}", "class_weight", shown(each))
         factors[each] = number(f"class_weight[{each}]", weight, minimum=0)
     return factors
 
@@ -161,14 +158,11 @@ def held_out_of(
     validation_data: Examples | None,
     evaluate_on: Examples | None,
 ) -> tuple[Loader, Loader | None, str]:
-    """Return the loader of the training data without the held-out part, that of the data to evaluate, and their name.
+    """Return the loaders of the training data and of the held-out data, and the name of the split. ConfigError.
 
     Args:
-        loader: of all training data.
-        validation_split, validation_data, evaluate_on: see `ParallelWrapper.fit`.
-
-    Raises:
-        ConfigError: an argument is invalid, or several are given.
+        loader: all training data.
+        validation_split, validation_data, evaluate_on: see `ParallelWrapper.fit`; at most one of them.
     """
     fraction = number("validation_split", validation_split, minimum=0, below=1)
     given = {"validation_split": fraction or None, "validation_data": validation_data, "evaluate_on": evaluate_on}
@@ -188,12 +182,12 @@ def held_out_of(
 
 
 def classifies(dataset: Labelled, loss: Loss) -> bool:
-    """Return True if the data have classes, False if they have numbers to predict."""
+    """Return True if the labels are classes, False if they are targets of a regression."""
     return not isinstance(dataset, Dataset) or dataset.labels.ndim == 1 or loss.applies == "softmax"
 
 
 def check_metrics(metrics: Sequence[Metric], loader: Loader | None, loss: Loss) -> None:
-    """Refuse metrics that do not fit the data to evaluate. ConfigError."""
+    """Raise ConfigError if metrics do not fit the data to evaluate."""
     if loader is None:
         return
     kind = classifies(loader.dataset, loss)
@@ -203,16 +197,16 @@ def check_metrics(metrics: Sequence[Metric], loader: Loader | None, loss: Loss) 
 
 
 def check_data(loader: Loader, model: Model) -> None:
-    """Refuse data that do not fit the model: no images, another shape, other labels or targets. ConfigError."""
+    """Raise ConfigError if the data do not fit the model: no images, another shape, other labels or targets."""
     dataset = loader.dataset
     if not len(dataset):
-        raise ConfigError(f"data set {dataset.name!r} is empty: there is nothing to train or evaluate on")
+        raise ConfigError(f"data set {dataset.name!r} is empty. It needs at least one sample")
     shape = tuple(dataset.image_shape)
     if shape != model.input.shape:
         hint = layout_hint((len(dataset), *shape), model.input.shape)
         raise ConfigError(
-            f"data set {dataset.name!r} has images of {shape} (height, width, channels), and the model takes "
-            f"{model.input}: build the model for Image{shape}, or reshape the images{hint}"
+            f"data set {dataset.name!r} has images of {shape} (height, width, channels), but the model takes "
+            f"{model.input}. Build the model for Image{shape}, or reshape the images{hint}"
         )
     check_output(model.network, dataset.classes)
     if isinstance(dataset, Dataset) and (dataset.labels.ndim == 2 or dataset.weights is not None):
@@ -222,24 +216,20 @@ def check_data(loader: Loader, model: Model) -> None:
 
 
 def check_pixels(dataset: Labelled, pixels: PixelScale) -> None:
-    """Refuse data whose pixels are not normalized like the training data. ConfigError."""
+    """Raise ConfigError if pixels are not normalized like the training data."""
     if dataset.pixels != pixels and not dataset.scaled:
         raise ConfigError(
-            f"data set {dataset.name!r}: its pixels are not normalized like the training data: use "
+            f"data set {dataset.name!r}: pixels are not normalized like the training data. Use "
             "Dataset(..., pixels=model.pixels), or a pair (images, labels)"
         )
 
 
 def check_same_data(loader: Loader, world: Communicator) -> None:
-    """Refuse data that differ between workers. Every worker calls it.
-
-    Raises:
-        DataError: the data, or their order, are not those of worker 0.
-    """
+    """Raise DataError if the data or their order differ between workers. Every worker must call it."""
     found = world.gather_numbers(loader.signature)[:, 0]  # (W,)
     others = np.flatnonzero(found != found[0]).tolist()
     if others:
         raise DataError(
-            f"ranks {others} have other data than rank 0, or in another order. Copy the same data to all machines and "
-            "use the same settings"
+            f"ranks {others} have data or an order of data that differ from rank 0. Copy the same data to all machines "
+            "and use the same settings"
         )

@@ -1,12 +1,12 @@
-"""A replica whose steps are CUDA graphs, each launched as a whole.
+"""A replica whose steps are launched as CUDA graphs.
 
-A step of a small network is a few dozen kernels of a few microseconds each. Launching them one by one takes longer than
+A step of a small network is a few dozen kernels of a few microseconds each, and launching them takes longer than
 running them. The gradient, the update, and both together are captured for each batch size when they run for the second
-time. The first time, operations are launched one by one, which loads kernels and allocates memory.
+time. The first run loads kernels and allocates memory.
 
-Steps can run ahead of the host, because the device decides whether to make an update (`judge` in update.cu). The host
-reads the result at an average, a report or the end of an epoch. After the first loss or gradient that is not finite,
-the replica makes no more updates until then, so that the host can find the batch.
+Steps can run ahead of the host, because the device decides whether to update (`judge` in update.cu). The host reads the
+result at an averaging step, a report or the end of an epoch. After a loss or gradient that is not finite, the replica
+makes no updates until then, so that the host can find the batch.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Graphs:
         self.refused, self.singly = "", False
 
     def begin(self, *, classifies: bool) -> None:
-        """Drop graphs of another thread, which use the buffers of its workspace, and graphs that count other hits."""
+        """Drop graphs captured in another thread, because they use its workspace, and graphs that count other hits."""
         origin = self._backend.workspace, classifies
         if self._origin != origin:
             self._origin, self._launchers = origin, {}
 
     def run(self, name: str, shape: Shape, work: Callable[[Shape], None]) -> None:
-        """Run `work(shape)`: one by one the first time, with capture the second time, then by launching the graph."""
+        """Run `work(shape)`: eagerly the first time, with capture the second time, then by launching the graph."""
 
         def plainly() -> None:
             with self._recorder.steered():
@@ -103,7 +103,7 @@ class Inputs:
         self._epoch = 0  # the value on the device
 
     def of(self, shape: Shape) -> tuple[Array, Array, Array | None]:
-        """Return images, labels, and the numbers of the samples if a layer uses random numbers."""
+        """Return images, labels, and sample numbers if a layer uses random numbers."""
         return self._images[shape], self._labels[shape], self._samples.get(shape)
 
     def load(self, batch: Batch) -> Shape:
@@ -128,7 +128,7 @@ class Inputs:
 
 
 class GraphReplica(Replica):
-    """A replica that launches its steps as CUDA graphs, see the top of this file.
+    """A replica that launches its steps as CUDA graphs, see the module docstring.
 
     Args:
         model, optimizer: all layers, the loss and the optimizer must be `capturable`.
@@ -143,7 +143,7 @@ class GraphReplica(Replica):
         self._scale: float | None = None  # on the device; None if unknown
         self._batch: Batch | None = None  # of the step that `update` launches
         self._reload: Callable[[int], Batch] | None = None
-        self._rounds = 0  # rounds that ran ahead since `complete`
+        self._rounds = 0  # iterations that ran ahead since `complete`
         self._launched: list[int] = []  # their iterations, except those without a batch
         self._sums: tuple[Array, Array] = (None, None)  # of the losses and of the hits
         self._may_run_ahead = False
@@ -152,26 +152,23 @@ class GraphReplica(Replica):
     # gradient and update, each launched as a whole --------------------------------------------------------------------
 
     def join(self, groups: Groups, synchronizer: Synchronizer, clock: Clock, check: StepCheck) -> None:
-        """See `Replica.join`."""
         super().join(groups, synchronizer, clock, check)
         self._may_run_ahead = synchronizer.may_run_ahead
 
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
-        """See `Replica.begin`."""
         super().begin()
         self._reload = reload
         self._rounds, self._launched, self._scale = 0, [], None
         self.graphs.begin(classifies=self.classifies)
 
     def gradient(self, batch: Batch | None) -> Step:
-        """See `Replica.gradient`. If rounds run ahead, `update` launches this too."""
+        """See `Replica.gradient`. If iterations run ahead, `update` launches this too."""
         if not self._ahead:
             return super().gradient(batch)
         self._batch, self._rounds = batch, self._rounds + 1
         return Step(batch, 0 if batch is None else len(batch))
 
     def backpropagate(self, batch: Batch | None) -> int:
-        """See `Replica.backpropagate`."""
         if batch is None:
             return super().backpropagate(None)
         self._send_scale()
@@ -180,7 +177,6 @@ class GraphReplica(Replica):
         return len(batch)
 
     def update(self, iteration: int, step: Step | None = None) -> None:
-        """See `Replica.update`."""
         if self._ahead and self._batch is not None:
             self._launch_ahead(iteration, self._batch)
         else:
@@ -214,7 +210,7 @@ class GraphReplica(Replica):
         """See `Replica.complete`.
 
         Raises:
-            DivergedError: the replica halted at one of the steps.
+            DivergedError: a loss or a gradient was not finite.
         """
         rounds, self._rounds = self._rounds, 0
         if rounds:
@@ -223,7 +219,7 @@ class GraphReplica(Replica):
             self._count(rounds, samples)
 
     def _read(self) -> int:
-        """Wait for the launched steps. Return the number of samples in those that were completed."""
+        """Wait for the launched steps. Return the number of samples in completed steps."""
         launched, self._launched = self._launched, []
         controls = self._recorder.read()
         self._scale = self.backend.loss_scale = controls[Control.SCALE]
@@ -237,7 +233,7 @@ class GraphReplica(Replica):
         return int(controls[Control.SAMPLES])
 
     def _diverge(self, iteration: int) -> None:
-        """Repeat the gradient of `iteration`, which was not finite, and check it."""
+        """Recompute the gradient of `iteration`, which was not finite, and check it."""
         assert self._reload is not None
         super().begin()
         self._scale = None
@@ -245,7 +241,6 @@ class GraphReplica(Replica):
         self.check(self, Step(batch, self.backpropagate(batch), finite=False))
 
     def state(self) -> dict[str, Any]:
-        """See `Replica.state`."""
         self.complete()
         return super().state()
 
@@ -271,7 +266,6 @@ class GraphReplica(Replica):
         self._update()
 
     def _send_scale(self) -> None:
-        """Write the loss scale to the device if the host has changed it."""
         if self._scale != self.backend.loss_scale:
             self._scale = self.backend.loss_scale
             self._write(used=self._scale)
@@ -282,7 +276,7 @@ class GraphReplica(Replica):
 
 
 class GraphContext(Context):
-    """Context for graph capture. Refuses attributes whose values would be frozen into the graph. RuntimeError."""
+    """Context for graph capture. Rejects attributes whose values would be frozen into the graph. RuntimeError."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -293,9 +287,9 @@ class GraphContext(Context):
 
 
 def replica_of(model: Model, optimizer: Optimizer, accumulation_steps: int = 1) -> Replica:
-    """Return the replica of a model: a GraphReplica if all its parts are capturable."""
+    """Return a GraphReplica if all parts are capturable, else a Replica."""
     recorder = model.backend.recorder()
-    if recorder is None or accumulation_steps > 1:  # parts of a batch are large: launches take little of their time
+    if recorder is None or accumulation_steps > 1:  # large batches: launch overhead is negligible
         return Replica(model, optimizer, accumulation_steps)
     for each in (*model.network.walk(), model.loss, optimizer):
         if not vars(type(each)).get("capturable", False) or getattr(each, "syncs_replicas", False):

@@ -1,8 +1,8 @@
-"""Dynamic loss scaling: a factor on the loss keeps small gradients above what 16 bits can hold.
+"""Dynamic loss scaling, which keeps small gradients representable in 16 bits.
 
-The scale is halved when a gradient overflows, and that step is skipped. After a while without an overflow it is doubled
-(Micikevicius et al. 2018, "Mixed precision training", and NVIDIA's apex). A loss that is not finite is a failure, and
-so is a gradient that overflows at the smallest scale.
+The scale is halved when a gradient overflows, and that step is skipped. After 2,000 iterations without an overflow it
+is doubled (Micikevicius et al. 2018, "Mixed precision training"). A non-finite loss is an error, as is a gradient that
+overflows at the smallest scale.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 from cupynet.backend import Backend, Scaling
 from cupynet.parallel import Communicator, Groups
 
-GROW_AFTER = 2000  # rounds without an overflow
+GROW_AFTER = 2000  # iterations without an overflow
 LEAST, MOST = 1.0, 2.0**24
 
 
 class LossScaler:
-    """Finds the loss scale of one worker's replica. Every worker makes the same calls.
+    """Adapts the loss scale of one worker's replica. Every worker makes the same calls.
 
     Args:
         backend: its `loss_scale` is set.
@@ -26,8 +26,8 @@ class LossScaler:
 
     Attributes:
         skipped: number of skipped steps.
-        skipping: True if the step of this round is skipped.
-        steady: rounds since the scale changed.
+        skipping: True if the step of this iteration is skipped.
+        steady: iterations since the scale changed.
     """
 
     def __init__(self, backend: Backend, together: Communicator, *, shared: bool = False) -> None:
@@ -37,14 +37,12 @@ class LossScaler:
 
     @classmethod
     def of(cls, backend: Backend, groups: Groups, *, shared: bool) -> LossScaler | None:
-        """Return a scaler if 16 bits are stored, else None."""
         if backend.policy.loss_scale == 1:
             return None
         return cls(backend, groups.world if shared else groups.stages, shared=shared)
 
     @property
     def scale(self) -> float:
-        """The scale of the next step."""
         return self._backend.loss_scale * (2 if self._grows else 1)
 
     @property
@@ -52,22 +50,20 @@ class LossScaler:
         return self.steady >= GROW_AFTER and self._backend.loss_scale < MOST
 
     def grow(self) -> None:
-        """Double the scale if it has been steady for long. Call it between two rounds: an update divides by it."""
+        """Double the scale if due. Call it between two iterations: an update divides by the scale."""
         if self._grows:
             self._set(self.scale)
 
     def skips(self, *, overflow: bool, failed: bool) -> bool:
-        """Return True if this round's step is skipped, on all workers that skip together. Call it after `gradient`.
+        """Return True if this iteration's step is skipped, on all workers that skip together. Call it after `gradient`.
 
-        Args:
-            overflow: True if this worker's gradient is not finite.
-            failed: True if its loss is not.
+        overflow: this worker's gradient is not finite; failed: its loss is not.
         """
         failed = failed or (overflow and self.scale <= LEAST)
         if self._together.size > 1:
             table = self._together.gather_numbers(overflow, failed, self.scale)  # (W, 3)
             overflow, failed = bool(table[:, 0].any()), bool(table[:, 1].any())
-            self._backend.loss_scale = float(table[-1, 2])  # that of this round's gradients
+            self._backend.loss_scale = float(table[-1, 2])  # the scale of these gradients
         self.skipping = overflow and not failed
         self.steady += 1
         if self.skipping:
@@ -92,16 +88,15 @@ class LossScaler:
             self._set(least)
 
     def of_all(self, replicas: Communicator) -> int:
-        """Return the skipped steps of all replicas; those that were skipped together count once."""
+        """Return the skipped steps of all replicas; steps skipped together count once."""
         return self.skipped if self._shared else int(replicas.gather_numbers(self.skipped).sum())
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint."""
         self.grow()
         return {"scale": self.scale, "rounds": self.steady, "skipped": self.skipped}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned; {} if there was no scaler."""
+        """Restore a `state`; {} if there was no scaler."""
         if state:
             self._set(float(state["scale"]))
             self.steady, self.skipped = int(state["rounds"]), int(state["skipped"])

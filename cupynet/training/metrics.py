@@ -1,7 +1,7 @@
 """Metrics of evaluations: by name, or functions of the user.
 
-Most are means over examples. Those that are not are computed from exact counts (macro F1), merged sums (R2) or the
-scores of all examples (AUC), never as means over batches, so the number of workers and the batch size do not matter.
+Most are means over samples. The others are computed from exact counts (macro F1), merged sums (R2) or all scores (AUC),
+never as means over batches, so results do not depend on the number of workers or the batch size.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ LOWER_IS_BETTER = re.compile(r"loss|error")
 
 
 def mode_of(name: str) -> str:
-    """Return `min` if lower values of a figure are better, as its name says, else `max`."""
+    """Return `min` if the name contains loss or error, else `max`."""
     return "min" if LOWER_IS_BETTER.search(name) else "max"
 
 
 def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> dict[str, Metric]:
-    """Return metrics by name. classifies: False for regression; None if it is not known yet.
+    """Return metrics by name. classifies: False for regression; None if unknown.
 
     Raises:
-        ConfigError: a metric is no function, has no known name, or that of another.
+        ConfigError: a metric is neither a function nor a known name, or two have the same name.
     """
     if not isinstance(metrics, list | tuple):
         raise ConfigError("must be a list of names and functions, such as ['macro_f1']", "metrics", shown(metrics))
@@ -58,9 +58,9 @@ def metrics_of(metrics: Sequence[Metric], *, classifies: bool | None = None) -> 
 
 
 def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many classes are before the target of each example, (N,), the lower index first among equals.
+    """Return the number of classes ranked before the target, (N,), the lower index first among equal scores.
 
-    scores: (N, C); targets: (N,). An example with a NaN among its scores has rank C.
+    scores: (N, C); targets: (N,). A sample with a NaN among its scores has rank C.
     """
     own = np.take_along_axis(scores, targets[:, None], axis=1)  # (N, 1)
     before = np.arange(scores.shape[1]) < targets[:, None]  # (N, C)
@@ -72,11 +72,12 @@ def ranks(scores: Floats, targets: NDArray[np.int64]) -> NDArray[np.int64]:
 def auc(scores: Floats, targets: Any) -> float:
     """Return the area under the ROC curve; of several classes or targets, the mean of each against the others.
 
-    From the ranks of the positive examples (Mann and Whitney 1947), equal scores having their mean rank. NaN if a class
-    has all examples or none, or if a score is NaN. scikit-learn's roc_auc_score(average="macro", multi_class="ovr").
+    Computed from the ranks of the positive samples (Mann and Whitney 1947), as scikit-learn's
+    roc_auc_score(average="macro", multi_class="ovr"); equal scores share their mean rank. NaN if a class has all
+    samples or none, or if a score is NaN.
 
     Args:
-        scores: (N, C); of two classes, only those of the second are used.
+        scores: (N, C); of two classes, only the second column is used.
         targets: class numbers (N,), or (N, C), where numbers above 0.5 are positive.
     """
     positive = targets > 0.5 if targets.ndim == 2 else targets[:, None] == np.arange(scores.shape[1])  # (N, C)
@@ -95,7 +96,7 @@ def _area(score: Floats, positive: NDArray[np.bool_]) -> float:
     return float((rank[positive].sum() - count * (count + 1) / 2) / pairs)
 
 
-ALL: Mapping[str, Callable[[Floats, Any], float]] = {"auc": auc}  # of the scores and targets of all examples
+ALL: Mapping[str, Callable[[Floats, Any], float]] = {"auc": auc}  # functions of all scores and targets
 
 
 class Metrics:
@@ -133,7 +134,7 @@ class Metrics:
         return whole
 
     def merge(self, packed: Floats) -> Floats:
-        """Add those of another evaluation. Return the rest of a vector that begins with its `pack`."""
+        """Add another evaluation's metrics. Return the rest of a vector that begins with its `pack`."""
         end, width = int(packed[0]), int(packed[1])
         sums, kept = np.split(packed[2:end], [len(self._sums)])
         self._sums = {name: own + float(more) for (name, own), more in zip(self._sums.items(), sums, strict=True)}
@@ -162,7 +163,7 @@ def _is_a_mean(name: str, metric: Metric) -> bool:
 
 
 def _sum(name: str, metric: Metric, scores: Floats, targets: Any) -> float:
-    """Return the sum of a metric over the examples of a batch. ConfigError."""
+    """Return the sum of a metric over the samples of a batch. ConfigError."""
     if isinstance(metric, str):  # top_k_accuracy
         return float((ranks(scores, targets) < int(name.split("_")[1])).sum())
     value = np.asarray(metric(scores, targets), np.float64)

@@ -1,8 +1,4 @@
-"""The options of parallel training, and their one check.
-
-`TrainingOptions` come from the arguments of `ParallelWrapper` or from settings. `TrainingOptions.check` refuses options
-that cannot work and sets those that were left open. A `ParallelWrapper` is built from its result, `CheckedOptions`.
-"""
+"""Options of parallel training and their validation."""
 
 from __future__ import annotations
 
@@ -39,10 +35,10 @@ class TrainingOptions:
 
     Attributes:
         workers: number of replicas; by default one per device, on a CPU one per core up to 4, with `mpi` one per rank.
-        averaging_frequency: iterations between averages, or `epoch`, or `end`, or a schedule such as `PostLocal`; by
-            default 3.
+        averaging_frequency: iterations between averaging steps, or `epoch`, or `end`, or a schedule such as
+            `PostLocal`; by default 3.
         prefetch_buffer: number of batches prepared ahead, over all workers; 0 disables it.
-        report_score_after_averaging: compute the mean loss over all replicas at each average; by default true.
+        report_score_after_averaging: compute the mean loss over all replicas at each averaging step; by default true.
         average_updaters: average the optimizer state with the weights; by default true.
         optimizer: an `Optimizer`, or its name, such as `adam`, with its defaults; Nesterov(0.01, 0.9) by default. Each
             worker gets a copy.
@@ -50,31 +46,29 @@ class TrainingOptions:
             `average_updaters` must then be None; each worker gets a copy.
         learning_rate_scale: multiplies the learning rate: `none`, `linear` (times workers), `sqrt` (times their square
             root), or a factor.
-        accumulate: number of parts into which a batch is split to save memory. Their gradients are accumulated for one
-            update. A pipeline has `micro_batches` instead.
-        devices: the GPUs, worker r on devices[r % len(devices)]. This process's first worker must be on the model's
-            device. By default all devices; under mpiexec the model's.
+        accumulation_steps: number of parts into which a batch is split to save memory. Their gradients are accumulated
+            for one update. For a pipeline use `micro_batches` instead.
+        devices: the GPUs, worker r on devices[r % len(devices)]; by default all, under mpiexec the model's. This
+            process's first worker must be on the model's device.
         callbacks: see `Callback`.
-        log_every: iterations between reports to callbacks; 0 for none.
+        log_every: iterations between `on_log` events of callbacks; 0 disables them.
         timeout_s: seconds that a worker waits for the others.
         blas_threads: BLAS threads of each worker on a CPU; by default its share of the cores, with numba one.
         run: the folder that callbacks write to, on rank 0.
-        launcher: `thread` or `mpi`. With `mpi` this process is one worker; the others, which mpiexec started too, must
+        launcher: `thread` or `mpi`. With `mpi` this process is one worker, and all processes that mpiexec started must
             make the same calls.
-        pipeline: splits each replica into stages, one per device or core; by default replicas are not split. With a
-            pipeline the model holds the average whenever replicas are evaluated, and after `fit`.
-        reduce: where averages of replicas on GPUs are computed: `nccl`, between devices; `device`, on the first of them
-            (Deeplearning4j's legacy averaging); `host`; by default NCCL for several devices if it is installed, else
-            the device. On a CPU only `auto` and `host`, which are the same.
+        pipeline: splits each replica into stages, one per device or core; None for no pipeline. With a pipeline the
+            model holds the average after each evaluation and after `fit`.
+        reduce: where GPU replicas are averaged: `nccl`, between devices; `device`, on the first one (Deeplearning4j's
+            legacy averaging); `host`; `auto`, NCCL for several devices if it is installed, else `device`. On a CPU only
+            `auto` and `host`, which are the same.
         data_on_device: true to keep the images in the memory of each GPU during a fit or an evaluation; `auto` to do so
             if they take at most a quarter of the free memory. On a CPU only `auto` and false, which are the same.
         progress: the style of the `Progress` that is added if `callbacks` has none: `auto`, `bar`, `lines` or `none`.
-        metrics: figures of evaluations besides loss and accuracy: names, or functions (scores, targets) -> a number, or
-            one for each example. Names for classes are `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and
-            `auc` (one against the rest); for numbers `auc`, of targets 0 and 1. (`mean_absolute_error` and `r2` are
-            always there.) Functions receive each batch on the host: scores (N, O), and class numbers (N,) or targets
-            (N, T). A number is weighted by N. Metrics are computed in evaluations only: on training data only loss and
-            accuracy are known.
+        metrics: additional metrics of evaluations: names, or functions (scores, targets) that return a number or one
+            per sample. Names for classes are `top_3_accuracy` (any k), `macro_f1`, `precision`, `recall` and `auc` (one
+            versus rest); for regression `auc`, of targets 0 and 1. Functions receive each batch on the host: scores (N,
+            O), and class numbers (N,) or targets (N, T). A number is weighted by N.
     """
 
     workers: int | None = None
@@ -103,7 +97,7 @@ class TrainingOptions:
     def check(
         self, network: Layer, backend: str, device: int | None = None, data: FitData | None = None, names: Names = ()
     ) -> CheckedOptions:
-        """Refuse options that cannot work, and set those left open. Called once for a run, before anything is written.
+        """Validate the options and fill in defaults. Called once per run, before anything is written.
 
         Args:
             network: the built network; its weights need not be allocated.
@@ -132,7 +126,7 @@ class TrainingOptions:
         return checked
 
     def _check_values(self, backend: str) -> TrainingOptions:
-        """Check each option by itself. Return the options in plain Python types. ConfigError."""
+        """Validate each option by itself. Return the options in plain Python types. ConfigError."""
         if self.synchronizer is not None:
             instance("synchronizer", self.synchronizer, Synchronizer, "ParameterAveraging(3)")
         if self.pipeline is not None:
@@ -172,7 +166,6 @@ class TrainingOptions:
         )
 
     def _check_placement(self, network: Layer, backend: str, device: int | None) -> Placement:
-        """Return the number of replicas and stages, and their devices. ConfigError."""
         ranks = job() if self.launcher == "mpi" else None
         stages: int | None = 1
         most, devices = 1, self.devices
@@ -190,7 +183,7 @@ class TrainingOptions:
         return placement
 
     def _check_accumulation(self, network: Layer) -> None:
-        """Refuse `accumulation_steps` with a pipeline, and with layers that need a whole batch. ConfigError."""
+        """Raise ConfigError if `accumulation_steps` is used with a pipeline, or with layers that need a whole batch."""
         if self.accumulation_steps == 1:
             return
         if self.pipeline is not None:
@@ -210,14 +203,14 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class FitData:
-    """A description of the data of a fit, which may not be loaded yet.
+    """The properties of training data, which may not be loaded yet.
 
     Attributes:
-        examples: number of training examples, over all workers.
-        batch_size: examples in a worker's batch.
+        examples: number of training samples, over all workers.
+        batch_size: batch size of one worker.
         augmented: True if images are augmented.
         validates: True if validation images are evaluated during training.
-        classifies: False for targets; `binary`: True if these are 0 or 1.
+        classifies: False for regression; `binary`: True if the targets are 0 or 1.
         shards: the data, if each worker has its own shard.
     """
 
@@ -231,7 +224,6 @@ class FitData:
 
     @classmethod
     def of(cls, fit: Fit, loss: Loss) -> FitData:
-        """Describe the data of a fit with this loss."""
         train, validates = fit.train, fit.evaluate_on is not None and fit.split == "validation"
         shards = train.dataset if isinstance(train.dataset, Shards) else None
         kind, binary = classifies(train.dataset, loss), loss.applies == "sigmoid"
@@ -240,7 +232,7 @@ class FitData:
 
 @dataclass(frozen=True, eq=False)
 class CheckedOptions:
-    """Checked options, with those that were left open. Returned by `TrainingOptions.check`.
+    """Validated options with defaults filled in, see `TrainingOptions.check`.
 
     Attributes:
         options: the options, in plain Python types.
@@ -263,7 +255,7 @@ class CheckedOptions:
         return self.options.accumulation_steps if pipeline is None else pipeline.micro_batches
 
     def check_data(self, network: Layer, data: FitData, names: Names = ()) -> None:
-        """Refuse data that these options cannot train on. ConfigError. names: see `TrainingOptions.check`."""
+        """Raise ConfigError if these options do not fit the data. names: see `TrainingOptions.check`."""
         options, workers = self.options, self.placement.workers
         if data.shards is not None:
             with argument_of("workers"):
@@ -282,8 +274,8 @@ class CheckedOptions:
             vectors = isinstance(layer, BatchNorm) and layer.input.features == layer.input.shape[-1]
             if vectors and batch * (workers if layer.syncs_replicas else 1) == 1:
                 raise ConfigError(
-                    f"layer '{layer.path}', a BatchNorm, sees one example at a time, too few for its statistics. Use "
-                    "larger batches, or split them into fewer parts",
+                    f"layer '{layer.path}': BatchNorm needs more than one sample at a time. Use larger batches, or "
+                    "split them into fewer parts",
                     "batch_size",
                     str(data.batch_size),
                 )
@@ -294,7 +286,7 @@ class CheckedOptions:
             self._check_figures("learning_rate", self.optimizer.learning_rate, data)
 
     def _check_figures(self, name: str, part: Callback | Schedule, data: FitData) -> None:
-        """Refuse a part that needs validation scores if there are none, or scores of an unknown name. ConfigError."""
+        """Raise ConfigError if a part monitors an unknown figure, or validation scores that are never computed."""
         kind = {"classifies": data.classifies, "binary": data.binary}
         for argument in ("monitor", "best"):
             if isinstance(figure := getattr(part, argument, None), str):
@@ -304,18 +296,16 @@ class CheckedOptions:
             return
         if not data.validates:
             images = setting("data", "validation", 5000, python="fit(..., validation_split=0.1)")
-            raise ConfigError(f"needs evaluations on validation images. Set {images}", name)
+            raise ConfigError(f"requires validation images. Set {images}", name)
         if not self.synchronizer.evaluates and self.placement.workers > 1:
             every = setting("parallel", "averaging_frequency", "epoch")
-            reason = (
-                f"compares epochs, but replicas {self.synchronizer} are not evaluated after each epoch. Set {every}"
-            )
+            reason = f"needs an evaluation after each epoch, but replicas are {self.synchronizer}. Set {every}"
             raise ConfigError(reason, name)
 
 
 @contextmanager
 def argument_of(part: str) -> Iterator[None]:
-    """Context in which errors name an argument of the part, such as `pipeline.stages`, or the part."""
+    """Context in which a ConfigError names the argument of a part, such as `pipeline.stages`, or the part."""
     try:
         yield
     except ConfigError as error:
@@ -324,12 +314,10 @@ def argument_of(part: str) -> Iterator[None]:
 
 
 def _named(callbacks: Sequence[Callback], names: Names) -> Mapping[str, Callback]:
-    """Return callbacks by their names in messages."""
     return dict(zip(names, callbacks, strict=True)) if names else by_class_name(callbacks)
 
 
 def _scaled(optimizer: Optimizer, scale: str | float, workers: int) -> Optimizer:
-    """Return the optimizer with its learning rate scaled."""
     factor = scale_factor(scale, workers)
     if factor == 1:
         return optimizer

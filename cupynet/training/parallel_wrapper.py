@@ -1,8 +1,4 @@
-"""Training in parallel replicas: the successor of Deeplearning4j's ParallelWrapper.
-
-The wrapper runs functions on its workers. Each worker builds its `Trainer` in its own thread. options.py checks the
-arguments and places the workers on devices.
-"""
+"""Data-parallel training: the successor of Deeplearning4j's ParallelWrapper."""
 
 from __future__ import annotations
 
@@ -76,9 +72,9 @@ class ParallelWrapper:
     """Trains a model as `workers` replicas that are averaged every `averaging_frequency` iterations.
 
     The first replica of this process is the model itself, so after `fit` it holds the average. Replicas, optimizer and
-    synchronizer states and all counters live until the wrapper is closed: `fit` may be called again and continues. A
-    context manager; without `with` it is closed when nothing refers to it any more, or when Python exits. (A callback
-    that refers to its wrapper keeps it open; `weakref.proxy(wrapper)` does not.)
+    synchronizer states and all counters live until the wrapper is closed; another `fit` continues from them. The
+    wrapper is a context manager; without `with` it is closed when it is garbage collected, or when Python exits. A
+    callback that refers to its wrapper keeps it alive; use `weakref.proxy(wrapper)`.
 
         with ParallelWrapper(model, workers=2, averaging_frequency=3) as wrapper:
             history = wrapper.fit(x, y, epochs=5, batch_size=64, validation_split=0.1)
@@ -86,7 +82,7 @@ class ParallelWrapper:
 
     Args:
         model: the model to train.
-        workers, averaging_frequency, ...: the attributes of `TrainingOptions`, which describes them.
+        workers, averaging_frequency, ...: see the attributes of `TrainingOptions`.
 
     Attributes:
         model: the model.
@@ -98,9 +94,6 @@ class ParallelWrapper:
         callbacks: the callbacks, those with `last` at the end.
         blas_threads: BLAS threads of each worker while it works; 0 on a GPU.
         warm: True if all kernels are compiled.
-
-    Raises:
-        ConfigError: an argument is not valid.
     """
 
     def __init__(
@@ -142,7 +135,6 @@ class ParallelWrapper:
         return wrapper
 
     def _build(self, model: Model, checked: CheckedOptions) -> None:
-        """Initialize the wrapper. Raises only errors of the run's folder and of MPI."""
         self.model, self.options, self._checked = model, checked.options, checked
         self.placement, self.layers = checked.placement, checked.layers
         self.synchronizer, self.optimizer = checked.synchronizer, checked.optimizer
@@ -183,10 +175,10 @@ class ParallelWrapper:
             log.warning("closing failed too: %s: %s", type(second).__name__, second)
 
     def close(self) -> None:
-        """End the workers and close callbacks; the model stays usable. It may be called twice.
+        """Stop the workers and close callbacks; the model stays usable. A second call does nothing.
 
-        A running `fit` or other task of the workers ends with a RuntimeError, and callbacks are closed after its end.
-        `close` waits for that, unless a thread of the task calls it, as in a callback.
+        A running task of the workers, such as `fit`, ends with a RuntimeError. `close` waits for its end, unless it is
+        called from a thread of the task, as in a callback.
         """
         self._closed = True
         self._dropped.detach()
@@ -195,7 +187,7 @@ class ParallelWrapper:
             closing.callback(self._launcher.close)  # before the trainers
 
     def _release(self) -> None:
-        """Close callbacks after `close`. If a task is still running, do nothing: it calls this at its end."""
+        """Close callbacks after `close`, or do nothing while a task is running: it calls this at its end."""
         if not self._launcher.idle:
             return
         with self._releasing:
@@ -219,29 +211,30 @@ class ParallelWrapper:
         """Train until `epochs` more epochs are complete; afterwards all replicas are identical.
 
         The rest of an interrupted epoch counts as one of them, see `Trainer.fit`. If a worker fails, the others stop
-        and its exception is raised here; then the wrapper must be closed, and the model keeps its weights. (After a
-        DivergedError early stopping restores the best weights.)
+        and its exception is raised here. The wrapper must then be closed, and the model keeps its weights; after a
+        DivergedError early stopping restores the best ones.
 
-        Ctrl-C stops after the current round and averages the replicas; then KeyboardInterrupt is raised, or in IPython
-        the history is returned. The next `fit` continues. A second Ctrl-C is raised at once, and the wrapper must be
-        closed.
+        Ctrl-C stops after the current iteration and averages the replicas. Then KeyboardInterrupt is raised, or in
+        IPython the history is returned; the next `fit` continues. A second Ctrl-C stops at once, and the wrapper must
+        be closed.
 
         Args:
-            x: images (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, which are scaled as the model
-                was trained (`Model.pixels`), or floating-point numbers that are scaled already. Or, without `y`, a
-                `Loader`, a `Dataset`, `Shards`, or pairs (image, label), such as a data set of PyTorch or Hugging Face,
-                which are read into memory. Samples are shuffled in each epoch.
-            y: labels (S,): class numbers from 0, integers; or one-hot (S, O). Or floating-point targets (S, T), or (S,)
-                of one output, also integers: numbers to predict with `mean_squared_error` or `huber`, from 0 to 1 with
-                `binary_cross_entropy` and `hinge`, or probabilities of the classes with `softmax`.
+            x: images (S, H, W, C), or (S, H, W) of one channel: integers from 0 to 255, which are scaled as
+                `Model.pixels` says, or floating-point numbers that are already scaled. Or, without `y`, a `Loader`, a
+                `Dataset`, `Shards`, or pairs (image, label), such as a data set of PyTorch or Hugging Face, which are
+                read into memory. Samples are shuffled in each epoch.
+            y: class numbers (S,) from 0, or one-hot labels (S, O). For regression floating-point targets (S, T), or
+                (S,) for one output, which may be integers. The range is 0 to 1 with `binary_cross_entropy` and `hinge`;
+                with `softmax` targets are class probabilities.
             epochs: additional epochs; 0 only after `restore`, to finish a fit whose last epoch is complete.
-            batch_size: samples of a batch of one worker, 128 by default. A `Loader` has its own.
+            batch_size: batch size of one worker, 128 by default. A `Loader` has its own.
             sample_weight: (S,) factor of each sample's loss. The mean of a batch is over its number of samples.
-            class_weight: {class: factor of its samples' losses}, 1 by default; or `balanced`, with which all classes
-                count alike, as in scikit-learn. Multiplied with `sample_weight`.
-            validation_split: fraction of the samples, drawn at random and copied by each fit, to evaluate on instead.
+            class_weight: {class: factor of its samples' losses}, 1 by default; or `balanced`, which gives all classes
+                the same total weight, as in scikit-learn. Multiplied with `sample_weight`.
+            validation_split: fraction of the samples to hold out for evaluation. Each fit draws and copies them at
+                random.
             validation_data: data to evaluate on, recorded as validation: as `x`, or (x, y), or (x, y, sample_weight),
-                where the weights are factors in the loss, not in other figures.
+                where the weights apply to the loss only.
             evaluate_on: like `validation_data`, but recorded as test.
             evaluate_every: epochs between evaluations; the last epoch is always evaluated.
 
@@ -252,9 +245,9 @@ class ParallelWrapper:
             ConfigError: an argument is invalid. Nothing has changed.
         """
         if self.model.params.rates != self._rates:
-            raise ConfigError("the learning-rate factors have changed: make a new ParallelWrapper for this model")
+            raise ConfigError("the learning-rate factors have changed. Create a new ParallelWrapper for this model")
         if self._writes_model:
-            self.model.description()  # refuses now what could not be saved at the end
+            self.model.description()  # raises now if the model cannot be saved at the end
         weights = {"sample_weight": sample_weight, "class_weight": class_weight}
         loader = loader_of(examples(x, y), batch_size, self.model, self.model.pixels, **weights)
         loader, held_out, split = held_out_of(loader, self.model, validation_split, validation_data, evaluate_on)
@@ -279,7 +272,7 @@ class ParallelWrapper:
 
     @property
     def _writes_model(self) -> bool:
-        """True if a fit writes the model to the folder `run`: on rank 0, unless a command does so."""
+        """True if `fit` writes the model to the folder `run`: on rank 0, unless a command does so."""
         return self._run is not None and self._launcher.first == 0 and not self._run.settings_path.exists()
 
     @contextmanager
@@ -304,19 +297,18 @@ class ParallelWrapper:
         """Evaluate in parallel over the replicas; `x` and `y` as for `fit`. After Ctrl-C the wrapper remains usable.
 
         Returns:
-            An `Evaluation` with the wrapper's `metrics`, or a `RegressionEvaluation` if the targets are numbers to
-            predict: floating-point, and the loss is not softmax.
+            An `Evaluation` with the wrapper's `metrics`; for regression targets a `RegressionEvaluation`.
 
         Raises:
-            ConfigError: the pixels are not scaled as in training; or the replicas differ, as they were restored to a
-                state between two averages.
+            ConfigError: pixels are not scaled as in training, or the replicas differ after restoring a checkpoint
+                between two averaging steps.
         """
         pixels = self.model.pixels  # also FRACTIONS before training, when any scale is allowed
         known = pixels if pixels != FRACTIONS else None
         loader = evaluation_loader(examples(x, y), batch_size, self.model, known)
         check_metrics(self.options.metrics, loader, self.model.loss)
         self._warnings.of_evaluation(loader)
-        found: list[Evaluation] = []  # one from each worker of this process, all equal
+        found: list[Evaluation] = []  # one of each worker in this process; all are equal
 
         def task(trainer: Trainer) -> None:
             if trainer.synchronizer.identical:
@@ -330,9 +322,7 @@ class ParallelWrapper:
         if interrupted:
             raise KeyboardInterrupt
         if not found:
-            raise ConfigError(
-                "the replicas differ between two averages: call fit first, or evaluate cupynet.load(checkpoint)"
-            )
+            raise ConfigError("the replicas are not synchronized. Call fit first, or evaluate cupynet.load(checkpoint)")
         return found[0]
 
     def predict(self, images: Array, batch_size: int = 256) -> Array:
@@ -348,21 +338,21 @@ class ParallelWrapper:
     def restore(self, path: str | Path) -> None:
         """Continue from a checkpoint, bit for bit.
 
-        With another number of workers all begin with the mean of the replicas; with another backend or dtype results
-        are equal to rounding. The log says which.
+        With another number of workers, all start from the mean of the replicas. With another backend or dtype, results
+        are equal up to rounding. The log says which case applies.
 
         Args:
-            path: a checkpoint, or a folder of them, of which the newest whole one is taken.
+            path: a checkpoint, or a folder of checkpoints, of which the newest undamaged one is used.
 
         Raises:
-            ConfigError: it is missing; or of another network, optimizer or synchronizer, or of other stages.
+            ConfigError: it is missing, or was saved with another network, optimizer, synchronizer or other stages.
             DataError: it is damaged.
         """
         self.on_workers(lambda trainer: resume(trainer, path))
         self.model.trained_on = self.model.trained_on or "pixels"
 
     def warm_up(self, batch_size: int) -> float:
-        """Compile or load every kernel that training needs; return the seconds.
+        """Compile or load every kernel that training needs, and return the seconds.
 
         The first `fit` calls it. The time counts as `Clock.compile_s`, not as training.
         """
@@ -379,7 +369,7 @@ class ParallelWrapper:
         return seconds
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """End the running `fit`, or the next one, after the same round on all workers. Callable from any thread."""
+        """Stop the running or the next `fit` on all workers after the same iteration. Callable from any thread."""
         self._stop = self._stop or Stop(StopReason(reason), text)
         for trainer in filter(None, self._trainers):
             trainer.consensus.propose(self._stop)
@@ -387,11 +377,7 @@ class ParallelWrapper:
     def on_workers(self, task: Callable[[Trainer], T], *, batch_size: int | None = None) -> T | None:
         """Run `task(trainer)` on every worker, in its thread; return rank 0's result.
 
-        Args:
-            batch_size: for messages.
-
-        Raises:
-            RuntimeError: after a failure or `close`, and during another task.
+        batch_size: for messages. RuntimeError after a failure or `close`, and during another task.
         """
 
         def done(world: Communicator) -> T:
@@ -426,7 +412,7 @@ class ParallelWrapper:
         return found
 
     def replicas(self) -> list[Model]:
-        """Return the replicas of this process, in rank order; in a pipeline each is a stage's layers."""
+        """Return the replicas of this process, in rank order; in a pipeline each has the layers of one stage."""
         return [trainer.model for trainer in self._trainers if trainer is not None]
 
     # in a worker ----------------------------------------------------------------------------------------------------
@@ -438,7 +424,7 @@ class ParallelWrapper:
             trainer = self._trainers[world.rank] = self._new_trainer(world)
             if self._stop is not None:
                 trainer.consensus.propose(self._stop)
-        trainer.backend.activate()  # a single worker runs in the calling thread, which may be another than before
+        trainer.backend.activate()  # a single worker runs in the calling thread, which may have changed
         return trainer
 
     def _new_trainer(self, world: Communicator) -> Trainer:
@@ -480,7 +466,6 @@ class ParallelWrapper:
 
 
 def _release(trainers: list[Trainer | None], backend: Backend) -> None:
-    """Close the callbacks of workers that have ended, and leave the device."""
     with ExitStack() as closing:
         for trainer in trainers:
             if trainer is not None:
@@ -489,7 +474,7 @@ def _release(trainers: list[Trainer | None], backend: Backend) -> None:
 
 
 def _end(launcher: Launcher, trainers: list[Trainer | None], backend: Backend) -> None:
-    """Close a wrapper that was dropped, or is still open when Python exits. Errors are logged."""
+    """Close a wrapper that was garbage collected, or is still open when Python exits. Errors are logged."""
     try:
         with ExitStack() as closing:
             closing.callback(_release, trainers, backend)

@@ -1,7 +1,4 @@
-"""A stage of a pipeline: some of a network's layers on one worker, and its exchange with the neighbouring stages.
-
-parallel/pipeline.py has the cut of the network and the order of work of a stage.
-"""
+"""Some of a network's layers on one worker. parallel/pipeline.py has the partition and the schedule."""
 
 from __future__ import annotations
 
@@ -28,11 +25,10 @@ class Stage(Replica):
     optimizer and synchronizer, so weights are averaged stage by stage.
 
     Args:
-        whole: the network in this process. That of rank 0 is the user's own: `begin` takes its weights, `assemble`
-            writes the trained ones back.
+        whole: the network in this process. On rank 0 it is the user's own: `begin` takes its weights, `assemble` writes
+            the trained ones back.
         optimizer: updates this stage's weights; not shared with another stage.
         groups: the other stages of this replica, and the other replicas.
-        backend: where the stage computes.
         layers: the names of the layers of all stages.
         micro_batches: number of parts of a batch.
 
@@ -60,12 +56,11 @@ class Stage(Replica):
         self.groups, self.whole, self.needs_images = groups, whole, self.first
         self.place = f"stage {self.number + 1} of {self.count}, {' '.join(names)}; {self.place}"
         self.losses: Array | None = 0.0 if self.first or self.last else None
-        self._restored = False  # since `begin`: this stage's weights replace the user's
+        self._restored = False  # True if `begin` must copy this stage's weights to the user's model
 
     # a round --------------------------------------------------------------------------------------------------------
 
     def backpropagate(self, batch: Batch | None) -> int:
-        """See `Replica.backpropagate`. All stages of a replica are called with the same batch."""
         self.losses, self.hits = 0.0 if self.first or self.last else None, 0
         self.params.snapshot_buffers()
         if batch is None:
@@ -111,18 +106,17 @@ class Stage(Replica):
         return backward
 
     def _received(self, shape: tuple[int, ...], source: int) -> Array:
-        """Return activations, or their gradient, from another stage, borrowed."""
+        """Return borrowed activations, or their gradient, from another stage."""
         array = self.backend.borrow(shape)
         self._receive(array, source)
         return array
 
     def _receive(self, array: Array, source: int) -> None:
-        """Receive `array` from another stage, and count the seconds."""
         with self.clock.measure("waiting", "waiting for a stage"):
             self.groups.stages.recv(array, source)
 
     def _share_losses(self) -> None:
-        """Send losses and hits to the first stage, as rank 0 makes the reports."""
+        """Send losses and hits to the first stage, because rank 0 reports them."""
         if self.first != self.last:
             sums = self.backend.asarray(np.zeros(2, self.backend.policy.accumulate))
             if self.last:
@@ -139,9 +133,9 @@ class Stage(Replica):
     # evaluation and warm-up -------------------------------------------------------------------------------------------
 
     def scores(self, batch: Batch, context: Context = INFERENCE) -> Scores | None:
-        """See `Replica.scores`. A stage works on a batch while the next one works on the one before."""
+        """See `Replica.scores`. A stage works on a batch while the next one works on the previous batch."""
         stages = self.groups.stages
-        taken = np.zeros(1, np.uint8)  # a stage waits until its output is received: batches do not pile up
+        taken = np.zeros(1, np.uint8)  # acknowledges a batch, so that batches do not pile up
         x = batch.images
         if not self.first:
             x = self.backend.borrow((len(batch), *self.model.input.shape))
@@ -155,7 +149,6 @@ class Stage(Replica):
         return None
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """See `Replica.rehearse`."""
         samples = -(-batch_size // min(batch_size, self.micro_batches))
         model, backend, zeros = scratch.model, self.backend, np.zeros((samples, *scratch.model.input.shape))
         x = blank_batch(model, samples).images if self.first else backend.asarray(zeros, backend.policy.storage)
@@ -173,7 +166,7 @@ class Stage(Replica):
     # the whole network ----------------------------------------------------------------------------------------------
 
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
-        """Begin a fit or an evaluation: take the weights of rank 0's whole network, or give it the restored ones."""
+        """Copy the weights of rank 0's whole network, or write the restored ones to it."""
         super().begin()
         self._copy_weights(collect=self._restored)
         self._restored = False
@@ -202,7 +195,7 @@ class Stage(Replica):
             self.whole.params.publish()
 
     def _weights(self) -> Iterator[tuple[int, Array, Array]]:
-        """Yield stage, its array and the whole network's array, of each weight and buffer that this worker copies."""
+        """Yield each weight and buffer that this worker copies: stage, its array, and the whole network's array."""
         own = _arrays(self.params)
         stage_of = {name: stage for stage, names in enumerate(self.layers) for name in names}
         for name, whole in _arrays(self.whole.params).items():
@@ -216,6 +209,5 @@ class Stage(Replica):
 
 
 def _arrays(params: Params) -> dict[str, Array]:
-    """Return the master weights and the buffers by name."""
     weights = {name: parameter.master for name, parameter in params.named()}
     return weights | {name: buffer.data for name, buffer in params.named_buffers()}

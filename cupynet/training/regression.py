@@ -1,5 +1,3 @@
-"""Evaluation of regression: errors of predicted numbers."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -20,25 +18,27 @@ MOST_POINTS = 500  # kept for the plot
 
 
 def evaluation_of(classes: int, metrics: Sequence[Metric], *, classifies: bool, binary: bool) -> Evaluation:
-    """Return an evaluation without samples, of classes or of targets. ConfigError."""
+    """Return an empty evaluation of classes or of targets. ConfigError."""
     return Evaluation(classes, metrics=metrics) if classifies else RegressionEvaluation(classes, metrics, binary=binary)
 
 
 class RegressionEvaluation(Evaluation):
     """Errors of predictions, over any number of batches, workers and merges. Figures of classes are NaN.
 
-    With `binary` there is an accuracy: the share of the predictions on the same side of 1/2 as their targets, as Keras'
-    binary accuracy.
+    Means and squared deviations of the targets are merged as by Chan, Golub and LeVeque (1979), so R2 keeps its
+    precision for targets far from zero. The order of batches changes the last bits of figures.
 
-    Means and squared deviations of the targets are merged as by Chan, Golub and LeVeque (1979), so R2 does not lose
-    digits if the targets are far from zero. The order of batches changes figures in their last bits.
+    Args:
+        targets: number of targets per sample, T.
+        metrics: see `TrainingOptions`.
+        binary: also compute an accuracy: the fraction of predictions on the same side of 1/2 as their targets, like
+            Keras' binary accuracy.
     """
 
     FIGURES: tuple[str, ...] = NUMBER_FIGURES
     SHOWN: tuple[str, ...] = NUMBER_FIGURES
 
     def __init__(self, targets: int, metrics: Sequence[Metric] = (), *, binary: bool = False) -> None:
-        """targets: numbers to predict for each example, T; metrics: see `TrainingOptions`."""
         if binary:
             self.FIGURES = self.SHOWN = ("accuracy", *NUMBER_FIGURES)
         super().__init__(1, 1, metrics, columns=integer("RegressionEvaluation targets", targets, 1))
@@ -52,7 +52,7 @@ class RegressionEvaluation(Evaluation):
     def add(self, scores: ArrayLike, targets: ArrayLike, losses: ArrayLike, samples: ArrayLike | None = None) -> None:
         """Add one batch: predictions and targets (N, T); losses (N,).
 
-        samples: their numbers in the data set, (N,); without them no points are kept for `plot`.
+        samples: sample numbers in the data set, (N,); without them no points are kept for `plot`.
         """
         score, target, loss = (np.asarray(each, np.float64) for each in (scores, targets, losses))
         if target.shape != (len(loss), self.targets) or score.shape != target.shape or loss.ndim != 1:
@@ -74,7 +74,6 @@ class RegressionEvaluation(Evaluation):
     def _merge(
         self, samples: int, errors: Floats, squares: Floats, hits: Any, means: Floats, deviations: Floats
     ) -> None:
-        """Add the sums of other samples."""
         whole, apart = self._samples + samples, means - self._means
         self._errors, self._squares, self._hits = self._errors + errors, self._squares + squares, self._hits + hits
         self._deviations = self._deviations + deviations + apart**2 * (self._samples * samples / whole)
@@ -82,7 +81,6 @@ class RegressionEvaluation(Evaluation):
         self._samples = whole
 
     def _keep(self, points: Floats) -> None:
-        """Keep the points of the first samples."""
         whole = np.concatenate([self._points, points])
         self._points = whole[np.argsort(whole[:, 0], kind="stable")[:MOST_POINTS]]
 
@@ -105,7 +103,7 @@ class RegressionEvaluation(Evaluation):
 
     @property
     def accuracy(self) -> float:
-        """The share of the outputs that are right, 0..1; NaN unless `binary`."""
+        """The fraction of correct outputs, 0..1; NaN unless `binary`."""
         binary = self._samples and "accuracy" in self.FIGURES
         return float(self._hits.mean() / self._samples) if binary else np.nan
 
@@ -118,9 +116,10 @@ class RegressionEvaluation(Evaluation):
 
     @property
     def r2(self) -> float:
-        """The mean over the targets of 1 - (squared errors) / (squared deviations of the target from its mean).
+        """The coefficient of determination, averaged over the targets.
 
-        If a target is constant, 1 if all predictions are exact, else 0, as in scikit-learn. NaN below two samples.
+        For a constant target 1 if all predictions are exact, else 0, as in scikit-learn. NaN for fewer than two
+        samples.
         """
         if self._samples < 2:
             return np.nan
@@ -129,20 +128,18 @@ class RegressionEvaluation(Evaluation):
         return float(np.where(varies, 1 - shares, np.where(self._squares != 0, 0, 1)).mean())
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; a number that is not finite becomes None."""
         figures = self.figures(self.FIGURES)
         return for_json({"samples": self.samples, "targets": self.targets, **figures, "metrics": self.metrics})  # type: ignore[no-any-return]
 
     def stats(self, names: Sequence[str] = ()) -> str:
-        """Return the report to print. names: not used."""
+        """Return a report. names: not used."""
         lines = [f" {name + ':':<21}{value:.6g}" for name, value in self.figures().items()]
         title = f"{counted(self.targets, 'target')}, {counted(self.samples, 'sample')}"
         return "\n".join([f"{' Evaluation ':=^66}", f" {title}", *lines])
 
     def plot(self, names: Sequence[str] = ()) -> Any:
-        """Return a matplotlib figure of predicted against true numbers, of at most 500 samples. ImportError without it.
-
-        names: of the targets; by default their numbers.
+        """Plot predicted against true values of at most 500 samples. names: of the targets. ImportError without
+        matplotlib.
         """
         drawn, axes = plots.figure(self.targets)
         for target, place in enumerate(axes):

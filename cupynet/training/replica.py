@@ -23,17 +23,17 @@ Scores: TypeAlias = "tuple[NDArray[Any], NDArray[Any]]"
 
 
 def moved(vector: Array, before: Array) -> bool:
-    """Return True if any number of a vector has changed; NaN equals NaN."""
+    """Return True if any element of a vector has changed; NaN equals NaN."""
     return bool(((vector != before) & (before == before)).any())
 
 
 class Step(NamedTuple):
-    """The gradient of one round of a replica.
+    """The gradient of one iteration of a replica.
 
     Attributes:
         batch: the batch; None if the worker had none.
-        samples: number of samples; 0 without a batch, or if it was left out; the gradient is zero then. If rounds run
-            ahead of the host, the size of the batch in any case.
+        samples: number of samples; 0 without a batch, or if it was skipped; the gradient is zero then. If iterations
+            run ahead of the host, always the size of the batch.
         squared_norm: |gradient|² of the replica's own weights, times the loss scale squared; 0-d on the device.
         finite: True if the loss and the gradient are finite.
         overflowed: True if the step is skipped to reduce the loss scale.
@@ -50,14 +50,14 @@ class StepCheck:
     """Checks each step before it is used. This base class accepts all.
 
     Attributes:
-        may_wait: True if rounds may run ahead of the host. The check is then called only for the first step that is not
-            finite, when the host finds it, and must raise an error.
+        may_wait: True if iterations may run ahead of the host. The check is then called only for the first step that is
+            not finite, when the host finds it, and must raise an error.
     """
 
     may_wait = True
 
     def __call__(self, replica: Replica, step: Step) -> Step:
-        """Return the step, or one without samples to leave its batch out. Called on all workers in every round."""
+        """Return the step, or one without samples to skip its batch. Called on all workers in every iteration."""
         return step
 
 
@@ -65,9 +65,9 @@ class Replica:
     """The whole network on one worker. (`Stage` is a part of it in a pipeline.)
 
     Args:
-        model: its weights are trained.
-        optimizer: updates them; not shared with another replica.
-        accumulate: the number of parts into which a batch is split to save memory; their gradients are accumulated.
+        model: the model to train.
+        optimizer: updates the weights; not shared with another replica.
+        accumulation_steps: number of parts into which a batch is split to save memory; their gradients are accumulated.
             Layers such as `BatchNorm` see one part at a time.
 
     Attributes:
@@ -78,13 +78,13 @@ class Replica:
         updates: number of updates by the optimizer.
         replicas: the communicator with which layers exchange values between replicas; None for a single replica.
         scaler: adapts the loss scale; None before `join`, and if values are not stored in 16 bits.
-        losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch. (None in a stage of a
-            pipeline that has none; of several batches, after `complete`, if rounds run ahead of the host.)
-        hits: the number of their samples whose highest score is at the label, likewise.
-        classifies: False for targets. Then hits are outputs on the right side of 1/2 with `binary_cross_entropy`; with
-            other losses they mean nothing, and are counted as NaN.
+        losses: the sum of the last batch's losses, 0-d on the device; 0.0 without a batch; None in a pipeline stage
+            that has none. If iterations run ahead, `complete` sets it to the sum over several batches.
+        hits: the number of correct predictions among these samples, likewise.
+        classifies: False for targets. Then hits are outputs on the right side of 1/2 with `binary_cross_entropy`, and
+            NaN with other losses.
         groups: the communicators of this worker.
-        clock: receives the seconds of waiting for other stages and for rounds that run ahead.
+        clock: receives the seconds of waiting for other stages and for iterations that run ahead.
         check: checks each step before it is used.
         optimizer_state: name -> (P,) vector; the optimizer's own dictionary.
     """
@@ -116,28 +116,28 @@ class Replica:
         self.scaler = LossScaler.of(self.backend, groups, shared=synchronizer.shares_gradients)
 
     def tally(self, *, losses: bool = True) -> Tally:
-        """Return a tally to which this replica adds its rounds. losses: True to sum losses too."""
+        """Return a tally to which this replica adds its iterations. losses: True to sum losses too."""
         tally = Tally(self.complete, losses=losses)
         self._tallies.append(tally)
         return tally
 
     def complete(self) -> None:
-        """Wait for rounds that run ahead of the host, and count them. Only a `GraphReplica` has any."""
+        """Wait for iterations that run ahead of the host, and count them. Only a `GraphReplica` has any."""
 
     def begin(self, reload: Callable[[int], Batch] | None = None) -> None:
-        """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed round may have left.
+        """Begin a fit, or an evaluation outside a fit. Clear the gradient, which a failed iteration may have left.
 
         reload: function that returns the batch of an earlier iteration again; None outside a fit.
         """
         self.params.grad[...] = 0
 
     def assemble(self) -> None:
-        """Complete the user's model on rank 0 when replicas are identical. Only a `Stage` needs to do anything."""
+        """Copy the weights to the user's model on rank 0. Only a `Stage` needs to do so."""
 
     # a round --------------------------------------------------------------------------------------------------------
 
     def gradient(self, batch: Batch | None) -> Step:
-        """Compute the gradient of a round, check it and count its samples. Called on all workers.
+        """Compute the gradient of an iteration, check it and count its samples. Called on all workers.
 
         If the gradient overflows because of the loss scale, the step is skipped.
         """
@@ -170,14 +170,13 @@ class Replica:
         return not self.classifies and self.whole.loss.applies == "sigmoid"
 
     def _hits(self, logits: Array, labels: Array) -> Array:
-        """Return the hits of a part of a batch, see `hits`."""
         return (self.backend.binary_hits if self._binary else self.backend.hits)(logits, labels)
 
     def backpropagate(self, batch: Batch | None) -> int:
         """Add the gradient of the batch's mean loss, times the loss scale, to `params.grad`.
 
         Return the number of samples; 0 without a batch. If layers exchange values with other replicas, a worker without
-        a batch makes the same calls, with an example that does not count.
+        a batch makes the same calls, with a sample that does not count.
         """
         self.params.snapshot_buffers()
         if batch is not None:
@@ -193,7 +192,7 @@ class Replica:
         return 0
 
     def _passes(self, images: Array, labels: Array, context_of: Callable[[slice], Context]) -> tuple[Array, Array]:
-        """Add the gradient, part by part, and return the sum of the losses and the number of hits."""
+        """Run both passes for each part of a batch; return the sum of the losses and the number of hits."""
         model, backend, whole = self.model, self.backend, len(labels)
         total: Array = 0.0
         hits: Array = 0
@@ -223,7 +222,7 @@ class Replica:
         )
 
     def forget(self) -> None:
-        """Undo `gradient`: no gradient, no loss, the buffers as before."""
+        """Undo `gradient`: clear the gradient and the loss, and restore the buffers."""
         self.params.grad[...] = 0
         self.params.restore_buffers()
         self.losses, self.hits = None if self.losses is None else 0.0, 0
@@ -249,7 +248,7 @@ class Replica:
         self.optimizer.step(self.params, iteration, norm)
 
     def whole_squared_norm(self, part: Array) -> Array:
-        """Return |gradient|² of the whole network; part: that of this replica's weights."""
+        """Return |gradient|² of the whole network; part: the share of this replica's weights."""
         return part
 
     def launch_singly(self, wanted: bool) -> None:
@@ -262,19 +261,19 @@ class Replica:
         return scores_of(self.model, batch.images, batch.labels, context)
 
     def rehearse(self, scratch: Replica, batch_size: int) -> None:
-        """Make a step on a copy, without communication, so that all kernels are compiled or loaded."""
+        """Run a step on a copy, without communication, to compile or load all kernels."""
         scratch.backpropagate(blank_batch(self.model, batch_size))
         scratch.update(0)
 
     # resuming -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return copies of weights, buffers and optimizer vectors by name, on the host, and the count of updates."""
+        """Return host copies of weights, buffers and optimizer vectors by name, and the number of updates."""
         optimizer = {name: by_name(self, vector) for name, vector in self.optimizer_state.items()}
         return {"updates": self.updates, "weights": self.model.weights(), "optimizer": optimizer}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore what `state` returned, also on another backend or in another precision.
+        """Restore a `state`, possibly on another backend or in another precision.
 
         Raises:
             ConfigError: it is the state of another network, or of another kind of optimizer.
@@ -290,7 +289,6 @@ class Replica:
 
 
 def blank_batch(model: Model, size: int) -> Batch:
-    """Return a batch of black images for the warm-up."""
     backend, samples = model.backend, np.zeros(size, np.int64)
     images = backend.load_images(np.zeros((1, *model.input.shape), np.uint8), samples)
     return Batch(0, images, backend.asarray(samples), samples)

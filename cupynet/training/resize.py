@@ -1,13 +1,11 @@
-"""Resuming with another number of workers: their states, computed from those of a checkpoint.
+"""Resume with another number of workers: compute their states from those in a checkpoint.
 
-All begin with the mean of the replicas, weighted as in their next average: by the samples that each has seen since the
-last one. Optimizer state and the state of synchronizers (momentum, residuals) are averaged in the same way. A stage of
-a pipeline begins with the mean of the same stage. Callbacks may merge their states too, such as averages of weights
-over time.
+All workers start from the mean of the replicas, weighted by the samples that each has seen since the last averaging
+step; in a pipeline from the mean of the same stage. State of the optimizer and the synchronizer is averaged in the same
+way, and callbacks may merge their states.
 
-An interrupted epoch continues after the last round that W new workers would have completed. No batch is left out, and
-up to W - 1 batches are trained again. Additional workers begin with statistics of their own, and those of workers that
-are no longer there are lost.
+An interrupted epoch continues after the last iteration that W new workers would have completed. No batch is skipped, up
+to W - 1 batches are repeated. Additional workers start with empty statistics; those of removed workers are lost.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def regrouped(
 
 
 def trained_again(states: Sequence[Tree], size: int, stages: int) -> int:
-    """Return the number of batches of the interrupted epoch that `size` workers train on again."""
+    """Return the number of batches of the interrupted epoch that `size` workers repeat."""
     before, after = len(states) // stages, size // stages
     return int(states[0]["trainer"]["round"]) * before % after
 
@@ -58,7 +56,7 @@ def shares(states: Sequence[Tree], synchronizer: Synchronizer) -> list[float]:
 
 
 def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
-    """Return the mean of float arrays that have the same shape in all trees; all else is from the first tree."""
+    """Return the mean of float arrays of the same shape in all trees, and everything else from the first tree."""
     first = trees[0]
     if isinstance(first, Mapping):
         return {name: mean([tree.get(name, first[name]) for tree in trees], counted) for name in first}
@@ -73,7 +71,7 @@ def mean(trees: Sequence[Any], counted: Sequence[float]) -> Any:
 
 
 def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Synchronizer) -> Tree:
-    """Return the state that all replicas of one stage, or of the whole network, have in common."""
+    """Return the common state of all replicas of one stage, or of the whole network."""
     counted = shares(states, synchronizer)
     position = dict(states[0]["trainer"])
     passed = position["iteration"] - position["span_start"]  # in rounds of the former workers
@@ -93,7 +91,6 @@ def _of_stage(states: Sequence[Tree], before: int, after: int, synchronizer: Syn
 
 
 def _of_callbacks(states: Sequence[Tree], callbacks: Mapping[str, Listener]) -> Tree:
-    """Return the merged states of callbacks, by name, for all replicas of one stage."""
     merged = {}
     for name, callback in callbacks.items():
         saved = [state["callbacks"][name] for state in states if name in state["callbacks"]]

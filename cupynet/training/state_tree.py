@@ -1,7 +1,4 @@
-"""States of workers as trees: split into numbers and arrays, gathered on rank 0, sent to others, joined again.
-
-A state is what `Trainer.state` returns: numbers and arrays on the host, by name, in dictionaries.
-"""
+"""States of workers: split into numbers and arrays, exchanged between workers, joined again."""
 
 from __future__ import annotations
 
@@ -21,11 +18,11 @@ MOST_COUNTED = 2**53  # no count of a training exceeds it
 
 
 def gathered(world: Communicator, state: Tree) -> tuple[list[Tree], Arrays] | None:
-    """Return every worker's state, on rank 0; None on the others.
+    """Return every worker's state on rank 0; None on the others.
 
     Returns:
-        of each worker its numbers, and the name of each of its arrays among the arrays. An array that is equal on all
-        workers that have it is there once, else as `name@rank`.
+        for each worker its numbers and the names of its arrays; and the arrays. An array that is equal on all workers
+            that have it is stored once, else as `name@rank`.
     """
     if world.rank != 0:
         send(world, state, 0)
@@ -73,14 +70,14 @@ def received(world: Communicator, rank: int) -> tuple[Tree, Arrays]:
 
 
 def check_position(position: Tree) -> None:
-    """Refuse a stored position in the training that cannot be one: training would never end. ValueError."""
+    """Raise ValueError for an invalid position: training would never end."""
     for name in ("iteration", "epoch", "round"):
         if type(position[name]) is not int or not 0 <= position[name] < MOST_COUNTED:
             raise ValueError(f"trainer.{name}: expected a number of at least 0, found {position[name]!r:.80}")
 
 
 def check_numbers(own: Mapping[str, Any], state: Any) -> None:
-    """Refuse a stored state without a number where the trainer's own state has one. ValueError, or AttributeError."""
+    """Raise ValueError or AttributeError if a stored state has no number where the trainer's own state has one."""
     for name, value in own.items():
         found = state.get(name, value)
         if isinstance(value, Mapping):
@@ -102,14 +99,13 @@ def filled(state: Any, defaults: Mapping[str, Any]) -> Tree:
 
 
 def _digest(array: Any) -> str:
-    """Return dtype, shape and a digest of the bytes of an array on the host, as JSON."""
     content = np.ascontiguousarray(array)
     digest = hashlib.blake2b(content.tobytes(), digest_size=16).hexdigest()
     return json.dumps([content.dtype.str, content.shape, digest])
 
 
 def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
-    """Return the numbers of a tree, with its structure, and its arrays."""
+    """Split a tree into its numbers, with its structure, and its arrays."""
     numbers: Tree = {}
     arrays: Arrays = {}
     for name, value in tree.items():
@@ -125,7 +121,7 @@ def apart(tree: Mapping[str, Any], above: str = "") -> tuple[Tree, Arrays]:
 
 
 def together(numbers: Tree, arrays: Arrays) -> Tree:
-    """Put the arrays back into `numbers`, and return it."""
+    """Insert the arrays into `numbers`, and return it."""
     for path, array in arrays.items():
         *above, name = (part.replace("%2F", "/").replace("%25", "%") for part in path.split("/"))
         node: Any = numbers

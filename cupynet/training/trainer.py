@@ -1,8 +1,8 @@
-"""The training loop: the same code on every worker.
+"""The training loop, the same code on every worker.
 
-A round is one iteration of every replica. Worker r of W trains on batches r, r + W, r + 2W ... of an epoch. In the last
-round some workers may have no batch; they still make the same calls. The trainer runs the rounds, calls callbacks and
-handles stop requests. The replica computes gradients and updates, and the synchronizer keeps replicas together.
+Worker r of W trains on batches r, r + W, r + 2W ... of an epoch, one in each iteration. In the last iteration some
+workers may have no batch; they still make the same calls. The trainer calls callbacks and handles stop requests. The
+replica computes gradients and updates, and the synchronizer keeps the replicas together.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from cupynet.training.replica import Replica, moved
 
 @dataclass
 class Plan:
-    """The beginning and the end of the current or last fit.
+    """Where the current or last fit begins and ends.
 
     Attributes:
-        start: the iteration at which the learning-rate schedule of an unfinished fit began; None between fits.
-        rounds: number of rounds in an epoch.
+        start: the iteration at which the schedule of an unfinished fit began; None between fits.
+        rounds: iterations per epoch.
         iterations, epochs: `Trainer.iteration` and `Trainer.epoch` at the planned end of the fit.
         deal: how the batches of an epoch are assigned to workers.
-        averaged: True after the last average of the fit.
+        averaged: True after the last averaging step of the fit.
     """
 
     start: int | None = None
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def unfinished(self) -> bool:
-        """True while a fit is in progress, either running or restored from a checkpoint."""
+        """True during a fit, and after restoring one from a checkpoint."""
         return self.start is not None
 
 
@@ -64,31 +64,29 @@ class Trainer:
 
     Args:
         replica: the replica to train.
-        groups: the communicators of this worker; by default that of a single worker.
+        groups: the communicators of this worker; by default a single worker.
         synchronizer: keeps the replicas together; optional for a single worker.
         callbacks: the callbacks of this worker, see `Callback`.
         prefetch_buffer: batches that a thread prepares ahead for this worker; 0 disables it.
-        data_on_device, shared: keep images on the GPU, and the data that workers of this process share, see
-            `Device.transfer`.
-        log_every: iterations between reports, the same on every worker; 0 disables them.
+        data_on_device, shared: see `Device.transfer`.
+        log_every: iterations between `on_log` events, the same on every worker; 0 disables them.
         run: the run that callbacks write to.
-        metrics: of evaluations, see `TrainingOptions`.
+        metrics: see `TrainingOptions`.
 
     Attributes:
         world, rank: the communicator of all workers, and the rank of this one. Callbacks that run on every rank may use
             `world` if all make the same calls.
-        model: this worker's replica of the network; in a pipeline the layers of its stage. `replica.whole` is the whole
-            network in this process; on rank 0 it is the user's model. In a pipeline it has all weights only on rank 0,
-            in `on_epoch_end` of an evaluated epoch and after the fit.
-        params, backend: this worker's weights and its backend. In `after_finish` and `on_diverged` a callback may
-            change the weights, identically on every rank; `params.publish` then copies them to the layers.
-        iteration, epoch, round: the position: completed rounds in total, completed epochs, and completed rounds of the
-            current epoch.
+        model: this worker's replica; in a pipeline the layers of its stage. `replica.whole` is the whole network; on
+            rank 0 it is the user's model. In a pipeline it has all weights only on rank 0, in `on_epoch_end` of an
+            evaluated epoch and after the fit.
+        params, backend: this worker's weights and backend. In `after_finish` and `on_diverged` a callback may change
+            the weights, identically on every rank. `params.publish` then copies them to the layers.
+        iteration, epoch, round: complete iterations and epochs, and complete iterations of the current epoch.
         plan: the beginning and the end of the fit.
-        data: `Loader.identity` of the last fit, or of the restored one; None if it is not known.
+        data: `Loader.identity` of the last or restored fit; None if unknown.
         statistics: counts and times of this worker.
-        evaluation: the evaluation of the last complete epoch, or of the weights that a callback chose at the end; None
-            if there is none.
+        evaluation: of the last complete epoch, or of weights that a callback restored at the end; None if there is
+            none.
         stopped: why the last fit ended early; None if it did not.
     """
 
@@ -129,7 +127,6 @@ class Trainer:
 
     @property
     def schedule(self) -> Schedule:
-        """The learning-rate schedule."""
         schedule: Schedule = self.replica.optimizer.learning_rate
         return schedule
 
@@ -138,12 +135,12 @@ class Trainer:
         return callback in self.callbacks.resuming
 
     def emit(self, event: str, *arguments: Any) -> None:
-        """Call the method with this name on every callback."""
+        """Call this method on every callback."""
         with self.statistics.clock.measure("callbacks", "callbacks"):
             self.callbacks.emit(event, self, *arguments)
 
     def stop(self, text: str = "stop() was called", reason: StopReason = StopReason.REQUEST) -> None:
-        """Request that all workers stop after the same round. Callable from any thread, callback or signal handler."""
+        """Stop all workers after the same iteration. Callable from any thread, callback or signal handler."""
         self.consensus.propose(Stop(StopReason(reason), text))
 
     # training -------------------------------------------------------------------------------------------------------
@@ -156,7 +153,7 @@ class Trainer:
 
         Raises:
             DivergedError: a loss or a gradient is not finite, detected before use (see `NonFinite`); or a weight is
-                not, detected in the next round or at the next average.
+                not, detected in the next iteration or averaging step.
         """
         for loader in filter(None, (fit.train, fit.evaluate_on)):
             check_same_data(loader, self.world)
@@ -166,7 +163,7 @@ class Trainer:
                 np.errstate(over="ignore", invalid="ignore", divide="ignore"),
                 self.feeds.of_fit(fit.train, fit.evaluate_on) as feed,
             ):
-                self.replica.begin(  # a GPU may ask for the batch of an earlier step that was not finite
+                self.replica.begin(  # a GPU may detect later that a step was not finite, and reload its batch
                     lambda iteration: self.feeds.reload(self.epoch, self.round + iteration - self.iteration)
                 )
                 self.synchronizer.begin(self.replica)
@@ -178,10 +175,9 @@ class Trainer:
                 self._finish(fit)
             self.emit("on_fit_end")
         finally:
-            self.consensus.request = self.plan.start = None  # these belong to one fit
+            self.consensus.request = self.plan.start = None
 
     def _begin(self, fit: Fit) -> None:
-        """Set where this fit starts and where it will end."""
         plan, replicas = self.plan, self.groups.replicas.size
         rounds, deal = fit.train.rounds(replicas), fit.train.deal(replicas)
         if deal != plan.deal:
@@ -198,9 +194,9 @@ class Trainer:
         self.stopped = None
 
     def _epoch(self, fit: Fit, feed: BatchFeed) -> None:
-        """Train one epoch, or the rest of it: its rounds, the average that ends it, its evaluation."""
+        """Train the rest of an epoch, then average and evaluate."""
         clock, replicas, where = self.statistics.clock, self.groups.replicas.size, "before the first batch"
-        self.evaluation = None  # the last one belongs to weights that are about to change
+        self.evaluation = None
         if self.round == 0:
             self.statistics.begin_epoch()
         try:
@@ -226,7 +222,7 @@ class Trainer:
             self._end_epoch(fit)
 
     def _round(self, batch: Batch | None) -> Average | None:
-        """Train one round: the same calls on every worker, with a batch or without one."""
+        """Train one iteration; every worker makes the same calls, with or without a batch."""
         replica, synchronizer, measure = self.replica, self.synchronizer, self.statistics.clock.measure
         with measure("compute", "forward and backward"):
             step = replica.gradient(batch)
@@ -243,7 +239,7 @@ class Trainer:
         return average
 
     def _after_round(self, average: Average | None) -> None:
-        """Call callbacks, report if one is due, and agree on whether to stop."""
+        """Call callbacks, log if due, and exchange stop requests."""
         if average is not None:
             self._averaged(average)
         self.world.check()
@@ -258,7 +254,7 @@ class Trainer:
                 bytes_sent=int(sent),
             )
             self.emit("on_log", report)
-        self.emit("on_iteration_end")  # last: a state taken here includes everything of this round
+        self.emit("on_iteration_end")  # last, so that a checkpoint saved here includes everything
         if self.consensus.due(self.iteration, averaged=average is not None):
             with self.statistics.clock.measure("averaging", "agreement"):
                 self.stopped = self.consensus.exchange()
@@ -266,11 +262,7 @@ class Trainer:
     # averages, and the ends of epochs and fits ------------------------------------------------------------------------
 
     def _average(self, moment: Moment) -> None:
-        """Let the synchronizer average at this moment. If it does not average, check the weights.
-
-        Raises:
-            DivergedError: the weights are not finite.
-        """
+        """Let the synchronizer average, or check the weights if it does not. DivergedError."""
         if moment == "fit":
             self.plan.averaged = True
         with self.statistics.clock.measure("averaging", "averaging of weights"):
@@ -286,7 +278,7 @@ class Trainer:
             self.replica.assemble()
 
     def _averaged(self, average: Average) -> None:
-        """After an average, agree on a loss scale, and keep the measurements for the next report."""
+        """Agree on a loss scale, and keep the measurements for the next report."""
         with self.statistics.clock.measure("averaging", "agreement"):
             if self.replica.scaler is not None:
                 self.replica.scaler.agree(self.groups.replicas)
@@ -294,7 +286,7 @@ class Trainer:
         self.statistics.averaged(average)
 
     def _end_epoch(self, fit: Fit) -> None:
-        """Average if the rules require it here, then evaluate the replicas if they are identical."""
+        """Average if due, and evaluate the replicas if they are identical."""
         last, rate = self.epoch == self.plan.epochs, self.schedule(self.iteration - 1)
         due = fit.evaluate_on is not None and (last or self.epoch % fit.evaluate_every == 0)
         self._average("fit" if last else "evaluation" if due else "epoch")
@@ -317,9 +309,9 @@ class Trainer:
         self.emit("on_epoch_end", record)
 
     def _finish(self, fit: Fit) -> None:
-        """Make the last average, let callbacks replace the weights, and gather the statistics of all workers.
+        """Average, let callbacks replace the weights, and gather statistics.
 
-        Replaced weights are evaluated, except after a signal, when time is short.
+        Replaced weights are evaluated again, except after a signal, when time is short.
         """
         if self.stopped and not self.plan.averaged:
             self.emit("on_stop")
@@ -340,7 +332,7 @@ class Trainer:
         self.statistics.spent = Spent.of(self.world.gather_numbers(*figures(self.statistics.clock)))
 
     def diverged(self, text: str) -> None:
-        """Notify callbacks that a value that is not finite ended the fit, on this or another worker.
+        """Notify callbacks that the fit diverged on this or another worker.
 
         Call it from the thread that called `fit`, after all workers have left it; workers can no longer communicate.
         """
@@ -355,7 +347,7 @@ class Trainer:
     def evaluate(self, loader: Loader, interrupted: Sequence[int] = ()) -> Evaluation:
         """Evaluate a data set in parallel, each worker on its own batches. The result is the same on all workers.
 
-        interrupted: not empty as soon as the rest is to be left out; stages of a pipeline complete it all the same.
+        interrupted: skip the remaining batches once this is not empty; pipeline stages still complete them.
         """
         classes, clock, where = loader.dataset.classes, self.statistics.clock, "loading a batch"
         loss = self.replica.whole.loss
@@ -386,11 +378,10 @@ class Trainer:
     # checkpoints ------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Return the state of this worker, from which training continues bit for bit. Call it after any round.
+        """Return everything needed to resume bit for bit: nested dictionaries of numbers and host arrays.
 
-        Nested dictionaries of numbers and of arrays on the host. It does not cause an average. No random generator
-        state is needed: the order of examples depends on seed and epoch, and random numbers of layers on seed, epoch,
-        sample, layer and place.
+        Call it after any iteration; it does not average. No RNG state is needed: the order of examples depends on seed
+        and epoch, and random numbers of layers on seed, epoch, sample, layer and position.
         """
         self.replica.complete()
         scaler = self.replica.scaler

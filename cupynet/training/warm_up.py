@@ -1,4 +1,4 @@
-"""The warm-up: a step on a copy of the replica compiles or loads all kernels before training."""
+"""Compile or load all kernels before training, by a step on a copy of the replica."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from cupynet.training.replica import Replica, moved
 def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None = None) -> float:
     """Compile or load every kernel that training needs; return the seconds, and count them in the replica's clock.
 
-    Args:
-        synchronizer: the replica's synchronizer, to warm up averages too. All workers must then call this.
+    synchronizer: also warms up averaging. All workers must then call this.
     """
     began, backend = time.perf_counter(), replica.backend
     backend.prepare()
@@ -25,7 +24,7 @@ def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None
     optimizer.learning_rate = copy.deepcopy(replica.optimizer.learning_rate)
     optimizer.learning_rate.begin_fit(0, 1, epoch=1, epochs=1)
     scratch = Replica(replica.model.replicate(backend), optimizer, replica.accumulation_steps)
-    with np.errstate(over="ignore", invalid="ignore"):  # not reported here: training detects values that are not finite
+    with np.errstate(over="ignore", invalid="ignore"):
         replica.rehearse(scratch, batch_size)
         for vector in scratch.params.vectors:
             moved(vector, vector)  # used at the end of a fit
@@ -38,7 +37,7 @@ def warm_up(replica: Replica, batch_size: int, synchronizer: Synchronizer | None
 
 
 def _average(replica: Replica, scratch: Replica, synchronizer: Synchronizer) -> None:
-    """Average the copies of all replicas and measure their distance. No traffic is counted."""
+    """Average the copies of all replicas and measure their distance, without counting traffic."""
     groups = replica.groups
     with groups.world.traffic.uncounted():
         groups.replicas.allreduce_mean([*synchronizer.shared(scratch), *scratch.params.running], 1.0)

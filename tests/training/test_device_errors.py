@@ -95,7 +95,9 @@ def test_no_memory_in_the_warm_up_names_what_to_lower() -> None:
         limit_pools([1], 1 << 18)
         with pytest.raises(DeviceError) as caught:
             made.warm_up(512)
-    assert all(part in str(caught.value) for part in ("device 1", "262.1 kB", "batch_size=512", "workers there: 2"))
+    assert all(
+        part in str(caught.value) for part in ("device 1", "262.1 kB", "batch_size=512", "workers on this device: 2")
+    )
     assert notes(caught.value) in ("worker 1", "worker 3") and caught.value.exit_code == 1
 
 

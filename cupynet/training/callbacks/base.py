@@ -1,4 +1,4 @@
-"""The base class of callbacks: the events of training, in their order."""
+"""The base class of callbacks."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FINAL_WEIGHTS = "the final weights"  # for `Callback.decides`
 class Callback:
     """Receives the events of training on rank 0, or on every worker if `every_rank` is True.
 
-    Rank 0 uses the object it was given; other workers use copies made before `start`. Events do nothing by default.
+    Rank 0 uses the given object; other workers use copies made before `start`. Events do nothing by default.
 
     Attributes:
         every_rank: True for a copy on every worker.
         last: True to receive each event after the other callbacks.
-        needs_validation: True to refuse a fit that does not evaluate held-out training images after each epoch.
+        needs_validation: True to require that each epoch is evaluated on validation images.
         decides: a decision that only one callback can make in a fit, such as `FINAL_WEIGHTS`; "" for most.
         unless: the argument that leaves this decision to another callback, for the message; "" if there is none.
         outside: arguments that always name a place outside the run's folder. A stored run cannot set them.
@@ -36,62 +36,61 @@ class Callback:
     outside: tuple[str, ...] = ()
 
     def check_path(self) -> None:
-        """Refuse a path argument that cannot be written, before data are loaded. OutputError."""
+        """Raise OutputError if a path argument cannot be written, before data are loaded."""
 
     def check_new(self) -> None:
-        """Before a new run, raise ConfigError if a path argument holds results of another run."""
+        """Raise ConfigError before a new run if a path argument holds results of another run."""
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
         """Called once for each trainer, when it is created. run: the folder for files; None if no files are written."""
 
     def check_fit(self, trainer: Trainer) -> None:
-        """Refuse a fit before kernels are compiled for it; not called if there is nothing to compile. ConfigError."""
+        """Raise ConfigError for an invalid fit, before kernels are compiled for it; not called if they are ready."""
 
     def on_fit_start(self, trainer: Trainer) -> None:
-        """Before the first iteration of a `fit`. It continues a restored fit if `trainer.resumes(self)` is true."""
+        """Called before the first iteration of a `fit`, which resumes a restored one if `trainer.resumes(self)` is
+        true.
+        """
 
     def on_iteration_end(self, trainer: Trainer) -> None:
-        """After each round: this replica's update, the average and the report, if there was one."""
+        """Called after each iteration, including its update, averaging step and `on_log`."""
 
     def on_log(self, trainer: Trainer, record: IterationRecord) -> None:
-        """Every `log_every` iterations."""
+        """Called every `log_every` iterations."""
 
     def on_epoch_end(self, trainer: Trainer, record: EpochRecord) -> None:
-        """After a complete epoch and its evaluation; not after an interrupted one."""
+        """Called after a complete epoch and its evaluation; not after an interrupted one."""
 
     def on_stop(self, trainer: Trainer) -> None:
-        """When a stop ends a fit early: after its last round, before its last average."""
+        """Called when a stop ends a fit early: after its last iteration, before its last averaging step."""
 
     def after_finish(self, trainer: Trainer) -> None:
-        """After the last average of a fit and the end of its last epoch, also after a stop.
+        """Called after the last averaging step of a fit and the end of its last epoch, also after a stop.
 
         Weights may be changed here, identically on every worker. They become the result and are evaluated again.
         """
 
     def on_fit_end(self, trainer: Trainer) -> None:
-        """At the end of a fit, also after a stop; not after an error."""
+        """Called at the end of a fit, also after a stop; not after an error."""
 
     def on_diverged(self, trainer: Trainer, text: str) -> None:
-        """After a fit that ended on a value that is not finite, on any worker; text: the error.
+        """Called after a fit that ended on a value that is not finite, on any worker; text: the error.
 
-        The last place to change weights. All workers have left the fit: nothing can be exchanged any more.
+        Weights may be changed here. All workers have left the fit, so they can no longer communicate.
         """
 
     def close(self) -> None:
-        """Release resources; also after an error, even one in `start`."""
+        """Release resources; also called after an error, even one in `start`."""
 
     def state(self) -> dict[str, Any]:
-        """Return the state that a checkpoint needs to continue exactly: numbers, strings and host arrays, by name.
-
-        Dictionaries may be nested.
-        """
+        """Return everything needed to resume exactly: numbers, strings and host arrays in (nested) dictionaries."""
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a `state`. If `trainer.resumes(self)` is true, the next fit continues the saved one."""
 
     def merge(self, states: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        """Return a common state for training that resumes with another number of replicas; None: each keeps its own.
+        """Return a common state to resume with another number of replicas; None: each keeps its own.
 
         states: the saved states of the replicas, in order.
         """

@@ -1,5 +1,3 @@
-"""The callback that writes checkpoints."""
-
 from __future__ import annotations
 
 import logging
@@ -28,21 +26,21 @@ log = logging.getLogger(__name__)
 class Checkpoint(Callback):
     """Writes checkpoints after epochs, at intervals, and when a stop ends a fit early.
 
-    Training continues from them bit for bit. A folder belongs to one run, because the callback removes old checkpoints:
-    it is locked during the run, and if it is outside the run's folder, it is marked with the run's identity.
+    Training resumes from them bit for bit. A folder belongs to one run, because old checkpoints are removed: it is
+    locked during the run, and outside the run's folder it is marked with the run's identity.
 
     Args:
         every_epochs: complete epochs between checkpoints.
         every_iterations: iterations between additional checkpoints; None for none.
         keep_last: number of newest checkpoints to keep.
         keep_every: keep every n-th checkpoint permanently; None for none.
-        best: also keep that of the best evaluated epoch by this figure, such as `accuracy` or `loss`, or one of the
-            `metrics`; None for none.
+        best: also keep the checkpoint of the best evaluated epoch by this figure, such as `accuracy` or `loss`, or one
+            of the `metrics`; None for none.
         path: the folder; by default `checkpoints` in the run's folder, the only place where `resume=` looks, or in the
             current folder.
 
     Raises:
-        ConfigError: an argument is not valid; or, when training begins, the folder belongs to another run.
+        ConfigError: an argument is invalid; or, when training begins, the folder belongs to another run.
     """
 
     every_rank = True
@@ -159,10 +157,10 @@ class Checkpoint(Callback):
 
 
 def _taken(folder: Path, *, in_python: bool = False) -> ConfigError:
-    remedies = "name another folder, or remove it"
+    remedies = "choose another folder, or remove it"
     if in_python:
         remedies = (
-            f"continue it with wrapper.restore({str(folder)!r}), or choose another folder, by Checkpoint(path=...) or "
-            "run=... of the wrapper"
+            f"resume it with wrapper.restore({str(folder)!r}), or choose another folder with Checkpoint(path=...) or "
+            "the wrapper's run=..."
         )
-    return ConfigError(f"holds the checkpoints of another run: {remedies}", "path", str(folder))
+    return ConfigError(f"contains checkpoints of another run. To fix this, {remedies}", "path", str(folder))

@@ -1,10 +1,8 @@
 """Early stopping: end a fit that no longer improves, and restore its best weights.
 
-Scores come from evaluations on validation images, which are the same on all workers. Each worker keeps a copy of its
-own weights after the best epoch, when all replicas are identical; a stage of a pipeline keeps its layers.
-
 See Prechelt, "Early stopping - but when?" (1998); the conditions are those of Deeplearning4j's
-EarlyStoppingConfiguration.
+EarlyStoppingConfiguration. Scores come from evaluations on validation images and are the same on all workers. Each
+worker keeps a copy of its weights after the best epoch, when all replicas are identical.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ class EarlyStoppingResult:
     Attributes:
         reason: the condition that ended the fit (`patience`, `best_score`, `max_epochs`, `max_time_s`, `max_score`,
             `invalid_score`); `epochs` if all epochs are complete; `stopped` by `stop` or a signal; `diverged`.
-        details: the same in words.
+        details: the reason in words.
         monitor: the monitored figure.
         scores: its value by evaluated epoch, counted from 1 over the whole training.
         best_epoch, best_score: of the best weights; None if no epoch had a finite score.
@@ -62,7 +60,7 @@ class EarlyStoppingResult:
         return f"{self.details}; best {self.monitor} {self.best_score:.4g} after epoch {self.best_epoch}, {restored}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON; a score that is not finite becomes None."""
+        """Return plain values for JSON; non-finite scores become None."""
         return for_json({**asdict(self), "scores": {str(epoch): score for epoch, score in self.scores.items()}})  # type: ignore[no-any-return]
 
 
@@ -92,7 +90,7 @@ class _State:
 
 
 class EarlyStopping(Callback):
-    """Ends a fit on all workers after the same round when a condition is met, then restores the best weights.
+    """Ends a fit on all workers after the same iteration when a condition is met, then restores the best weights.
 
     Each `fit` starts afresh, unless it continues a restored one. The best weights are also restored after a
     DivergedError, except in a pipeline. The optimizer's state is not restored. With `restore_best_weights` it cannot be
@@ -101,25 +99,22 @@ class EarlyStopping(Callback):
     Args:
         monitor: `loss`, `accuracy`, `top_n_accuracy`, `precision`, `recall` or `f1` of the validation images; for
             regression `loss`, `mean_absolute_error` or `r2`; or one of the `metrics`.
-        mode: which scores are better, `min` or `max`; `auto`: min for names with loss or error, max for the others.
+        mode: which scores are better, `min` or `max`; `auto`: min for names with loss or error, else max.
         patience: end after this many evaluations in a row without improvement; None for no limit.
         min_delta: an improvement must be larger than this.
-        best_score: end as soon as the score is at least this good; None for never.
+        best_score: end as soon as the score is at least this good; None for no limit.
         max_epochs: end after this many complete epochs of the fit; None for no limit.
-        max_time_s: end after this many seconds of the fit, evaluations and earlier processes included; None for no
+        max_time_s: end after this many seconds of the fit, including evaluations and earlier processes; None for no
             limit.
-        max_score: end if the training loss of a report is above this: the score of the last average, or of any one
+        max_score: end if the training loss of a report is above this: the score of the last averaging step, or of any
             replica if there is none; None for no limit.
         invalid_score: end if the score is NaN or infinite. Such a score is never the best.
-        restore_best_weights: give the model the best weights at the end of the fit.
+        restore_best_weights: restore the best weights at the end of the fit.
         restore_on_interrupt: restore them also after `stop` or a signal. False by default, because an interrupted fit
             can continue only from its last weights.
 
     Attributes:
         result: of the last fit; None before its end, and after an error other than DivergedError.
-
-    Raises:
-        ConfigError: an argument is not valid.
     """
 
     every_rank = True
@@ -169,7 +164,7 @@ class EarlyStopping(Callback):
 
     def on_iteration_end(self, trainer: Trainer) -> None:
         if self.max_time_s is not None and trainer.rank == 0 and self._elapsed_s() >= self.max_time_s:
-            self._end(trainer, f"max_time_s: {self.max_time_s:g} seconds are over")
+            self._end(trainer, f"max_time_s: {self.max_time_s:g} seconds have passed")
 
     def _elapsed_s(self) -> float:
         return self._now.spent_s + time.monotonic() - self._began
@@ -188,7 +183,6 @@ class EarlyStopping(Callback):
         self.on_iteration_end(trainer)
 
     def _compare(self, trainer: Trainer, epoch: int, score: float) -> None:
-        """Compare an epoch with earlier ones."""
         now = self._now
         now.scores[str(epoch)] = score
         now.waited += 1

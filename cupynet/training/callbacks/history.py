@@ -1,4 +1,4 @@
-"""The history of a run: a row for each report and each epoch, in history.jsonl and in memory."""
+"""The history of a run: one row per report and per epoch, in history.jsonl and in memory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ EPOCH = (
 
 
 class History(Callback):
-    """Appends to `history.jsonl`: one JSON object per report and per epoch, each flushed before training continues.
+    """Appends to `history.jsonl`: one JSON object per report and per epoch, flushed at once.
 
-    Args:
-        path: of the file; by default that of the run, or `history.jsonl` in the current folder.
+    path: the file; by default `history.jsonl` in the run's folder, or in the current folder.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
@@ -42,7 +41,7 @@ class History(Callback):
     def check_new(self) -> None:
         if self._path is not None and self._path.is_file() and self._path.stat().st_size:
             raise ConfigError(
-                "holds the history of another run: name another file, or remove it", "path", str(self._path)
+                "contains the history of another run. Choose another file, or remove it", "path", str(self._path)
             )
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
@@ -63,7 +62,7 @@ class History(Callback):
         return {"bytes": 0 if self._file is None else os.fstat(self._file.fileno()).st_size}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Remove the rows written after the state was saved: they will be written again."""
+        """Remove the rows written after the state was saved, because they will be written again."""
         size = int(state["bytes"])
         if size < 0:
             raise ValueError(f"bytes={size}")
@@ -82,7 +81,6 @@ class History(Callback):
 
 
 def _open(path: Path) -> TextIO:
-    """Open a file to append to it. OutputError."""
     if os.path.exists(path) and not os.path.isfile(path):  # False for invalid names
         raise OutputError(f"{path}: must be a plain file")
     try:
@@ -92,12 +90,12 @@ def _open(path: Path) -> TextIO:
 
 
 def iteration_row(record: IterationRecord) -> dict[str, Any]:
-    """Return an iteration record as a row of a history; a number that is not finite becomes None."""
+    """Return an iteration record as a row of a history; non-finite numbers become None."""
     return for_json({"kind": "report", **asdict(record)})  # type: ignore[no-any-return]
 
 
 def epoch_row(record: EpochRecord) -> dict[str, Any]:
-    """Return an epoch as a row of a history. `confusion`, whose rows are the actual class, only for few classes."""
+    """Return an epoch as a row of a history. `confusion` (rows: actual class) is included if there are few classes."""
     row: dict[str, Any] = {"kind": "epoch"} | {name: getattr(record, name) for name in EPOCH}
     if math.isnan(record.accuracy):  # regression
         del row["accuracy"]
@@ -111,11 +109,7 @@ def epoch_row(record: EpochRecord) -> dict[str, Any]:
 
 
 class Rows(Callback):
-    """Keeps the history in memory and in checkpoints, for `ParallelWrapper.history`.
-
-    Attributes:
-        kept: rows as `History` writes them.
-    """
+    """Keeps the rows of `History` in memory and in checkpoints, for `ParallelWrapper.history`."""
 
     def __init__(self) -> None:
         self.kept: list[dict[str, Any]] = []

@@ -1,6 +1,6 @@
-"""The memory pools of the GPUs during training: measured, and trimmed between epochs.
+"""GPU memory pools during training: measured, and trimmed between epochs.
 
-Freeing memory waits for all work of a device, and a device in a collective waits for another one. All workers therefore
+Freeing memory waits for all work of a device, and a device in a collective waits for the others. All workers therefore
 wait at a barrier before and after, and each frees the memory of its own device.
 """
 
@@ -58,7 +58,7 @@ class Pools(Callback):
         if self._leads:
             from cupynet.backend.cuda import gpus
 
-            first = self.processes or trainer.rank == 0  # a process has one pinned pool
+            first = self.processes or trainer.rank == 0  # each process has one pinned pool
             gpus.trim_pools([self.device], self.device_above, self.pinned_above if first else None)
         trainer.world.barrier()
 

@@ -1,5 +1,3 @@
-"""The callback that decides what to do about losses and gradients that are not finite."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -18,18 +16,14 @@ ACTIONS = ("stop", "skip")
 class NonFinite(Callback):
     """Stops training or skips the batch if a loss or a gradient is NaN or infinite.
 
-    Trainers without this callback use `stop`.
-
-    - `stop` ends the fit with a DivergedError that names the worker, the batch, its samples and the layer.
-    - `skip` leaves that batch out, on that worker alone, as if it had had none, and logs a warning. It ends the fit if
-      the weights themselves are not finite.
+    - `stop`, the default of trainers, ends the fit with a DivergedError that names the worker, the batch, its samples
+      and the layer.
+    - `skip` skips that batch on that worker and logs a warning. It ends the fit if the weights themselves are not
+      finite.
 
     Args:
         action: `stop` or `skip`.
-        max_skipped: maximum number of batches that a worker may leave out; one more ends the fit.
-
-    Raises:
-        ConfigError: an argument is not valid.
+        max_skipped: maximum number of batches that a worker may skip; one more ends the fit.
     """
 
     every_rank = True
@@ -40,11 +34,11 @@ class NonFinite(Callback):
         self.action = one_of("action", action, ACTIONS)
         self.max_skipped = integer("max_skipped", max_skipped, 1)
         self._skipped: list[tuple[int, int]] = []  # epoch and batch, of this worker
-        self._others = 0  # batches left out by other workers, as of the end of the last fit
+        self._others = 0  # batches skipped by other workers, as of the end of the last fit
 
     @property
     def left_out(self) -> int:
-        """Batches left out by all workers until the end of the last fit, plus those of this worker since then."""
+        """Batches skipped by all workers until the end of the last fit, plus those of this worker since then."""
         return self._others + len(self._skipped)
 
     def start(self, trainer: Trainer, run: Run | None) -> None:
@@ -56,7 +50,7 @@ class NonFinite(Callback):
         if self.action == "skip":
             own = np.array(self._skipped, np.int64).reshape(-1)
             every = np.concatenate(trainer.world.all_gather(own)).reshape(-1, 2)
-            # a batch left out by several stages counts once
+            # a batch skipped by several stages counts once
             self._others = len(np.unique(every, axis=0)) - len(self._skipped)
 
     def state(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A profile of training: a trace of the calls in some rounds, and a table of the slowest."""
+"""A profile of training: a trace of the calls in some iterations, and a table of the slowest."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ ROWS = 10  # of the printed table
 
 
 class Profile(Callback):
-    """Times the calls in some rounds of the first fit, and in evaluations between them, on every worker.
+    """Times the calls in some iterations of the first fit, and in evaluations between them, on every worker.
 
     After the fit it writes `trace.json`, for ui.perfetto.dev or chrome://tracing, with a track for each worker; and
-    `profile.json`, with the time of each call excluding the calls inside it. The slowest calls are printed. A fit that
-    fails writes nothing.
+    `profile.json`, with the time of each call excluding nested calls. The slowest calls are printed. A fit that fails
+    writes nothing.
 
-    A GPU is synchronized before and after each call, and captured graphs are launched operation by operation: timed
-    rounds are slower, on a GPU much slower. Results do not change.
+    A GPU is synchronized before and after each call, and captured graphs are launched operation by operation. Timed
+    iterations are slower, on a GPU much slower. Results do not change.
 
     Args:
-        rounds: number of timed rounds. A recorded call takes 100 bytes.
-        after: rounds before them; in a short fit at most a quarter of its rounds.
-        path: folder of both files; that of the run by default. Without a folder only the table is printed.
+        rounds: number of timed iterations. A recorded call takes 100 bytes.
+        after: iterations before them; in a short fit at most a quarter of its iterations.
+        path: folder of both files; by default the run's. Without a folder only the table is printed.
 
     Attributes:
         pieces: the content of `profile.json`, on rank 0 after the fit; see `table`.
@@ -108,7 +108,7 @@ class Profile(Callback):
                 write_json(self._folder / "profile.json", self.pieces)
                 files = f"details: profile.json and trace.json in {near(self._folder)}"
             except (OSError, OutputError) as error:
-                log.warning("the profile cannot be written: %s", one_line(error))
+                log.warning("cannot write the profile: %s", one_line(error))
         with contextlib.suppress(OSError, ValueError):  # stdout is full or closed
             print("\n".join(filter(None, [*lines(self.pieces), files])))
 
@@ -141,14 +141,13 @@ class Timer:
         clock.timer = self
 
     def end(self) -> None:
-        """Stop recording. Spans that are still open are not recorded."""
+        """Stop recording. Open spans are dropped."""
         self._inside, self._clock.timer = [], None
         while self._layers:
             del self._layers.pop().forward
 
     @contextlib.contextmanager
     def span(self, name: str, kind: str) -> Iterator[None]:
-        """Context that records a span."""
         self._wait()
         inside, began = self._inside, time.perf_counter_ns()
         inside.append(0)
@@ -177,7 +176,7 @@ class Timer:
 
 
 def trace(workers: list[Any]) -> dict[str, Any]:
-    """Return trace events as chrome://tracing and Perfetto read them: a thread for each worker, microseconds.
+    """Return the trace in Chrome's event format: a thread for each worker, times in microseconds.
 
     workers: name and spans of each, in rank order.
     """
@@ -192,12 +191,9 @@ def trace(workers: list[Any]) -> dict[str, Any]:
 
 
 def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
-    """Return `profile.json`: the calls of all workers by name and kind, those with the longest own time first.
+    """Return the content of `profile.json`: the calls of all workers, sorted by decreasing own time.
 
-    Args:
-        workers: see `trace`.
-        first: the first timed iteration.
-        rounds: number of timed rounds.
+    workers: see `trace`; first, rounds: the first timed iteration, and their number.
     """
     sums: dict[tuple[str, str], list[int]] = {}
     for _, spans in workers:
@@ -221,9 +217,9 @@ def table(workers: list[Any], first: int, rounds: int) -> dict[str, Any]:
 
 
 def lines(profile: dict[str, Any]) -> list[str]:
-    """Return the longest calls of `table` as lines of at most 80 characters."""
+    """Return the slowest calls of `table` as lines of at most 80 characters."""
     found = [
-        f"profile of {counted(profile['rounds'], 'round')}, from iteration {profile['first']} on",
+        f"profile of {counted(profile['rounds'], 'iteration')}, from iteration {profile['first']} on",
         f"{'':<36}{'calls':>8}{'total ms':>12}{'mean ms':>12}{'share':>9}",
     ]
     for piece in profile["pieces"][:ROWS]:

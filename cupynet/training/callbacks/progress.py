@@ -30,14 +30,13 @@ WIDTH = 80 - len("[12:30:05] ")  # of the line of an epoch, after the time in th
 
 
 class Progress(Callback):
-    """Shows one line per epoch, and on a terminal a bar over the rounds of the current epoch below them.
+    """Shows one line per epoch, and on a terminal a progress bar of the current epoch.
 
-    The lines are log records of level INFO; if nothing handles such records, as in a notebook, they are printed. If the
-    bar cannot be drawn, a warning is logged, and only lines are shown.
+    Lines are log records of level INFO; if nothing handles them, as in a notebook, they are printed. If the bar cannot
+    be drawn, a warning is logged, and only lines are shown.
 
-    Args:
-        style: `bar`; `lines` without a bar; `none`, lines in the log alone; or `auto`: `bar` on a terminal that can
-            draw one (not if `TERM` is `dumb`), else `lines`.
+    style: `bar`; `lines` without a bar; `none`, lines in the log alone; or `auto`: `bar` on a terminal that can draw
+    one (not if `TERM` is `dumb`), else `lines`.
     """
 
     def __init__(self, style: str = "auto") -> None:
@@ -129,17 +128,14 @@ class Progress(Callback):
 
 
 class _Screen(Console):
-    """A console whose errors are raised."""
+    """A console that raises its errors."""
 
     def on_broken_pipe(self) -> None:  # by default rich ends the process
         raise BrokenPipeError("broken pipe")
 
 
 def say(logger: logging.Logger, text: str, *, printed: bool) -> None:
-    """Log a line at level INFO, or print it if no handler would show it, as in a notebook.
-
-    printed: False to never print it.
-    """
+    """Log a line at level INFO, or, if `printed`, print it when no handler would show it, as in a notebook."""
     if logger.isEnabledFor(logging.INFO) and logger.hasHandlers():
         logger.info("%s", text)
     elif printed:
@@ -161,12 +157,10 @@ def describe(record: EpochRecord, epochs: int) -> str:
 
 
 def _evaluated(record: EpochRecord) -> list[str]:
-    """Return the figures of the evaluation, if there was one."""
     main, *more = [""] if record.evaluation is None else record.evaluation.brief()
     return [f"{record.split} {main}", *more] if main else []
 
 
 def _trained(record: IterationRecord | EpochRecord) -> list[str]:
-    """Return the loss and the accuracy of training, if they are known."""
     loss, accuracy = f"loss {record.loss:.4g}", f"accuracy {percent(record.accuracy)}"
     return [text for text, value in ((loss, record.loss), (accuracy, record.accuracy)) if not math.isnan(value)]

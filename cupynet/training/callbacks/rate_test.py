@@ -1,7 +1,4 @@
-"""The learning-rate range test (Smith 2017, "Cyclical learning rates"): the rate grows at each iteration.
-
-It uses the same workers, dtype, optimizer and averaging as training, on a copy of the model.
-"""
+"""Learning-rate range test (Smith 2017, "Cyclical learning rates"): the rate grows at each iteration."""
 
 from __future__ import annotations
 
@@ -21,15 +18,15 @@ from cupynet.training.fit import Examples, loader_of
 from cupynet.training.parallel_wrapper import ParallelWrapper
 from cupynet.training.trainer import Trainer
 
-SMOOTHING = 0.95  # the decay of the exponential mean over 200 iterations; less over fewer
-EXPLODED = 4.0  # times the least smoothed loss: fastai's rule
-BELOW = 10.0  # suggest the rate at the least loss divided by this: there the loss still falls
-FALLEN = 0.01  # the least relative fall of the loss that counts
-LEAST = 10  # iterations of a test
+SMOOTHING = 0.95  # decay of the moving average over 200 iterations; less over fewer
+EXPLODED = 4.0  # times the lowest smoothed loss (fastai's rule)
+BELOW = 10.0  # suggest the rate at the lowest loss divided by this: there the loss still falls
+FALLEN = 0.01  # minimum relative decrease of the loss
+LEAST = 10  # minimum number of iterations
 
 
 class RateTest(Callback):
-    """A range test. A callback of the wrapper that trains, which reports after every iteration.
+    """A learning-rate range test, as a callback of a wrapper with `log_every=1`.
 
     Args:
         lowest, highest: the first and the last rate.
@@ -59,10 +56,10 @@ class RateTest(Callback):
             except CupynetError as error:
                 if error.exit_code != DivergedError.exit_code or not self.losses:
                     raise
-                self.ended = f"at a rate of {self._schedule(len(self.losses)):.3g} a value was not finite"
+                self.ended = f"training diverged at a rate of {self._schedule(len(self.losses)):.3g}"
 
     def optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """Return an optimizer with the rates of the test."""
+        """Return a copy of the optimizer with the rates of the test."""
         optimizer = copy.copy(optimizer)
         optimizer.learning_rate = self._schedule
         return optimizer
@@ -82,12 +79,12 @@ class RateTest(Callback):
 
     @property
     def rates(self) -> list[float]:
-        """The learning rates, growing."""
+        """The learning rates, increasing."""
         return [self._schedule(iteration) for iteration in range(len(self.losses))]
 
     @property
     def smoothed(self) -> list[float]:
-        """The exponential means of the losses, corrected for bias."""
+        """The exponential moving average of the losses, with bias correction."""
         keep = SMOOTHING ** (200 / self.planned)
         mean, found = 0.0, []
         for count, loss in enumerate(self.losses, 1):
@@ -97,7 +94,7 @@ class RateTest(Callback):
 
     @property
     def suggestion(self) -> float | None:
-        """The rate to train with, or the peak of a schedule: a tenth of that at the least loss (fastai's rule).
+        """The suggested learning rate, or peak of a schedule: a tenth of the rate at the lowest loss (fastai's rule).
 
         None if the loss never fell, or if too few rates were tested.
         """
@@ -121,7 +118,7 @@ def find_rate(
     optimizer: Optimizer | None = None,
     **wrapper: Any,
 ) -> RateTest:
-    """Test increasing learning rates on a copy of a model, to find one for training.
+    """Test increasing learning rates on a copy of a model, with the same workers and averaging as in training.
 
         from cupynet.training import find_rate
 
@@ -130,15 +127,11 @@ def find_rate(
 
     Args:
         model: is not changed.
-        data: as for `ParallelWrapper.fit`.
+        data, batch_size: as for `ParallelWrapper.fit`.
         lowest, highest: the first and the last rate.
         iterations: the number of rates.
-        batch_size: see `ParallelWrapper.fit`.
-        optimizer: Nesterov(0.01, 0.9) by default. Its own rate, or schedule, is not used.
+        optimizer: Nesterov(0.01, 0.9) by default. Its own learning rate or schedule is not used.
         wrapper: other arguments of `ParallelWrapper`.
-
-    Raises:
-        ConfigError: an argument is not valid.
     """
     optimizer = Nesterov(0.01, 0.9) if optimizer is None else instance("optimizer", optimizer, Optimizer, "Adam(0.001)")
     loader = loader_of(data, batch_size, model, model.pixels)

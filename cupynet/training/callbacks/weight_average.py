@@ -23,25 +23,22 @@ class WeightAverage(Callback):
 
     Buffers, such as running statistics, are averaged too; `recompute_statistics` recomputes those of `BatchNorm`.
     Training itself does not change: epochs are evaluated with the trained weights. The mean over all replicas is the
-    result, which is evaluated again and saved. A further fit starts from it with a new mean, while the optimizer's
-    state stays that of the last weights. EarlyStopping can end the fit if it has `restore_best_weights=False`.
+    result, which is evaluated again and saved. Another fit starts from it with a new mean, but with the optimizer state
+    of the last weights. To combine it with EarlyStopping, set `restore_best_weights=False` there.
 
     Args:
-        decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential mean;
-            Polyak & Juditsky 1992). After n additions, at most (1 + n) / (10 + n) is kept, as in TensorFlow:
-            otherwise the random initial weights would dominate the mean of a short fit. None: all weights count
-            equally (stochastic weight averaging, Izmailov et al. 2018).
+        decay: the fraction of the mean that is kept when weights are added, such as 0.999 (an exponential moving
+            average; Polyak & Juditsky 1992). After n additions, at most (1 + n) / (10 + n) is kept, as in TensorFlow,
+            so that the initial weights do not dominate the mean of a short fit. None: all weights count equally
+            (stochastic weight averaging, Izmailov et al. 2018).
         unit: of `interval` and `start_after`, `iteration` or `epoch`.
         interval: add the weights every n iterations or epochs.
         start_after: number of iterations or epochs of the fit before averaging begins.
-        on_interrupt: use the mean also after `stop` or a signal. False by default, because an interrupted fit can be
-            continued only with the weights that it had.
+        on_interrupt: use the mean also after `stop` or a signal. False by default, because an interrupted fit can
+            continue only from its last weights.
 
     Attributes:
-        added: how often weights were added in this fit.
-
-    Raises:
-        ConfigError: an argument is not valid.
+        added: number of additions in this fit.
     """
 
     every_rank = True
@@ -55,7 +52,7 @@ class WeightAverage(Callback):
         start_after: int = 0,
         on_interrupt: bool = False,
     ) -> None:
-        null = ", or null for a mean in which all count alike"
+        null = ", or null for equal weights"
         self.decay = None if decay is None else number("WeightAverage decay", decay, above=0, below=1, also=null)
         self.unit = one_of("WeightAverage unit", unit, ("iteration", "epoch"))
         self.interval = integer("WeightAverage interval", interval, 1)
@@ -109,7 +106,7 @@ class WeightAverage(Callback):
         if not self.added:
             if trainer.rank == 0:
                 log.warning(
-                    "WeightAverage: nothing was averaged: lower start_after=%d or interval=%d",
+                    "WeightAverage: nothing was averaged. Lower start_after=%d or interval=%d",
                     self.start_after,
                     self.interval,
                 )
@@ -120,7 +117,7 @@ class WeightAverage(Callback):
                 vector[...] = mean
         self._params.publish()
         if trainer.rank == 0:
-            log.info("the weights are the mean of those after %d %ss", self.added, self.unit)
+            log.info("the final weights are the mean over %d %ss", self.added, self.unit)
 
     def state(self) -> dict[str, Any]:
         means = {kind: copies(self._backend, views) for kind, views in self._views()} if self.added else {}

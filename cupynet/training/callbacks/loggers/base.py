@@ -37,7 +37,7 @@ RESULTS = (
 class Logger(Callback):
     """Logs figures with another package, on rank 0. A subclass implements `_begin`, `_write` and `_end`.
 
-    If one of them fails, a warning says so once, and nothing more is logged. Nothing is opened before the first fit.
+    If one of them fails, a warning is logged once, and logging is disabled. Nothing is opened before the first fit.
 
     Attributes:
         package, extra: the package that writes, and the extra of cupynet that installs it.
@@ -64,12 +64,7 @@ class Logger(Callback):
     # implemented by subclasses --------------------------------------------------------------------------------------
 
     def _begin(self, hyperparameters: dict[str, Any], iteration: int) -> None:
-        """Open the log.
-
-        Args:
-            hyperparameters: see `hyperparameters`.
-            iteration: the iteration of the resumed checkpoint; 0 for a new run.
-        """
+        """Open the log. iteration: the iteration of the resumed checkpoint; 0 for a new run."""
         raise NotImplementedError
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
@@ -104,7 +99,7 @@ class Logger(Callback):
         self._status = "killed" if killed else "finished"
 
     def close(self) -> None:
-        """End the log with the results of summary.json, if there is one."""
+        """Close the log with the results of summary.json, if there is one."""
         if not self._open:
             return
         self._open = False
@@ -131,7 +126,6 @@ class Logger(Callback):
             self._attempt(self._write, iteration, finite)
 
     def _attempt(self, work: Callable[..., None], *arguments: Any) -> None:
-        """Call a method, unless an earlier call has failed."""
         if self._failed:
             return
         try:
@@ -142,7 +136,6 @@ class Logger(Callback):
             log.warning("%s failed and is disabled (%s: %s)", kind, type(error).__name__, one_line(error))
 
     def _files(self) -> list[Path]:
-        """Return the files of the run that may be uploaded."""
         run = self._run
         paths = () if run is None else (run.summary_path, run.weights_path, run.history_path)
         return [path for path in paths if path.is_file()]
@@ -165,6 +158,6 @@ def of_epoch(record: EpochRecord) -> dict[str, float]:
 
 
 def hyperparameters(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by dotted keys: numbers, bools and strings as they are, others as JSON."""
+    """Return nested settings by dotted keys: numbers, bools and strings unchanged, others as JSON."""
     plain = (bool, int, float, str)
     return {key: value if isinstance(value, plain) else json.dumps(value) for key, value in flat(settings).items()}

@@ -19,20 +19,20 @@ from cupynet.training.events import EpochRecord
 from cupynet.training.trainer import Trainer
 
 EVERY_S = 5.0  # between two writes
-CREATED_S = 60.0  # a job waits at most this long for the tables that others create
-# if a server does not answer, MLflow by default retries for 15 minutes, longer than workers wait for rank 0
+CREATED_S = 60.0  # how long to wait while another job creates the tables
+# by default MLflow retries for 15 minutes, longer than workers wait for rank 0
 PATIENCE = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 MAX_METRICS, MAX_PARAMS, MAX_TEXT = 1000, 100, 6000  # limits of MLflow
 
 
 class MLflow(Logger):
-    """Hyperparameters, figures by iteration, and results as a run of MLflow. A resumed run continues it.
+    """Logs hyperparameters, figures by iteration, and results as an MLflow run. A resumed run continues it.
 
     Args:
         uri: the tracking URI; by default the environment variable MLFLOW_TRACKING_URI, else `sqlite:///mlflow.db`, a
             file in the current folder.
         experiment: the name of the experiment.
-        name: of the run; that of its folder by default.
+        name: the name of the run; by default that of its folder.
         artifacts: also upload weights, summary and history.
     """
 
@@ -61,12 +61,12 @@ class MLflow(Logger):
                 path = Path(uri.removeprefix("sqlite:///"))
                 with path.open("ab"):  # fail at once: MLflow would retry for minutes
                     pass
-                # MLflow fails if several processes create the tables of a file together
+                # MLflow fails if several processes create the tables at the same time
                 locked.enter_context(exclusive(path.with_name(f".{path.name}.lock"), CREATED_S))
             self._create(uri, hyperparameters)
 
     def _create(self, uri: str, hyperparameters: dict[str, Any]) -> None:
-        """Create the run, or continue the one that `identity` names."""
+        """Create the run, or continue the run with id `identity`."""
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient

@@ -15,12 +15,11 @@ from cupynet.training.callbacks.loggers.base import Logger
 
 
 class TensorBoard(Logger):
-    """Scalars and hyperparameters for TensorBoard: `tensorboard --logdir outputs` shows all runs.
+    """Logs scalars and hyperparameters for TensorBoard: `tensorboard --logdir outputs` shows all runs.
 
     A resumed run continues in the same folder; TensorBoard ignores events after the checkpoint.
 
-    Args:
-        path: the folder of event files; by default `tensorboard` in the run's folder, or in the current one.
+    path: the folder of event files; by default `tensorboard` in the run's folder, or in the current one.
     """
 
     package, extra = "tensorboardX", "tensorboard"

@@ -1,5 +1,3 @@
-"""Runs for Weights & Biases: online, or in a file in the run's folder, which `wandb sync` uploads."""
-
 from __future__ import annotations
 
 import logging
@@ -14,13 +12,13 @@ log = logging.getLogger(__name__)
 
 
 class WandB(Logger):
-    """Hyperparameters, figures by iteration, and results as a run of Weights & Biases. A resumed run keeps its id.
+    """Logs hyperparameters, figures by iteration, and results as a run of Weights & Biases. A resumed run keeps its id.
 
     Args:
         project: the name of the project.
-        name: of the run; that of its folder by default.
+        name: the name of the run; by default that of its folder.
         mode: `offline`, a file for `wandb sync`; or `online`, uploaded during training, after `wandb login`.
-        path: the folder for its files; by default that of the run, or the current one.
+        path: the folder for its files; by default the run's, or the current one.
         artifacts: also upload weights, summary and history.
     """
 
@@ -46,7 +44,7 @@ class WandB(Logger):
         folder = self.path or self.folder or Path()
         mode: Any = self.mode
         if mode == "online" and not wandb.api.api_key:
-            log.warning("WandB: not logged in (`wandb login`): the run stays in %s; `wandb sync` uploads it", folder)
+            log.warning("WandB: not logged in. The run stays in %s; upload it with `wandb sync`", folder)
             mode = "offline"
         folder.mkdir(parents=True, exist_ok=True)
         self._wandb = wandb.init(
@@ -63,7 +61,7 @@ class WandB(Logger):
             ),
         )
         self.identity = self._wandb.id
-        self._wandb.define_metric("*", step_metric="iteration")  # its own steps must never go back
+        self._wandb.define_metric("*", step_metric="iteration")  # WandB's own steps must never decrease
 
     def _write(self, iteration: int, figures: dict[str, float]) -> None:
         self._wandb.log({"iteration": iteration, **figures})
